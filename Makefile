@@ -10,6 +10,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
+PYTHONS ?= 3.10 3.13
 JOBS ?= 3
 CORES ?= 2
 PARTS := rules queues brokers spark
@@ -31,7 +32,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --
 	--no-emit-index-url --no-header
 
 SEEDS ?= 0..999
-.PHONY: help demo sim check test test-faults mutants lint format types imports sizes bench lock clean
+.PHONY: help demo sim chromium check test test-faults mutants lint format types imports sizes bench lock docs dist clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -49,6 +50,7 @@ check: lint ## lint, and the tests that need no JVM: rules, wire formats, simula
 test: JOBS := $(if $(filter file,$(origin JOBS)),6,$(JOBS))
 test: lint ## lint, then all tests but the fault suite
 	@tools/check_machine java
+	@test "$(CI)" != true || test -e /usr/bin/chromium || $(MAKE) --no-print-directory chromium
 	@$(COMPILE)
 	@$(COLLECT)
 	$(BIN)/python -m pytest -m "not faults" -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
@@ -64,6 +66,10 @@ test-faults-%: $(VENV)/.installed
 	$(if $(FAULTS_$*),,$(error PART is one or more of $(PARTS)))
 	$(BIN)/python -m pytest -m faults -n $(JOBS) $(if $(filter rules,$*),,--dist loadfile) \
 		$(FAULTS_$*) $(PYTEST_ARGS) || test $$? = $(NONE)
+
+chromium: ## Debian's browser for the tests of the pages, by apt
+	apt-get update --quiet=2
+	apt-get install --quiet=2 --yes --no-install-recommends chromium
 
 sim: $(VENV)/.installed ## seeds of the simulator: SEEDS=A..B
 	$(BIN)/python -m kafkamq.testing.simulation $(SEEDS) $(ARGS)
@@ -103,6 +109,14 @@ lock: $(VENV)/.uv ## resolve the locks in requirements/ again
 	$(UV_COMPILE) pyproject.toml --extra all --output-file requirements/runtime.txt
 	$(UV_COMPILE) pyproject.toml --extra dev --output-file requirements/dev.txt \
 		--constraint requirements/runtime.txt
+	$(UV_COMPILE) --group docs --output-file requirements/docs.txt
+
+docs: $(VENV)/.docs ## the documents as a site in build/site; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/mkdocs build --strict
+
+dist: $(VENV)/.uv ## wheel and sdist in dist/, checked on PYTHONS="3.10 3.13" (versions or interpreters)
+	@tools/check_machine java
+	@$(BIN)/python tools/check_distributions.py $(PYTHONS)
 
 clean: ## remove .venv, caches and built packages
 	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
@@ -119,6 +133,13 @@ $(VENV)/.uv: requirements/bootstrap.txt
 
 $(VENV)/.locked: requirements/dev.txt $(VENV)/.uv
 	@$(UV_INSTALL) --require-hashes --requirement requirements/dev.txt
+	@touch $@
+
+# The site's own: tests need none of it.
+$(VENV)/.docs: requirements/docs.txt $(VENV)/.uv
+	@$(BIN)/uv venv --quiet --clear $(VENV)/docs
+	@$(BIN)/uv pip install --quiet --python $(VENV)/docs/bin/python --require-hashes \
+		--requirement requirements/docs.txt
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml $(VENV)/.locked

@@ -67,7 +67,7 @@ def _worker(topics: dict[str, str], queue_id: str, **options: Any) -> Iterator[C
 
 def hand_out(topics: dict[str, str], count: int, batch: int, **options: Any) -> float:
     """``receive_many`` and ``ack``: messages per second."""
-    options = {"batch_markers": True, "max_in_flight": 2 * batch, **options}
+    options = {"batch_markers": True, "max_in_flight": 10 * batch, **options}
     with _worker(topics, "work", **options) as consumer:
         for message in _first(consumer, batch):
             message.ack()

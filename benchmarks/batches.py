@@ -132,6 +132,13 @@ class Table:
         ours = self.ours("hand_out", exactly_once=True, **wanted)
         yield self.paired(name, ours, self.ours("floor_transactions", **wanted), 0.5)
 
+    def at_most_once(self) -> Iterator[Row]:
+        """Committed before it is handed out, and nothing else."""
+        wanted = {"topics": self.full, "count": self.messages - 4000, "batch": 1000}
+        ours = self.ours("hand_out", delivery="at-most-once", **wanted)
+        name = "at most once beside at least once, receive_many(1,000) + ack"
+        yield self.paired(name, ours, self.ours("hand_out", **wanted), 0.9)
+
     def folds(self) -> Iterator[Row]:
         """START + ACK decoded and folded."""
         for run, goal in ((1000, 100), (10, 8)):
@@ -281,6 +288,7 @@ def main() -> int:
             table.beside_kmq,
             table.one_by_one,
             table.exactly_once,
+            table.at_most_once,
             table.folds,
             table.memory,
             table.marker_bytes,

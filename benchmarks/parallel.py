@@ -6,6 +6,8 @@ Each value is the time in microseconds that its record's handler sleeps. Rounds 
 peer alternate; a figure is the median of messages a second from the first record polled to the last
 one processed. The peer's rounds begin with a row that does not count, as its JVM has to warm up.
 Rows that the same sleeps bound on both sides are ties; all-distinct keys flatter every system.
+Rows "auto beside the best fixed setting" are those of ``auto_rows``: the peer is the best of some
+fixed settings; they come with coroutines, and with threads where the name says so.
 Rows of "100 at once" with many keys come four times: with threads and with coroutines in one
 process, and with both in two processes, which begin before the first record is polled.
 
@@ -38,6 +40,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, count
 from typing import Any
 
+from benchmarks.auto_rows import AutoCase, auto_rows
 from benchmarks.broker import broker_at
 from benchmarks.java_peer import build_peer
 from benchmarks.load import LoadProducer
@@ -149,6 +152,33 @@ def cases() -> list[Case]:
     found.append(Case("no work, one key, KEY", one, "key", 16, goal=100_000, has_peer=False))
     found.append(Case("no work, one key, 10,000 messages, KEY", Load(10_000, 1), "key", 16))
     return [way for case in found for way in (case, *(case.variants() if case.is_variant else ()))]
+
+
+_AUTO_MESSAGES = {1: 5_000, 2: 10_000, 5: 25_000, 10: 50_000, 20: 80_000, 50: 200_000}
+
+
+def auto_cases() -> list[tuple[Load, AutoCase]]:
+    """The same loads, for as long as it takes to find a limit."""
+    loads = [
+        (f"0-5 ms, {keys} keys, KEY", Load(_AUTO_MESSAGES.get(keys, 400_000), keys, 5000), "key")
+        for keys in KEY_COUNTS
+    ]
+    many = Load(400_000, 1000, 5000)
+    loads.append(("0-5 ms, UNORDERED", many, "unordered"))
+    loads.append(("0-5 ms, PARTITION", Load(5_000, 1, 5000), "partition"))
+    for kind, is_zipf in (("even", False), ("Zipf", True)):
+        load = Load(1_000_000, 1000, 100, is_fixed=True, is_zipf=is_zipf)
+        loads.append((f"100 us, 1000 keys {kind}, KEY", load, "key"))
+    loads.append(("no work, 10,000 keys, KEY", Load(1_000_000, 10_000), "key"))
+    loads.append(("no work, UNORDERED", Load(1_000_000, 10_000), "unordered"))
+    found = [
+        (load, AutoCase(name, load.topic, load.messages, ordering, handle_async))
+        for name, load, ordering in loads
+    ]
+    for where, processes in (("threads", 0), ("2 processes of threads", 2)):
+        name = f"0-5 ms, 1000 keys, KEY, {where}"
+        found.append((many, AutoCase(name, many.topic, many.messages, "key", handle, processes)))
+    return found
 
 
 def fill(servers: str, load: Load) -> None:
@@ -312,12 +342,13 @@ def main() -> int:
         return 0
     wanted = args.rows.split("|")
     chosen = [case for case in cases() if any(text in case.name for text in wanted)]
-    classpath = "" if args.no_peer else build_peer("parallel-consumer", "Bench")
+    auto = [each for each in auto_cases() if any(text in each[1].row for text in wanted)]
+    classpath = "" if args.no_peer or not chosen else build_peer("parallel-consumer", "Bench")
     ours: dict[str, list[Result]] = {case.name: [] for case in chosen}
     peer: dict[str, list[Result]] = {case.name: [] for case in chosen}
     with broker_at(args.bootstrap_servers) as servers:
-        for case in chosen:
-            fill(servers, case.load)
+        for load in (*(case.load for case in chosen), *(load for load, _ in auto)):
+            fill(servers, load)
         for _ in range(args.rounds):
             paired = [case for case in chosen if case.has_peer and not case.same_as]
             if classpath and paired:
@@ -325,7 +356,8 @@ def main() -> int:
                     peer[case.name].append(result)
             for case, result in zip(chosen, run_ours_apart(servers, chosen), strict=True):
                 ours[case.name].append(result)
-    rows = [
+        rows = auto_rows(servers, [case for _, case in auto], args.rounds)
+    rows[:0] = [
         row
         for case in chosen
         for row in rows_of(case, ours[case.name], peer.get(case.same_as or case.name, []))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from urllib.parse import quote, urlsplit
 
@@ -55,7 +56,8 @@ def enrichment(service: Service, results: str):
 
 
 def main() -> None:
-    """Runs until it is interrupted."""
+    """Runs until Ctrl-C or SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     servers, orders, results, url = sys.argv[1:5]
     with ParallelConsumer(
         orders,

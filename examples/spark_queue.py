@@ -9,6 +9,7 @@ again: readers of the output that are `read_committed` see each result once.
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 
 from kafkamq import Nack, Reject
@@ -29,7 +30,7 @@ async def deliver(message: StreamMessage) -> bytes | Nack | Reject:
 
 
 def main() -> None:
-    """Runs until it is interrupted."""
+    """Runs until Ctrl-C or SIGTERM."""
     servers, namespace, queue_id, topic, checkpoint = sys.argv[1:6]
     spark = build_session(app_name=f"queue {queue_id}", master="local[*]")
     register(spark, ServiceConfig(bootstrap_servers=servers, namespace=namespace))
@@ -44,6 +45,7 @@ def main() -> None:
         done.result.alias("value"),
     )
     query = ack(rows, checkpoint=checkpoint, topic=topic)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         query.wait()
     except KeyboardInterrupt:

@@ -19,17 +19,19 @@ if TYPE_CHECKING:
         FencedError,
         KafkaMQError,
         LeaseLostError,
+        SchemaRegistryError,
         StateError,
         WireError,
     )
     from kafkamq.parallel.consumer import ParallelConsumer
     from kafkamq.parallel.record import ParallelRecord
-    from kafkamq.parallel.results import OutgoingRecord
+    from kafkamq.parallel.results import OutgoingRecord, Produced
     from kafkamq.queue.consumer import Consumer
     from kafkamq.queue.delivery import Delivery
     from kafkamq.queue.message import Message
     from kafkamq.queue.producer import Producer
     from kafkamq.queue.queue import Queue
+    from kafkamq.queue.schemas.registry import SchemaRegistry
     from kafkamq.queue.service import Service
     from kafkamq.runtime.telemetry import trace_headers
     from kafkamq.runtime.worker import Worker
@@ -54,6 +56,8 @@ __all__ = [
     "ParallelConsumer",
     "ParallelRecord",
     "OutgoingRecord",
+    "Produced",
+    "SchemaRegistry",
     "trace_headers",
     "Ack",
     "Nack",
@@ -68,6 +72,7 @@ __all__ = [
     "StateError",
     "WireError",
     "LeaseLostError",
+    "SchemaRegistryError",
     "DeadlineExceededError",
     "BrokerError",
     "FencedError",
@@ -75,7 +80,7 @@ __all__ = [
     "__version__",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "kafkamq.config": ("Backoff",),
@@ -87,6 +92,7 @@ _HOMES = {
         "FencedError",
         "KafkaMQError",
         "LeaseLostError",
+        "SchemaRegistryError",
         "StateError",
         "WireError",
     ),
@@ -95,10 +101,11 @@ _HOMES = {
     "kafkamq.queue.message": ("Message",),
     "kafkamq.queue.producer": ("Producer",),
     "kafkamq.queue.queue": ("Queue",),
+    "kafkamq.queue.schemas.registry": ("SchemaRegistry",),
     "kafkamq.queue.service": ("Service",),
     "kafkamq.runtime.worker": ("Worker",),
     "kafkamq.runtime.telemetry": ("trace_headers",),
-    "kafkamq.parallel.results": ("OutgoingRecord",),
+    "kafkamq.parallel.results": ("OutgoingRecord", "Produced"),
     "kafkamq.parallel.consumer": ("ParallelConsumer",),
     "kafkamq.parallel.record": ("ParallelRecord",),
     "kafkamq.types": (

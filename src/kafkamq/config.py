@@ -196,9 +196,10 @@ class QueueConfig:
     max_inline_payload_bytes: int = 65_536  # larger ones are STARTed by reference (R11)
     on_data_loss: str = "raise"  # or "skip"
     exactly_once: bool = False
+    delivery: str = "at-least-once"  # or "at-most-once": committed before it is handed out
     batch_markers: bool = True  # markers of many messages in one record (R28-R30)
     backend: Backend = Backend.MARKERS
-    topic: str = ""  # of the other backends: NS.q.QUEUE_ID, or one that exists
+    topic: str = ""  # of markers: one that exists, or the namespace's; else one of its own
     group_id: str = ""  # group.id; empty: one by namespace and queue
     null_keys: str = "parallel"  # or "serial": of offsets, by key, messages without one
 
@@ -239,17 +240,21 @@ class QueueConfig:
         for name, allowed in (
             ("on_data_loss", ("raise", "skip")),
             ("null_keys", ("parallel", "serial")),
+            ("delivery", ("at-least-once", "at-most-once")),
         ):
             value = getattr(self, name)
             _require(value in allowed, name, value, f"{allowed[0]!r} or {allowed[1]!r}")
+        once = self.exactly_once and self.is_at_most_once
+        _require(not once, "exactly_once", True, "False with delivery='at-most-once'")
         self._require_place()
 
+    @property
+    def is_at_most_once(self) -> bool:
+        """Whether what is handed out counts as acknowledged before that."""
+        return self.delivery == "at-most-once"
+
     def _require_place(self) -> None:
-        """Only queues of the markers backend share the namespace's topics."""
-        if self.backend is Backend.MARKERS:
-            limit = "empty: queues of the markers backend share the namespace's"
-            _require(not self.topic, "topic", self.topic, limit)
-        elif self.topic:
+        if self.topic:
             _require(_is_topic_name(self.topic), "topic", self.topic, _TOPIC_NAME_LIMIT)
         if self.group_id:
             utf8(self.group_id, name="group")

@@ -13,6 +13,7 @@ __all__ = [
     "FencedError",
     "KafkaMQError",
     "LeaseLostError",
+    "SchemaRegistryError",
     "StateError",
     "UnsupportedVersionError",
     "WireError",
@@ -70,6 +71,18 @@ class LeaseLostError(KafkaMQError):
 
 class DeadlineExceededError(KafkaMQError, TimeoutError):
     """A bounded wait ended; nothing was dropped, the call may be repeated."""
+
+
+class SchemaRegistryError(KafkaMQError):
+    """A schema registry does not answer, or refuses; the same call may succeed later.
+
+    Attributes:
+        delay_s: After so many s it is worth another try.
+    """
+
+    def __init__(self, text: str, *, delay_s: float = 1.0) -> None:
+        super().__init__(text)
+        self.delay_s = delay_s
 
 
 class BrokerError(KafkaMQError):

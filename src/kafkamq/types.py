@@ -138,6 +138,7 @@ class Marker:
     carried_forward: bool = False
     of_schedule: bool = False
     engine_epoch: int = 0
+    message_topic: str = ""  # of a START (R37); empty: the namespace's
     batches: tuple[MessageBatch, ...] = ()  # at most one of each chunk
 
 

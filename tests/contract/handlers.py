@@ -46,3 +46,8 @@ def raise_odd(body: str) -> None:
     """Every second one fails."""
     if int(body) % 2:
         raise ValueError("odd")
+
+
+def take_upper(body: bytes) -> Reject:
+    """Rejects it with its own text."""
+    return Reject(body.decode())

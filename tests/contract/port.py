@@ -17,6 +17,7 @@ from tests.sure_producer import write_records
 from kafkamq.config import ServiceConfig
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.clients import open_consumer, open_producer
+from kafkamq.transport.follower import OnCommit
 from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of
 from kafkamq.transport.port import Consumer, Producer
 from kafkamq.transport.settings import (
@@ -105,10 +106,13 @@ class Kafka:
         for future in client.delete_records([TopicPartition(topic, partition, before)]).values():
             future.result(10)
 
-    def consumer(self, group: str = "kafkamq.reader", **settings: object) -> Consumer:
+    def consumer(
+        self, group: str = "kafkamq.reader", on_commit: OnCommit | None = None, **settings: object
+    ) -> Consumer:
         """A consumer with our settings and these, ``_`` for ``.``."""
+        told = {} if on_commit is None else {"on_commit": on_commit}
         ours = {"fetch.wait.max.ms": 20, **_dotted(settings)}
-        made = open_consumer(consumer_settings(self.config, group_id=group, **ours))
+        made = open_consumer({**consumer_settings(self.config, group_id=group, **ours), **told})
         self._stack.callback(made.close)
         return made
 

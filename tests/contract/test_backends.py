@@ -232,14 +232,8 @@ def test_refusals(world: World) -> None:
         producer.send(b"x", key=1)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="ordering"):
         queue.consumer(ordering="reverse")
-    if world.has(Feature.OWN_TOPIC):
-        with pytest.raises(ConfigError, match="partitions"):
-            queue.create_topics(partitions=0)
-    else:
-        with pytest.raises(ConfigError, match="a topic of its own"):
-            queue.create_topics()
-        with pytest.raises(ConfigError, match="topic"):
-            service.queue("refusals", backend=backend, topic="other")
+    with pytest.raises(ConfigError, match="partitions"):
+        queue.create_topics(partitions=0)
     if not world.has(Feature.EXACTLY_ONCE):
         with pytest.raises(ConfigError, match="markers has it"):
             service.queue("refusals", backend=backend, exactly_once=True)

@@ -121,6 +121,32 @@ def test_who_is_no_member_commits_nothing(kafka: Kafka, group: str, protocol: st
     assert found.offset == 3
 
 
+@BOTH
+def test_a_commit_that_nobody_waits_for_tells_its_outcome(kafka: Kafka, group: str) -> None:
+    topic = kafka.topic(2)
+    heard: list[tuple[str, list[int]]] = []
+
+    def on_commit(error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        assert all(each.error == error for each in partitions)  # also if one alone was refused
+        heard.append((error.name() if error else "", [each.offset for each in partitions]))
+
+    stranger = kafka.consumer(group, on_commit=on_commit)
+
+    def outcome(*offsets: TopicPartition) -> tuple[str, list[int]]:
+        stranger.commit(offsets=list(offsets), asynchronous=True)
+        assert not heard  # before the next poll
+        until = time.monotonic() + 20.0
+        while not heard and time.monotonic() < until:
+            assert stranger.poll(0.1) is None
+        return heard.pop()
+
+    assert outcome(*parts(topic, 0, 1, offset=1)) == ("", [1, 1])
+    assert outcome(*parts(topic, 0, 9, offset=2)) == ("UNKNOWN_TOPIC_OR_PART", [2, 2])
+    first = member(kafka, "first", group, topic, "cooperative")
+    poll_all([first], lambda: len(first.partitions) == 2)
+    assert outcome(*parts(topic, 0, offset=3)) == ("UNKNOWN_MEMBER_ID", [3])
+
+
 @EACH
 def test_a_transaction_takes_offsets_of_present_members_alone(
     kafka: Kafka, group: str, protocol: str
@@ -330,6 +356,9 @@ def test_members_hear_of_new_partitions(kafka: Kafka, group: str) -> None:
     first = member(kafka, "first", group, topic, "cooperative", **settings)
     poll_all([first], lambda: first.partitions == {0})
     kafka.add_partition(topic)
+    until = time.monotonic() + 20.0
+    while len(first.client.list_topics(topic, timeout=10.0).topics[topic].partitions) < 2:
+        assert time.monotonic() < until  # also a member that was told by another request
     poll_all([first], lambda: first.partitions == {0, 1})
     assert first.what("assign") == [[0], [1]]
     assert first.what("revoke") == []

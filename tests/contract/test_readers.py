@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -302,6 +303,24 @@ def test_the_end_of_a_log_lies_behind_control_records(
     found = reader.stream(0, range(end))
     assert [(at, record is not None) for at, record in found] == [(n, n == 0) for n in range(end)]
     assert reader.read(1, 0) is None
+    reader.close()
+
+
+def test_a_reader_takes_batches_that_are_larger_than_what_it_asks_for(
+    config: ServiceConfig, topic: str
+) -> None:
+    """Of several such partitions a broker answers for one at a time."""
+    producer = open_producer(producer_settings(config, linger_ms=200))
+    payloads = [os.urandom(1000) for _ in range(500)]
+    records = [(each, None, at % PARTITIONS, ()) for at, each in enumerate(payloads)]
+    write_records(producer, topic, records)
+    producer.close()
+    reader, found = RecordReader(config, topic), dict[tuple[int, int], Record | None]()
+    wanted = {number: range(500 // PARTITIONS) for number in range(PARTITIONS)}
+    for number, some in reader.sweep(wanted):
+        found |= {(number, offset): record for offset, record in some.items()}
+    there = [found[at % PARTITIONS, at // PARTITIONS] for at in range(500)]
+    assert [None if each is None else each.value() for each in there] == payloads
     reader.close()
 
 

@@ -1,4 +1,4 @@
-"""What the documents and examples show, runs.
+"""What the documents show, runs.
 
 A fenced block whose language is followed by ``run`` is a whole program: ``python run`` brings its
 own broker if it needs one, ``bash run`` finds one in ``KAFKAMQ_BOOTSTRAP_SERVERS``.
@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tests.integration.cli_tools import Commands
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+MORE = [ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md"]
 _BLOCK = re.compile(r"^```(\w+) run\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#]+?)(#[^)]*)?\)")
 TIMEOUT_S = 120
@@ -79,7 +78,9 @@ def test_every_document_shows_something_that_runs() -> None:
     assert runnable == {document.name for document in DOCUMENTS}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "document", [*DOCUMENTS, *MORE], ids=lambda path: str(path.relative_to(ROOT))
+)
 def test_links_lead_somewhere(document: Path) -> None:
     for target, anchor in _LINK.findall(document.read_text(encoding="utf-8")):
         if target.startswith("http"):
@@ -96,34 +97,9 @@ def anchors(document: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.timeout(TIMEOUT_S + 30)
-def test_the_worker_example(bootstrap: str, namespace: str) -> None:
-    commands = Commands(bootstrap, namespace)
-    commands.run("create", "--partitions", "1", "--marker-partitions", "1", "--json")
-    commands.run("send", "orders", '{"id": 7}')
-    worker = subprocess.Popen(
-        [sys.executable, str(ROOT / "examples" / "worker.py"), bootstrap, namespace],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert worker.stdout is not None
-        assert worker.stdout.readline() == "order 7, delivery 1\n"
-        worker.send_signal(signal.SIGINT)
-        _, errors = worker.communicate(timeout=TIMEOUT_S)
-        assert worker.returncode == 0, errors
-    finally:
-        worker.kill()
-        worker.communicate()
-    assert commands.json("receive", "orders", "--timeout", "2") == []
-
-
-@pytest.mark.timeout(TIMEOUT_S + 30)
-def test_the_async_worker_example(bootstrap: str) -> None:
-    commands = Commands(bootstrap, "kafkamq")
-    commands.run("create", "--partitions", "2", "--marker-partitions", "2", "--json")
-    commands.run("send", "mails", *(str(number) for number in range(60)))
-    out = run([sys.executable, str(ROOT / "examples" / "async_worker.py"), bootstrap, "60"])
-    assert out.count("handled") == 60
+def test_the_site_names_documents_that_there_are() -> None:
+    pages = re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    documents = {document.name for document in DOCUMENTS}
+    others = {"index.md", "CHANGELOG.md", "CONTRIBUTING.md", "examples/index.md"}
+    assert len(set(pages)) == len(pages) > 10
+    assert set(pages) - documents == others

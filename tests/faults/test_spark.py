@@ -20,12 +20,13 @@ from tests.spark.tracker_driver import tracker_driver
 
 from kafkamq.testing.checker import check_logs
 from kafkamq.testing.faults import Network, read_namespace, why_no_network
-from kafkamq.types import MarkerType, MessageId, Outcome
+from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(900)]
 
 KILLS = 20
 PATIENCE_S = 150.0
+_BATCHED = 0.75  # share of the loads whose markers are those of batches
 
 
 class Load:
@@ -39,10 +40,14 @@ class Load:
         self.chance = random.Random(self.seed)
 
     def add(self, count: int) -> None:
-        ids = self.logs.send(count, partition=self.chance.randrange(2))
-        self.logs.start(*ids, timeout_ms=1500)
-        self.logs.end(*ids[::4])
-        self.logs.end(*ids[1::4], outcome=Outcome.REJECT, reason="no")
+        logs, ids = self.logs, self.logs.send(count, partition=self.chance.randrange(2))
+        if self.chance.random() < _BATCHED:
+            logs.start_batch(*ids, timeout_ms=1500)
+            logs.batch(*ids[::4], marker=Marker(MarkerType.END, consumer_id="worker"))
+        else:
+            logs.start(*ids, timeout_ms=1500)
+            logs.end(*ids[::4])
+        logs.end(*ids[1::4], outcome=Outcome.REJECT, reason="no")
         self.rejected.update(ids[1::4])
         self.silent.update(set(ids) - set(ids[::4]) - set(ids[1::4]))
 

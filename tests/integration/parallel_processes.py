@@ -37,6 +37,12 @@ def square(record: PlainRecord) -> object:
     return OutgoingRecord(topic=topic, key=record.key, value=b"%d" % number**2)
 
 
+def rest(record: PlainRecord) -> None:
+    """20 ms."""
+    del record
+    time.sleep(0.02)
+
+
 def hang(record: PlainRecord) -> None:
     """Never ends by itself."""
     Path((record.key or b"").decode()).touch()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.sure_producer import SureProducer
 
 from kafkamq import ParallelConsumer, ParallelRecord
+from kafkamq.metrics import families
+from kafkamq.metrics.families import Labels
 
 Place = tuple[int, int]  # partition, offset
 
@@ -100,6 +103,18 @@ def wait_until(condition: Callable[[], object], timeout_s: float = 60.0, what: s
     while not condition():
         assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}"
         time.sleep(0.01)
+
+
+def figures(name: str) -> Mapping[Labels, float]:
+    """Of the parallel consumers of this process, by labels."""
+    return next(
+        family.values() for family in families() if family.name == f"kafkamq_parallel_{name}"
+    )
+
+
+def figure(name: str, labels: Labels) -> float:
+    """One of them; NaN: there is none."""
+    return figures(name).get(labels, math.nan)
 
 
 def commit(bootstrap: str, group: str, topic: str, offset: int, metadata: str = "") -> None:

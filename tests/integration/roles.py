@@ -221,8 +221,8 @@ def work_on_spark(config: ServiceConfig, logs: Logs) -> None:
                     run(rows, checkpoint, each_batch=_break)
             run(rows, checkpoint, topic=topic)
     assert len(read_topic(logs.bootstrap, out)) == 3
-    outcomes = [marker.outcome for _, marker in logs.markers() if marker.type is MarkerType.END]
-    assert outcomes == [Outcome.ACK] * 6
+    outcomes = [marker.outcome for _, marker in logs.said() if marker.type is MarkerType.END]
+    assert outcomes == [Outcome.ACK] * 6, outcomes
 
 
 class _Secured(Commands):

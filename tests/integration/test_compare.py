@@ -44,7 +44,7 @@ def test_backends_side_by_side(bootstrap: str, namespace: str) -> None:
         assert (found["lost"], found["keys"]) == (0, 60), found
         assert found["notes"] == ["recovery: it takes two processes or more"]
     markers, share = said["contenders"]
-    assert markers["extra_records"] >= 2  # START and END
+    assert 0 < markers["extra_records"] < 2  # START and END, which several messages share
     assert 0 < share["extra_records"] < 2
     assert left_behind(bootstrap, namespace) == []
 

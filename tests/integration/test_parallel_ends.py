@@ -252,7 +252,7 @@ def test_results_that_are_none_fail_their_record_alone(bootstrap: str, namespace
     for mode in ("asynchronous", "transactional"):
         group = f"{namespace}-{mode}"
         with make(bootstrap, topic, group, commit_mode=mode, **options) as consumer:
-            consumer.poll_and_produce(handle, on_produced if mode == "asynchronous" else None)
+            consumer.poll_and_produce(handle, on_produced)
             wait_until(lambda: committed(bootstrap, group, topic) == (20, ""))  # noqa: B023
     values = Counter(int(record.value()) for record in read_all(bootstrap, letters, 12))
     assert values == Counter(dict.fromkeys(range(3, 9), 2))
@@ -385,6 +385,32 @@ def test_a_stream_on_the_callers_loop(bootstrap: str, namespace: str) -> None:
     found = asyncio.run(asyncio.wait_for(main(), 60))
     assert sorted(found) == [(number, 2 * number) for number in range(1000)]
     assert committed(bootstrap, namespace, topic)[0] >= 900  # the last one was not asked behind
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "transactional"])
+def test_produced_results_on_the_callers_loop(bootstrap: str, namespace: str, mode: str) -> None:
+    topic, results = make_topic(bootstrap, namespace), make_topic(bootstrap, f"{namespace}-out")
+    fill(bootstrap, topic, [f"k{n % 5}" for n in range(1000)])
+
+    async def handle(record: ParallelRecord) -> OutgoingRecord:
+        await asyncio.sleep(0)
+        return OutgoingRecord(topic=results, value=record.value)
+
+    async def main() -> list[tuple[int, bytes | None]]:
+        found = []
+        async with aio.ParallelConsumer(
+            topic, group_id=namespace, bootstrap_servers=bootstrap, commit_mode=mode
+        ) as consumer:
+            async for produced in consumer.produce_and_stream(handle):
+                found.append((produced.offset, produced.result.value))
+                if len(found) == 1000:
+                    await consumer.close()
+        return found
+
+    found = asyncio.run(asyncio.wait_for(main(), 60))
+    assert committed(bootstrap, namespace, topic) == (1000, "")
+    there = [(record.offset(), record.value()) for record in read_all(bootstrap, results, 1000)]
+    assert sorted(found) == sorted(there)
 
 
 def test_names_that_are_long_or_foreign_keep_maps_exact(bootstrap: str, namespace: str) -> None:

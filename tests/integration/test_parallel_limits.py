@@ -10,10 +10,13 @@ from itertools import pairwise
 
 import pytest
 from confluent_kafka.admin import AdminClient
+from tests.integration.parallel_processes import rest
 from tests.integration.parallel_tools import (
     Seen,
     commit,
     committed,
+    figure,
+    figures,
     fill,
     make,
     make_topic,
@@ -21,7 +24,6 @@ from tests.integration.parallel_tools import (
 )
 
 from kafkamq import DataLossError, ParallelRecord
-from kafkamq.metrics import families
 
 
 def test_many_partitions_in_order_are_worked_on_at_once(bootstrap: str, namespace: str) -> None:
@@ -125,18 +127,16 @@ def test_a_full_partition_is_paused_and_others_go_on(
         while record.partition == 0 and not gate.is_set():
             await asyncio.sleep(0.05)
 
+    place = (namespace, f"{topic}/0")
     with make(bootstrap, topic, namespace, max_open=20, concurrency=1500) as consumer:
         consumer.poll(handle)
         wait_until(lambda: committed(bootstrap, namespace, topic, 1) == (5000, ""))
-        assignments = {
-            assignment.place[1]: assignment for assignment in consumer._engine.assignments()
-        }
-        wait_until(lambda: assignments[0].is_paused, what="its pause")
-        tracker = assignments[0].partition.tracker
-        assert 20 <= tracker.open_count < 1020  # and one poll
-        assert assignments[0].partition.in_flight_count == (
-            tracker.open_count if is_in_flight else 1
-        )
+        wait_until(lambda: figure("paused", place) == 1, what="its pause")
+        # Nothing is read of it any more, and of what was, one handler after another is begun.
+        opened = figure("open", place)
+        assert 20 <= opened < 1020  # and one poll
+        in_flight = opened if is_in_flight else 1
+        wait_until(lambda: consumer.health().in_flight == in_flight, what="its handlers")
         gate.set()
         wait_until(lambda: committed(bootstrap, namespace, topic) == (5000, ""))
 
@@ -169,13 +169,8 @@ def test_two_consumers_have_figures_of_their_own(bootstrap: str, namespace: str)
     groups = [f"{namespace}-a", f"{namespace}-b"]
 
     def processed() -> dict[str, float]:
-        return {
-            labels[0]: value
-            for family in families()
-            if family.name == "kafkamq_parallel_processed"
-            for labels, value in family.values().items()
-            if labels[0] in groups
-        }
+        found = figures("processed").items()
+        return {labels[0]: value for labels, value in found if labels[0] in groups}
 
     with make(bootstrap, topic, groups[0]) as one, make(bootstrap, topic, groups[1]) as two:
         one.poll(Seen())
@@ -209,3 +204,25 @@ def test_keys_and_values_as_large_as_kafka_takes(bootstrap: str, namespace: str)
         consumer.poll(lambda record: sizes.append(len(record.key or b"")))
         wait_until(lambda: committed(bootstrap, namespace, topic) == (4, ""), what="the commit")
     assert sorted(sizes) == [0, 900_000, 900_000, 900_000]
+
+
+async def rest_async(record: ParallelRecord) -> None:
+    del record
+    await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("kind", ["threads", "coroutines", "processes"])
+def test_as_many_handlers_as_bring_more(bootstrap: str, namespace: str, kind: str) -> None:
+    """Handlers that only wait: there are more and more of them, up to the bound."""
+    topic = make_topic(bootstrap, namespace)
+    fill(bootstrap, topic, [f"k{n}" for n in range(10_000)])
+    options = {"concurrency": "auto", "max_concurrency": 48}
+    if kind == "processes":
+        options["processes"] = 2
+    with make(bootstrap, topic, namespace, **options) as consumer:
+        consumer.poll(rest_async if kind == "coroutines" else rest)
+        assert figure("concurrency", (namespace,)) == 16
+        wait_until(lambda: figure("concurrency", (namespace,)) > 30, what="more handlers")
+        wait_until(lambda: consumer.health().in_flight > 30, what="them at work")
+        wait_until(lambda: committed(bootstrap, namespace, topic) == (10_000, ""))
+        assert figure("concurrency", (namespace,)) <= 48

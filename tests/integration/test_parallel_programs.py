@@ -39,7 +39,7 @@ def test_consume(bootstrap: str, namespace: str, tmp_path: Path) -> None:
     )
     command = [sys.executable, "-m", "kafkamq.cli", "consume", "-b", bootstrap, "-t", topic]
     program = subprocess.Popen(
-        [*command, "-g", namespace, "--ordering", "key", "--concurrency", "100", "work:handle"],
+        [*command, "-g", namespace, "--ordering", "key", "--concurrency", "auto", "work:handle"],
         cwd=tmp_path,
     )
     try:

@@ -21,7 +21,7 @@ from tests.integration.parallel_tools import (
     wait_until,
 )
 
-from kafkamq import BrokerError, ConfigError, Nack, OutgoingRecord, ParallelRecord
+from kafkamq import BrokerError, ConfigError, Nack, OutgoingRecord, ParallelRecord, Produced
 from kafkamq.config import Backoff
 
 SOON = Backoff(first=0.05, max=0.05, jitter=0.0)
@@ -32,7 +32,10 @@ SOON = Backoff(first=0.05, max=0.05, jitter=0.0)
 def test_results_are_produced(bootstrap: str, namespace: str, mode: str, is_async: bool) -> None:
     topic, results = make_topic(bootstrap, namespace), make_topic(bootstrap, f"{namespace}-out", 2)
     fill(bootstrap, topic, [f"k{n % 20}" for n in range(2000)])
-    told: list[int] = []
+    told: list[tuple[int, int, bytes]] = []
+
+    def on_produced(_: object, result: OutgoingRecord, partition: int, offset: int) -> None:
+        told.append((partition, offset, result.value or b""))
 
     def handle(record: ParallelRecord) -> object:
         if record.offset % 100 == 7 and record.attempt == 1:
@@ -45,7 +48,6 @@ def test_results_are_produced(bootstrap: str, namespace: str, mode: str, is_asyn
     async def handle_async(record: ParallelRecord) -> object:
         return handle(record)
 
-    on_produced = None if mode == "transactional" else lambda *facts: told.append(facts[3])
     with make(bootstrap, topic, namespace, commit_mode=mode, backoff=SOON) as consumer:
         consumer.poll_and_produce(handle_async if is_async else handle, on_produced)
         wait_until(lambda: committed(bootstrap, namespace, topic) == (2000, ""), what="the commit")
@@ -58,7 +60,8 @@ def test_results_are_produced(bootstrap: str, namespace: str, mode: str, is_asyn
         by_key.setdefault(record.key(), []).append(int(record.value()))
     assert counts == expected
     assert all(offsets == sorted(offsets) for offsets in by_key.values())
-    assert len(told) == (0 if mode == "transactional" else len(found))
+    places = [(record.partition(), record.offset(), record.value()) for record in found]
+    assert sorted(told) == sorted(places)  # each once
 
 
 def test_an_aborted_transaction_is_processed_again(bootstrap: str, namespace: str) -> None:
@@ -73,12 +76,50 @@ def test_an_aborted_transaction_is_processed_again(bootstrap: str, namespace: st
         value = b"x" * 100_000 if is_large else b"%d" % record.offset
         return OutgoingRecord(topic=results, key=record.key, value=value)
 
+    told: list[Produced] = []
     with make(bootstrap, topic, namespace, commit_mode="transactional") as consumer:
-        consumer.poll_and_produce(handle)
-        wait_until(lambda: committed(bootstrap, namespace, topic) == (500, ""), what="the commit")
+        for produced in consumer.produce_and_stream(handle):
+            told.append(produced)
+            if len(told) == 500:
+                consumer.close()
+    assert committed(bootstrap, namespace, topic) == (500, "")
     assert attempts[250] >= 2
-    found = sorted(int(record.value()) for record in read_all(bootstrap, results, 500))
-    assert found == list(range(500))
+    found = read_all(bootstrap, results, 500)
+    assert sorted(int(record.value()) for record in found) == list(range(500))
+    places = {(record.offset(), int(record.value())) for record in found}
+    assert {(each.offset, each.record.offset) for each in told} == places
+    assert len(told) == 500  # of what was aborted nobody is told
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "transactional"])
+def test_published_results_are_told_to_the_end_however_slow_who_asks(
+    bootstrap: str, namespace: str, mode: str
+) -> None:
+    """Handlers wait for it; the consumer is closed while most is not told, and nothing is lost."""
+    topic, results = make_topic(bootstrap, namespace), make_topic(bootstrap, f"{namespace}-out", 2)
+    fill(bootstrap, topic, [f"k{n % 50}" for n in range(6000)])
+    begun = threading.Semaphore(0)
+
+    def handle(record: ParallelRecord) -> OutgoingRecord:
+        begun.release()
+        return OutgoingRecord(topic=results, key=record.key, value=record.value)
+
+    consumer = make(bootstrap, topic, namespace, commit_mode=mode, max_open=100)
+    told: list[Produced] = []
+    for produced in consumer.produce_and_stream(handle):
+        told.append(produced)
+        if len(told) == 10:
+            while begun.acquire(timeout=1.0):
+                pass  # until no handler is begun any more
+            assert consumer.health().in_flight > 0
+            consumer.close()
+    end, _ = committed(bootstrap, namespace, topic)
+    assert 10 <= end < 6000
+    places = {(each.partition, each.offset) for each in told}
+    assert len(places) == len(told)
+    found = read_all(bootstrap, results, len(told), 2)
+    assert {(record.partition(), record.offset()) for record in found} == places
+    assert all(each.topic == results and each.result.value == each.record.value for each in told)
 
 
 def test_a_stream_of_results(bootstrap: str, namespace: str) -> None:
@@ -207,11 +248,16 @@ def test_results_of_processes_and_what_ends_them(
     headers = [("folder", str(tmp_path).encode())]
     fill(bootstrap, topic, [f"k{n % 4}" for n in range(40)], headers=headers)
     options = {"max_attempts": 2, "dead_letter_topic": letters, "backoff": SOON}
+    told: list[tuple[int, int]] = []
     with make(bootstrap, topic, namespace, processes=2, **options) as consumer:
-        consumer.poll_and_produce(square)
+        consumer.poll_and_produce(
+            square, lambda _, out, __, offset: told.append((int(out.value or b""), offset))
+        )
         wait_until(lambda: committed(bootstrap, namespace, topic) == (40, ""), 60, "the commit")
-    found = sorted(int(record.value()) for record in read_all(bootstrap, results, 38))
-    assert found == [number**2 for number in range(40) if number not in (7, 8)]
+    found = read_all(bootstrap, results, 38)
+    values = sorted(int(record.value()) for record in found)
+    assert values == [number**2 for number in range(40) if number not in (7, 8)]
+    assert sorted(told) == sorted((int(record.value()), record.offset()) for record in found)
     errors = {
         int(letter.value()): dict(letter.headers())["kafkamq-error"]
         for letter in read_all(bootstrap, letters, 2)

@@ -28,10 +28,10 @@ def test_all_markers_of_a_message_are_in_its_partition(
         queue = service.queue("a", exactly_once=exactly_once)
         producer = queue.producer()
         for number in range(300):
-            producer.send(b"%d" % number)
+            producer.send(b"%d" % number, key=b"%d" % number)  # without keys: one partition
         producer.flush()
         with queue.consumer() as consumer:
-            messages = receive_all(consumer, 80)
+            messages = receive_all(consumer, 240)
             for message in messages[::3]:
                 message.extend(60)
             for message in messages[::2]:

@@ -135,26 +135,6 @@ def test_offsets_are_committed_before_anything_is_handed_out(service: Service) -
     assert len(starts(service.config)) == 20
 
 
-def test_receive_starts_ahead_and_close_gives_back(service: Service) -> None:
-    """R5, R8: what was never handed out is released, no delivery counted."""
-    send(service, "a", *(b"%d" % number for number in range(50)))
-    with tracked(service.config):
-        queue = service.queue("a", receive_buffer=20)
-        consumer = queue.consumer()
-        first: Message | None = None
-        while first is None:
-            first = consumer.receive(1.0)
-        ahead = len(starts(service.config))
-        assert 1 < ahead <= 20
-        first.ack()
-        consumer.close()
-        assert len(ends(service.config, Outcome.RELEASE)) == ahead - 1
-        rest = receive_all(queue.consumer(), 49)
-        assert {message.delivery_count for message in rest} == {1}
-        payloads = {message.payload for message in rest} | {first.payload}
-        assert payloads == {b"%d" % number for number in range(50)}
-
-
 def test_max_in_flight_is_back_pressure(service: Service) -> None:
     send(service, "a", *[b"x"] * 30)
     consumer = service.queue("a", max_in_flight=10).consumer()

@@ -69,6 +69,12 @@ def test_the_seeds_reach_every_state() -> None:
     assert sorted(STATES.union([SWAPPED]) - reached) == []
 
 
+def test_what_lies_far_apart_comes_out_where_a_seek_takes_seconds() -> None:
+    """Nothing of a plan came out before all of it was read, which took too long each time."""
+    assert draw_limits(6704).faults.fetch_ms == 4000
+    check(simulate(6704))
+
+
 @pytest.mark.faults
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("first", range(SEEDS, SEEDS + MANY_SEEDS, MANY_SEEDS // 10))

@@ -302,7 +302,7 @@ def test_a_marker_of_a_newer_version_stops_it_with_what_to_do(
     spark: SparkSession, logs: Logs, checkpoint: str
 ) -> None:
     with tracking(logs, spark, checkpoint) as running:
-        logs.raw_marker(1, b"\x08\x02")  # version 2
+        logs.raw_marker(1, b"\x08\x03")  # version 3
         with pytest.raises(UnsupportedVersionError, match="upgrade"):
             running.wait(PATIENCE_S)
 

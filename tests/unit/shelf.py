@@ -51,6 +51,14 @@ class Shelf:
         if self._waker is not None:
             self._waker.wake(woken)
 
+    @property
+    def limit(self) -> int:
+        return len(self._slots)
+
+    @property
+    def has_backlog(self) -> bool:
+        return bool(self._runs)
+
     def stop(self) -> None:
         with self._lock:
             self.is_stopped = True

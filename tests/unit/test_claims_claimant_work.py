@@ -335,6 +335,17 @@ def test_c7_stuck_releases_and_idle_does_not() -> None:
     assert world.end() is End.STUCK
 
 
+def test_c7_a_whole_topic_cannot_be_stuck_before_all_of_it_is_held() -> None:
+    world = ClaimantWorld(is_whole_topic=True)
+    world.offsets = (0, 20, -1)
+    world.go()
+    world.wait(300)
+    assert world.end() is None
+    world.claimant.read(world.ms)
+    world.wait(300)
+    assert world.end() is End.STUCK
+
+
 def test_c7_gives_way_to_a_rival_beside_clients_of_other_rules() -> None:
     for yields, expected in ((True, End.RIVAL), (False, None)):
         world = ClaimantWorld(yields_to_rivals=yields)

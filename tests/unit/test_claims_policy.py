@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from tests.unit.claim_fold import GROUP, TOPIC
 
+from kafkamq.claims.partition_claims import (
+    PartitionClaims,
+    PartitionClaimsConfig,
+    PartitionClaimsListener,
+)
 from kafkamq.claims.rules.audit import ClaimAudit
+from kafkamq.claims.rules.claimant import Claimant
 from kafkamq.claims.rules.history import ClaimEventKind, ClaimHistory
+from kafkamq.claims.rules.log import ClaimLog
 from kafkamq.claims.rules.policy import ClaimMode, ClaimPolicy, Prospect
-from kafkamq.claims.rules.steps import End
+from kafkamq.claims.rules.steps import ClaimantConfig, End, Fetch, Stop
+from kafkamq.claims.session import ClaimSession
 from kafkamq.types import MarshalRecord, MarshalType
 
 
@@ -196,3 +207,37 @@ def test_a_client_id_in_two_processes_is_found_and_a_restart_is_none() -> None:
     log.add(11, BEAT, "a", instance="4", skew=-9)
     client.merge(other.clients[GROUP, "a"])
     assert (client.records, client.returns, client.least_skew_s) == (7, 1, -9)
+
+
+def test_g4_a_partition_that_was_lost_before_all_are_held_is_not_read() -> None:
+    """It would be read, and never be dropped: its end was told before."""
+    told: list[int] = []
+
+    class Listening(PartitionClaimsListener):
+        def on_gained(self, session: ClaimSession, step: Fetch) -> None:
+            told.append(session.place[1])
+
+    config = PartitionClaimsConfig(topics=(TOPIC,), mode=ClaimMode.TOPIC)
+    engine: Any = SimpleNamespace(interval_ms=60_000, log=SimpleNamespace(peers=None))
+    claims = PartitionClaims(
+        engine,
+        Listening(),
+        client="me",
+        instance="1",
+        group=GROUP,
+        config=config,
+        counts={TOPIC: 2},
+    )
+
+    def session(number: int) -> ClaimSession:
+        names = {"client": "me", "instance": "1", "group": GROUP, "topic": TOPIC}
+        claimed = ClaimantConfig(**names, partition=number, is_whole_topic=True)
+        return ClaimSession(Claimant(ClaimLog(), claimed), 0, claims)
+
+    lost, first, again = session(0), session(1), session(0)
+    claims.on_fetch(lost, Fetch(0))
+    claims.on_stop(lost, Stop(End.UNCERTAIN, is_lost=True))
+    claims.on_fetch(first, Fetch(0))
+    assert told == []
+    claims.on_fetch(again, Fetch(0))
+    assert told == [1, 0]

@@ -187,10 +187,10 @@ def _without_kafka(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 _made: list[MarkersConsumer] = []
 
 
-def _state(is_batched: bool = True) -> MarkersConsumer:
+def _state(is_batched: bool = True, **settings: int) -> MarkersConsumer:
     namespace = FixedNamespace()
     namespace.broker_clock.reported(NOW_MS, monotonic_ms())
-    queue = QueueConfig(queue_id="q", batch_markers=is_batched)
+    queue = QueueConfig(queue_id="q", batch_markers=is_batched, **settings)
     consumer = MarkersConsumer(namespace, queue)  # type: ignore[arg-type]
     _made.append(consumer)
     return consumer
@@ -435,7 +435,7 @@ def _ends(consumer: MarkersConsumer) -> dict[int, set[Outcome]]:
 def test_an_interrupt_of_a_verdict_takes_it_or_leaves_it(name: str, count: int) -> None:
     """And leaves the others of its START alone."""
     verdict, outcome = VERDICTS[name]
-    consumer = _state()
+    consumer = _state(max_in_flight=2 * count)  # nothing is STARTed ahead
     at, was_hit = 0, True
     while was_hit:
         message, *others = _received_again(consumer, count)
@@ -456,7 +456,7 @@ def test_an_interrupt_of_a_verdict_takes_it_or_leaves_it(name: str, count: int) 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_an_interrupt_of_an_extension_leaves_one_lease_of_the_message(count: int) -> None:
-    consumer = _state()
+    consumer = _state(max_in_flight=2 * count)  # nothing is STARTed ahead
     at, was_hit = 0, True
     while was_hit:
         found = _received_again(consumer, count)
@@ -480,7 +480,7 @@ def _is_refused(message: Message) -> None:
 
 def test_an_interrupt_as_a_lease_is_found_to_be_over_settles_nothing() -> None:
     """What was acked before is, what was not comes back, and nobody keeps that alive (R7)."""
-    consumer = _state()
+    consumer = _state(max_in_flight=6)  # nothing is STARTed ahead
     leases = consumer._state.leases
     at, was_hit = 0, True
     while was_hit:

@@ -156,6 +156,23 @@ def test_a_lease_is_told_of_whoever_notices_that_it_is_over() -> None:
     assert leases.expire(T) == []
 
 
+def test_a_renewal_counts_for_verdicts_that_came_behind_it() -> None:
+    """R9: their ENDs stand behind the KEEPALIVE, whenever that is reported."""
+    leases = make()
+    lease = leases.start(0, [0, 1, 2], MessageId(0, 0).log, 1)
+    leases.started(lease, 0, LOG)
+    leases.committed([lease], 0)
+    before = leases.acknowledge(lease, 0, 10)
+    (renewal,) = leases.plan_renewals(1000)
+    behind = leases.acknowledge(lease, 1, 1010)
+    leases.renewed(renewal, 1020, LOG + 1000)
+    assert isinstance(before, Lease)
+    assert isinstance(behind, Lease)
+    assert not leases.ended(before, LOG + T + 1)
+    assert leases.ended(behind, LOG + 1000 + T)
+    assert not leases.ended(behind, LOG + 1000 + T + 1)
+
+
 def test_after_a_failure_held_messages_are_renewed_by_message_id_once() -> None:
     leases = make()
     lease = held(leases)

@@ -168,6 +168,22 @@ class TestReceiveAhead:
         ahead.drained(200, 60_000)
         assert ahead.size == 100
 
+    def test_many_are_no_more_than_asked_for_until_the_rate_says_so(self) -> None:
+        ahead = ReceiveAhead(first=100, maximum=100_000)
+        assert ahead.size_for(10) == 10
+        ahead.drained(10, 10)  # 250 in a quarter of a second
+        assert (ahead.size, ahead.size_for(10), ahead.size_for(30)) == (200, 200, 180)
+        ahead.drained(200, 60_000)
+        assert ahead.size_for(10) == 10
+
+    def test_many_leave_room_for_the_next_ones_and_fit_into_caches(self) -> None:
+        narrow, wide = ReceiveAhead(first=1, maximum=1000), ReceiveAhead(first=1, maximum=100_000)
+        for _ in range(20):
+            narrow.drained(10_000, 1)
+            wide.drained(10_000, 1)
+        assert (narrow.size, narrow.size_for(100), narrow.size_for(700)) == (1000, 500, 700)
+        assert (wide.size_for(1000), wide.size_for(5000)) == (4000, 5000)
+
     def test_nothing_handed_out_says_nothing(self) -> None:
         ahead = ReceiveAhead(first=100, maximum=1000)
         ahead.drained(0, 0)

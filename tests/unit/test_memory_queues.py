@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafkamq import Backoff, LeaseLostError, StateError
+from kafkamq import Backoff, LeaseLostError, OutgoingMessage, StateError
 from kafkamq.testing import Clock, MemoryService
 
 
@@ -37,6 +37,24 @@ def test_delays_and_their_cancellation(service: MemoryService, clock: Clock) -> 
         assert consumer.receive(0) is None
         with pytest.raises(StateError):
             producer.cancel(late)
+
+
+def test_at_most_once_nothing_comes_again(service: MemoryService, clock: Clock) -> None:
+    queue = service.queue("q", delivery="at-most-once", max_lease=60.0)
+    queue.producer().send_many([OutgoingMessage(payload=b"%d" % number) for number in range(3)])
+    with queue.consumer() as consumer:
+        first, second = consumer.receive_many(2, 0)
+        for refused in (first.nack, lambda: first.reject("no"), lambda: first.extend(9)):
+            with pytest.raises(StateError, match="at-most-once"):
+                refused()
+        clock.advance(3600)
+        first.ack()
+        with pytest.raises(ZeroDivisionError), second:
+            raise ZeroDivisionError
+    clock.advance(3600)
+    with queue.consumer() as consumer:
+        assert [each.payload for each in consumer.receive_many(9, 0)] == [b"2"]
+    assert not service.dead_letters()
 
 
 def test_back_off_by_the_clock(service: MemoryService, clock: Clock) -> None:

@@ -66,6 +66,7 @@ NAMES = {  # alerts and dashboards of users name them: they do not change
     "kafkamq_tracker_position": ("gauge", PARTITION),
     "kafkamq_tracker_lag": ("gauge", PARTITION),
     "kafkamq_tracker_live": ("gauge", PARTITION),
+    "kafkamq_spark_standby": ("gauge", QUERY),
     "kafkamq_lso_stalled_seconds": ("gauge", PARTITION),
     "kafkamq_messages_lso_stalled_seconds": ("gauge", PARTITION),
     "kafkamq_tracker_lateness_seconds": ("histogram", PARTITION),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -14,8 +14,8 @@ from tests.unit.test_parallel_processes import Work
 from tests.unit.test_parallel_verdicts import Office
 from tests.unit.test_parallel_work_queue import Room
 
-from kafkamq import ConfigError, Nack, ParallelRecord, Reject
-from kafkamq.parallel.calls import called
+from kafkamq import ConfigError, Nack, ParallelConsumer, ParallelRecord, Reject
+from kafkamq.parallel.calls import called, fan_out_of
 from kafkamq.parallel.record import PlainRecord
 from kafkamq.queue.arguments import BodyError
 from kafkamq.runtime.loop_executor import LoopExecutor
@@ -190,3 +190,39 @@ def test_a_call_that_takes_too_long_is_a_failure_and_the_others_go_on(
 def test_what_threads_are_for() -> None:
     with pytest.raises(ConfigError, match="threads is for processes="):
         Room(threads=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "error_text"),
+    [
+        ({"concurrency": "many"}, "concurrency is 'many': give a number, or 'auto'"),
+        ({"concurrency": 16, "max_concurrency": 20}, "max_concurrency is for concurrency='auto'"),
+        ({"concurrency": "auto", "max_concurrency": 0}, "max_concurrency is 0: it must be 1 to"),
+        ({"concurrency": "auto", "max_concurrency": True}, "a whole number"),
+        ({"concurrency": "auto", "processes": 2, "threads": 4}, "leave it out"),
+    ],
+)
+def test_what_auto_goes_with(options: dict[str, Any], error_text: str) -> None:
+    with pytest.raises(ConfigError, match=error_text):
+        ParallelConsumer("topic", group_id="g", bootstrap_servers="nowhere:1", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_async", "expected"),
+    [
+        ({}, False, (16, 256)),
+        ({}, True, (16, 2000)),
+        ({"max_concurrency": 10}, True, (10, 10)),
+        ({"processes": 2}, False, (8, 128)),
+        ({"processes": 64, "max_concurrency": 32}, False, (1, 1)),
+    ],
+)
+def test_where_auto_begins_and_how_far_it_may_go(
+    options: dict[str, Any], is_async: bool, expected: tuple[int, int]
+) -> None:
+    """In each process."""
+    config = replace(Room(is_auto=True, **options).queue.config, concurrency=16)
+    fan_out = fan_out_of(config, is_async=is_async)
+    assert fan_out is not None
+    assert (fan_out.limit, fan_out.maximum) == expected
+    assert fan_out_of(Room().queue.config, is_async=is_async) is None

@@ -471,3 +471,27 @@ def test_a_handler_that_cannot_be_pickled_is_refused() -> None:
     with pytest.raises(ConfigError, match="can be imported"):
         processes_of(Room(processes=1).queue.config, lambda record: None, is_async=False)
     assert pickle.loads(pickle.dumps(handlers.note)) is handlers.note
+
+
+def test_the_limit_of_each_process_moves(
+    working: Callable[..., Work], seen: Callable[[], Counter[int]]
+) -> None:
+    """Of 8 slots 2 are at work, then 5; a process that takes a dead one's place is told as well."""
+    work = working(handlers.work, starts=False, threads=8)
+    work.executor.set_limit(2)
+    work.start()
+    work.shelf.add(*runs(*"abcdefgh"))
+    begun = lambda: len(work.executor.slots().calls)  # noqa: E731
+    wait_until(lambda: begun() == 2)
+    totals = work.executor.totals()
+    assert (totals.completed, totals.busy, totals.has_backlog) == (0, 2, True)
+    work.executor.set_limit(5)
+    wait_until(lambda: begun() == 5)
+    (pid,) = work.executor.pids
+    os.kill(pid, signal.SIGKILL)
+    work.shelf.wait(5)  # which it was at; and three follow
+    wait_until(lambda: begun() == 3)
+    Path(os.environ[handlers.SEEN] + ".sent").touch()
+    work.shelf.wait(8)
+    assert sum(seen().values()) == 3
+    assert work.executor.totals().busy == 0

@@ -19,11 +19,14 @@ from kafkamq.parallel.handling import Handling
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import OutgoingRecord, ProducePublisher, Publisher
 from kafkamq.parallel.streams import ResultStream
+from kafkamq.queue.json_values import BodyError
+from kafkamq.queue.schemas.deserializer import BodyUnavailableError
 from kafkamq.queue.sure_writer import Written
 from kafkamq.runtime.loop_executor import LoopExecutor
 from kafkamq.runtime.steps import take
 from kafkamq.runtime.thread_executor import ThreadExecutor
 from kafkamq.runtime.work_queue import Executor, HandlerCall
+from kafkamq.transport.clock import monotonic_ms
 
 SOON = Backoff(first=0.01, max=0.01, jitter=0.0)
 
@@ -195,6 +198,19 @@ def test_max_attempts_are_of_what_failed_by_itself() -> None:
     assert None not in due
     assert record.attempt == 5
     assert take(works.policy.apply(record, ValueError("no"))) is None
+    assert works.letters == [0]
+
+
+def test_a_body_that_nobody_can_read_yet_is_no_attempt() -> None:
+    """It is due again when the registry may be asked again, not by the back-off."""
+    works = Works(max_attempts=1, dead_letter_topic="dead")
+    record = Placed(0, "a")
+    for _ in range(3):
+        due_ms = take(works.policy.apply(record, BodyUnavailableError("nobody", delay_s=900.0)))
+        assert due_ms is not None
+        assert due_ms > monotonic_ms() + 600_000
+    assert works.letters == []
+    assert take(works.policy.apply(record, BodyError("no"))) is None
     assert works.letters == [0]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
-from tests.unit.test_parallel_work_queue import PLACE, Room
+from tests.unit.test_parallel_work_queue import PLACE, Placed, Room
 
 from kafkamq.errors import BrokerError
 from kafkamq.parallel import transactions
@@ -16,9 +16,23 @@ from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import OutgoingRecord
 from kafkamq.parallel.rules.flow import FlowLimits, PartitionFlow, StallDetector
 from kafkamq.parallel.rules.offsets import OffsetTracker
+from kafkamq.parallel.streams import MAX_WAITING, ProducedStream
 from kafkamq.parallel.transactions import TransactionCommitter
 from kafkamq.parallel.work_queue import PoolWorker
 from kafkamq.transport.exact_commits import OffsetCommit
+
+
+class Report:
+    """Of a delivery."""
+
+    def __init__(self, offset: int) -> None:
+        self.place = (0, offset)
+
+    def partition(self) -> int:
+        return self.place[0]
+
+    def offset(self) -> int:
+        return self.place[1]
 
 
 class Producer:
@@ -31,6 +45,7 @@ class Producer:
         self.offsets: list[OffsetCommit] = []
         self.aborts = 0
         self.is_refused = False
+        self.reports: list[Callable[[], None]] = []  # of what was produced, until a commit
 
     def begin(self) -> None:
         self.open = []
@@ -41,13 +56,22 @@ class Producer:
         if len(value) > 100:
             self.is_refused = True
             on_delivery(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), None)
+        else:
+            report = Report(len(self.reports) + 100)
+            self.reports.append(lambda: on_delivery(None, report))
 
     def call(self, call: Callable[..., object], *, timeout_s: float) -> None:
         call(self, "client", timeout_s)
 
+    def report(self) -> None:
+        reports, self.reports = self.reports, []
+        for each in reports:
+            each()
+
     def commit(self, *, timeout_s: float) -> None:
         if self.is_refused:
             raise BrokerError("a delivery failed", code="MSG_SIZE_TOO_LARGE", is_retriable=True)
+        self.report()
         self.committed += self.open
 
     def abort(self) -> None:
@@ -255,3 +279,106 @@ def test_who_is_done_after_all_is_to_blame_for_nothing(monkeypatch: pytest.Monke
     assert not hall.committer._commit()
     assert hall.producer.committed == [b"0"]
     assert hall.committer._blamed == {}
+
+
+class Ear:
+    """What ``on_produced`` is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, bytes | None, int, int]] = []
+        self.fails = False
+
+    def __call__(
+        self, record: ParallelRecord, result: OutgoingRecord, partition: int, offset: int
+    ) -> None:
+        self.told.append((record.offset, result.value, partition, offset))
+        if self.fails:
+            raise OSError("not now")
+
+
+def test_results_are_told_behind_the_commit_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hall, ear = Hall(monkeypatch), Ear()
+    ear.fails = True  # it counts for nothing
+    hall.committer.on_produced = ear
+    worker = hall.handled("abc")
+    hall.committer.refused(worker)
+    hall.committer.send(worker)
+    hall.producer.report()
+    assert ear.told == []  # Kafka has them, in a transaction that may be aborted
+    assert not hall.committer._commit()
+    assert ear.told == [(0, b"0", 0, 100), (1, b"1", 0, 101), (2, b"2", 0, 102)]
+    worker = hall.handled("d")
+    hall.committer.refused(worker)
+    hall.committer.send(worker)
+    hall.committer._commit()
+    assert [value for _, value, _, _ in ear.told[3:]] == [b"3"]
+
+
+def test_of_what_is_aborted_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor where Kafka confirms it later than that."""
+    hall, ear = Hall(monkeypatch), Ear()
+    hall.committer.on_produced = ear
+    worker = hall.handled("abc", {1: 200})
+    hall.committer.refused(worker)
+    hall.committer.send(worker)
+    late = hall.producer.reports.copy()
+    assert hall.committer._commit()
+    assert hall.producer.aborts == 1
+    hall.producer.reports.clear()
+    hall.again()
+    worker = hall.handled("a")
+    hall.committer.refused(worker)
+    hall.committer.send(worker)
+    for report in late:
+        report()
+    hall.committer._commit()
+    assert ear.told == [(0, b"0", 0, 100)]
+
+
+def test_a_transaction_with_much_to_tell_is_committed_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hall = Hall(monkeypatch)
+    asked: list[None] = []
+    monkeypatch.setattr(hall.committer, "request", lambda: asked.append(None))
+    monkeypatch.setattr(transactions, "MAX_UNTOLD", 3)
+    hall.committer.on_produced = Ear()
+    for keys, count in (("ab", 0), ("cd", 1)):
+        worker = hall.handled(keys)
+        hall.committer.refused(worker)
+        hall.committer.send(worker)
+        hall.producer.report()
+        hall.committer.send(hall.workers[1])
+        assert len(asked) == count
+
+
+def test_a_stream_of_what_is_produced_has_its_bound() -> None:
+    is_ending = False
+    stream = ProducedStream(lambda: is_ending)
+    record, result = Placed(0, "a"), OutgoingRecord(topic="out", value=b"")
+    for number in range(MAX_WAITING):
+        assert stream.await_room(0.0)
+        stream.put(record, result, 0, number)
+    assert not stream.await_room(0.0)
+    found = stream.results(lambda: is_ending)
+    assert next(found).offset == 0
+    assert stream.await_room(0.0)
+    stream.put(record, result, 0, MAX_WAITING)
+    assert not stream.await_room(0.0)
+    is_ending = True
+    assert stream.await_room(0.0)
+    stream.put(record, result, 0, MAX_WAITING + 1)
+    assert [each.offset for each in found] == list(range(1, MAX_WAITING + 2))
+
+
+def test_who_leaves_a_stream_is_told_what_was_left(caplog: pytest.LogCaptureFixture) -> None:
+    stream = ProducedStream(lambda: False)
+    record, result = Placed(0, "a"), OutgoingRecord(topic="out", value=b"")
+    for number in range(3):
+        stream.put(record, result, 0, number)
+    found = stream.results(lambda: False)
+    assert next(found).topic == "out"
+    found.close()
+    stream.put(record, result, 0, 3)  # nobody is there
+    (line,) = caplog.records
+    assert (line.levelname, line.count) == ("WARNING", 2)  # type: ignore[attr-defined]

@@ -197,3 +197,66 @@ def test_lists_wait_a_moment_to_be_full() -> None:
     assert room.queue.take(one) == []
     room.queue._batch_since_s = monotonic() - 61
     assert sum(len(run.records) for run in room.queue.take(one)) == 1
+
+
+def test_beyond_the_limit_nothing_is_handed_out_and_who_has_some_keeps_it() -> None:
+    room = Room()
+    one, two = room.workers
+    room.add("abcd")
+    assert room.queue.take(one)
+    assert room.queue.take(two)
+    room.queue.set_limit(1)
+    assert (room.queue.limit, room.queue.totals().busy) == (1, 2)
+    assert room.queue.take(two) == []  # it waits, although there is something to do
+    assert room.queue.take(one)
+    room.add("ef")
+    room.queue.tend()
+    assert room.woken == []
+    room.queue.set_limit(2)
+    assert room.woken == [two]
+    assert room.queue.take(two)
+
+
+def test_a_stop_wakes_who_waits_behind_the_limit() -> None:
+    room = Room()
+    room.queue.set_limit(1)
+    one, two = room.workers
+    room.add("ab")
+    assert room.queue.take(two) == []
+    assert room.queue.take(one)
+    room.queue.stop()
+    assert room.woken == [two]
+
+
+def test_a_limit_that_is_set_before_the_workers_are_there_holds() -> None:
+    room = Room()
+    room.queue.set_limit(1)
+    room.queue.join(room.workers, room)
+    assert room.queue.limit == 1
+
+
+@pytest.mark.parametrize("is_deferred", [False, True])
+def test_totals_count_calls_whatever_becomes_of_them(is_deferred: bool) -> None:
+    """Done, failed, or handed on to a stream: each has taken its time."""
+    room = Room()
+    room.queue.is_deferred = is_deferred
+    one, _ = room.workers
+    room.add("abc")
+    for number in range(3):
+        (run,) = room.queue.take(one)
+        one.began_s -= 1.0
+        if number == 1:
+            one.failed = [(run.records[0], 0)]
+            room.queue.done(one, run)
+            room.queue.release_all(one)
+        elif number == 2:
+            one.finished.append(run)
+            room.queue.hand_on(one, run.records)
+        else:
+            one.finished.append(run)
+    room.queue.pause()
+    room.queue.take(one)
+    totals = room.queue.totals()
+    assert totals.completed == 3
+    assert 3000 <= totals.spent_ms < 4000
+    assert not totals.has_backlog  # what waits is not handed out

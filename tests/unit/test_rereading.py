@@ -22,9 +22,10 @@ from kafkamq.transport import patience
 from kafkamq.transport.admin import uuid_bytes
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.errors import is_retriable
+from kafkamq.transport.follower import Follower
 from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
 from kafkamq.transport.patience import Patience
-from kafkamq.transport.record import Record
+from kafkamq.transport.record import Place, Record
 from kafkamq.transport.record_reader import RecordReader
 from kafkamq.transport.settings import producer_settings
 from kafkamq.types import MessageId
@@ -265,6 +266,27 @@ def test_a_partition_that_cannot_be_read_loses_nothing(
         read(rereader, rows, timeout_s=0.5)
     cluster.faults.offline.clear()
     assert numbers(read(rereader, rows)) == list(range(6))
+
+
+def test_what_the_log_has_again_when_its_end_is_asked_for_is_read(
+    cluster: MemoryKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader that was behind gave no record; the next one has it, and more."""
+    reader = RecordReader(CONFIG, CONFIG.message_topic)
+    ask = Follower.bounds
+
+    def bounds(follower: Follower, place: Place, **more: float) -> tuple[int, int]:
+        if ask(follower, place, **more)[1] < 6:
+            write(cluster, 2 * PARTITIONS)
+        return ask(follower, place, **more)
+
+    write(cluster, 4 * PARTITIONS)
+    monkeypatch.setattr(Follower, "bounds", bounds)
+    found = dict(reader.stream(0, [5], timeout_s=WAIT_S))
+    reader.close()
+    record = found[5]
+    assert record is not None
+    assert record.offset() == 5
 
 
 def test_reasons_that_were_read_in_vain_are_not_read_again(

@@ -5,7 +5,7 @@ The log, the ledger and the clock are fakes: what counts is when something is wr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -176,6 +176,26 @@ def test_one_row_that_costs_all_the_time_is_done(settler: Settler, world: World)
     reports = settle_all(world, settler, sparse(3), timeout_s=10.0)
     assert sum(report.copies for report in reports) == 3
     assert min(world.bounds) >= 8.0
+
+
+def test_a_message_by_reference_does_not_wait_for_the_next_start(
+    settler: Settler, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two STARTs and the first one's message would take longer than a settlement may."""
+    world.seek_s = 7.0
+    refers = encode_start(
+        ID, b"q", None, redeliver_after_ms=10_000, consumer_id="c", by_reference=True
+    )
+    monkeypatch.setattr(f"{__name__}.START", refers)
+    admin = SimpleNamespace(topic_id=lambda _: ID.topic_id)
+    monkeypatch.setattr(message_lookup, "Admin", lambda *_, **__: admin)
+    rows: list[Settle | Carry] = [
+        replace(row, message_id=replace(ID, offset=at * FAR + FAR // 2))
+        for at, row in enumerate(sparse(3))
+        if isinstance(row, Settle)
+    ]
+    reports = settle_all(world, settler, rows, timeout_s=20.0)
+    assert [report.copies for report in reports] == [1, 1, 1]
 
 
 def test_a_look_that_read_nothing_does_not_make_the_next_one_small() -> None:

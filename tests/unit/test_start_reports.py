@@ -21,11 +21,15 @@ def route(count: int) -> RouteStarts:
 
 
 def record(number: int, log_ms: int) -> Record:
-    return Record(value=b"start %d" % number, timestamp=(LOG_APPEND_TIME, log_ms))
+    return Record(
+        value=b"start %d" % number, timestamp=(LOG_APPEND_TIME, log_ms), offset=1000 + number
+    )
 
 
 def numbers(starts: RouteStarts) -> list[tuple[int, int]]:
-    return [(lease.offsets[0], log_ms) for group, log_ms in starts.delivered() for lease in group]
+    found = [(lease, *where) for group, *where in starts.delivered() for lease in group]
+    assert all(offset == 1000 + lease.offsets[0] for lease, _, offset in found)
+    return [(lease.offsets[0], log_ms) for lease, log_ms, _ in found]
 
 
 def test_all_are_there() -> None:
@@ -71,11 +75,11 @@ def test_another_order_is_no_other_message() -> None:
 def test_what_comes_after_the_end_of_the_batch_is_told() -> None:
     starts, late = route(3), []
     starts.report(None, record(0, 100))
-    starts.give_up(lambda lease, log_ms: late.append((lease.offsets[0], log_ms)))
+    starts.give_up(lambda lease, log_ms, offset: late.append((lease.offsets[0], log_ms, offset)))
     assert numbers(starts) == [(0, 100)]
     starts.report(None, record(2, 102))
     starts.report(KafkaError(KafkaError._MSG_TIMED_OUT), record(1, -1))
-    assert late == [(2, 102)]
+    assert late == [(2, 102, 1002)]
 
 
 def test_a_batch_that_was_interrupted_has_a_message_without_start() -> None:

@@ -80,3 +80,22 @@ def test_a_task_that_is_cancelled_ends_its_steps() -> None:
 
     asyncio.run(main())
     assert ended == ["finally"]
+
+
+@both
+def test_an_attempt_that_raises_ends_its_steps(run: Run) -> None:
+    """At once, also while somebody looks at the error."""
+    ended: list[str] = []
+
+    def attempt(_: float) -> bool:
+        raise KeyboardInterrupt
+
+    def steps() -> Steps[None]:
+        try:
+            yield attempt, LONG_S
+        finally:
+            ended.append("finally")
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        run(steps())
+    assert ended == ["finally"], raised.value

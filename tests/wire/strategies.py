@@ -75,6 +75,9 @@ starts = st.builds(
     max_deliveries=counts,
     max_lease_ms=durations,
 )
+topic_starts = st.builds(
+    replace, starts, message_topic=st.text("aZ09._-", min_size=3, max_size=249)
+)
 starts_by_reference = st.builds(
     Marker,
     type=st.just(MarkerType.START),
@@ -131,7 +134,14 @@ carried_schedules = st.builds(
 ticks = st.builds(Marker, type=st.just(MarkerType.TICK), consumer_id=texts, engine_epoch=times)
 
 single_markers = (
-    starts | starts_by_reference | ends | keepalives | schedules | carried_schedules | ticks
+    starts
+    | topic_starts
+    | starts_by_reference
+    | ends
+    | keepalives
+    | schedules
+    | carried_schedules
+    | ticks
 )
 batch_starts = st.builds(
     Marker,
@@ -144,8 +154,13 @@ batch_starts = st.builds(
     max_lease_ms=durations,
     batches=batch_lists(),
 )
-batch_markers = batch_starts | st.builds(
-    replace, ends | keepalives, message_id=st.none(), batches=batch_lists()
+batch_topic_starts = st.builds(
+    replace, batch_starts, message_topic=st.text("aZ09._-", min_size=3, max_size=249)
+)
+batch_markers = (
+    batch_starts
+    | batch_topic_starts
+    | st.builds(replace, ends | keepalives, message_id=st.none(), batches=batch_lists())
 )
 markers = single_markers | batch_markers
 

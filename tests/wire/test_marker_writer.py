@@ -59,6 +59,9 @@ def by_generated_code(marker: Marker) -> pb.Marker:
         message.batches.extend(by_the_shorter(batch) for batch in marker.batches)
     elif marker.type == pb.START:
         message.delivery_count = marker.delivery_count
+    if marker.message_topic:
+        message.version = 2
+        message.message_topic = marker.message_topic
     if marker.message_id is not None:
         identity = marker.message_id
         message.message_id.SetInParent()

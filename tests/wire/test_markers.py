@@ -236,9 +236,9 @@ def test_hostile_records_are_refused_by_both_decoders(name: str) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        pb.Marker(version=2).SerializeToString(),
-        pb.Marker(version=2, type=pb.TICK, engine_epoch=2**64 - 1).SerializeToString(),
-        b"\x08\x02\x10\x63",  # and a type that nobody knows
+        pb.Marker(version=3).SerializeToString(),
+        pb.Marker(version=3, type=pb.TICK, engine_epoch=2**64 - 1).SerializeToString(),
+        b"\x08\x03\x10\x63",  # and a type that nobody knows
         identified(partition=-1, topic_id=b"x") + b"\x08\x07",
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, ClassVar
 
@@ -45,6 +45,8 @@ class Message:
     timestamp_ms = shown(sync.Message.timestamp_ms)
     message_id = shown(sync.Message.message_id)
     deadline = shown(sync.Message.deadline)
+    token = shown(sync.Message.token)
+    is_shared = shown(sync.Message.is_shared)
 
     async def ack(self, *, wait: bool = False) -> None:
         """See ``kafkamq.Message.ack``."""
@@ -64,12 +66,18 @@ class Message:
         """See ``kafkamq.Message.extend``."""
         self._sync.extend(seconds)
 
+    async def hold(
+        self, seconds: float | timedelta | None = None, *, until: datetime | None = None
+    ) -> str:
+        """See ``kafkamq.Message.hold``."""
+        return await asyncio.shield(in_thread(self._sync.hold, seconds, until=until))
+
     async def _verdict(
         self, wait: bool, function: Callable[..., None], *args: Any, **kwargs: Any
     ) -> None:
-        if wait:
+        if wait or self.is_shared:
             # Shielded: the verdict is written, whether or not its confirmation is waited for.
-            await asyncio.shield(in_thread(function, *args, wait=True, **kwargs))
+            await asyncio.shield(in_thread(function, *args, wait=wait, **kwargs))
         else:
             function(*args, **kwargs)  # only queues it
 

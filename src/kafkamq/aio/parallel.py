@@ -10,8 +10,8 @@ from kafkamq.errors import ConfigError, DeadlineExceededError
 from kafkamq.parallel.config import is_async_handler
 from kafkamq.parallel.consumer import ParallelBase
 from kafkamq.parallel.record import ParallelRecord
-from kafkamq.parallel.results import OnProduced
-from kafkamq.parallel.streams import ResultStream
+from kafkamq.parallel.results import OnProduced, Produced
+from kafkamq.parallel.streams import ProducedStream, ResultStream
 from kafkamq.runtime.inside import is_inside
 from kafkamq.runtime.signals import stopped_by
 
@@ -69,6 +69,27 @@ class ParallelConsumer(ParallelBase):
         has_ended = lambda: engine.work_queue.is_stopped or engine.ended.is_set()  # noqa: E731
         async for found in stream.results_async(has_ended):
             yield found
+        if engine.failure is not None:
+            raise engine.failure
+
+    async def produce_and_stream(
+        self, handler: Callable[..., Awaitable[object]]
+    ) -> AsyncIterator[Produced]:
+        """As ``poll_and_produce``; iterates over what Kafka has of results, ``async for``.
+
+        See ``kafkamq.ParallelConsumer.produce_and_stream``; the iteration begins with the first.
+
+        Raises:
+            ConfigError, StateError, BrokerError: As ``poll``.
+        """
+        _check_async(handler)
+        engine = self._engine
+        stream = ProducedStream(lambda: engine.is_ending)
+        publisher = self._producing(stream.put, stream.await_room)
+        loop = asyncio.get_running_loop()
+        await asyncio.to_thread(self._begin, handler, publisher, loop=loop)
+        async for produced in stream.results_async(engine.ended.is_set):
+            yield produced
         if engine.failure is not None:
             raise engine.failure
 

@@ -97,6 +97,10 @@ class Queue:
         return Producer(self._sync)
 
     create_topics = twin(sync.Queue.create_topics)
+    ack = twin(sync.Queue.ack)
+    nack = twin(sync.Queue.nack)
+    reject = twin(sync.Queue.reject)
+    extend = twin(sync.Queue.extend)
 
     async def _connected(self) -> sync.Queue:
         return self._sync

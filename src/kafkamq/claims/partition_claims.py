@@ -90,9 +90,8 @@ class PartitionClaims(Listener):
         self._count_ms = lease_clock_ms() + _PARTITIONS_MS
         self._template = self._claimant_config(config.topics[0], 0)
         self._is_stopped = False
-        self._waiting: dict[
-            str, list[tuple[ClaimSession, Fetch]]
-        ] = {}  # by topic that is incomplete
+        # By topic that is incomplete: what is held of it, and where to read from.
+        self._waiting: dict[str, dict[ClaimSession, Fetch]] = {}
         self.complete: set[str] = set()  # with whole topics: those of which everything is held
 
     def start(self) -> None:
@@ -236,17 +235,19 @@ class PartitionClaims(Listener):
             self._listener.on_gained(session, step)
             return
         topic = session.place[0]
-        waiting = self._waiting.setdefault(topic, [])
-        waiting.append((session, step))
+        waiting = self._waiting.setdefault(topic, {})
+        waiting[session] = step
         if len(waiting) == self._counts[topic] or topic in self.complete:
             self.complete.add(topic)
-            for each, fetch in self._waiting.pop(topic):
+            for each, fetch in self._waiting.pop(topic).items():
+                each.claimant.read(lease_clock_ms())
                 self._listener.on_gained(each, fetch)
 
     def on_hand_out(self, session: ClaimSession, step: HandOut) -> None:
         self._listener.on_batch(session, step)
 
     def on_stop(self, session: ClaimSession, step: Stop) -> None:
+        self._waiting.get(session.place[0], {}).pop(session, None)  # it must not be read any more
         self._listener.on_lost(session, step.reason, is_lost=step.is_lost)
 
     def on_finish(self, session: ClaimSession, step: Finish) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import KafkaMQError
-from kafkamq.transport.group_consumer import GroupOffsets
+from kafkamq.transport.group_consumer import GroupOffsets, lost_commits
+from kafkamq.transport.record import Place
 
 _log = logging.getLogger(__name__)
 
@@ -18,7 +19,7 @@ class RangePositions:
     def __init__(self, config: ServiceConfig, topic: str, group_id: str) -> None:
         self._topic = topic
         self._committed: dict[int, int] = {}
-        self._offsets = GroupOffsets(config, group_id)  # its polls read nothing
+        self._offsets = GroupOffsets(config, group_id, on_commit=lost_commits(self._forget))
 
     def commit(self, positions: Mapping[int, int], *, is_last: bool) -> None:
         """By partition; the last ones are waited for, and written once more."""
@@ -37,6 +38,10 @@ class RangePositions:
                 self._offsets.commit_soon(places)
         except (KafkaMQError, RuntimeError):
             _log.debug("positions of ranges could not be committed")
+
+    def _forget(self, partition: Place) -> None:
+        """It was not committed: the next ``commit`` does it again."""
+        self._committed.pop(partition[1], None)
 
     def close(self) -> None:
         """End the client."""

@@ -24,6 +24,7 @@ from kafkamq.cli import (
     queues,
     stat,
     tracker,
+    web,
     work,
 )
 from kafkamq.cli.spark import cluster, jobs
@@ -89,6 +90,7 @@ for _command in (
     compare.compare,
     *(jobs.sql, jobs.replay, jobs.audit),
     work.work,
+    web.web,
 ):
     app.command()(_command)
 app.add_typer(dead_letters.group, name="dlq")

@@ -9,7 +9,13 @@ import typer
 
 from kafkamq.cli import output
 from kafkamq.cli.options import Json
-from kafkamq.queue.rules.capabilities import CAPABILITIES, Feature, markdown_table, rows
+from kafkamq.queue.rules.capabilities import (
+    CAPABILITIES,
+    Feature,
+    heads,
+    markdown_table,
+    rows,
+)
 from kafkamq.types import Backend
 
 
@@ -25,8 +31,7 @@ def backends(
     elif as_json:
         output.print_json({each.value: _facts(each) for each in Backend})
     else:
-        heads = ("", *(each.value for each in Backend))
-        output.print_table("Backends", heads, rows())
+        output.print_table("Backends", ("", *heads()), rows())
 
 
 def _facts(backend: Backend) -> dict[str, object]:

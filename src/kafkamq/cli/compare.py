@@ -14,7 +14,6 @@ from typing import Annotated
 import typer
 
 from kafkamq.cli import output
-from kafkamq.cli.doctor import kafka_version
 from kafkamq.cli.options import Json, connected_if_named
 from kafkamq.cli.page import document, figure, table
 from kafkamq.config import ServiceConfig
@@ -22,6 +21,7 @@ from kafkamq.dev.broker import LocalKafka
 from kafkamq.dev.compare import Contender, Measured, Work, parse_range, parse_slow
 from kafkamq.dev.environment import cache_dir_from, java_from
 from kafkamq.errors import ConfigError
+from kafkamq.markers.tracker.cluster_checks import kafka_version
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.reaching import require_brokers
 

@@ -21,6 +21,16 @@ from kafkamq.transport.reaching import require_brokers
 _SLICE_S = 0.2
 
 
+Concurrency = Annotated[str, typer.Option(help='Handlers at once; "auto": as many as bring more.')]
+MaxConcurrency = Annotated[
+    int | None, typer.Option(min=1, help="The most that --concurrency auto may try.")
+]
+HungAfter = Annotated[
+    float,
+    typer.Option(min=0.001, help="Seconds that all handlers may hang until /live answers no."),
+]
+
+
 class Order(Enum):
     """What stays in order."""
 
@@ -35,6 +45,11 @@ def load_handler(name: str) -> Callable[..., object]:
     if not callable(found):
         raise ConfigError(f"the handler {name!r} is no function")
     return found
+
+
+def at_once(text: str) -> int | str:
+    """What ``--concurrency`` says; the consumer refuses what is neither."""
+    return int(text) if text.isascii() and text.isdecimal() else text
 
 
 @connected
@@ -54,7 +69,8 @@ def consume(
     ordering: Annotated[
         Order, typer.Option(help="What stays in order: key, partition or unordered.")
     ] = Order.KEY,
-    concurrency: Annotated[int, typer.Option(min=1, help="Handlers at once.")] = 16,
+    concurrency: Concurrency = "16",
+    max_concurrency: MaxConcurrency = None,
     processes: Annotated[
         int,
         typer.Option(min=0, help="Run a def handler in this many processes instead of threads."),
@@ -73,10 +89,7 @@ def consume(
         float,
         typer.Option(min=0.0, help="Seconds after Ctrl-C to process the records that were read."),
     ] = 0.0,
-    hung_after: Annotated[
-        float,
-        typer.Option(min=0.001, help="Seconds that all handlers may hang until /live answers no."),
-    ] = 43_200.0,
+    hung_after: HungAfter = 43_200.0,
     metrics_port: MetricsPort = None,
 ) -> None:
     """Process records with a function, many at once, until Ctrl-C."""
@@ -89,7 +102,8 @@ def consume(
         bootstrap_servers=config.bootstrap_servers,
         kafka=config.kafka,
         ordering=ordering.value,
-        concurrency=concurrency,
+        concurrency=at_once(concurrency),
+        max_concurrency=max_concurrency,
         processes=processes,
         max_attempts=max_attempts,
         dead_letter_topic=dead_letter_topic,

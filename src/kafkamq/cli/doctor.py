@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from importlib import metadata
 from typing import Annotated
 
@@ -13,35 +13,24 @@ import typer
 
 from kafkamq import __version__
 from kafkamq.cli import output
-from kafkamq.cli.options import Json, connected_if_named
+from kafkamq.cli.options import Json, Topic, connected_if_named
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.environment import java_from
 from kafkamq.dev.java import java_command
 from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, KafkaMQError
-from kafkamq.markers.overview import doubled_queues
-from kafkamq.queue.topics import check_topics
-from kafkamq.transport.admin import Admin, ClusterInfo
-from kafkamq.transport.broker_release import broker_release
-from kafkamq.transport.reaching import require_brokers
+from kafkamq.markers.tracker.cluster_checks import Check, cluster_checks
+from kafkamq.queue.queue_topic import check_any_topic, check_name
 
 PACKAGES = ("confluent-kafka", "protobuf")
 EXTRAS = {
     "zstandard": "parallel",
+    "fastavro": "schemas",
     "prometheus-client": "metrics",
     "pyspark": "spark",
     "pandas": "spark",
     "pyarrow": "spark",
+    "litestar": "web",
 }
-TIMEOUT_S = 15.0
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One line of the report; ``level`` is ok, warn or refuse."""
-
-    level: str
-    what: str
-    text: str
 
 
 @connected_if_named
@@ -50,6 +39,7 @@ def doctor(
     max_lease: Annotated[
         float, typer.Option(min=0.001, help="The longest lease of your queues, in seconds.")
     ] = 43_200.0,
+    topic: Topic = "",
     as_json: Json = False,
 ) -> None:
     """Check this machine, the brokers and the topics; exit code 1 when something cannot work.
@@ -58,7 +48,9 @@ def doctor(
     """
     checks = [*_machine()]
     if config is not None:
-        checks += _cluster(config, max_lease_ms=round(max_lease * 1000))
+        checks += cluster_checks(config, max_lease_ms=round(max_lease * 1000))
+        if topic:
+            checks += _of_queue(config, topic, max_lease_ms=round(max_lease * 1000))
     refused = any(check.level == "refuse" for check in checks)
     if as_json:
         output.print_json({"ok": not refused, "checks": [asdict(check) for check in checks]})
@@ -105,72 +97,15 @@ def _tried(what: str, check: Callable[[], str]) -> Iterator[Check]:
         yield Check("warn", what, str(error))
 
 
-def _cluster(config: ServiceConfig, *, max_lease_ms: int) -> Iterator[Check]:
+def _of_queue(config: ServiceConfig, topic: str, *, max_lease_ms: int) -> Iterator[Check]:
+    """A topic that is a queue, or is to be one (R37)."""
     try:
-        require_brokers(config)
-        with Admin(config, timeout_s=TIMEOUT_S) as admin:
-            cluster = admin.cluster()
-        brokers = ", ".join(cluster.brokers.values())
-        yield Check("ok", "brokers", f"{len(cluster.brokers)} ({brokers})")
-        yield Check("ok", "kafka", kafka_version(config, cluster))
-        findings = check_topics(config, max_lease_ms=max_lease_ms, timeout_s=TIMEOUT_S)
-        yield from _messages(config, cluster, max_lease_ms)
+        check_name(config, topic)
+        findings = check_any_topic(replace(config, message_topic=topic), max_lease_ms=max_lease_ms)
     except (BrokerError, ConfigError, DeadlineExceededError) as error:
-        yield Check("refuse", "cluster", str(error))
+        yield Check("refuse", topic, str(error))
         return
     for finding in findings:
-        yield Check(finding.level, finding.topic or "cluster", finding.text)
+        yield Check(finding.level, finding.topic, finding.text)
     if not findings:
-        yield Check("ok", "topics", f"those of namespace {config.namespace} are as they should be")
-
-
-def _messages(config: ServiceConfig, cluster: ClusterInfo, max_lease_ms: int) -> Iterator[Check]:
-    """What depends on how long messages are kept, and who works on their queues."""
-    with Admin(config, timeout_s=TIMEOUT_S) as admin:
-        messages = admin.topics([config.message_topic]).get(config.message_topic)
-    if messages is None:  # it is said elsewhere
-        return
-    retention_ms = messages.retention_ms
-    if not messages.topic_id:
-        text = "no markers can be batched: the brokers tell no ids of topics (Kafka before 2.8)"
-        yield Check("warn", "batches", text)
-    elif 0 <= retention_ms <= 2 * max_lease_ms:  # R28
-        yield Check(
-            "warn",
-            "batches",
-            f"no markers can be batched: {messages.name} keeps messages for {retention_ms} ms, "
-            f"so none outlives a lease of {max_lease_ms} ms by far; set retention.ms to more than "
-            f"{2 * max_lease_ms}, or the max_lease of the queues lower",
-        )
-    yield from _groups(config, cluster, retention_ms)
-
-
-def _groups(config: ServiceConfig, cluster: ClusterInfo, retention_ms: int) -> Iterator[Check]:
-    """What Kafka forgets of groups, and queues that two groups work on."""
-    kept_min = int(cluster.settings.get("offsets.retention.minutes", "10080"))
-    if not 0 <= retention_ms <= kept_min * 60_000:
-        yield Check(
-            "warn",
-            "groups",
-            f"offsets.retention.minutes is {kept_min}, messages are kept for longer: queues of the "
-            "markers backend have their positions in the ledger, other groups that are empty for "
-            "so long begin again; raise it",
-        )
-    for queue_id in doubled_queues(config):
-        yield Check(
-            "warn",
-            "groups",
-            f"kafka-mq-go's workers and kafkamq's both work on queue {queue_id!r}, each in a group "
-            f"of its own: each gets every message; open it with group='kafka-mq-{queue_id}', or "
-            "delete the group that is left over",
-        )
-
-
-def kafka_version(config: ServiceConfig, cluster: ClusterInfo) -> str:
-    """The release of one broker; where it does not tell, what its settings give away."""
-    for address in cluster.brokers.values():
-        release = broker_release(config, address)
-        if release is not None:
-            return release
-    # The setting is gone in Kafka 4.
-    return cluster.settings.get("inter.broker.protocol.version", "4.0 or newer")
+        yield Check("ok", topic, "can be a queue, and lacks nothing")

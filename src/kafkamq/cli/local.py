@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +18,8 @@ from kafkamq.cli.options import TRACKER_HERE, Json
 from kafkamq.cli.payloads import Line, read_lines
 from kafkamq.cli.settings import parse_properties
 from kafkamq.cli.tracker import Engine
+from kafkamq.cli.web import serving_pages
+from kafkamq.config import ServiceConfig
 from kafkamq.dev.artifacts import DEFAULT_VERSION
 from kafkamq.dev.broker import LocalKafka
 from kafkamq.dev.demo import (
@@ -32,6 +36,8 @@ from kafkamq.dev.demo.show import Show
 from kafkamq.dev.environment import cache_dir_from, java_from
 from kafkamq.dev.errors import LocalKafkaError
 from kafkamq.errors import ConfigError, KafkaMQError
+from kafkamq.markers.tracker.local import LocalTracker
+from kafkamq.queue.service import Service
 from kafkamq.runtime.signals import stop_on_signals
 
 DEMO_FIELDS = ("queue", "demo")
@@ -60,6 +66,9 @@ def dev(
             help="Property of the broker; may be repeated.",
         ),
     ] = None,
+    web: Annotated[
+        bool, typer.Option("--web", help="Serve the pages, with topics and a tracker.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run a local Kafka broker until Ctrl-C; the first run fetches it."""
@@ -77,15 +86,26 @@ def dev(
     stopping = threading.Event()
     try:
         stop_on_signals(stopping.set)
-        _say_where(broker, as_json=as_json)
-        while not stopping.wait(0.5):
-            if not broker.is_running:
-                raise LocalKafkaError(f"the broker has ended by itself; see {broker.log_path}")
+        with _with_pages(broker) if web else nullcontext() as pages:
+            _say_where(broker, pages, as_json=as_json)
+            while not stopping.wait(0.5):
+                if not broker.is_running:
+                    raise LocalKafkaError(f"the broker has ended by itself; see {broker.log_path}")
     finally:
         broker.stop()
 
 
-def _say_where(broker: LocalKafka, *, as_json: bool) -> None:
+@contextmanager
+def _with_pages(broker: LocalKafka) -> Iterator[str]:
+    """The topics of the default namespace, a tracker, and the pages; yields their address."""
+    config = ServiceConfig(bootstrap_servers=broker.bootstrap_servers)
+    with Service(config.bootstrap_servers, config.namespace) as service:
+        service.create_topics()
+    with LocalTracker(config).in_thread(), serving_pages(config) as address:
+        yield address
+
+
+def _say_where(broker: LocalKafka, pages: str | None = None, *, as_json: bool) -> None:
     where = {
         "bootstrap_servers": broker.bootstrap_servers,
         "kafka_version": broker.version,
@@ -93,6 +113,8 @@ def _say_where(broker: LocalKafka, *, as_json: bool) -> None:
         "data_dir": str(broker.data_dir),
         "log": str(broker.log_path),
     }
+    if pages is not None:
+        where["pages"] = pages
     if as_json:
         output.print_json(where)
         return
@@ -101,8 +123,8 @@ def _say_where(broker: LocalKafka, *, as_json: bool) -> None:
     output.note(
         "In another terminal:\n"
         f"  export KAFKAMQ_BOOTSTRAP_SERVERS={broker.bootstrap_servers}\n"
-        f"  kafkamq create && {TRACKER_HERE}\n"
-        "Ctrl-C ends it."
+        + (f"  kafkamq create && {TRACKER_HERE}\n" if pages is None else "")
+        + "Ctrl-C ends it."
     )
 
 

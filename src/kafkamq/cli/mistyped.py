@@ -22,6 +22,8 @@ def is_used(
 
     Until then there is a warning and no group, so that a mistyped name leaves nothing behind.
     """
+    if queue.topic:  # its topic is asked for by that name
+        return True
     deadline_s = time.monotonic() + patience
     with QueueSearch(config, queue.queue_id, group_of_workers(config, queue)) as search:
         if _is_known(search):

@@ -20,6 +20,9 @@ TRACKER_HERE = "kafkamq tracker --engine local"
 """The tracker that needs nothing else: what every hint names."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Topic = Annotated[
+    str, typer.Option(help="The topic whose messages are all the queue's; default: shared.")
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Count what would be sent, and send nothing.")
 ]

@@ -23,6 +23,7 @@ from kafkamq.cli.options import (
     TRACKER_HERE,
     Json,
     MetricsPort,
+    Topic,
     connected,
     connected_without_n,
     serving_metrics,
@@ -108,6 +109,7 @@ def send(
         str | None,
         typer.Option("--id", help="Label of your own for the message; only with a single payload."),
     ] = None,
+    topic: Topic = "",
     as_json: Json = False,
 ) -> None:
     """Send messages: arguments, or JSON lines from a file or stdin.
@@ -123,24 +125,23 @@ def send(
         source = "stdin" if file == "-" else file
         with _lines(file) as lines:
             messages = (line.message for line in read_lines(lines, source=source))
-            _send_all(config, queue_id, messages, as_json=as_json)
+            _send_all(config, queue_id, topic, messages, as_json=as_json)
         return
     assert payloads
     if identity is not None and len(payloads) > 1:
         raise ConfigError(f"--id names one message, and {len(payloads)} payloads are given")
-    headers = dict(parse_header(text) for text in header or ())
     given = [
         OutgoingMessage(
             payload=utf8(payload, name="PAYLOAD"),
             key=key,
-            headers=headers,
+            headers=dict(map(parse_header, header or ())),
             delay=delay,
             ttl=ttl,
             id=identity,
         )
         for payload in payloads
     ]
-    _send_all(config, queue_id, iter(given), as_json=as_json)
+    _send_all(config, queue_id, topic, iter(given), as_json=as_json)
 
 
 @contextmanager
@@ -156,13 +157,18 @@ def _lines(file: str) -> Iterator[TextIO]:
 
 
 def _send_all(
-    config: ServiceConfig, queue_id: str, messages: Iterator[OutgoingMessage], *, as_json: bool
+    config: ServiceConfig,
+    queue_id: str,
+    topic: str,
+    messages: Iterator[OutgoingMessage],
+    *,
+    as_json: bool,
 ) -> None:
     """Sends in batches and waits for each; after an error it says how many Kafka has."""
     sent = 0
     failure: KafkaMQError | None = None
     with service(config) as connection:
-        queue = connection.queue(queue_id)
+        queue = connection.queue(queue_id, topic=topic or None)
         require_brokers(config)
         producer = queue.producer()
         with output.progress(f"Sending to {queue_id}", None) as advance:
@@ -233,6 +239,11 @@ BatchMarkers = Annotated[
 ]
 
 
+DeliveryOption = Annotated[
+    str, typer.Option(help="With at-most-once a message counts as acked before it is printed.")
+]
+
+
 class Verdict(Enum):
     """What ``receive`` does with what it printed."""
 
@@ -271,7 +282,9 @@ def receive(
         int, typer.Option(min=1, help="Deliveries after which a message becomes a dead letter.")
     ] = 5,
     group: Annotated[str, typer.Option(help="The consumer group; default: the queue's own.")] = "",
+    topic: Topic = "",
     batch_markers: BatchMarkers = QueueConfig.batch_markers,
+    delivery: DeliveryOption = QueueConfig.delivery,
     metrics_port: MetricsPort = None,
     as_json: Json = False,
 ) -> None:
@@ -280,13 +293,8 @@ def receive(
     if len(chosen) > 1:
         raise ConfigError("give one of --ack, --nack and --reject")
     verdict = chosen[0] if chosen else Verdict.ACK
-    if verdict is Verdict.REJECT and not reason:
-        raise ConfigError("--reject needs --reason TEXT: it stands in the dead letter")
-    if delay is not None and verdict is not Verdict.NACK:
-        raise ConfigError("--delay belongs to --nack: the others bring nothing back")
-    if reason and verdict is Verdict.ACK:
-        raise ConfigError("--reason belongs to --nack and --reject")
-    wanted = _wanted(count)
+    _check_verdict(verdict, delay, reason, delivery)
+    wanted = None if follow else _wanted(count)
 
     def handle(message: Message) -> None:
         _show(message, verdict, as_json=as_json)
@@ -302,16 +310,16 @@ def receive(
             redelivery_timeout=redelivery_timeout,
             max_deliveries=max_deliveries,
             batch_markers=batch_markers,
+            delivery=delivery,
             group=group or None,
+            topic=topic or None,
         )
         require_brokers(config)
         patience = math.inf if follow else timeout
         received = 0
         if is_used(config, queue.config, stopping, patience):
             with queue.consumer() as consumer:
-                received = _receive(
-                    consumer, handle, stopping, None if follow else wanted, patience
-                )
+                received = _receive(consumer, handle, stopping, wanted, patience)
     if not received and not follow and not as_json:
         output.note(f"No message in {queue_id} within {timeout:g} s.")
 
@@ -341,6 +349,18 @@ def _receive(
         output.note("Stopping: what was printed is settled, the rest goes back.")
     consumer.flush()
     return received
+
+
+def _check_verdict(verdict: Verdict, delay: float | None, reason: str, delivery: str) -> None:
+    """See that the options belong together."""
+    if verdict is Verdict.REJECT and not reason:
+        raise ConfigError("--reject needs --reason TEXT: it stands in the dead letter")
+    if verdict is not Verdict.ACK and delivery != QueueConfig.delivery:
+        raise ConfigError(f"--{verdict.value} is too late with --delivery {delivery}")
+    if delay is not None and verdict is not Verdict.NACK:
+        raise ConfigError("--delay belongs to --nack: the others bring nothing back")
+    if reason and verdict is Verdict.ACK:
+        raise ConfigError("--reason belongs to --nack and --reject")
 
 
 def _wanted(count: int | None) -> int:

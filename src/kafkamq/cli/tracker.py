@@ -13,6 +13,7 @@ from kafkamq.cli.options import TRACKER_HERE, MetricsPort, connected, serving_me
 from kafkamq.cli.spark.options import SparkChoice, with_spark
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import ConfigError
+from kafkamq.runtime.allocator import calm_allocator
 from kafkamq.runtime.garbage_collector import calm_collector
 from kafkamq.runtime.signals import stop_on_signals
 from kafkamq.transport.reaching import require_brokers
@@ -21,6 +22,22 @@ from kafkamq.transport.reaching import require_brokers
 class Engine(Enum):
     SPARK = "spark"
     LOCAL = "local"
+
+
+NoTakeover = Annotated[
+    bool,
+    typer.Option("--no-takeover", help="Refuse to start while another tracker is the latest one."),
+]
+Standby = Annotated[
+    bool,
+    typer.Option(
+        "--standby",
+        help="Wait while another tracker is active, take over when it gives no sign of life "
+        "for some 5 s, and wait again when fenced. On Spark it folds along meanwhile; each "
+        "needs a --checkpoint of its own. With --engine local it waits for Spark's trackers "
+        "only: local ones share the work.",
+    ),
+]
 
 
 @connected
@@ -42,12 +59,8 @@ def tracker(
         int | None,
         typer.Option(min=1, help="Partitions of Spark's batches; default: by the number of cores."),
     ] = None,
-    no_takeover: Annotated[
-        bool,
-        typer.Option(
-            "--no-takeover", help="Refuse to start while another tracker is the latest one."
-        ),
-    ] = False,
+    no_takeover: NoTakeover = False,
+    standby: Standby = False,
     max_deliveries: Annotated[
         int, typer.Option(min=1, help="Limit of deliveries for messages whose worker names none.")
     ] = 5,
@@ -55,24 +68,20 @@ def tracker(
 ) -> None:
     """Run the redelivery tracker until Ctrl-C.
 
-    One serves a namespace at a time: a later start takes over, and the earlier one stops. More
-    processes with --engine local share the work.
+    One serves a namespace at a time: a later start takes over, and the earlier one stops; with
+    --standby it waits for its turn instead. More processes with --engine local share the work.
     """
     settings = TrackerConfig(takeover=not no_takeover, max_deliveries=max_deliveries)
-    if engine is Engine.SPARK and not checkpoint:
-        raise ConfigError(
-            "--checkpoint is missing: name a folder for Spark's state that all its workers reach, "
-            f"or run without Spark: {TRACKER_HERE}"
-        )
+    _prepare(engine, checkpoint, is_refusing=standby and no_takeover)
     stopping = threading.Event()
     stop_on_signals(stopping.set)
     require_brokers(config)
     output.note(f"Tracking {config.marker_topic} ({engine.value}); Ctrl-C ends it.")
     with serving_metrics(metrics_port):
         if engine is Engine.LOCAL:
-            _track_here(config, settings, stopping)
+            _track_here(config, settings, stopping, standby=standby)
             return
-        from kafkamq.spark.tracker.tracker import run_spark_tracker
+        from kafkamq.spark.tracker.standby import run_spark_tracker
 
         run_spark_tracker(
             config,
@@ -83,13 +92,34 @@ def tracker(
             tasks=tasks,
             settings=on.settings,
             stop=stopping,
+            standby=standby,
         )
 
 
-def _track_here(config: ServiceConfig, settings: TrackerConfig, stopping: threading.Event) -> None:
+def _prepare(engine: Engine, checkpoint: str, *, is_refusing: bool) -> None:
+    """Before anything is connected."""
+    if is_refusing:
+        raise ConfigError("--standby takes over, --no-takeover refuses to: give one of them")
+    if engine is Engine.SPARK and not checkpoint:
+        raise ConfigError(
+            "--checkpoint is missing: name a folder for Spark's state that all its workers reach, "
+            f"or run without Spark: {TRACKER_HERE}"
+        )
+    if engine is Engine.LOCAL:
+        calm_allocator()
+
+
+def _track_here(
+    config: ServiceConfig, settings: TrackerConfig, stopping: threading.Event, *, standby: bool
+) -> None:
+    calm_collector()
+    if standby:
+        from kafkamq.markers.tracker.local_standby import run_standing_by
+
+        run_standing_by(config, settings, stopping)
+        return
     from kafkamq.markers.tracker.local import LocalTracker
 
-    calm_collector()
     local = LocalTracker(config, settings)
     for warning in local.warnings:
         output.note(f"warning: {warning}")

@@ -36,7 +36,7 @@ def work(
     if config is not None:
         require_brokers(config)
         for queue in found.queues:
-            if queue.backend is Backend.MARKERS:
+            if queue.backend is Backend.MARKERS and not queue.topic:
                 warn_of_unused(config, queue.queue_id, queue.group_id)
     with serving_metrics(metrics_port):
         output.note(f"Working as {worker}; Ctrl-C ends it.")

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kafkamq.dev.errors import ArtifactError
-from kafkamq.dev.ivy import Ivy, fetched, ivy_jar
+from kafkamq.dev.ivy import Ivy, copy_with_maven, fetched, ivy_jar
 from kafkamq.dev.java import java_command
 from kafkamq.dev.modules import Module, committed_list, format_list, parse_list, sha256_of, verify
 
@@ -110,6 +110,25 @@ def fetch_modules(
             if missing := verify(folder, modules):
                 ivy = Ivy(java=java_command(java), jar=ivy_jar(cache, work), settings=ivy_settings)
                 _fetch(missing, ivy, folder, work, _silent)
+    return folder
+
+
+def fetch_archive(module: Module, *, cache_dir: Path | None = None) -> Path:
+    """The folder that a checked ``tar.gz`` was unpacked into, with its members' own names."""
+    cache = (cache_dir or Path.home() / ".cache" / "kafkamq").absolute()
+    folder = cache / module.file_name.removesuffix(f".{module.kind}")
+    if not folder.is_dir():
+        cache.mkdir(parents=True, exist_ok=True)
+        with _turn(cache / f"{folder.name}.lock"), _work_folder(cache, folder.name) as work:
+            if not folder.is_dir():
+                if verify(cache, [module]):  # else the user has put it there
+                    copy_with_maven(module, work, cache)
+                    verify(work, [module])
+                    (work / module.file_name).replace(cache / module.file_name)
+                unpacked = work / "unpacked"
+                shutil.unpack_archive(cache / module.file_name, unpacked, filter="data")
+                (cache / module.file_name).unlink()
+                unpacked.replace(folder)
     return folder
 
 

@@ -31,7 +31,8 @@ TIMEOUT_S = 600.0
 _OUTPUT_TAIL_LINES = 25
 _POLL_S = 0.05
 _COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy"
-_COPY_TIMEOUT_S = 120.0
+_COPY_TIMEOUT_S = 300.0
+_OR_PYSPARK = ", or install PySpark (kafkamq[spark]), which brings what fetches Kafka"
 # Sums are checked against our own list, so Ivy need not fetch its own; nor does it need POMs.
 _SETTINGS = """<ivysettings>
   <property name="ivy.checksums" value=""/>
@@ -55,14 +56,19 @@ def ivy_jar(cache: Path, work: Path, *, maven: str = "mvn") -> Path:
         for jar in sorted(Path(folder, "jars").glob("ivy-*.jar")):
             return jar
     if verify(cache, [IVY]):
-        _copy_with_maven(maven, work, cache)
+        copy_with_maven(IVY, work, cache, maven=maven)
         verify(work, [IVY])
         (work / IVY.file_name).replace(cache / IVY.file_name)
     return cache / IVY.file_name
 
 
-def _copy_with_maven(maven: str, work: Path, cache: Path) -> None:
-    wanted = f"-Dartifact={IVY}"
+def copy_with_maven(module: Module, work: Path, cache: Path, *, maven: str = "mvn") -> None:
+    """Put a published file into ``work``; ``cache`` is where a user may put it by hand.
+
+    Raises:
+        ArtifactError: It cannot be fetched.
+    """
+    wanted = f"-Dartifact={module}"
     command = [maven, "-q", "-B", _COPY, wanted, f"-DoutputDirectory={work}"]
     try:
         done = subprocess.run(
@@ -75,8 +81,8 @@ def _copy_with_maven(maven: str, work: Path, cache: Path) -> None:
         said, failed = str(error), True
     if failed:
         raise ArtifactError(
-            f"Ivy, which fetches Kafka, cannot be fetched by {maven}: {said}. Install PySpark "
-            f"(kafkamq[spark]), which brings it, or Maven, or put {IVY.file_name} into {cache}"
+            f"{module} cannot be fetched by {maven}: {said}. Install Maven, or put "
+            f"{module.file_name} into {cache}{_OR_PYSPARK if module == IVY else ''}"
         )
 
 

@@ -6,6 +6,7 @@ import functools
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 from kafkamq.dev.errors import JavaError
 
@@ -27,6 +28,31 @@ def parse_java_version(output: str) -> int:
         return 0
     first, second = int(found[1]), int(found[2] or 0)
     return second if first == 1 else first
+
+
+def newer_java_command(minimum: int, java: str = "java") -> str:
+    """The path of a Java of this version at least: the named one, or one that Debian knows of."""
+    others = sorted(Path("/usr/lib/jvm").glob("*/bin/java"))
+    for each in (java, *map(str, others)):
+        try:
+            path = java_command(each)
+        except JavaError:
+            continue
+        if java_version(path) >= minimum:
+            return path
+    raise JavaError(
+        f"No Java {minimum} or newer found as {java!r} nor in /usr/lib/jvm: install one, or set "
+        "JAVA_HOME to it."
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def java_version(path: str) -> int:
+    """The major version of a Java; 0: it does not say."""
+    answer = subprocess.run(
+        [path, "-version"], capture_output=True, text=True, timeout=60, check=False
+    )
+    return parse_java_version(answer.stderr + answer.stdout)
 
 
 @functools.lru_cache(maxsize=8)

@@ -23,13 +23,17 @@ class Module:
     name: str
     version: str
     sha256: str
+    kind: str = "jar"
+    classifier: str = ""
 
     @property
     def file_name(self) -> str:
-        return f"{self.name}-{self.version}.jar"
+        classifier = f"-{self.classifier}" if self.classifier else ""
+        return f"{self.name}-{self.version}{classifier}.{self.kind}"
 
     def __str__(self) -> str:
-        return f"{self.organisation}:{self.name}:{self.version}"
+        plain = f"{self.organisation}:{self.name}:{self.version}"
+        return f"{plain}:{self.kind}:{self.classifier}" if self.classifier else plain
 
 
 def parse_list(text: str, *, source: str) -> tuple[Module, ...]:

@@ -1,4 +1,5 @@
-"""Pytest fixtures `kafka_broker`, one real broker, and `kafka_cluster`, three that can fail.
+"""Pytest fixtures `kafka_broker`, one real broker, `kafka_cluster`, three that can fail, and
+`schema_registry`, a real registry.
 
 Each starts when the first test asks for it, and serves the whole session. ``--kafka-version`` (or
 ``kafkamq_kafka_version`` in the ini file) chooses another version of Kafka; ``KAFKAMQ_CACHE``,
@@ -16,6 +17,7 @@ import pytest
 if TYPE_CHECKING:
     from kafkamq.dev.broker import LocalKafka
     from kafkamq.dev.cluster import KafkaCluster
+    from kafkamq.dev.registry import LocalRegistry
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,6 +42,18 @@ def kafka_broker(request: pytest.FixtureRequest) -> Iterator[LocalKafka]:
         java=java_from(os.environ),
     ) as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def schema_registry() -> Iterator[LocalRegistry]:
+    """A running schema registry, shared by the session: use subjects of your own."""
+    from kafkamq.dev.environment import cache_dir_from, java_from
+    from kafkamq.dev.registry import LocalRegistry
+
+    with LocalRegistry(
+        cache_dir=cache_dir_from(os.environ), java=java_from(os.environ)
+    ) as registry:
+        yield registry
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import Any
+from typing import Any, NoReturn
 
 from kafkamq.errors import BrokerError, ConfigError, KafkaMQError, LeaseLostError, StateError
 from kafkamq.markers.ends import Ends
@@ -18,6 +18,7 @@ from kafkamq.markers.message import UNREPORTED, EndRecord, MarkersMessage
 from kafkamq.markers.recorder import ConsumerRecorder
 from kafkamq.markers.rules.lease import ACKED, Lease, LeaseState, Refusal, Renewal, Verdict
 from kafkamq.markers.state import ConsumerState
+from kafkamq.markers.tokens.hand_over import HandOver
 from kafkamq.markers.wire.markers import encode_batches, encode_keepalive, encode_known_keepalive
 from kafkamq.queue.lost_leases import LostLeases, too_late
 from kafkamq.queue.message import Message
@@ -56,6 +57,7 @@ class AckWriter:
         self._running_out: deque[EndRecord] = deque()  # of what nobody saw, and not in the log
         self._under_way: dict[EndRecord, None] = {}  # not delivered yet, the failed too
         self._ends = Ends(state, self)
+        self.hand_over = HandOver(self)
 
     # Verdicts.
 
@@ -73,15 +75,14 @@ class AckWriter:
         state.check()
         verdict = ACKED
         if outcome is not _ACK:
-            _check_reason(reason, is_needed=outcome is Outcome.REJECT)
+            self.check_reason(reason, outcome)
             count = message.delivery_count if outcome is Outcome.NACK else 0
             verdict = Verdict(outcome, cut_text(reason) if reason else "", delay_ms, count)
         with state.lock:
             lease, now_ms = message._lease, monotonic_ms()
             part = state.leases.acknowledge(lease, message.offset, now_ms, verdict)
         if isinstance(part, Refusal):
-            self._refuse(message, part)
-            return
+            self.refuse(message, part)
         self._has_verdict()
         if wait:
             self._await(message, part)
@@ -139,10 +140,19 @@ class AckWriter:
             self._failed.extend(end for end, record in refused if "_error" in record)
             self.has_news.set()
 
-    def _refuse(self, message: MarkersMessage, refusal: Refusal) -> None:
+    @staticmethod
+    def check_reason(reason: str, outcome: Outcome) -> None:
+        """Refuse a reason that cannot be written, and a rejection without one."""
+        if not isinstance(reason, str):
+            raise ConfigError(f"reason is a {type(reason).__name__}: it must be a text")
+        if outcome is Outcome.REJECT and not reason:
+            raise ConfigError("reason is empty: it must say why, for it stands in the dead letter")
+
+    def refuse(self, message: MarkersMessage, refusal: Refusal) -> NoReturn:
+        """Raise why a verdict is none."""
         if refusal is Refusal.ACKNOWLEDGED_BEFORE:
             raise StateError(f"{message!r} has a verdict already: one in all")
-        self._forget([message._lease], [message.offset])
+        self.forget([message._lease], [message.offset])
         raise LeaseLostError(
             f"the lease of {message!r} ended before the verdict: nothing was written, it may be "
             "with another worker (a longer redelivery_timeout or max_lease, or extend())",
@@ -173,13 +183,19 @@ class AckWriter:
             else:
                 refusal, renewal = Refusal.LOST, self._extended(message, extension_ms, now_ms)
         if renewal is None:
-            self._refuse(message, refusal)
+            self.refuse(message, refusal)
         else:
             self.renew(renewal)
 
     def _extended(self, message: MarkersMessage, extension_ms: int, now_ms: int) -> Renewal | None:
+        if self.state.leases.may_hand_out(message._lease, now_ms):
+            self.own_lease(message)
+        return self.state.leases.extend(message._lease, extension_ms, now_ms)
+
+    def own_lease(self, message: MarkersMessage) -> Lease:
+        """A lease of this message alone, which is held; with the lock held."""
         leases, lease, offset = self.state.leases, message._lease, message.offset
-        if len(lease.offsets) > 1 and leases.may_hand_out(lease, now_ms):
+        if len(lease.offsets) > 1:
             own = leases.apart(lease, offset)
             try:
                 lease.uncollected.discard(offset)  # first: what only ``held`` lacks is acked
@@ -188,7 +204,7 @@ class AckWriter:
                 leases.keep(own)
             except KeyError:  # acked by another thread, just now
                 lease.uncollected.add(offset)
-                self._refuse(message, Refusal.ACKNOWLEDGED_BEFORE)
+                self.refuse(message, Refusal.ACKNOWLEDGED_BEFORE)
             except BaseException:
                 if message._lease is own:
                     leases.keep(own)
@@ -196,7 +212,15 @@ class AckWriter:
                     lease.held.add(offset)
                     lease.uncollected.add(offset)
                 raise
-        return leases.extend(message._lease, extension_ms, now_ms)
+        return message._lease
+
+    def token(self, message: MarkersMessage) -> str:
+        """See ``Message.token``."""
+        return self.hand_over.token(message)
+
+    def hold(self, message: MarkersMessage, hold_ms: int) -> None:
+        """See ``Message.hold``."""
+        self.hand_over.hold(message, hold_ms)
 
     def renew(self, renewal: Renewal) -> None:
         """Queue a KEEPALIVE."""
@@ -288,9 +312,9 @@ class AckWriter:
     def taken_back(self, messages: Sequence[MarkersMessage]) -> None:
         """The application never saw them after all."""
         for message in messages:
-            self._forget([message._lease], [message.offset])
+            self.forget([message._lease], [message.offset])
 
-    def _forget(self, parts: Iterable[Lease], offsets: Sequence[int] = ()) -> None:
+    def forget(self, parts: Iterable[Lease], offsets: Sequence[int] = ()) -> None:
         """Nothing will be told of these; by default of all messages of the parts."""
         if self._on_lease_lost is not None:
             for part in parts:
@@ -313,7 +337,7 @@ class AckWriter:
 
     def end_delivered(self, end: EndRecord) -> None:
         """An END is in the log."""
-        self._forget(end.parts)
+        self.forget(end.parts)
         self._under_way.pop(end, None)
 
     def check_late(self, parts: Sequence[Lease], log_ms: int) -> None:
@@ -473,10 +497,3 @@ class AckWriter:
 
 def _key_of(lease: Lease) -> bytes:
     return marker_key(lease.partition, lease.offsets[0])
-
-
-def _check_reason(reason: str, *, is_needed: bool) -> None:
-    if not isinstance(reason, str):
-        raise ConfigError(f"reason is a {type(reason).__name__}: it must be a text")
-    if is_needed and not reason:
-        raise ConfigError("reason is empty: it must say why, for it stands in the dead letter")

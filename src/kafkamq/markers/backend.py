@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from kafkamq.config import QueueConfig, ServiceConfig
-from kafkamq.errors import WireError
+from kafkamq.errors import ConfigError, WireError
 from kafkamq.markers.consumer import MarkersConsumer
 from kafkamq.markers.mqgo_workers import look_for_mqgo_workers
-from kafkamq.markers.producer import MarkersProducer
+from kafkamq.markers.producer import AnyTopicProducer, MarkersProducer
+from kafkamq.markers.tokens.settler import Settler as QueueSettler
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.backend import ConsumerPlan, StoredMessage
-from kafkamq.queue.connections import Connections
+from kafkamq.queue.connections import Connections, Settler
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.producer import Producer
-from kafkamq.queue.rules.capabilities import Feature, require
+from kafkamq.queue.queue_topic import create_queue_topics
 from kafkamq.transport.record import RecordLike, headers_of
 
 
@@ -23,19 +24,32 @@ class _MarkersBackend:
         self, connections: Connections, queue: QueueConfig, plan: ConsumerPlan
     ) -> Consumer:
         """See ``QueueBackend.open_consumer``."""
-        look_for_mqgo_workers(connections.namespace, queue)
-        return MarkersConsumer(connections.namespace, queue, plan.on_lease_lost)
+        if not queue.topic:
+            look_for_mqgo_workers(connections.namespace, queue)
+        return MarkersConsumer(connections.namespace_of(queue), queue, plan.on_lease_lost)
 
     def open_producer(self, connections: Connections, queue: QueueConfig) -> Producer:
         """See ``QueueBackend.open_producer``."""
-        connections.namespace.require(queue.max_lease_ms)
-        return MarkersProducer(connections.sender(queue), queue)
+        connections.namespace_of(queue).require(queue.max_lease_ms)
+        make = AnyTopicProducer if queue.topic else MarkersProducer
+        return make(connections.sender(queue), queue)
+
+    def open_settler(self, connections: Connections, queue: QueueConfig) -> Settler:
+        """See ``QueueBackend.open_settler``."""
+        return QueueSettler(connections.namespace_of(queue), queue)
 
     def create_topics(
         self, config: ServiceConfig, queue: QueueConfig, *, partitions: int, replication_factor: int
     ) -> None:
-        """``Service.create_topics`` makes those that all queues share; a queue has none."""
-        require(queue.backend, Feature.OWN_TOPIC, f"queue {queue.queue_id!r}")
+        """``Service.create_topics`` makes those that all queues share; most queues have none."""
+        if not queue.topic:
+            raise ConfigError(
+                f"queue {queue.queue_id!r} shares its namespace's topics, whose partitions "
+                "Service.create_topics() sets"
+            )
+        create_queue_topics(
+            config, queue, partitions=partitions, replication_factor=replication_factor
+        )
 
     def stored_payload(
         self, config: ServiceConfig, record: RecordLike, queue_id: str

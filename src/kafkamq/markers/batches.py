@@ -138,7 +138,7 @@ class Batches:
 
     def _is_fast(self) -> bool:
         """Whether what was ready was many, and is used up already."""
-        if self.ready_count < AHEAD_COUNT or self.ready:
+        if self.ready_count < AHEAD_COUNT or self.ready or self._queue.is_at_most_once:
             return False
         # A worker that stops receiving must not lose it before ``tend`` sees it through.
         is_safe = self._queue.redelivery_timeout_ms >= MIN_TIMEOUT_MS

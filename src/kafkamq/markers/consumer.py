@@ -13,9 +13,7 @@ from operator import attrgetter
 from typing import cast
 
 from kafkamq.config import QueueConfig, ServiceConfig
-from kafkamq.errors import (
-    KafkaMQError,
-)
+from kafkamq.errors import KafkaMQError, StateError
 from kafkamq.markers.ack_writer import AckWriter
 from kafkamq.markers.batches import Batches
 from kafkamq.markers.handover import ExactHandover, Handover, PlainHandover
@@ -32,9 +30,10 @@ from kafkamq.markers.transactional_starts import ExactCommitter
 from kafkamq.metrics.catalog import IN_FLIGHT
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.ids import new_consumer_id
-from kafkamq.queue.message import Message
+from kafkamq.queue.message import Message, only_ack
 from kafkamq.queue.namespace import Namespace
 from kafkamq.transport.clock import monotonic_ms
+from kafkamq.types import Outcome
 
 IDLE_MS = 1000  # without a receive for so long, the lease renewer looks after the group membership
 MAX_LEAVE_S = 1.0  # how long renewals wait for a batch, when the owner does not
@@ -42,6 +41,46 @@ MAX_EXIT_S = 5.0  # how long the interpreter's end waits for verdicts
 _SLICE_S = 0.25
 _LEASE = attrgetter("_lease")
 _log = logging.getLogger(__name__)
+
+
+class _AtMostOnce(AckWriter):
+    """The verdicts of ``delivery="at-most-once"``: ACKs, which say nothing new.
+
+    No tracker answers for a message once it is committed: there is no START, no lease and no END.
+    """
+
+    def acknowledge(
+        self, message: MarkersMessage, outcome: Outcome, *, wait: bool = False, **facts: object
+    ) -> None:
+        del wait, facts
+        self.state.check()
+        only_ack(message, outcome.name.lower())
+        try:
+            message._lease.held.remove(message.offset)
+        except KeyError:
+            raise StateError(f"{message!r} has a verdict already: one in all") from None
+
+    def extend(self, message: MarkersMessage, extension_ms: int) -> None:
+        del extension_ms
+        only_ack(message, "extend")
+
+    def handed_out(self, messages: Sequence[MarkersMessage]) -> None:
+        """Nothing will be told of them."""
+
+    def release(self, messages: Sequence[MarkersMessage]) -> None:
+        self._pass_over(messages, "committed and not handed out")
+
+    def reject_expired(self, messages: Sequence[MarkersMessage]) -> None:
+        self._pass_over(messages, "expired")
+
+    def _pass_over(self, messages: Sequence[MarkersMessage], why: str) -> None:
+        for message in messages:
+            message._lease.held.discard(message.offset)
+        if messages:
+            _log.warning(
+                "messages are lost, as at-most-once allows",
+                extra={"queue": self.queue_id, "messages": len(messages), "reason": why},
+            )
 
 
 class MarkersConsumer(Consumer):
@@ -57,7 +96,8 @@ class MarkersConsumer(Consumer):
         super().__init__(queue)
         self._state = ConsumerState(namespace, queue)
         self._buffer: FetchBuffer[MarkersMessage] = FetchBuffer()
-        self._ack_writer = ack_writer = AckWriter(self._state, on_lease_lost)
+        writer = _AtMostOnce if queue.is_at_most_once else AckWriter
+        self._ack_writer = ack_writer = writer(self._state, on_lease_lost)
         self._starter = Starter(self._state, self._buffer, self._ack_writer)
         self._ahead = ReceiveAhead(first=queue.receive_buffer, maximum=queue.max_in_flight)
         self._owner = threading.RLock()
@@ -100,7 +140,8 @@ class MarkersConsumer(Consumer):
         """
         handing: list[Message] = []
         try:
-            self._receive(handing, 1, self._ahead.size, timeout)
+            ahead = 1 if self._queue.is_at_most_once else self._ahead.size
+            self._receive(handing, 1, ahead, timeout)
             return handing[0] if handing else None
         except BaseException as error:
             self._broken_off(error, handing)
@@ -109,11 +150,15 @@ class MarkersConsumer(Consumer):
     def receive_many(self, n: int, timeout: float = 1.0) -> list[Message]:
         """See ``Consumer.receive_many``.
 
-        Nothing is STARTed ahead, except where hundreds are used up within a tenth of a second, and
-        on an ``exactly_once`` queue, where a transaction is worth more messages than a few.
+        Some are STARTed ahead where the worker uses them up fast, for a quarter of a second at most
+        and half of the queue's ``max_in_flight``; and on an ``exactly_once`` queue, where a
+        transaction is worth more messages than a few.
         """
         self._check_count(n)
-        ahead = n if not self._queue.exactly_once else max(n, self._ahead.size)
+        queue = self._queue
+        ahead = n if queue.is_at_most_once else self._ahead.size_for(n)
+        if queue.exactly_once:
+            ahead = max(ahead, self._ahead.size)
         handing: list[Message] = []
         try:
             self._receive(handing, n, ahead, timeout)
@@ -164,7 +209,7 @@ class MarkersConsumer(Consumer):
             self._batches.step(start, max(0.0, left_s))
             self._hand_out(handing, n)
             if handing or left_s <= 0 or self._closing.is_set() or self._hurry.is_set():
-                return
+                return  # at most once: what is being committed comes with the next receive
 
     def _hand_out(self, handing: list[Message], n: int) -> None:
         """R5's last step: not what has ended meanwhile."""
@@ -227,6 +272,9 @@ class MarkersConsumer(Consumer):
 
     def _topic_id(self) -> bytes:
         return self._starter.facts.message_topic_id
+
+    def _stamp(self) -> bytes:
+        return self._starter.facts.stamp
 
     def _gained(self, partitions: Sequence[int]) -> None:
         """Partitions were assigned (R7's 60 s begin)."""
@@ -296,6 +344,7 @@ class MarkersConsumer(Consumer):
                 return
             try:
                 self._release_all(timeout / 2)
+                self._ack_writer.hand_over.close()
                 self._lease_renewer.stop()
                 failure = self._ack_writer.close(max(0.0, deadline_s - time.monotonic()))
             finally:

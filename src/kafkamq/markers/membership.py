@@ -28,6 +28,9 @@ class Membership(Protocol):
     def _topic_id(self) -> bytes:
         """Of the messages' topic as STARTs name it; empty: unknown."""
 
+    def _stamp(self) -> bytes:
+        """What records of ours have in a topic that anybody writes to (R38)."""
+
     def _is_topic_another(self) -> bool:
         """Ask whether the topic was recreated; if so, ``reread_topic`` is called soon.
 

@@ -6,13 +6,19 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kafkamq.markers.rules.handout import expires_at_ms
-from kafkamq.markers.rules.lease import Lease
+from kafkamq.markers.rules.lease import Lease, Sharing
 from kafkamq.markers.state import ConsumerState
+from kafkamq.metrics.catalog import NAMES_OF_OURS
 from kafkamq.queue.message import Acknowledger, Message
 from kafkamq.queue.wire.keys import split_key
+from kafkamq.queue.wire.stamps import (
+    has_names_of_ours,
+    is_of_another_queue,
+    read_stamped_headers,
+)
 from kafkamq.transport.clock import now_ns, public_s
 from kafkamq.transport.errors import KafkaError
-from kafkamq.transport.record import Record
+from kafkamq.transport.record import Record, all_headers
 from kafkamq.types import Headers, MessageId, Outcome
 
 UNREPORTED = -2  # log time of an END without a delivery report; -1: Kafka gave none
@@ -125,6 +131,11 @@ class MarkersMessage(Message):
         """See ``Message.deadline``."""
         return public_s(self._lease.deadline_ms)
 
+    @property
+    def is_shared(self) -> bool:
+        """See ``Message.is_shared``."""
+        return self._lease.sharing is not Sharing.NONE
+
     def ack(self, *, wait: bool = False) -> None:
         """See ``Message.ack``."""
         lease = self._lease
@@ -141,3 +152,39 @@ class MarkersMessage(Message):
             return
         if not lease.is_noted:
             acknowledger.note(lease)
+
+
+class AnyTopicMessage(MarkersMessage):
+    """See ``MarkersMessage``, in a topic that anybody writes to (R37): the key is the sender's."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, ack_writer: MarkersAcknowledger, record: Record, headers: Headers, stamp: bytes
+    ) -> None:
+        super().__init__(ack_writer, record, record.offset() or 0, headers)
+        self._read = read_stamped_headers(headers, stamp)
+        self.read()
+
+    @property
+    def key(self) -> bytes | None:
+        """The sender's key; None: it gave none."""
+        key: bytes | None = self._record.key()
+        return key
+
+
+def messages_of(
+    ack_writer: MarkersAcknowledger, records: Sequence[Record], stamp: bytes
+) -> list[MarkersMessage]:
+    """The queue's of these: not the copies for other queues of the topic."""
+    messages: list[MarkersMessage] = []
+    theirs = 0
+    for record, headers in zip(records, all_headers(records), strict=True):
+        if headers and is_of_another_queue(headers, stamp):
+            continue
+        message = AnyTopicMessage(ack_writer, record, tuple(headers), stamp)
+        theirs += bool(headers) and has_names_of_ours(message._own_headers().user)
+        messages.append(message)
+    if theirs:
+        NAMES_OF_OURS.add(theirs, ack_writer.queue_id)
+    return messages

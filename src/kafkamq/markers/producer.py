@@ -10,7 +10,9 @@ from kafkamq.markers.wire.markers import decode_marker, encode_end, encode_sched
 from kafkamq.queue.delivery import Delivery
 from kafkamq.queue.producer import Producer
 from kafkamq.queue.sender import Sender
+from kafkamq.queue.wire.headers import message_headers
 from kafkamq.queue.wire.keys import join_key, split_key
+from kafkamq.queue.wire.stamps import stamped
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.record_reader import RecordReader
 from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome, ScheduleToken
@@ -112,3 +114,25 @@ class MarkersProducer(Producer):
         ):
             raise self._no_schedule(token)
         return marker, record.timestamp()[1] + marker.redeliver_after_ms
+
+
+class AnyTopicProducer(Producer):
+    """Sends to a queue that is a topic of its own (R38): keys and headers are the user's."""
+
+    def _headers_of(self, own: Headers, id: str, ttl_ms: int | None) -> Headers:
+        facts = self._namespace.facts()
+        if ttl_ms is not None and not facts.is_broker_time:
+            raise ConfigError(
+                f"ttl: topic {self._topic} has its senders' times (message.timestamp.type is "
+                "CreateTime), and a TTL counts from the broker's; set it to LogAppendTime"
+            )
+        return stamped(own, facts.stamp, message_headers(id=id, ttl_ms=ttl_ms))
+
+    def _schedule(
+        self, payload: bytes | None, key: bytes | None, headers: Headers, id: str, delay_ms: int
+    ) -> Delivery:
+        raise ConfigError(f"delay: topic {self._topic} is not the namespace's, which alone has it")
+
+    def cancel(self, token: ScheduleToken) -> None:
+        """See ``Producer.cancel``: no send here is delayed."""
+        raise ConfigError(f"cancel: nothing is delayed in topic {self._topic}")

@@ -13,7 +13,7 @@ from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import BrokerError, KafkaMQError
 from kafkamq.markers.data_loss import report_loss
 from kafkamq.markers.membership import Membership, max_idle_ms, open_member
-from kafkamq.markers.message import MarkersAcknowledger, MarkersMessage
+from kafkamq.markers.message import MarkersAcknowledger, MarkersMessage, messages_of
 from kafkamq.markers.offset_commits import OffsetCommits
 from kafkamq.markers.positions import Positions
 from kafkamq.markers.rules.fetch_buffer import FetchBuffer, Run
@@ -150,6 +150,8 @@ class MessageReader:
         self, partition: int, records: Sequence[Record], polled_ms: int
     ) -> Run[MarkersMessage]:
         """The queue's own of these."""
+        if self._queue.topic:
+            return self._run_of_topic(partition, records, polled_ms)
         keys = list(map(Record.key, records))
         if keys.count(self._key) < len(keys):
             own = set(filter(self._is_own, set(keys)))  # few: most records have the key of a queue
@@ -164,6 +166,13 @@ class MessageReader:
             message.read()
         is_plain = all(message._count == 1 and not message._expiry_ms for message in special)
         return Run(partition, offsets, messages, polled_ms, is_plain)
+
+    def _run_of_topic(
+        self, partition: int, records: Sequence[Record], polled_ms: int
+    ) -> Run[MarkersMessage]:
+        messages = messages_of(self._ack_writer, records, self._member._stamp())
+        is_plain = all(message._count == 1 and not message._expiry_ms for message in messages)
+        return Run(partition, [each.offset for each in messages], messages, polled_ms, is_plain)
 
     def _is_own(self, key: bytes | None) -> bool:
         return key == self._key or (key is not None and key.startswith(self._prefix))
@@ -246,8 +255,9 @@ class MessageReader:
             start = position if position >= 0 else committed
         if not low <= start <= high:  # else a former owner has committed meanwhile
             report_loss(self._config, self._queue, partition, start, low, high)
-            start = low
-            self._buffer.skipped_to(partition, low)
+            # Behind the log's end: at most once, what is there may have been handed out.
+            start = high if start > high and self._queue.is_at_most_once else low
+            self._buffer.skipped_to(partition, start)
         elif is_new:
             new[partition] = start
             return True

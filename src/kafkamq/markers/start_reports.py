@@ -35,7 +35,7 @@ class RouteStarts:
         self.failed = 0
         self._delivered: list[Record] = []  # the STARTs in the log
         self.written_ms = 0  # monotonic; not after they were written
-        self._on_late: Callable[[Lease, int], None] | None = None
+        self._on_late: Callable[[Lease, int, int], None] | None = None
 
     def report(self, error: KafkaError | None, record: Record) -> None:
         """Kafka's delivery report of one of them."""
@@ -46,7 +46,8 @@ class RouteStarts:
         self._delivered.append(record)
         if self._on_late is not None:
             for lease in self.groups[self.values.index(record.value() or b"")]:
-                self._on_late(lease, record.timestamp()[1])
+                offset = record.offset()
+                self._on_late(lease, record.timestamp()[1], -1 if offset is None else offset)
 
     def starts(self) -> list[dict[str, Any]]:
         """As produce_batch takes them, at once: no lease may begin later for the worker."""
@@ -66,19 +67,22 @@ class RouteStarts:
         """Whether each is known to be in the log or failed."""
         return len(self._delivered) + self.failed == len(self.values)
 
-    def delivered(self) -> Iterable[tuple[Sequence[Lease], int]]:
-        """The leases whose STARTs are in the log, with their log times."""
+    def delivered(self) -> Iterable[tuple[Sequence[Lease], int, int]]:
+        """The leases whose STARTs are in the log, with log times and offsets (-1: unknown)."""
         found = list(map(Record.value, self._delivered))
         times = [kind_and_ms[1] for kind_and_ms in map(Record.timestamp, self._delivered)]
-        if found == self.values:  # all of them, and in their order
-            return zip(self.groups, times, strict=False)  # interrupted: one more group
-        known = dict(zip(self.values, self.groups, strict=False))
-        return [(known[value or b""], log_ms) for value, log_ms in zip(found, times, strict=True)]
+        found_at = map(Record.offset, self._delivered)
+        offsets = [-1 if offset is None else offset for offset in found_at]
+        groups = self.groups
+        if found != self.values:  # not all of them, or not in their order
+            known = dict(zip(self.values, groups, strict=False))
+            groups = [known[value or b""] for value in found]
+        return zip(groups, times, offsets, strict=False)  # interrupted: one more group
 
-    def give_up(self, on_late: Callable[[Lease, int], None]) -> None:
+    def give_up(self, on_late: Callable[[Lease, int, int], None]) -> None:
         """The batch has failed: tell of STARTs that prove to be in the log after all.
 
         Args:
-            on_late: Gets the lease and the log time; called while reports are served.
+            on_late: Gets the lease, the log time and the offset; called while reports are served.
         """
         self._on_late = on_late

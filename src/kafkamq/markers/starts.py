@@ -7,6 +7,7 @@ Whatever fails in between, ``Consumer`` gives the batch up, under a new consumer
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
@@ -30,8 +31,9 @@ from kafkamq.markers.wire.markers import (
     encode_reference,
     identity_encoder,
 )
+from kafkamq.queue.wire.keys import join_key
 from kafkamq.queue.wire.partitions import CHUNK_OFFSETS, marker_partition
-from kafkamq.transport.clock import monotonic_ms
+from kafkamq.transport.clock import NS_PER_MS, monotonic_ms
 from kafkamq.transport.errors import KafkaError, broker_error
 from kafkamq.transport.producer import NEVER_REPORTED
 from kafkamq.transport.record import LOG_APPEND_TIME, Record
@@ -148,6 +150,7 @@ class Starter:
         self._buffer = buffer
         self._ack_writer = ack_writer
         self._max_deliveries = state.queue.max_deliveries
+        self._is_at_most_once = state.queue.is_at_most_once
         self._max_inline_bytes = state.queue.max_inline_payload_bytes
         # More takes longer than a transaction may, and would be begun again forever.
         self._max_bytes = MAX_TRANSACTION_BYTES if state.queue.exactly_once else 0
@@ -193,12 +196,16 @@ class Starter:
 
     def _is_last(self, message: MarkersMessage) -> bool:
         count = message._count
-        return count > 1 and is_last_delivery(count, self._max_deliveries)
+        if count == 1 or self._is_at_most_once:  # then no delivery follows any more
+            return False
+        return is_last_delivery(count, self._max_deliveries)
 
     def _count(self, wanted: int, is_last: bool) -> int:
         """How many of the next messages make a batch: a last delivery is one by itself (R6)."""
         if is_last:
             return 1
+        if self._is_at_most_once:
+            return wanted
         if self._state.queue.batch_markers and self._state.broker_ms() is None:
             wanted = min(wanted, FIRST_COUNT)
         if not self._max_bytes and all(run.is_plain for run in self._buffer.upcoming()):
@@ -270,16 +277,17 @@ class Starter:
             run = self._not_lapsed(run, log, now_ms)
             if not run.offsets:
                 return
+        if self._is_at_most_once:
+            _add(batch, Lease.unwatched(run.partition, run.offsets, log, self._now_ms()), run)
+            return
         number = marker_partition(run.partition, run.offsets[0], facts.marker_partitions)
         route = batch.routes.setdefault(number, RouteStarts())
         is_last = not run.is_plain and self._is_last(run.messages[0])  # R6
         if self._outlives(first, last, oldest_ms) and not is_last:
             lease = leases.start(run.partition, run.offsets, log, number)
             lease.oldest_ms = min(first.timestamp()[1], last.timestamp()[1])
-            batch.pieces.append((lease, run.messages))
+            _add(batch, lease, run)
             named.setdefault(number, []).append(lease)
-            for message in run.messages:
-                message._lease = lease
             return
         identify = identity_encoder(run.partition, run.offsets[0], *log)
         for message, offset in zip(run.messages, run.offsets, strict=True):
@@ -304,6 +312,10 @@ class Starter:
             messages=[run.messages[at] for at in rest],
         )
 
+    def _now_ms(self) -> int:
+        """The brokers' time, as well as it is known."""
+        return self._state.broker_ms() or time.time_ns() // NS_PER_MS
+
     def _oldest_by_reference_ms(self) -> int | None:
         """Broker time since which messages may be STARTed by reference (R28); None: none may be."""
         queue = self._state.queue
@@ -320,13 +332,18 @@ class Starter:
         """A START of one message, with its payload unless that is too large (R11)."""
         encoder, record = self._state.encoder, message._record
         max_bytes = min(self.facts.max_marker_bytes, MAX_MARKER_BYTES)
-        key, value = record.key() or b"", record.value()
+        key, value = self._key_of(record), record.value()
         known = message._count, message.raw_headers, message._expiry_ms, message.timestamp_ms
         if value is None or len(value) <= self._max_inline_bytes:
             start = encoder.encode_known(identity, key, value, *known, False)
             if len(start) <= max_bytes:
                 return start
         return encode_reference(encoder, identity, key, *known, max_bytes)
+
+    def _key_of(self, record: Record) -> bytes:
+        """The message's key as markers have it: the queue's id is in front."""
+        key: bytes | None = record.key()
+        return join_key(self._queue_key, key) if self._state.queue.topic else key or b""
 
     def write(self, batch: Batch) -> None:
         """Queue the STARTs outside of a transaction.
@@ -378,10 +395,10 @@ class Starter:
         state = self._state
         with state.lock:
             for route in batch.routes.values():
-                for group, log_ms in route.delivered():
+                for group, log_ms, offset in route.delivered():
                     state.namespace.broker_clock.reported(log_ms, route.written_ms)
                     for lease in group:
-                        state.leases.started(lease, route.written_ms, log_ms)
+                        state.leases.started(lease, route.written_ms, log_ms, offset)
         batch.is_started = True
 
     def finish(self, batch: Batch) -> list[Piece]:
@@ -417,9 +434,9 @@ class Starter:
             # there yet: it finds the lease lost.
             for route in batch.routes.values():
                 route.give_up(partial(self._started_late, route.written_ms))
-                for group, log_ms in route.delivered():
+                for group, log_ms, offset in route.delivered():
                     for lease in group:
-                        leases.started(lease, route.written_ms, log_ms)
+                        leases.started(lease, route.written_ms, log_ms, offset)
 
     def sweep(self) -> None:
         """Forget what a call that was broken off left, under a new consumer_id; no batch is open.
@@ -434,9 +451,9 @@ class Starter:
             leases.failed([lease for lease in leases.open() if lease.state in states])
             self._state.renew_id()
 
-    def _started_late(self, written_ms: int, lease: Lease, log_ms: int) -> None:
+    def _started_late(self, written_ms: int, lease: Lease, log_ms: int, offset: int) -> None:
         with self._state.lock:
-            self._state.leases.started(lease, written_ms, log_ms)
+            self._state.leases.started(lease, written_ms, log_ms, offset)
 
     def drop(self, batch: Batch, partitions: Iterable[int]) -> None:
         """Forget those of the batch whose partitions went to another member."""
@@ -457,3 +474,10 @@ class Starter:
         with self._state.lock:
             self._state.leases.aborted(batch.leases())
             self._state.renew_id()
+
+
+def _add(batch: Batch, lease: Lease, run: Run[MarkersMessage]) -> None:
+    """All messages of a run have this lease."""
+    batch.pieces.append((lease, run.messages))
+    for message in run.messages:
+        message._lease = lease

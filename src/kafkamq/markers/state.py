@@ -72,4 +72,5 @@ class ConsumerState:
             redeliver_after_ms=queue.redelivery_timeout_ms,
             max_deliveries=queue.max_deliveries,
             max_lease_ms=queue.max_lease_ms,
+            message_topic=queue.topic,
         )

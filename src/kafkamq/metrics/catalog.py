@@ -58,6 +58,11 @@ LEASES_LOST = Counter(
 LATE_VERDICTS = Counter(
     "kafkamq_late_verdicts", "Verdicts that reached the log after their lease, or never.", _BOTH
 )
+NAMES_OF_OURS = Counter(
+    "kafkamq_names_of_ours",
+    "Messages of a topic that anybody writes to with headers of the sender's called as ours are.",
+    _QUEUE,
+)
 IN_FLIGHT = Gauge("kafkamq_in_flight", "Messages held by this process's workers.", _QUEUE)
 HANDLING_SECONDS = Histogram(
     "kafkamq_receive_to_verdict_seconds",
@@ -109,6 +114,7 @@ LATENESS = Histogram(
 
 # Streaming queries of Spark, the tracker's among them.
 _QUERY = ("query",)
+STANDBY = Gauge("kafkamq_spark_standby", "1: it stands by (R36); 0: it is active.", _QUERY)
 SPARK_RUNNING = Gauge("kafkamq_spark_running", "1: the query runs; 0: it has ended.", _QUERY)
 SPARK_FAILURES = Counter("kafkamq_spark_failures", "Runs of the query that failed.", _QUERY)
 SPARK_ROWS = Counter("kafkamq_spark_rows", "Rows that batches have read.", _QUERY)

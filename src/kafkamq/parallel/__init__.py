@@ -10,13 +10,20 @@ if TYPE_CHECKING:
     from kafkamq.parallel.consumer import ParallelBase, ParallelConsumer
     from kafkamq.parallel.health import Health
     from kafkamq.parallel.record import ParallelRecord
-    from kafkamq.parallel.results import OutgoingRecord
+    from kafkamq.parallel.results import OutgoingRecord, Produced
 
-__all__ = ["Health", "OutgoingRecord", "ParallelBase", "ParallelConsumer", "ParallelRecord"]
+__all__ = [
+    "Health",
+    "OutgoingRecord",
+    "ParallelBase",
+    "ParallelConsumer",
+    "ParallelRecord",
+    "Produced",
+]
 
 _HOMES = {
     "kafkamq.parallel.health": ("Health",),
-    "kafkamq.parallel.results": ("OutgoingRecord",),
+    "kafkamq.parallel.results": ("OutgoingRecord", "Produced"),
     "kafkamq.parallel.consumer": ("ParallelBase", "ParallelConsumer"),
     "kafkamq.parallel.record": ("ParallelRecord",),
 }

@@ -13,6 +13,7 @@ from kafkamq.errors import ConfigError
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.rules.flow import FlowLimits
 from kafkamq.parallel.rules.shards import NullKeys, Ordering
+from kafkamq.queue.schemas.deserializer import Deserializer
 from kafkamq.runtime.middleware import Middleware
 from kafkamq.runtime.verdicts import Verdict
 
@@ -88,11 +89,14 @@ class ParallelConfig:
     group_id: str
     ordering: Ordering = Ordering.KEY
     null_keys: NullKeys = NullKeys.SERIAL
-    concurrency: int = 16  # maxConcurrency: handlers at once
+    concurrency: int = 16  # maxConcurrency: handlers at once; or how many to begin with
+    is_auto: bool = False  # how many at once is found (``runtime.rules.fan_out``)
+    max_concurrency: int | None = None  # then at most so many; None: as suits the handler
     processes: int = 0  # handlers run in so many processes; 0: in this one
     threads: int = 1  # or coroutines, in each process
     timeout_ms: int = 0  # of a call; 0: none
     middleware: tuple[Middleware, ...] = ()  # around the handler, in its process
+    deserializer: Deserializer | None = None  # makes the body that the handler takes
     batch_size: int = 0  # batchSize: the most records of a call; 0: records, not lists
     batch_linger_ms: int = 0  # how long a list that is not full waits for more
     max_attempts: int | None = None  # None: forever, as Parallel Consumer
@@ -143,8 +147,7 @@ class ParallelConfig:
             raise ConfigError(f"max_attempts is {attempts!r}: at least 1, or None: forever")
         if not isinstance(self.backoff, Backoff) and not callable(self.backoff):
             raise ConfigError(f"backoff is {self.backoff!r}: give a Backoff or a function")
-        if self.threads > 1 and not self.processes:
-            raise ConfigError("threads is for processes=; else concurrency says how many")
+        self._check_slots()
         if self.batch_linger_ms and not self.batch_size:
             raise ConfigError("batch_linger needs a batch_size")
         choice("start", self.start, ("earliest", "latest", "none"))
@@ -156,6 +159,21 @@ class ParallelConfig:
                 " other programs committed cannot be told from what follows it in memory"
             )
         self._check_dead_letters()
+
+    def _check_slots(self) -> None:
+        if self.threads > 1 and not self.processes:
+            raise ConfigError("threads is for processes=; else concurrency says how many")
+        if self.threads > 1 and self.is_auto:
+            raise ConfigError("concurrency='auto' finds the threads of each process: leave it out")
+        most = self.max_concurrency
+        if most is None:
+            return
+        if not self.is_auto:
+            raise ConfigError("max_concurrency is for concurrency='auto'")
+        if not _is_whole(most) or not 1 <= most <= _MAX_CONCURRENCY:
+            raise ConfigError(
+                f"max_concurrency is {most!r}: it must be 1 to {_MAX_CONCURRENCY:,}, a whole number"
+            )
 
     def _check_dead_letters(self) -> None:
         if not isinstance(self.dead_letter_topic, str):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, DeadlineExceededError, StateError
-from kafkamq.parallel.calls import called, processes_of
+from kafkamq.parallel.calls import called_for, fan_out_of, processes_of
 from kafkamq.parallel.config import is_async_handler
 from kafkamq.parallel.engine import Engine, State
 from kafkamq.parallel.failure_policy import FailurePolicy
@@ -18,13 +18,15 @@ from kafkamq.parallel.health import Health, health_of
 from kafkamq.parallel.metrics import watch_engine
 from kafkamq.parallel.options import ParallelOptions, make_config
 from kafkamq.parallel.record import ParallelRecord
-from kafkamq.parallel.results import OnProduced, ProducePublisher, Publisher
-from kafkamq.parallel.streams import ResultStream
+from kafkamq.parallel.results import OnProduced, Produced, ProducePublisher, Publisher
+from kafkamq.parallel.streams import ProducedStream, ResultStream
 from kafkamq.parallel.transactions import TransactionCommitter, TransactionPublisher
 from kafkamq.runtime.inside import is_inside
 from kafkamq.runtime.loop_executor import LoopExecutor
 from kafkamq.runtime.process_executor import ProcessExecutor
+from kafkamq.runtime.rules.fan_out import Adjustable
 from kafkamq.runtime.signals import stopped_by
+from kafkamq.runtime.steps import Attempt
 from kafkamq.runtime.thread_executor import ThreadExecutor
 from kafkamq.runtime.work_queue import Executor, HandlerCall
 from kafkamq.transport.fork_check import ForkCheck
@@ -46,7 +48,7 @@ class ParallelBase:
         bootstrap_servers: str = "",
         kafka: Mapping[str, str] | None = None,
         ordering: str = "key",
-        concurrency: int = 16,
+        concurrency: int | str = 16,
         **options: Unpack[ParallelOptions],
     ) -> None:
         """Makes the client; nothing is read before a handler is given.
@@ -58,7 +60,8 @@ class ParallelBase:
             kafka: Kafka's own properties, verbatim.
             ordering: What stays in order: records of one ``"key"``, of one ``"partition"``, or
                 nothing (``"unordered"``).
-            concurrency: Handlers at once: threads for ``def``, coroutines for ``async def``.
+            concurrency: Handlers at once: threads for ``def``, coroutines for ``async def``;
+                ``"auto"``: as many as bring more, up to ``max_concurrency``.
             **options: See ``ParallelOptions``.
 
         Raises:
@@ -132,22 +135,29 @@ class ParallelBase:
         results = publisher(engine, policy)
         queue = Handling(engine.work_queue, policy, results, takes_all=takes_all)
         call = HandlerCall(
-            function=called(handler, config.middleware, takes_lists=bool(config.batch_size)),
+            function=called_for(config, handler),
             takes_lists=bool(config.batch_size),
             wants_all=takes_all,
             timeout_ms=config.timeout_ms,
             owner=config,
         )
+        fan_out = fan_out_of(config, is_async=is_async)
+        count = config.threads if config.processes else config.concurrency
+        if fan_out is not None:
+            count = fan_out.maximum
         pool: Executor
+        slots: Adjustable = engine.work_queue
         if config.processes:
-            wants_results = results is not None
-            pool = ProcessExecutor(
-                queue, processes_of(config, handler, is_async=is_async, wants_results=wants_results)
+            wanted = processes_of(
+                config, handler, is_async=is_async, slots=count, wants_results=results is not None
             )
+            pool = slots = ProcessExecutor(queue, wanted)
         elif is_async:
-            pool = LoopExecutor(queue, call, config.concurrency, loop)
+            pool = LoopExecutor(queue, call, count, loop)
         else:
-            pool = ThreadExecutor(queue, call, config.concurrency)
+            pool = ThreadExecutor(queue, call, count)
+        if fan_out is not None:
+            engine.steer(fan_out, slots)
         engine.start(pool)
         engine.on_end = watch_engine(engine)
 
@@ -165,21 +175,23 @@ class ParallelBase:
         return None
 
     def _producing(
-        self, on_produced: OnProduced | None
+        self, on_produced: OnProduced | None, await_room: Attempt | None = None
     ) -> Callable[[Engine, FailurePolicy], Publisher | None]:
+        if on_produced is not None and not callable(on_produced):
+            raise ConfigError(f"on_produced is {on_produced!r}: give a function")
+
         def make(engine: Engine, policy: FailurePolicy) -> Publisher:
-            committer = engine.committer
+            committer, queue = engine.committer, engine.work_queue
             if isinstance(committer, TransactionCommitter):
-                if on_produced is not None:
-                    raise ConfigError("in transactions there is no callback per result")
-                return TransactionPublisher(engine.work_queue, committer, policy)
+                return TransactionPublisher(queue, committer, policy, on_produced, await_room)
             timeout_s = self._config.send_timeout_ms / 1000
             return ProducePublisher(
-                engine.work_queue,
+                queue,
                 policy,
                 engine.results,
                 timeout_s=timeout_s,
                 on_produced=on_produced,
+                await_room=await_room,
             )
 
         return make
@@ -229,13 +241,35 @@ class ParallelConsumer(ParallelBase):
 
         Args:
             handler: Returns an ``OutgoingRecord``, several of them, None, or a verdict.
-            on_produced: Gets record, result, partition and offset, when Kafka has it; not in
-                transactions.
+            on_produced: Gets record, result, partition and offset of each result, one by one: when
+                Kafka has it, before its record is done; in transactions when it is committed. It
+                must be quick, as results wait for it. What it raises is logged, and does not count.
 
         Raises:
             ConfigError, StateError, BrokerError: As ``poll``.
         """
         self._begin(handler, self._producing(on_produced))
+
+    def produce_and_stream(self, handler: Callable[..., object]) -> Iterator[Produced]:
+        """As ``poll_and_produce``; iterates over results, with the places at which Kafka has them.
+
+        In transactions only what is committed is told of. A record is done with its results, not
+        with the iteration. When the consumer is closed, by another thread or in the loop, the
+        iteration goes on until all is told; then it raises what made the consumer stop.
+
+        Raises:
+            ConfigError, StateError, BrokerError: As ``poll``.
+        """
+        engine = self._engine
+        stream = ProducedStream(lambda: engine.is_ending)
+        self._begin(handler, self._producing(stream.put, stream.await_room))
+        return self._produced(stream)
+
+    def _produced(self, stream: ProducedStream) -> Iterator[Produced]:
+        engine = self._engine
+        yield from stream.results(engine.ended.is_set)
+        if engine.failure is not None:
+            raise engine.failure
 
     def stream(self, handler: Callable[..., object]) -> Iterator[tuple[ParallelRecord, object]]:
         """As ``poll``; iterates over records and what the handler returned for each.

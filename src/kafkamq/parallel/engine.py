@@ -27,6 +27,7 @@ from kafkamq.parallel.wire.offset_zstd import require_zstandard
 from kafkamq.parallel.work_queue import ParallelWorkQueue
 from kafkamq.queue.sure_writer import Written
 from kafkamq.runtime.inside import enter
+from kafkamq.runtime.rules.fan_out import Adjustable, FanOut
 from kafkamq.runtime.rules.hanging import Slots
 from kafkamq.runtime.work_queue import Executor
 from kafkamq.transport.record import Record
@@ -73,6 +74,8 @@ class Engine:
         self._is_leaving_late = False
         self._committer = self._make_committer()
         self._pool: Executor | None = None
+        self._fan_out: FanOut | None = None
+        self._steered: Adjustable = self.work_queue
         self._is_ending = threading.Event()
         self._drain_until_s = 0.0
         self._close_until_s = 0.0
@@ -104,7 +107,21 @@ class Engine:
         pool = self._pool
         return Slots(0, ()) if pool is None or self.ended.is_set() else pool.slots()
 
+    @property
+    def concurrency(self) -> int:
+        """How many handlers may be at work at once."""
+        config, fan_out = self.config, self._fan_out
+        at_once = config.threads if config.processes else config.concurrency
+        if fan_out is not None:
+            at_once = fan_out.limit
+        return at_once * max(1, config.processes)
+
     # Beginning and end.
+
+    def steer(self, fan_out: FanOut, slots: Adjustable) -> None:
+        """Let it say how many slots are at work; before the start."""
+        self._fan_out, self._steered = fan_out, slots
+        slots.set_limit(fan_out.limit)
 
     def start(self, pool: Executor) -> None:
         self._source.subscribe()
@@ -129,6 +146,11 @@ class Engine:
             self.failure = error
             _log.error("the parallel consumer stops", extra={"error": str(error)})
         self._is_ending.set()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it drains, closes or has failed."""
+        return self._is_ending.is_set()
 
     def commit_soon(self) -> None:
         self._committer.request()
@@ -270,6 +292,8 @@ class Engine:
 
     def _tend(self, now_s: float) -> None:
         self.work_queue.tend()
+        if self._fan_out is not None:
+            self._fan_out.steer(now_s * 1000, self._steered)
         self.dead_letters.tend()
         now_ms = int(now_s * 1000)
         for assignment in list(self._assignments.values()):

@@ -16,6 +16,7 @@ from kafkamq.parallel.dead_letters import tell_dead_letter
 from kafkamq.parallel.record import Failure, ParallelRecord
 from kafkamq.parallel.stats import Stats
 from kafkamq.queue.rules.retry import Done, GiveUp, Retry, backoff_delay_ms, judge
+from kafkamq.queue.schemas.deserializer import BodyUnavailableError
 from kafkamq.queue.sure_writer import Written
 from kafkamq.queue.wire.headers import reason_of
 from kafkamq.runtime.steps import Steps
@@ -53,7 +54,8 @@ class FailurePolicy:
     def apply(self, record: ParallelRecord, outcome: object) -> Steps[int | None]:
         """When a record is due again (monotonic ms) whose handler raised or returned ``outcome``.
 
-        None: it is done. One that is ``Unwritten`` is tried again, whatever the policy says.
+        None: it is done. One whose result is ``Unwritten``, or whose body nobody can read now, is
+        tried again, whatever the policy says.
         """
         decision, error = self._decide(record, outcome)
         if not isinstance(decision, GiveUp):
@@ -75,10 +77,13 @@ class FailurePolicy:
     ) -> tuple[Done | Retry | GiveUp, BaseException | None]:
         attempt = record.attempt
         unwritten = 0 if record._failure is None else record._failure.unwritten
-        if isinstance(outcome, Unwritten):
+        if isinstance(outcome, Unwritten | BodyUnavailableError):  # nobody is to blame
+            delay_s = None
+            if isinstance(outcome, BodyUnavailableError):
+                delay_s, outcome = outcome.delay_s, Unwritten(outcome)
             why = _error_text(outcome.error)
             record._failure = Failure(attempt, outcome.error, why, unwritten + 1)
-            return Retry(), outcome.error
+            return Retry(delay_s), outcome.error
         verdict, error = understood(outcome, self.config.retry_on)
         if inspect.isawaitable(outcome):  # a plain handler that forgot async: so is each record
             self.fail(error or StateError("the handler returned an awaitable"))

@@ -35,6 +35,14 @@ class Handling:
     def is_stopped(self) -> bool:
         return self._work_queue.is_stopped
 
+    @property
+    def limit(self) -> int:
+        return self._work_queue.limit
+
+    @property
+    def has_backlog(self) -> bool:
+        return self._work_queue.has_backlog
+
     def acknowledge(self, worker: PoolWorker, record: ParallelRecord, outcome: object) -> bool:
         return take(self._acknowledge(worker, record, outcome))
 

@@ -35,6 +35,7 @@ MAPS_IGNORED = Counter(
 )
 WAITING = Gauge("kafkamq_parallel_waiting", "Records read that wait for a worker.", _GROUP)
 IN_FLIGHT = Gauge("kafkamq_parallel_in_flight", "Records in workers' or a stream's hands.", _GROUP)
+CONCURRENCY = Gauge("kafkamq_parallel_concurrency", "Handlers that may be at work at once.", _GROUP)
 RUNNING = Gauge("kafkamq_parallel_running", "1: it reads and hands out; else 0.", _GROUP)
 OPEN = Gauge("kafkamq_parallel_open", "Records read and not done.", _PARTITION)
 COMMITTED = Gauge("kafkamq_parallel_committed_offset", "The offset committed last.", _PARTITION)
@@ -98,6 +99,7 @@ def _watch_figures(engine: Engine) -> list[Callable[[], None]]:
         MAPS_IGNORED.watch(figure(lambda: stats.maps_ignored)),
         WAITING.watch(figure(lambda: scheduler.waiting_count)),
         IN_FLIGHT.watch(figure(engine.work_queue.in_flight_count)),
+        CONCURRENCY.watch(figure(lambda: engine.concurrency)),
         RUNNING.watch(figure(lambda: engine.state is State.RUNNING)),
         OPEN.watch(of_partitions(lambda assignment: assignment.partition.tracker.open_count)),
         COMMITTED.watch(of_partitions(lambda assignment: assignment.committed_offset)),

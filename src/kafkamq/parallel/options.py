@@ -23,12 +23,15 @@ from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.rules.flow import FlowLimits
 from kafkamq.parallel.rules.shards import NullKeys, Ordering
 from kafkamq.queue.handler import exception_types
+from kafkamq.queue.schemas.deserializer import Deserializer, deserializer_of
 from kafkamq.runtime.middleware import Middleware
 
 _TRANSACTION_INTERVAL_MS = 100
+_START = 16  # handlers at once, where it is found how many
 _PLAIN = (
-    "processes", "threads", "batch_size", "max_attempts", "backoff", "dead_letter_topic",
-    "max_rate", "start", "on_data_loss", "on_foreign_metadata", "exact_metadata",
+    "max_concurrency", "processes", "threads", "batch_size", "max_attempts", "backoff",
+    "dead_letter_topic", "max_rate", "start", "on_data_loss", "on_foreign_metadata",
+    "exact_metadata",
 )  # fmt: skip
 _TIMES = {  # and the least that they may be, in ms
     "timeout": 1,
@@ -48,6 +51,9 @@ class ParallelOptions(TypedDict, total=False):
 
     null_keys: str
     """By key, records without one are "serial" (the default), as of one key, or "parallel"."""
+    max_concurrency: int | None
+    """The most handlers at once that ``concurrency="auto"`` may try, in all processes together;
+    256 for ``def``, 2,000 for ``async def``."""
     processes: int
     """Run the handler in so many processes; it must be importable there, and gets plain records."""
     threads: int
@@ -57,6 +63,10 @@ class ParallelOptions(TypedDict, total=False):
     a thread left alone; None (the default): never."""
     middleware: Sequence[Middleware]
     """Around the handler, the first one outermost (``runtime.middleware``); in its process."""
+    deserializer: Deserializer | Callable[[bytes], Any] | None
+    """Makes the handler's body: a schema of a ``SchemaRegistry``, or a function of the value, of
+    which any exception rejects the record. Without the registry a record is tried again, which is
+    none of its attempts."""
     batch_size: int
     """Give the handler lists of up to so many records; 0 (the default): single records."""
     batch_linger: float | timedelta
@@ -127,7 +137,7 @@ def make_config(
     group_id: str,
     *,
     ordering: str,
-    concurrency: int,
+    concurrency: int | str,
     options: ParallelOptions,
 ) -> ParallelConfig:
     """The configuration that is meant."""
@@ -149,19 +159,28 @@ def make_config(
         max_rate is None or isinstance(max_rate, int | float), "max_rate", max_rate, "a number"
     )
     _require(isinstance(topics, Iterable), "topics", topics, "one name or several")
+    is_auto = concurrency == "auto"
     return ParallelConfig(
         service=service,
         topics=(topics,) if isinstance(topics, str) else tuple(topics),
         group_id=group_id,
         ordering=one_of(Ordering, "ordering", ordering),
-        concurrency=concurrency,
+        concurrency=_START if is_auto else _whole(concurrency),
+        is_auto=is_auto,
         middleware=tuple(options.get("middleware", ())),
+        deserializer=deserializer_of(options.get("deserializer")),
         retry_on=exception_types(options.get("retry_on")),
         gives_up_stalled=options.get("on_stall") == "dead-letter",
         limits=_limits(options),
         hooks=_hooks(options),
         **given,
     )
+
+
+def _whole(concurrency: int | str) -> int:
+    if isinstance(concurrency, str):
+        raise ConfigError(f"concurrency is {concurrency!r}: give a number, or 'auto'")
+    return concurrency
 
 
 def _limits(options: ParallelOptions) -> FlowLimits:

@@ -17,7 +17,7 @@ class Failure:
     attempts: int
     error: BaseException | None  # the last one; None: its handler returned a ``Nack``
     reason: str
-    unwritten: int = 0  # of the attempts: their results were not written, and nobody is to blame
+    unwritten: int = 0  # of the attempts: nobody is to blame: a result unwritten, a body unread
 
 
 @dataclass(slots=True, unsafe_hash=True)  # frozen ones take four times as long to make

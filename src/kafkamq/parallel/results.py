@@ -21,9 +21,11 @@ from kafkamq.parallel.failure_policy import FailurePolicy, Unwritten
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.result_producer import ResultProducer
 from kafkamq.parallel.work_queue import FailedRun, ParallelWorkQueue, PoolWorker
-from kafkamq.runtime.steps import Steps
+from kafkamq.runtime.steps import Attempt, Steps
 from kafkamq.transport.errors import REFUSALS, KafkaError, broker_error, is_retriable, meaning
 from kafkamq.transport.record import Record
+
+_SLICE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +84,41 @@ Outputs: TypeAlias = "list[tuple[ParallelRecord, object]]"
 """Records, and what their handlers returned."""
 
 OnProduced: TypeAlias = Callable[[ParallelRecord, OutgoingRecord, int, int], object]
-"""Gets the record that came in, the one that went out, its partition and offset."""
+"""Gets the record that came in, the one that went out, its partition and offset (-1: Kafka has it
+from an earlier try, and does not say where)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """A result that Kafka has: of a transaction, that was committed.
+
+    Attributes:
+        record: The record that came in.
+        result: The one that went out.
+        partition: Where it is, in the topic of ``result``.
+        offset: The same; -1: Kafka has it from an earlier try, and does not say where.
+    """
+
+    record: ParallelRecord
+    result: OutgoingRecord
+    partition: int
+    offset: int
+
+    @property
+    def topic(self) -> str:
+        return self.result.topic
+
+
+def place_of(report: Record) -> tuple[int, int]:
+    """Partition and offset of a delivery report; -1: it does not say."""
+    partition, offset = report.partition(), report.offset()
+    return -1 if partition is None else partition, -1 if offset is None else offset
+
+
+def granted(attempt: Attempt | None) -> Steps[None]:
+    """Wait until it succeeds."""
+    while attempt is not None and not (yield attempt, _SLICE_S):
+        pass
 
 
 class Publisher(Protocol):
@@ -148,11 +184,14 @@ class ProducePublisher:
     producer: ResultProducer
     timeout_s: float
     on_produced: OnProduced | None
+    await_room: Attempt | None = None  # of who is told by ``on_produced``
 
     def __post_init__(self) -> None:
         self.work_queue.is_deferred = True
 
     def publish(self, worker: PoolWorker) -> Steps[None]:
+        if worker.outputs:
+            yield from granted(self.await_room)
         behind: set[ParallelRecord] = set()
         for outputs in _waves(worker, behind) if worker.outputs else ():
             sent = self._send(outputs)
@@ -191,8 +230,7 @@ class ProducePublisher:
                 sent.done(record, _failed_send(broker_error(error, f"sending to {out.topic}")))
                 return
             if on_produced is not None:
-                place = (message.partition() or 0, message.offset() or 0)
-                tell("on_produced", on_produced, record, out, *place)
+                tell("on_produced", on_produced, record, out, *place_of(message))
             sent.done()
 
         try:

@@ -1,14 +1,18 @@
-"""Results of handlers as an iterator."""
+"""Results of handlers as an iterator: as they are returned, or when Kafka has them."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from queue import Empty, Full, Queue
 from typing import TypeAlias
 
 from kafkamq.parallel.record import ParallelRecord
+from kafkamq.parallel.results import OutgoingRecord, Produced
 from kafkamq.parallel.rules.partitions import PartitionState
 from kafkamq.parallel.work_queue import ParallelWorkQueue, PoolWorker
 from kafkamq.runtime.steps import Steps
@@ -16,6 +20,7 @@ from kafkamq.runtime.steps import Steps
 MAX_WAITING = 1024  # results that nobody has taken; then workers wait
 _SLICE_S = 0.1
 _ASYNC_SLICE_S = 0.002
+_log = logging.getLogger(__name__)
 _Result: TypeAlias = tuple[PartitionState[ParallelRecord], ParallelRecord, object]
 
 
@@ -64,3 +69,77 @@ class ResultStream:
                 continue
             yield record, result
             self._work_queue.complete(partition, [record.offset])
+
+
+class ProducedStream:
+    """What Kafka has of results, for one iterator; its records are done.
+
+    ``MAX_WAITING`` wait for the iterator; then workers wait before they send more. Who is at it by
+    then, or in a transaction with others, adds a little. Workers do not wait for an iterator at the
+    end: it goes on until all is told.
+    """
+
+    def __init__(self, is_ending: Callable[[], bool]) -> None:
+        self._is_ending = is_ending
+        self._changed = threading.Condition()
+        self._waiting: deque[Produced] = deque()
+        self._is_left = False
+
+    def put(self, record: ParallelRecord, result: OutgoingRecord, *place: int) -> None:
+        """See ``OnProduced``; does not wait."""
+        with self._changed:
+            if self._is_left:
+                return
+            self._waiting.append(Produced(record, result, *place))
+            self._changed.notify_all()
+
+    def await_room(self, timeout_s: float) -> bool:
+        """Wait until there is room, or none is needed."""
+        with self._changed:
+            return self._is_ending() or self._changed.wait_for(
+                lambda: len(self._waiting) < MAX_WAITING, timeout_s
+            )
+
+    def results(self, has_ended: Callable[[], bool]) -> Iterator[Produced]:
+        """In the order in which Kafka confirmed them."""
+        try:
+            while True:
+                is_last = has_ended()  # before the look: what came until then is seen
+                produced = self._next(0.0 if is_last else _SLICE_S)
+                if produced is not None:
+                    yield produced
+                elif is_last:
+                    return
+        finally:
+            self._leave()
+
+    async def results_async(self, has_ended: Callable[[], bool]) -> AsyncIterator[Produced]:
+        try:
+            while True:
+                is_last = has_ended()
+                produced = self._next(0.0)
+                if produced is not None:
+                    yield produced
+                elif is_last:
+                    return
+                else:
+                    await asyncio.sleep(_ASYNC_SLICE_S)
+        finally:
+            self._leave()
+
+    def _next(self, timeout_s: float) -> Produced | None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._waiting, timeout_s):
+                return None
+            self._changed.notify_all()
+            return self._waiting.popleft()
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._is_left = True
+            count = len(self._waiting)
+        if count:
+            _log.warning(
+                "results that Kafka has are told to nobody, as their iteration was left",
+                extra={"count": count},
+            )

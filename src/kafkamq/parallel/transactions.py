@@ -16,18 +16,28 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeAlias, cast
 
 from kafkamq.errors import BrokerError, KafkaMQError, StateError
+from kafkamq.parallel.callbacks import tell
 from kafkamq.parallel.commits import Assignment, Committer, Plan
 from kafkamq.parallel.config import ParallelConfig
 from kafkamq.parallel.failure_policy import FailurePolicy
 from kafkamq.parallel.record import Failure, ParallelRecord
-from kafkamq.parallel.results import OutgoingRecord, outgoing, put_off
+from kafkamq.parallel.results import (
+    OnProduced,
+    OutgoingRecord,
+    Produced,
+    granted,
+    outgoing,
+    place_of,
+    put_off,
+)
 from kafkamq.parallel.rules.partitions import PartitionPhase, PartitionState
 from kafkamq.parallel.stats import Stats
 from kafkamq.parallel.work_queue import ParallelWorkQueue, PoolWorker
-from kafkamq.runtime.steps import Steps
+from kafkamq.runtime.steps import Attempt, Steps
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import KafkaError, KafkaException, Meaning, broker_error, meaning
 from kafkamq.transport.exact_commits import ExactCommits
@@ -35,7 +45,7 @@ from kafkamq.transport.record import Record
 from kafkamq.transport.transactions import TransactionalProducer
 
 MAX_BLAMED = 10_000  # records remembered; more at once mean that Kafka refuses everything
-_SLICE_S = 0.1
+MAX_UNTOLD = 10_000  # results of a transaction that somebody wants to know of; then it is committed
 _COLLATERAL = (Meaning.PURGED, Meaning.OTHERS_FAULT)  # of another one's failure
 _GIVEN_UP = -1  # in place of attempts
 _DECIDING_MS = 100  # until a record is looked at again that another worker settles
@@ -81,6 +91,8 @@ class TransactionCommitter(Committer):
         self._fatal: BaseException | None = None  # that no abort can mend
         self._blamed: dict[_Place, tuple[int, BaseException]] = {}  # attempts, and the last error
         self._decision = threading.Lock()
+        self.on_produced: OnProduced | None = None  # told behind the commit
+        self._produced: list[Produced] = []  # what it is told then
         self._deciding: set[_Place] = set()  # of them: a worker settles it, with a dead letter even
 
     def start(self) -> None:
@@ -99,12 +111,18 @@ class TransactionCommitter(Committer):
                 self._send_one(record, cast("Sequence[OutgoingRecord]", result))
         self._work_queue.collect(worker)
         self._work_queue.release_all(worker)
+        if len(self._produced) >= MAX_UNTOLD:
+            self.request()
 
     def _send_one(self, record: ParallelRecord, results: Sequence[OutgoingRecord]) -> None:
         if self._failure is not None:
             return
+        # Of this transaction: what Kafka confirms when it is aborted already is told to nobody.
+        produced = None if self.on_produced is None else self._produced
 
-        def delivered(error: KafkaError | None, _: Record) -> None:
+        def delivered(out: OutgoingRecord, error: KafkaError | None, report: Record) -> None:
+            if error is None and produced is not None:
+                produced.append(Produced(record, out, *place_of(report)))
             what = None if error is None else meaning(error)
             if error is None or what in _COLLATERAL:
                 return
@@ -124,7 +142,8 @@ class TransactionCommitter(Committer):
                     self._has_begun = True
                 headers = tuple(out.header_list())
                 self._producer.produce(
-                    (out.topic, out.partition, out.key, out.value, headers), on_delivery=delivered
+                    (out.topic, out.partition, out.key, out.value, headers),
+                    on_delivery=partial(delivered, out),
                 )
         except Exception as error:  # noqa: BLE001 - the transaction is not whole, whatever it is
             self._failure = error
@@ -241,9 +260,17 @@ class TransactionCommitter(Committer):
                 self._abort(error)
                 return True
             self._forget_blamed()
+            self._tell_produced()
         if plan.commits:
             self.confirm(plan)
         return any(verdict.ceiling is not None for _, _, verdict in plan.parts)
+
+    def _tell_produced(self) -> None:
+        """Inside the gate: while somebody is told, the next transaction does not grow."""
+        produced, self._produced = self._produced, []
+        for each in produced:
+            place = (each.partition, each.offset)
+            tell("on_produced", self.on_produced, each.record, each.result, *place)
 
     def _send_offsets(self, plan: Plan, group: bytes) -> None:
         timeout_s = self._config.commit_timeout_ms / 1000
@@ -259,6 +286,7 @@ class TransactionCommitter(Committer):
         self._stats.commit_failures += 1
         self._failure = None
         self._has_begun = False
+        self._produced = []
         self._partitions.clear()
         if self._suspects:
             _, record, refusal = max(self._suspects, key=lambda suspect: suspect[0])
@@ -287,14 +315,23 @@ class TransactionPublisher:
     """Hands results to the transaction."""
 
     def __init__(
-        self, work_queue: ParallelWorkQueue, committer: TransactionCommitter, policy: FailurePolicy
+        self,
+        work_queue: ParallelWorkQueue,
+        committer: TransactionCommitter,
+        policy: FailurePolicy,
+        on_produced: OnProduced | None = None,
+        await_room: Attempt | None = None,
     ) -> None:
         self._committer = committer
         self._policy = policy
+        self._await_room = await_room
+        committer.on_produced = on_produced
         work_queue.is_deferred = True
 
     def publish(self, worker: PoolWorker) -> Steps[None]:
         """Wait for the gate, and pass."""
+        if worker.outputs:
+            yield from granted(self._await_room)
         behind: set[ParallelRecord] = set()
         refused = self._committer.refused(worker)
         try:
@@ -310,8 +347,7 @@ class TransactionPublisher:
         finally:
             self._committer.decided(refused)
         gate = self._committer.gate
-        while not (yield (lambda timeout_s: gate.acquire(timeout=timeout_s)), _SLICE_S):
-            pass
+        yield from granted(lambda timeout_s: gate.acquire(timeout=timeout_s))
         try:
             self._committer.send(worker)
         finally:

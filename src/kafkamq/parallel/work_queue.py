@@ -19,9 +19,10 @@ from kafkamq.parallel.rules.offsets import OffsetTracker
 from kafkamq.parallel.rules.partitions import PartitionState, Run
 from kafkamq.parallel.rules.shards import Scheduler
 from kafkamq.parallel.stats import Stats
+from kafkamq.runtime.rules.fan_out import Totals
 from kafkamq.runtime.rules.hanging import Call
 from kafkamq.runtime.rules.pace import RateLimit, RunSize
-from kafkamq.runtime.work_queue import Slot, Waker
+from kafkamq.runtime.work_queue import ParkedSlots, Slot, Waker
 
 MAX_TAKE = 512  # records in one worker's hands
 MAX_RUN = 64  # records of one shard in the hands of a process
@@ -67,10 +68,10 @@ class ParallelWorkQueue:
         self.is_deferred = False  # what a handler has returned from is done only when published
         self._stats = stats
         self._is_paused = False
-        self._waker: Waker | None = None
         self._workers: list[PoolWorker] = []
-        self._idle: list[PoolWorker] = []
-        self._width = self._concurrency = config.concurrency
+        self._parked = ParkedSlots()
+        self._concurrency = config.concurrency
+        self._completed, self._spent_s = 0, 0.0
         self._pace = RunSize(max_records=MAX_TAKE)
         self._batch_size = config.batch_size
         self._batch_linger_s = config.batch_linger_ms / 1000
@@ -87,34 +88,56 @@ class ParallelWorkQueue:
 
     def join(self, workers: Sequence[PoolWorker], waker: Waker) -> None:
         self._workers = list(workers)
-        self._width = sum([worker.width for worker in workers])
-        self._waker = waker
+        self._parked.join(len(workers), waker)
+
+    @property
+    def limit(self) -> int:
+        return self._parked.limit
+
+    @property
+    def has_backlog(self) -> bool:
+        return self.scheduler.has_ready and not self._is_paused
+
+    def set_limit(self, limit: int) -> None:
+        """So many workers may be at work at once; see ``Adjustable``."""
+        with self.lock:
+            self._concurrency = limit
+            self._parked.set_limit(limit)
+            self._wake_for_work()
+
+    def totals(self) -> Totals:
+        with self.lock:
+            spent_ms = self._spent_s * 1000
+            return Totals(self._completed, spent_ms, self._parked.busy, self.has_backlog)
 
     def take(self, worker: PoolWorker, limit: int = 0) -> list[Run[ParallelRecord]]:
         now_s = monotonic()
         with self.lock:
+            if worker.handed:
+                self._completed += worker.handed
+                self._spent_s += now_s - worker.began_s
+                worker.handed = 0
             if worker.taken or worker.finished:  # also a run that it was relieved of as a whole
                 self._collect(worker, now_s)
-            runs = [] if self._is_paused or self.is_stopped else self._take(now_s, limit)
+            parked = self._parked
+            is_closed = self._is_paused or self.is_stopped or parked.is_over
+            runs = [] if is_closed else self._take(now_s, limit)
             if runs:
                 self._hand_out(worker, runs, limit)
                 worker.began_s = now_s
-                if self._idle and self.scheduler.has_ready and not self._pace.is_light:
-                    self._wake(1)
-            elif not worker.is_parked:
-                worker.is_parked = True
-                self._idle.append(worker)
+                if parked.wakeable and self.scheduler.has_ready and not self._pace.is_light:
+                    parked.wake(1)
+            else:
+                parked.park(worker)
         return runs
 
     def _hand_out(self, worker: PoolWorker, runs: list[Run[ParallelRecord]], limit: int) -> None:
         count = sum([len(run.records) for run in runs])
         if limit:  # a process takes more before it is through with what it has
             worker.taken += count
-            if worker.is_parked:
-                worker.is_parked = False
-                self._idle.remove(worker)
+            self._parked.unpark(worker)
         else:
-            worker.taken = count
+            worker.taken = worker.handed = count
             worker.runs = runs
             worker.pending = iter(runs)
 
@@ -170,7 +193,8 @@ class ParallelWorkQueue:
         """A process has several handlers: what it takes is for all of them."""
         if not limit:
             return None
-        runs = self.scheduler.ready_runs(min(limit, self._width))
+        width = sum([worker.width for worker in self._workers])
+        runs = self.scheduler.ready_runs(min(limit, width))
         return max(1, min(limit // max(runs, 1), MAX_RUN))
 
     def done(
@@ -248,24 +272,16 @@ class ParallelWorkQueue:
             if self._crowded is not None:
                 self._look_for_room(self._crowded)
 
-    def _wake(self, count: int) -> None:
-        idle = self._idle
-        woken = idle[-count:]  # those that worked last: their stacks are warm
-        del idle[-count:]
-        for worker in woken:
-            worker.is_parked = False
-        if self._waker is not None:
-            self._waker.wake(woken)
-
     def _wake_for_work(self) -> None:
-        if self._is_paused or not self._idle or not self.scheduler.has_ready:
+        wakeable = self._parked.wakeable
+        if self._is_paused or not wakeable or not self.scheduler.has_ready:
             return
         wanted = 1
         if not self._pace.is_light:
             waiting = self.scheduler.waiting_count
             takes = -(-waiting // (self._batch_size or self._pace.size(waiting, self._concurrency)))
-            wanted = self.scheduler.ready_runs(min(takes, len(self._idle)))
-        self._wake(max(1, wanted))
+            wanted = self.scheduler.ready_runs(min(takes, wakeable))
+        self._parked.wake(max(1, wanted))
 
     # The owner of the consumer.
 
@@ -291,8 +307,8 @@ class ParallelWorkQueue:
                 if is_stuck and self._relieve(worker):
                     self._pace.observe(1, (now_s - worker.began_s) * 1e6)
             due_ms = self.scheduler.next_due_ms()
-            if due_ms is not None and due_ms <= now_s * 1000 and self._idle:
-                self._wake(1)
+            if due_ms is not None and due_ms <= now_s * 1000:
+                self._parked.wake(1)
             self._wake_for_work()
 
     def _relieve(self, worker: PoolWorker) -> int:
@@ -319,6 +335,7 @@ class ParallelWorkQueue:
         while finished and not self.is_deferred:
             self.scheduler.finish([finished.pop()])
         worker.taken -= relieved
+        worker.handed -= relieved
         return relieved
 
     def recall(self, partitions: Sequence[PartitionState[ParallelRecord]]) -> None:
@@ -400,7 +417,7 @@ class ParallelWorkQueue:
             self.is_stopped = True
             for worker in self._workers:
                 self._relieve(worker)
-            self._wake(len(self._idle))
+            self._parked.wake_all()
 
     def calls(self, slots: Sequence[PoolWorker]) -> list[Call]:
         """See ``WorkQueue.calls``.

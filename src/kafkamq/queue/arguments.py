@@ -10,9 +10,10 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, get_args, get_origin
 
-from kafkamq.errors import ConfigError
+from kafkamq.errors import ConfigError, SchemaRegistryError
 from kafkamq.queue.json_values import BodyError, check_type, convert, is_union, without_input
 from kafkamq.queue.message import Message
+from kafkamq.queue.schemas.deserializer import BodyUnavailableError, Deserializer, Headers
 
 __all__ = ["Binder", "BodyError", "MessageLike", "wants_body"]
 
@@ -25,21 +26,32 @@ class MessageLike(Protocol):
     @property
     def payload(self) -> bytes | None: ...
 
+    @property
+    def raw_headers(self) -> Headers: ...
+
 
 class Binder:
     """Makes the arguments of one handler.
 
     A parameter annotated ``Message``, or not at all, gets the message; the other one, at most one,
     gets the body: ``bytes``, ``str``, ``dict`` and other JSON, a dataclass, or a pydantic model.
-    What has a default keeps it, unless it is the first parameter.
+    What has a default keeps it, unless it is the first parameter. With a deserializer, that makes
+    the body, which must be what is annotated; a dataclass or a model is made of a ``dict``.
 
     Raises:
         ConfigError: The handler takes something else.
     """
 
-    def __init__(self, function: Callable[..., Any], *, of_lists: bool = False) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        of_lists: bool = False,
+        deserializer: Deserializer | None = None,
+    ) -> None:
         """``of_lists``: the handler gets lists of messages, bodies, or both."""
         self._parse: list[Callable[[Any], Any]] = []
+        self._deserializer = deserializer
         name = getattr(function, "__qualname__", repr(function))
         try:
             signature = inspect.signature(function)
@@ -73,12 +85,34 @@ class Binder:
                 self._parse.append(getattr(annotation, "of_sync", _itself))
                 continue
             bodies += 1
-            self._parse.append(_parser(annotation, f"handler {name}: {parameter.name}"))
+            where = f"handler {name}: {parameter.name}"
+            self._parse.append(_parser(annotation, where, deserializer))
+        self._check(name, bodies)
+
+    def _check(self, name: str, bodies: int) -> None:
         if not self._parse or bodies > 1:
             raise ConfigError(f"handler {name} must take a body, a Message, or both")
+        if self._deserializer is not None and not bodies:
+            raise ConfigError(
+                f"handler {name} takes no body, and has a deserializer: annotate the parameter "
+                "that gets what it makes (dict, Any, a dataclass, ...)"
+            )
 
     def arguments(self, message: MessageLike) -> list[Any]:
+        """Of one message.
+
+        Raises:
+            BodyError: Its payload is not what the handler takes.
+            BodyUnavailableError: Nobody can say now whether it is.
+        """
         return [parse(message) for parse in self._parse]
+
+    def is_ready(self, message: MessageLike) -> bool:
+        """Whether ``arguments`` asks nobody, and so never waits."""
+        if self._deserializer is None:
+            return True
+        payload = message.payload
+        return payload is None or self._deserializer.is_ready(payload, message.raw_headers)
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
@@ -141,11 +175,21 @@ def _is_body(annotation: Any) -> bool:
     return annotation in (bytes, str) or is_json or _is_plainly_a_body(annotation)
 
 
+def _is_json(annotation: Any) -> bool:
+    """What ``convert`` makes of JSON, models aside."""
+    is_plain = (get_origin(annotation) or annotation) in _JSON_TYPES or is_union(annotation)
+    return is_plain or dataclasses.is_dataclass(annotation) or typing.is_typeddict(annotation)
+
+
 def _itself(message: Any) -> Any:
     return message
 
 
-def _parser(annotation: Any, where: str) -> Callable[[MessageLike], Any]:
+def _parser(
+    annotation: Any, where: str, deserializer: Deserializer | None = None
+) -> Callable[[MessageLike], Any]:
+    if deserializer is not None:
+        return _deserialized(deserializer, annotation, where)
     kinds = get_args(annotation) if is_union(annotation) else ()
     if type(None) in kinds and annotation not in (Any, bytes | None):
         rest = [kind for kind in kinds if kind is not type(None)]
@@ -160,15 +204,35 @@ def _parser(annotation: Any, where: str) -> Callable[[MessageLike], Any]:
     validate = getattr(annotation, "model_validate_json", None)
     if validate is not None:  # a pydantic model
         return _validated(validate)
-    origin = get_origin(annotation) or annotation
-    is_json = origin in _JSON_TYPES or is_union(annotation)
-    if dataclasses.is_dataclass(annotation) or is_json or typing.is_typeddict(annotation):
+    if _is_json(annotation):
         check_type(annotation, where)
         return lambda message: convert(_json(message), annotation, "the body")
     raise ConfigError(
         f"{where} is annotated {annotation!r}: a body is bytes, str, JSON (dict, list, ...), a "
         "dataclass or a pydantic model"
     )
+
+
+def _deserialized(
+    deserializer: Deserializer, annotation: Any, where: str
+) -> Callable[[MessageLike], Any]:
+    kinds = get_args(annotation) if is_union(annotation) else ()
+    takes_null = type(None) in kinds or annotation is Any
+    rest = [kind for kind in kinds if kind is not type(None)]
+    wanted = rest[0] if len(rest) == 1 else annotation
+    if _is_json(wanted):
+        check_type(wanted, where, frozenset({bytes}))
+
+    def parse(message: MessageLike) -> Any:
+        if message.payload is None and takes_null:
+            return None
+        try:
+            body = deserializer.deserialize(_payload(message), message.raw_headers)
+        except SchemaRegistryError as error:
+            raise BodyUnavailableError(str(error), delay_s=error.delay_s) from error
+        return convert(body, wanted, "the body")
+
+    return parse
 
 
 def _or_none(parse: Callable[[MessageLike], Any]) -> Callable[[MessageLike], Any]:

@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from kafkamq.config import QueueConfig, ServiceConfig
-from kafkamq.queue.connections import Connections
+from kafkamq.queue.connections import Connections, Settler
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.message import Message
 from kafkamq.queue.producer import Producer
@@ -61,6 +61,9 @@ class QueueBackend(Protocol):
 
     def open_producer(self, connections: Connections, queue: QueueConfig) -> Producer:
         """A producer; errors as for ``open_consumer``."""
+
+    def open_settler(self, connections: Connections, queue: QueueConfig) -> Settler:
+        """What gives verdicts by token; asked of backends that have them."""
 
     def create_topics(
         self, config: ServiceConfig, queue: QueueConfig, *, partitions: int, replication_factor: int

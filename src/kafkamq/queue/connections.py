@@ -5,14 +5,37 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import KafkaMQError, StateError
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.namespace import Namespace
-from kafkamq.queue.queue_topic import QueueTopic
+from kafkamq.queue.queue_topic import AnyTopic, QueueTopic
 from kafkamq.queue.sender import Sender
 from kafkamq.transport.fork_check import ForkCheck
+from kafkamq.types import Backend, Outcome
+
+
+class Settler(Protocol):
+    """Gives verdicts on a queue's messages by their tokens; see ``Queue.ack``."""
+
+    def settle(
+        self,
+        text: str,
+        outcome: Outcome,
+        *,
+        reason: str = "",
+        delay_ms: int | None = None,
+        timeout_s: float = 30.0,
+    ) -> None:
+        """Give the verdict on the message of this token, and wait for what becomes of it."""
+
+    def extend(self, text: str, extension_ms: int, *, timeout_s: float = 30.0) -> None:
+        """Hold it for at least so long from now."""
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """End its clients."""
 
 
 class Connections:
@@ -22,9 +45,12 @@ class Connections:
         self.config = config
         self.namespace = Namespace(config)
         self._fork_check = ForkCheck("Service")
-        self._lock = threading.Lock()
-        self._senders: dict[str, Sender] = {}  # by the topic of their queues
+        self._lock = threading.RLock()  # a settler asks for its namespace
+        # By the topic of their queues; and by the queue, where each names the topic otherwise.
+        self._senders: dict[tuple[str, str], Sender] = {}
+        self._topics: dict[tuple[str, str], AnyTopic] = {}
         self._consumers: list[Consumer] = []
+        self._settlers: dict[QueueConfig, Settler] = {}
         self._is_closed = False
 
     def check(self) -> None:
@@ -36,11 +62,33 @@ class Connections:
     def sender(self, queue: QueueConfig) -> Sender:
         """The one that all producers to a queue's topic share: the namespace's, or its own."""
         with self._lock:
-            sender = self._senders.get(queue.topic)
+            name = _name_of(queue)
+            sender = self._senders.get(name)
             if sender is None:
-                place = QueueTopic(self.config, queue) if queue.topic else self.namespace
-                sender = self._senders[queue.topic] = Sender(place)
+                sender = self._senders[name] = Sender(self._place(queue))
             return sender
+
+    def settler(self, queue: QueueConfig, make: Callable[[], Settler]) -> Settler:
+        """The one that gives verdicts by token on a queue's messages."""
+        with self._lock:
+            if queue not in self._settlers:
+                self._settlers[queue] = make()
+            return self._settlers[queue]
+
+    def namespace_of(self, queue: QueueConfig) -> Namespace:
+        """Of a queue of the markers backend: what its messages stand in."""
+        with self._lock:
+            return self._place(queue)
+
+    def _place(self, queue: QueueConfig) -> Namespace:
+        if not queue.topic:
+            return self.namespace
+        if queue.backend is not Backend.MARKERS:
+            return QueueTopic(self.config, queue)
+        name = _name_of(queue)
+        if name not in self._topics:
+            self._topics[name] = AnyTopic(self.config, queue)
+        return self._topics[name]
 
     def add(self, consumer: Consumer) -> None:
         with self._lock:
@@ -55,10 +103,12 @@ class Connections:
             self._is_closed = True
             consumers, self._consumers = self._consumers, []
             senders, self._senders = self._senders, {}
+            settlers, self._settlers = self._settlers, {}
         deadline_s = time.monotonic() + timeout
         failures: list[KafkaMQError] = []
         ends: list[Callable[[float], None]] = [
             *(consumer.close for consumer in consumers),
+            *(settler.close for settler in settlers.values()),
             *(sender.close for sender in senders.values()),
         ]
         for end in ends:
@@ -68,3 +118,8 @@ class Connections:
                 failures.append(error)
         if failures:
             raise failures[0]
+
+
+def _name_of(queue: QueueConfig) -> tuple[str, str]:
+    is_any_topic = bool(queue.topic) and queue.backend is Backend.MARKERS
+    return queue.topic, queue.queue_id if is_any_topic else ""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 
 from kafkamq.config import ServiceConfig
@@ -24,6 +24,7 @@ from kafkamq.queue.wire import headers as names
 from kafkamq.queue.wire.headers import Origin, read_message_headers, redrive_headers
 from kafkamq.queue.wire.keys import join_key, split_key
 from kafkamq.queue.wire.partitions import key_partition
+from kafkamq.queue.wire.stamps import restored
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.errors import MISSING, OutcomeUnknownError, TransactionAbortedError, meaning
 from kafkamq.transport.record import Record, headers_or_none
@@ -106,7 +107,7 @@ def read_dead_letters(config: ServiceConfig) -> Iterator[DeadLetter]:
     """All dead letters of a namespace, partition by partition interleaved, each in log order."""
     done, topic_id = _read_done(config)
     for record in scan(config, config.dead_letter_topic):
-        yield _dead_letter(record, done, topic_id)
+        yield dead_letter_of(record, done, topic_id)
 
 
 def redrive(
@@ -272,6 +273,8 @@ class _Writer:
         topic, user_key = self._topic_of(letter), split_key(message.key)[1]
         # In a topic of its own a queue's records have their sender's keys, or none.
         key = message.key if topic == self._config.message_topic else user_key
+        if topic != self._config.message_topic:
+            headers = restored(headers)
         partitions = self._partitions_of(topic)
         partition = (
             random.randrange(partitions)
@@ -318,6 +321,21 @@ def done_key(topic_id: bytes, partition: int, offset: int) -> bytes:
     return f"{_KEY_PREFIX}/{topic_id.hex()}/{partition}/{offset}".encode()
 
 
+def redriven_place(key: bytes | None, topic_id: bytes) -> tuple[int, int] | None:
+    """Partition and offset of the dead letter that a ledger's key says is redriven; total.
+
+    None: it is another kind of key, or of a dead letters topic that is gone.
+    """
+    parts = (key or b"").split(b"/")
+    if len(parts) != 4 or parts[0] != _KEY_PREFIX.encode():
+        return None
+    if parts[1] not in (b"", topic_id.hex().encode()):
+        return None
+    if not (parts[2].isdigit() and parts[3].isdigit()) or len(key or b"") > 128:
+        return None
+    return int(parts[2]), int(parts[3])
+
+
 def _read_done(config: ServiceConfig) -> tuple[set[bytes], bytes]:
     """Keys of what was redriven, and the id of the dead letters topic now."""
     with Admin(config) as admin:
@@ -335,7 +353,8 @@ def _read_done(config: ServiceConfig) -> tuple[set[bytes], bytes]:
     return done, topic_id
 
 
-def _dead_letter(record: Record, done: set[bytes], topic_id: bytes) -> DeadLetter:
+def dead_letter_of(record: Record, done: Set[bytes], topic_id: bytes) -> DeadLetter:
+    """What a record of the dead letters topic says; total. ``done``: keys of the ledger."""
     readable = headers_or_none(record)
     raw_headers = readable or ()
     read = read_message_headers(raw_headers)

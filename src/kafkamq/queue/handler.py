@@ -18,6 +18,7 @@ from kafkamq.queue.rules.capabilities import (
     order_feature,
     require,
 )
+from kafkamq.queue.schemas.deserializer import Deserializer, deserializer_of
 from kafkamq.types import Backend
 
 DEFAULT_CONCURRENCY = 16
@@ -42,6 +43,7 @@ class HandlerSpec:
     max_attempts: int | None = None  # None: the queue's max_deliveries
     retry_on: tuple[type[BaseException], ...] | None = None  # None: any
     max_rate: float | None = None  # messages a second
+    deserializer: Deserializer | None = None  # None: the body is read as it is annotated
 
     @property
     def name(self) -> str:
@@ -83,6 +85,9 @@ class HandlerOptions(TypedDict, total=False):
     """How long a list that is not full waits for more; 0."""
     max_rate: float | None
     """Messages a second that are begun, at most, in each process of a worker."""
+    deserializer: Deserializer | Callable[[bytes], Any] | None
+    """Makes the body: a schema of a ``SchemaRegistry``, or a function of the payload, of which any
+    exception rejects the message. While the registry does not answer, messages wait for it."""
 
 
 def make_spec(
@@ -112,10 +117,11 @@ def make_spec(
     linger_ms = milliseconds(options.get("batch_linger", 0.0), name="batch_linger")
     if linger_ms and not batch_size:
         raise ConfigError(f"{asked}: batch_linger needs a batch_size")
+    deserializer = deserializer_of(options.get("deserializer"))
     spec = HandlerSpec(
         queue=queue,
         function=function,
-        binder=Binder(function, of_lists=bool(batch_size)),
+        binder=Binder(function, of_lists=bool(batch_size), deserializer=deserializer),
         concurrency=concurrency,
         processes=processes,
         threads=threads,
@@ -127,6 +133,7 @@ def make_spec(
         max_attempts=_attempts(options.get("max_attempts"), queue, asked),
         retry_on=exception_types(options.get("retry_on")),
         max_rate=_rate(options.get("max_rate"), asked),
+        deserializer=deserializer,
     )
     _check_lease(spec, asked)
     return spec

@@ -61,17 +61,17 @@ def is_union(annotation: Any) -> bool:
     return get_origin(annotation) in (Union, types.UnionType)
 
 
-def check_type(annotation: Any, where: str, _known: frozenset[Any] = frozenset()) -> None:
-    """See that ``convert`` can check values of a type."""
+def check_type(annotation: Any, where: str, known: frozenset[Any] = frozenset()) -> None:
+    """See that ``convert`` can check values of a type; those of ``known`` it can."""
     plain = _unwrapped(annotation)
-    if plain in _known or plain is Any or _is_model(plain) or plain in _PLAIN:
+    if plain in known or plain is Any or _is_model(plain) or plain in _PLAIN:
         return
     origin = get_origin(plain) or plain
     if dataclasses.is_dataclass(plain):
         hints = _field_types(plain, where)
         for field in dataclasses.fields(plain):
             if field.init:  # the others are not given, nor are class variables
-                check_type(hints[field.name], f"{where}.{field.name}", _known | {plain})
+                check_type(hints[field.name], f"{where}.{field.name}", known | {plain})
     elif is_union(plain) or origin in _LISTS or origin in _DICTS:
         kinds = get_args(plain)
         if origin in _DICTS and kinds:
@@ -79,7 +79,7 @@ def check_type(annotation: Any, where: str, _known: frozenset[Any] = frozenset()
             kinds = kinds[1:]
         for kind in kinds:
             if kind is not Ellipsis:
-                check_type(kind, where, _known)
+                check_type(kind, where, known)
     elif origin is Literal:
         _check_literal(plain, where)
     elif not (origin in _FROM_TEXT or typing.is_typeddict(plain) or _is_enum(plain)):
@@ -230,6 +230,8 @@ def _several(value: Any, kind: Any, items: tuple[Any, ...], where: str) -> Any:
 
 def _scalar(value: Any, kind: Any, where: str) -> Any:
     """A value that JSON has as a text or a number."""
+    if type(value) is kind:  # not out of JSON
+        return value
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     try:
         make = _FROM_TEXT.get(kind)
@@ -244,7 +246,11 @@ def _scalar(value: Any, kind: Any, where: str) -> Any:
 
 def _model(value: Any, kind: Any, where: str) -> Any:
     try:
-        return kind.model_validate_json(json.dumps(value))
+        try:
+            text = json.dumps(value)
+        except TypeError:  # it did not come out of JSON
+            return kind.model_validate(value)
+        return kind.model_validate_json(text)
     except ValueError as error:
         raise BodyError(f"{where}: {without_input(error)}") from None
 
@@ -300,4 +306,5 @@ def _kind(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
     if value is None:
         return "null"
-    return names.get(type(value), "a number")
+    other = "a number" if isinstance(value, int | float) else f"a {type(value).__name__}"
+    return names.get(type(value), other)

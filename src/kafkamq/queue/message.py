@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any, Protocol
 
 from kafkamq.config import milliseconds
-from kafkamq.errors import LeaseLostError, StateError
+from kafkamq.errors import ConfigError, LeaseLostError, StateError
 from kafkamq.queue.wire.headers import ID, MessageHeaders, read_message_headers, reason_of
 from kafkamq.transport.record import RecordLike, headers_of
 from kafkamq.types import Headers, MessageId, Outcome
@@ -37,6 +37,12 @@ class Acknowledger(Protocol):
 
     def extend(self, message: Any, extension_ms: int) -> None:
         """Hold a message longer; see ``Message.extend``."""
+
+    def token(self, message: Any) -> str:
+        """What a verdict elsewhere needs; see ``Message.token``."""
+
+    def hold(self, message: Any, hold_ms: int) -> None:
+        """Hand a message over; see ``Message.hold``."""
 
     def has_verdict(self, message: Any) -> bool:
         """Whether a verdict was given already."""
@@ -200,6 +206,52 @@ class Message:  # no ABC: isinstance would cost several times as much, for every
         """
         self._acknowledger.extend(self, milliseconds(seconds, name="seconds", minimum=1))
 
+    @property
+    def token(self) -> str:
+        """Names this delivery for verdicts elsewhere: ``Queue.ack`` and its siblings.
+
+        A text of some 200 characters for URLs, and no secret. Of a message that was not handed over
+        by ``hold``, this consumer keeps renewing the lease until a verdict comes, here or there;
+        its own verdicts then wait for the log, which says whose was first.
+
+        Raises:
+            ConfigError: The backend has none; names those that have.
+        """
+        return self._acknowledger.token(self)
+
+    def hold(
+        self, seconds: float | timedelta | None = None, *, until: datetime | None = None
+    ) -> str:
+        """Hand it over: it is held until then, also when this process ends.
+
+        The verdict is given by the token that this returns, from any process. The message counts
+        in ``max_in_flight`` no more, is not renewed and not released; without a verdict it is
+        delivered again. Waits until Kafka has it.
+
+        Args:
+            seconds: From now; at most what is left of the queue's max_lease.
+            until: In its place, a moment with a time zone, by this machine's clock.
+
+        Raises:
+            ConfigError: Neither or both are given, or the time is over; or as ``token``.
+            LeaseLostError, StateError: As for ``ack``.
+            BrokerError, DeadlineExceededError: Kafka did not confirm; it is held as before.
+        """
+        if (seconds is None) == (until is None):
+            raise ConfigError("hold() takes either seconds or until")
+        if until is not None:
+            if until.tzinfo is None:
+                raise ConfigError(f"until is {until}: it must have a time zone")
+            seconds = until - datetime.now(timezone.utc)
+        assert seconds is not None, "one of them is given"
+        self._acknowledger.hold(self, milliseconds(seconds, name="seconds", minimum=1))
+        return self.token
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether verdicts may come from elsewhere, so that those given here wait for the log."""
+        return False
+
     def __enter__(self) -> Message:
         return self
 
@@ -217,3 +269,16 @@ class Message:  # no ABC: isinstance would cost several times as much, for every
                 "a failed message could not be given back",
                 extra={"queue": self.queue_id, "error": str(refusal)},
             )
+
+
+def only_ack(message: Message, verdict: str) -> None:
+    """See that it is none but ``ack``, on a queue with ``delivery="at-most-once"``.
+
+    Raises:
+        StateError: It is another one.
+    """
+    if verdict != Outcome.ACK.name.lower():
+        raise StateError(
+            f"{verdict} of {message!r}: with delivery='at-most-once' a message is acknowledged "
+            "before it is handed out"
+        )

@@ -34,6 +34,8 @@ class NamespaceFacts:
     marker_retention_ms: int  # negative: forever
     max_message_bytes: int  # what a copy and a dead letter can carry (R11)
     max_marker_bytes: int  # what fits into a START or SCHEDULE
+    stamp: bytes = b""  # of a queue that is a topic of its own (R38): what our records there have
+    is_broker_time: bool = True  # the messages' timestamps are
 
     @classmethod
     def of(cls, config: ServiceConfig, topics: Mapping[str, TopicInfo]) -> NamespaceFacts:

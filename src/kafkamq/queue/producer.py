@@ -99,7 +99,7 @@ class Producer:
             size += len(checked_id(id))
         own, own_bytes = checked_headers(headers)
         size += own_bytes
-        every = message_headers(own, id=message_id, ttl_ms=ttl_ms)
+        every = self._headers_of(own, message_id, ttl_ms)
         topic, facts = self._topic, self._namespace.facts()
         if size > facts.max_message_bytes:
             raise ConfigError(
@@ -156,6 +156,9 @@ class Producer:
         """
         self._sender.check("flushing")
         self._sender.flush(timeout)
+
+    def _headers_of(self, own: Headers, id: str, ttl_ms: int | None) -> Headers:
+        return message_headers(own, id=id, ttl_ms=ttl_ms)
 
     # What a backend with a shared topic, or with delays, does otherwise.
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kafkamq.config import QueueConfig
+from kafkamq.config import QueueConfig, milliseconds
+from kafkamq.errors import ConfigError
 from kafkamq.queue.backend import ConsumerPlan, QueueBackend, check_order, load
-from kafkamq.queue.connections import Connections
+from kafkamq.queue.connections import Connections, Settler
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.handler import HandlerOptions, HandlerSpec, make_spec
 from kafkamq.queue.message import Message
 from kafkamq.queue.producer import Producer
-from kafkamq.types import Backend
+from kafkamq.queue.rules.capabilities import Feature, require
+from kafkamq.types import Backend, Outcome
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -84,6 +87,65 @@ class Queue:
         self._connections.add(consumer)
         return consumer
 
+    # Verdicts from elsewhere.
+
+    def ack(self, token: str, *, timeout: float = 30.0) -> None:
+        """A message is done, whichever process holds it; it waits for what the log says of that.
+
+        Args:
+            token: What ``Message.token`` or ``Message.hold`` gave.
+            timeout: Seconds; also of its siblings below.
+
+        Raises:
+            StateError: It has a verdict already, or its topic was recreated since.
+            LeaseLostError: Its lease ended before: it is delivered again.
+            ConfigError: The token is damaged, or of another queue or namespace; or the backend has
+                no tokens.
+            BrokerError, DeadlineExceededError: Kafka did not confirm. The verdict may be in the
+                log: when it is given again, StateError says so.
+        """
+        self._settler("ack").settle(token, Outcome.ACK, timeout_s=timeout)
+
+    def nack(
+        self,
+        token: str,
+        *,
+        delay: float | timedelta | None = None,
+        reason: str = "",
+        timeout: float = 30.0,
+    ) -> None:
+        """Give a message back, to be delivered again; see ``ack`` and ``Message.nack``.
+
+        While it waits for its delay, an ``ack`` of somebody else's still ends it.
+        """
+        delay_ms = None if delay is None else milliseconds(delay, name="delay")
+        settler = self._settler("nack")
+        settler.settle(
+            token, Outcome.NACK, reason=_text(reason), delay_ms=delay_ms, timeout_s=timeout
+        )
+
+    def reject(self, token: str, reason: str, *, timeout: float = 30.0) -> None:
+        """Give a message up, to the dead letters; see ``ack`` and ``Message.reject``."""
+        settler = self._settler("reject")
+        if not _text(reason):
+            raise ConfigError("reason is empty: it must say why, for it stands in the dead letter")
+        settler.settle(token, Outcome.REJECT, reason=reason, timeout_s=timeout)
+
+    def extend(self, token: str, seconds: float | timedelta, *, timeout: float = 30.0) -> None:
+        """Hold a message for at least so long from now, up to its max_lease; see ``ack``.
+
+        It is for messages that were handed over by ``Message.hold``: of others the holder renews
+        the lease as long as it lives, and may leave no more than the redelivery timeout.
+        """
+        extension_ms = milliseconds(seconds, name="seconds", minimum=1)
+        self._settler("extend").extend(token, extension_ms, timeout_s=timeout)
+
+    def _settler(self, what: str) -> Settler:
+        require(self._config.backend, Feature.TOKENS, f"queue {self.queue_id!r}: {what}(token)")
+        self._connections.check()
+        connections, config = self._connections, self._config
+        return connections.settler(config, lambda: self._backend.open_settler(connections, config))
+
     def handler(self, **options: Unpack[HandlerOptions]) -> Callable[[Function], Function]:
         """Registers the function below as the queue's handler; a ``Worker`` runs it.
 
@@ -131,3 +193,9 @@ class Queue:
     @property
     def _backend(self) -> QueueBackend:
         return self._load(self._config.backend)
+
+
+def _text(reason: str) -> str:
+    if not isinstance(reason, str):
+        raise ConfigError(f"reason is a {type(reason).__name__}: it must be a text")
+    return reason

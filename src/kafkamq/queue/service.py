@@ -101,6 +101,7 @@ class Service:
         backoff: Backoff = DEFAULT_BACKOFF,
         max_in_flight: int = 1000,
         exactly_once: bool = False,
+        delivery: str = QueueConfig.delivery,
         batch_markers: bool = QueueConfig.batch_markers,
         receive_buffer: int = 100,
         next_message_timeout: float | timedelta = 1.0,
@@ -120,21 +121,19 @@ class Service:
             max_lease: Seconds that a message can be held in all, whatever renews it.
             backoff: Of nacked messages.
             max_in_flight: Messages held and not settled, per consumer.
-            exactly_once: STARTs and offsets in one transaction: no message is STARTed again while
-                a live worker holds it. Costs throughput and some 50 ms of waiting (guarantees.md).
-            batch_markers: One marker for many messages, their payloads by reference (R28-R30);
-                False where trackers or views of an older release read them (operations.md).
+            exactly_once: STARTs and offsets in one transaction (guarantees.md): at some 50 ms.
+            delivery: Or "at-most-once": acknowledged before it is handed out (guarantees.md).
+            batch_markers: One marker for many messages (R28-R30); False beside older releases.
             receive_buffer: STARTed ahead of ``receive``, at first.
             next_message_timeout: Longest wait of one turn of an iteration.
             max_messages_per_commit: Messages of other queues that are passed before a commit.
             on_data_loss: "raise", or "skip" what was deleted before it was read.
             backend: Who remembers what is done: "markers", "offsets", "share" or "claims"
                 (``kafkamq backends`` compares them). Fixed once the queue is in use.
-            topic: Of the other backends: any topic; None: ``NAMESPACE.q.QUEUE_ID``.
+            topic: Any; None: the namespace's, or of other backends ``NAMESPACE.q.QUEUE_ID``.
             group: The consumer group, share group or group of claims; None: one named by namespace
                 and queue. "kafka-mq-QUEUE_ID" shares a queue with kafka-mq-go's workers.
-            null_keys: Of offsets, by key: messages without one are "parallel", in no order, or
-                "serial", those of a partition one after the other.
+            null_keys: Of offsets, by key: without one "parallel", or "serial" in each partition.
 
         Raises:
             ConfigError: A value cannot work; names it and its limit.
@@ -156,6 +155,7 @@ class Service:
             max_messages_per_commit=max_messages_per_commit,
             on_data_loss=on_data_loss,
             exactly_once=exactly_once,
+            delivery=delivery,
             batch_markers=batch_markers,
             null_keys=null_keys,
         )
@@ -195,6 +195,7 @@ def _check_features(queue: QueueConfig) -> None:
     """See that a queue's backend has what its settings ask for."""
     for feature, name, is_asked in (
         (Feature.EXACTLY_ONCE, "exactly_once", queue.exactly_once),
+        (Feature.AT_MOST_ONCE, "delivery='at-most-once'", queue.is_at_most_once),
         (Feature.RETRY_DELAY, "backoff", queue.backoff != DEFAULT_BACKOFF),
         (Feature.KEY_ORDER, "null_keys", queue.null_keys != "parallel"),
     ):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.errors import ConfigError
 from kafkamq.queue.backend import ConsumerPlan, StoredMessage
-from kafkamq.queue.connections import Connections
+from kafkamq.queue.connections import Connections, Settler
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.dead_letter_writer import RequeueWriter, TopicDeadLetterWriter
 from kafkamq.queue.producer import Producer
@@ -34,6 +35,9 @@ class TopicBackend:
 
     def open_producer(self, connections: Connections, queue: QueueConfig) -> Producer:
         return Producer(connections.sender(queue), queue)
+
+    def open_settler(self, connections: Connections, queue: QueueConfig) -> Settler:
+        raise ConfigError(f"queue {queue.queue_id!r}: its backend has no tokens")
 
     def create_topics(
         self, config: ServiceConfig, queue: QueueConfig, *, partitions: int, replication_factor: int

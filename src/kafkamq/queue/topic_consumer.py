@@ -292,6 +292,18 @@ class TopicConsumer(Consumer, Generic[M]):
         """Dead letters under way."""
         return self._unwritten_count
 
+    def token(self, message: M) -> str:
+        """See ``Message.token``."""
+        raise self._no_tokens("message.token")
+
+    def hold(self, message: M, hold_ms: int) -> None:
+        """See ``Message.hold``."""
+        raise self._no_tokens("hold()")
+
+    def _no_tokens(self, asked: str) -> ConfigError:
+        require(self._queue.backend, Feature.TOKENS, f"queue {self.queue_id!r}: {asked}")
+        return ConfigError(f"queue {self.queue_id!r}: {asked}: queues in memory have no tokens")
+
     def has_verdict(self, message: M) -> bool:
         return message.state is MessageState.ACKNOWLEDGED
 

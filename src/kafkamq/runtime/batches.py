@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from kafkamq.errors import ConfigError
 from kafkamq.queue.arguments import Binder, BodyError
+from kafkamq.queue.schemas.deserializer import BodyUnavailableError
 from kafkamq.runtime.verdicts import is_verdict
 from kafkamq.runtime.work_queue import Slot
 
@@ -40,8 +42,11 @@ def bound(
 ) -> Callable[[Any], Any]:
     """Calls a handler with what it takes of a message, or of a list.
 
+    A body that may have to be waited for is read in a thread, not on the event loop.
+
     Raises:
         BodyError: The one message's payload is not what the handler takes.
+        BodyUnavailableError: Nobody can say now whether it is.
     """
 
     def call(given: Any) -> Any:
@@ -52,8 +57,13 @@ def bound(
 
     async def call_async(given: Any) -> Any:
         if not isinstance(given, list):
-            return await function(*binder.arguments(given))
-        arguments, whole = _of_list(binder, given)
+            if binder.is_ready(given):
+                return await function(*binder.arguments(given))
+            return await function(*await asyncio.to_thread(binder.arguments, given))
+        if all(map(binder.is_ready, given)):
+            arguments, whole = _of_list(binder, given)
+        else:
+            arguments, whole = await asyncio.to_thread(_of_list, binder, given)
         return whole(await function(*arguments) if arguments else None)
 
     return call_async if is_async else call
@@ -64,11 +74,11 @@ def _of_list(
 ) -> tuple[list[list[Any]], Callable[[object], object]]:
     """The arguments, none if no body can be read; and what makes the whole list's outcome."""
     rows: list[list[Any]] = []
-    refused: dict[int, BodyError] = {}  # by their places in the list
+    refused: dict[int, Exception] = {}  # by their places in the list
     for at, message in enumerate(messages):
         try:
             rows.append(binder.arguments(message))
-        except BodyError as error:  # noqa: PERF203 - it is this message's alone
+        except (BodyError, BodyUnavailableError) as error:  # noqa: PERF203 - its alone
             refused[at] = error
 
     def whole(result: object) -> object:

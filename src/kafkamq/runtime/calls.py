@@ -138,7 +138,14 @@ class Calls:
 
     def _acknowledge(self, message: Message, outcome: object) -> None:
         verdict, error = understood(outcome, self.spec.retry_on)
-        if isinstance(verdict, Reject):
+        if self.spec.queue.is_at_most_once and not isinstance(verdict, Ack):
+            _log.error(
+                "%s failed, and does not come again (at most once)",
+                self._what(message),
+                exc_info=error,
+            )
+            message.ack()
+        elif isinstance(verdict, Reject):
             self._reject(message, verdict.reason or "rejected by its handler", error)
         elif isinstance(error, HandlerFaultError):
             self._nack(message, None, clean(str(error)))

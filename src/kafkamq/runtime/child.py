@@ -113,7 +113,7 @@ class _Inbox(Inbox[_Run, _Item]):
         runs = [_Run(*each) for each in sent]
         with self.lock:
             self.ready.extend(runs)
-            self.wake(len(runs))
+            self.parked.wake(len(runs))
 
     def give_back(self) -> None:
         """Return what no handler has begun."""
@@ -138,8 +138,8 @@ class _Inbox(Inbox[_Run, _Item]):
                     self._end(run, len(run.records), spent_us)
                 slot.finished = []
             slot.began_s = now_s
-            if not self.ready:
-                self.park(slot)
+            if not self.ready or self.parked.is_over:
+                self.parked.park(slot)
                 return []
             runs = [self.ready.popleft()]
             slot.pending = iter(runs)
@@ -284,6 +284,8 @@ def serve(
             sent = pipe.recv()
             if sent is None:
                 inbox.give_back()
+            elif isinstance(sent, int):
+                inbox.set_limit(sent)
             else:
                 inbox.add(sent)
 

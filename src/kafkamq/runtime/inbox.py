@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from kafkamq.runtime.rules.hanging import Call
-from kafkamq.runtime.work_queue import Slot, Waker
+from kafkamq.runtime.work_queue import ParkedSlots, Slot, Waker
 
 R = TypeVar("R")  # what waits
 T = TypeVar("T")  # the records of a run
@@ -22,31 +22,28 @@ class Inbox(Generic[R, T]):
         self.ready: deque[R] = deque()  # what waits
         self.slots: Sequence[Slot[T]] = ()
         self.is_stopped = False
-        self._idle: list[Slot[T]] = []
-        self._waker: Waker | None = None
+        self.parked = ParkedSlots()
 
     def make_slot(self) -> Slot[T]:
         return Slot()
 
     def join(self, slots: Sequence[Slot[T]], waker: Waker) -> None:
-        self.slots, self._waker = slots, waker
+        self.slots = slots
+        self.parked.join(len(slots), waker)
 
-    def park(self, slot: Slot[T]) -> None:
-        """With the lock held: there is nothing for it."""
-        if not slot.is_parked:
-            slot.is_parked = True
-            self._idle.append(slot)
+    @property
+    def limit(self) -> int:
+        return self.parked.limit
 
-    def wake(self, count: int) -> None:
-        """With the lock held: so many slots may take; those that worked last, they are warm."""
-        if not count or not self._idle:
-            return
-        woken = self._idle[-count:]
-        del self._idle[-count:]
-        for slot in woken:
-            slot.is_parked = False
-        if self._waker is not None:
-            self._waker.wake(woken)
+    @property
+    def has_backlog(self) -> bool:
+        return bool(self.ready)
+
+    def set_limit(self, limit: int) -> None:
+        """So many slots may be at work at once."""
+        with self.lock:
+            self.parked.set_limit(limit)
+            self.parked.wake(len(self.ready))
 
     def stop(self) -> list[R]:
         """Hand out nothing any more; what was not handed out."""
@@ -54,7 +51,7 @@ class Inbox(Generic[R, T]):
             self.is_stopped = True
             found = list(self.ready)
             self.ready.clear()
-            self.wake(len(self._idle))
+            self.parked.wake_all()
         return found
 
     def acknowledge(self, slot: Slot[T], record: T, outcome: object) -> bool:

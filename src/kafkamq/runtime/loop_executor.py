@@ -137,7 +137,7 @@ class LoopExecutor(Generic[R]):
     def slots(self) -> Slots:
         """What its coroutines are at, and when their loop turned last."""
         turned_s = None if self._beat is None else self._beat.turned_s
-        return Slots(len(self._slots), self._queue.calls(self._slots), turned_s)
+        return Slots(self._queue.limit, self._queue.calls(self._slots), turned_s)
 
     # On the loop.
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from kafkamq.queue.message import Message
+from kafkamq.queue.schemas.deserializer import BodyUnavailableError
 from kafkamq.runtime.calls import STOPPED, Calls
 from kafkamq.runtime.inbox import Inbox
 from kafkamq.runtime.rules.hanging import Call
@@ -43,19 +44,22 @@ class MessageQueue(Inbox[Message, Message]):
         self._linger_s = calls.spec.batch_linger_ms / 1000
         self._since_s = 0.0  # when the first of a list that is not full came
         self.finished = 0  # messages that have their verdicts
+        self._waiting: list[tuple[float, Message]] = []  # for their bodies; and until when
 
     def add(self, messages: Sequence[Message]) -> None:
         with self.lock:
             if not self.ready:
                 self._since_s = time.monotonic()
             self.ready.extend(messages)
-            self.wake(-(-len(messages) // self._size))
+            self.parked.wake(-(-len(messages) // self._size))
 
     def tend(self) -> None:
-        """A list has perhaps waited long enough."""
+        """A list has perhaps waited long enough, and so may have messages without bodies."""
+        if self._waiting:
+            self._look_again()
         if self._linger_s and self.ready:
             with self.lock:
-                self.wake(1)
+                self.parked.wake(1)
 
     def take(self, slot: Slot[Message], limit: int = 0) -> list[_Run]:
         del limit
@@ -69,7 +73,7 @@ class MessageQueue(Inbox[Message, Message]):
                 slot.pending = iter(runs)
                 slot.taken = len(runs[0].records)
             else:
-                self.park(slot)
+                self.parked.park(slot)
         if had and not self._room.is_set():
             self._room.set()
         return runs
@@ -87,9 +91,36 @@ class MessageQueue(Inbox[Message, Message]):
         return [_Run([ready.popleft() for _ in range(min(self._size, len(ready)))])]
 
     def acknowledge(self, slot: Slot[Message], message: Message, outcome: object) -> bool:
-        del slot
-        self._calls.acknowledge(message, outcome)
+        if isinstance(outcome, BodyUnavailableError):
+            self._wait_for_body(slot, message, outcome.delay_s)
+        else:
+            self._calls.acknowledge(message, outcome)
         return True
+
+    def _wait_for_body(self, slot: Slot[Message], message: Message, delay_s: float) -> None:
+        """Keep it: its handler was not called, so this is no delivery that has failed."""
+        with self.lock:
+            slot.taken -= 1  # it is not finished
+            if not self.is_stopped:
+                self._waiting.append((time.monotonic() + delay_s, message))
+                return
+        self._calls.spared.append(message)
+
+    def _look_again(self) -> None:
+        now_s = time.monotonic()
+        with self.lock:
+            due = [message for due_s, message in self._waiting if due_s <= now_s]
+            self._waiting = [each for each in self._waiting if each[0] > now_s]
+        if due:
+            self.add(due)
+
+    def stop(self) -> list[Message]:
+        """See ``Inbox.stop``; also what waits for its body."""
+        found = super().stop()
+        with self.lock:
+            found += [message for _, message in self._waiting]
+            self._waiting = []
+        return found
 
     def abandon(self, slot: Slot[Message], records: Sequence[Message]) -> None:
         """The worker ends: give them back."""

@@ -22,6 +22,7 @@ from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.runtime.child import CELLS, Answer, RemoteCall, Step, progress_of, serve, unpacked
 from kafkamq.runtime.children import start_child
 from kafkamq.runtime.inside import enter
+from kafkamq.runtime.rules.fan_out import Totals
 from kafkamq.runtime.rules.hanging import Call, Slots
 from kafkamq.runtime.rules.run_ahead import RunAhead
 from kafkamq.runtime.work_queue import HandlerTimeoutError, Slot, WorkerDiedError, WorkQueue
@@ -65,6 +66,7 @@ class ProcessExecutor(Generic[R]):
         self.queue = queue
         self.processes = processes
         self.ended = threading.Event()
+        self.limit = processes.call.slots  # handlers at once in each
         self._ports = [_Port(self) for _ in range(processes.count)]
         self._lock = threading.Lock()
         self._has_worked = False
@@ -105,7 +107,23 @@ class ProcessExecutor(Generic[R]):
     def slots(self) -> Slots:
         """What the handlers of all processes are at."""
         calls = [call for port in self._ports for call in port.calls()]
-        return Slots(self.processes.count * self.processes.call.slots, calls)
+        return Slots(self.processes.count * self.limit, calls)
+
+    def set_limit(self, limit: int) -> None:
+        """See ``Adjustable``; no more than were to be begun."""
+        self.limit = min(limit, self.processes.call.slots)
+        for port in self._ports:
+            port.wake()
+
+    def totals(self) -> Totals:
+        """See ``Adjustable``; of one process, on average."""
+        held = [port.held_runs for port in self._ports]
+        return Totals(
+            sum(port.finished for port in self._ports),
+            sum(port.spent_us for port in self._ports) / 1000,
+            sum(min(count, self.limit) for count in held) / len(held),
+            self.queue.has_backlog or max(held) > self.limit,
+        )
 
     @property
     def pids(self) -> list[int]:
@@ -202,7 +220,7 @@ class _Port(Generic[R]):
         self.slot: Slot[R] = self._queue.make_slot()
         self.slot.width = width
         self.slot.spent_us = 0.0
-        self.slot.gate = self._wake
+        self.slot.gate = self.wake
         self.slot.give_back = self._ask_back
         self._runs: dict[int, Any] = {}  # by number
         self._cell_of: dict[int, int] = {}
@@ -211,7 +229,9 @@ class _Port(Generic[R]):
         self._cells = list(range(CELLS))
         self._number = 0
         self._held = 0
-        self._finished = 0
+        self._limit = width  # that the process knows
+        self.finished = 0  # records that were tried
+        self.spent_us = 0  # what they took
         self._ahead = RunAhead(concurrency=width, maximum=CELLS)
         self._asks_back = False
         self._woken, self._waking = socket.socketpair()
@@ -220,7 +240,13 @@ class _Port(Generic[R]):
         self.process: _Process | None = None
         self.thread = threading.Thread(target=self._work, name="kafkamq-port", daemon=True)
 
-    def _wake(self) -> None:
+    @property
+    def held_runs(self) -> int:
+        """How many the process has."""
+        return len(self._runs)
+
+    def wake(self) -> None:
+        """Let it look after all; any thread."""
         try:
             self._waking.send(b"x")
         except OSError:  # it will wake all the same, or has ended
@@ -228,11 +254,11 @@ class _Port(Generic[R]):
 
     def _ask_back(self) -> None:
         self._asks_back = True
-        self._wake()
+        self.wake()
 
     def end(self) -> None:
         """End the process; any thread."""
-        self._wake()
+        self.wake()
         process = self.process
         if process is not None:
             process.end()
@@ -271,6 +297,7 @@ class _Port(Generic[R]):
         if self.process is None:
             if self._queue.is_stopped:
                 return False
+            self._limit = self._processes.call.slots
             self.process = self._executor.made()
             return True
         poll = select.poll()
@@ -295,13 +322,16 @@ class _Port(Generic[R]):
     def _send(self) -> None:
         """Take what the process has room for, and send it."""
         assert self.process is not None
+        if self._limit != self._executor.limit:
+            self._limit = self.slot.width = self._ahead.concurrency = self._executor.limit
+            self.process.pipe.send(self._limit)
         if self._asks_back:
             self._asks_back = False
             # Where each run has one record and a handler, there is nothing.
             if self._held > min(self.slot.width, len(self._runs)) or self._queue.is_stopped:
                 self.process.pipe.send(None)
         now_ms = int(time.monotonic() * 1000)
-        wanted = self._ahead.wanted(self._held, self._finished, now_ms)
+        wanted = self._ahead.wanted(self._held, self.finished, now_ms)
         if wanted <= 0 and not self.slot.finished:
             return
         runs = self._queue.take(self.slot, max(1, wanted))
@@ -348,7 +378,8 @@ class _Port(Generic[R]):
         assert slot.spent_us is not None
         slot.spent_us += spent_us
         self._held -= count
-        self._finished += tried
+        self.finished += tried
+        self.spent_us += spent_us
         slot.failed = None
         for index, outcome in self._told.pop(number, ()):
             self._queue.acknowledge(slot, run.records[index], outcome)

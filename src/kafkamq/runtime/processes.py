@@ -13,6 +13,7 @@ from kafkamq.errors import ConfigError
 from kafkamq.queue.arguments import Binder
 from kafkamq.queue.handler import HandlerSpec
 from kafkamq.queue.message import Message
+from kafkamq.queue.schemas.deserializer import Deserializer
 from kafkamq.runtime.batches import bound
 from kafkamq.runtime.calls import STOPPED
 from kafkamq.runtime.child import RemoteCall
@@ -70,11 +71,11 @@ class RemoteCalls(Inbox[_RemoteCall, _RemoteCall]):
 
     def __init__(self, spec: HandlerSpec, fail: Callable[[BaseException], None]) -> None:
         try:
-            function = pickle.dumps(spec.function)
+            function = pickle.dumps((spec.function, spec.deserializer))
         except Exception as error:
             raise ConfigError(
                 f"handler of queue {spec.queue.queue_id!r}: processes= needs a function that can "
-                f"be imported, as a module's ({error})"
+                f"be imported, as a module's, and such a deserializer ({error})"
             ) from error
         super().__init__()
         self._name = spec.queue.queue_id
@@ -83,7 +84,7 @@ class RemoteCalls(Inbox[_RemoteCall, _RemoteCall]):
         is_one_by_one = spec.threads == 1 and not spec.is_async
         call = RemoteCall(
             function=function,
-            prepare=partial(_bound, of_lists=bool(spec.batch_size)),
+            prepare=partial(_bound, of_lists=bool(spec.batch_size), is_async=spec.is_async),
             is_async=spec.is_async,
             slots=spec.threads,
             wants_all=bool(spec.batch_size),
@@ -114,7 +115,7 @@ class RemoteCalls(Inbox[_RemoteCall, _RemoteCall]):
                 return STOPPED
             self._open.add(call)
             self.ready.append(call)
-            self.wake(1)
+            self.parked.wake(1)
         outcome = call.wait()
         if isinstance(outcome, BaseException):
             raise outcome
@@ -143,7 +144,7 @@ class RemoteCalls(Inbox[_RemoteCall, _RemoteCall]):
             count = min(max(1, limit), len(self.ready))
             taken = [self.ready.popleft() for _ in range(count)]
             if not taken:
-                self.park(slot)
+                self.parked.park(slot)
         return taken
 
     def acknowledge(self, slot: Slot[_RemoteCall], record: _RemoteCall, outcome: object) -> bool:
@@ -157,7 +158,7 @@ class RemoteCalls(Inbox[_RemoteCall, _RemoteCall]):
         if processed == 0:
             with self.lock:
                 self.ready.appendleft(run)
-                self.wake(1)
+                self.parked.wake(1)
 
 
 def _given(call: _RemoteCall) -> object:
@@ -182,5 +183,9 @@ def _plain(message: Message) -> PlainMessage:
     )
 
 
-def _bound(function: Callable[..., Any], *, of_lists: bool) -> Callable[[Any], Any]:
-    return bound(function, Binder(function, of_lists=of_lists))
+def _bound(
+    what: tuple[Callable[..., Any], Deserializer | None], *, of_lists: bool, is_async: bool
+) -> Callable[[Any], Any]:
+    function, deserializer = what
+    binder = Binder(function, of_lists=of_lists, deserializer=deserializer)
+    return bound(function, binder, is_async=is_async)

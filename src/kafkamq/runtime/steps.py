@@ -36,6 +36,8 @@ def take(steps: Steps[T]) -> T:
     except StopIteration as end:
         result: T = end.value
         return result
+    finally:
+        steps.close()  # also where the wait was broken off: it gives back what it holds
 
 
 async def take_async(steps: Steps[T]) -> T:

@@ -74,7 +74,7 @@ class ThreadExecutor(Generic[R]):
 
     def slots(self) -> Slots:
         """What its threads are at."""
-        return Slots(len(self._slots), self._queue.calls(self._slots))
+        return Slots(self._queue.limit, self._queue.calls(self._slots))
 
     # A thread.
 

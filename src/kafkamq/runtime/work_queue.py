@@ -72,6 +72,7 @@ class Slot(Generic[R]):
     finished: list[Any] = field(default_factory=list)  # runs done as a whole, until ``take``
     runs: Collection[Any] = ()  # what it took last; of a process: all that it has
     taken: int = 0  # records that it has, but for those settled one by one
+    handed: int = 0  # records that it took last, and was not relieved of
     began_s: float = 0.0  # when it took them; of a process: when it was heard of last
     width: int = 1  # how many handlers it has at once
     # What handlers needed for ``finished``; None: as long as the slot had it.
@@ -92,12 +93,93 @@ class Waker(Protocol):
         """Let them call ``take`` again."""
 
 
+class ParkedSlots:
+    """The slots of a queue that wait, and how many of all may be at work at once.
+
+    The queue's lock is held around all of it.
+    """
+
+    def __init__(self) -> None:
+        self._parked: list[Any] = []
+        self._count = 0
+        self._limit: int | None = None  # None: all
+        self._kept = 0  # so many wait at least
+        self._waker: Waker | None = None
+
+    def join(self, count: int, waker: Waker) -> None:
+        """So many slots are there, and none waits."""
+        self._count, self._waker = count, waker
+        self.set_limit(self._limit)
+
+    def set_limit(self, limit: int | None) -> None:
+        """Who is at work beyond it stays so until it takes; who may be woken is not woken here."""
+        self._limit = limit
+        self._kept = 0 if limit is None else max(0, self._count - limit)
+
+    @property
+    def limit(self) -> int:
+        """How many may be at work."""
+        return self._count - self._kept
+
+    @property
+    def busy(self) -> int:
+        """How many do not wait."""
+        return self._count - len(self._parked)
+
+    @property
+    def is_over(self) -> bool:
+        """More are at work than may be: who asks for more is to wait."""
+        return len(self._parked) < self._kept
+
+    @property
+    def wakeable(self) -> int:
+        """How many of them may be woken."""
+        return max(0, len(self._parked) - self._kept)
+
+    def park(self, slot: Any) -> None:
+        if not slot.is_parked:
+            slot.is_parked = True
+            self._parked.append(slot)
+
+    def unpark(self, slot: Any) -> None:
+        """It took although it was waiting."""
+        if slot.is_parked:
+            slot.is_parked = False
+            self._parked.remove(slot)
+
+    def wake(self, count: int) -> None:
+        """As many as may be; those that worked last: their stacks are warm."""
+        self._wake(min(count, self.wakeable))
+
+    def wake_all(self) -> None:
+        """For the end, whatever the limit is."""
+        self._wake(len(self._parked))
+
+    def _wake(self, count: int) -> None:
+        if count < 1:
+            return
+        woken = self._parked[-count:]
+        del self._parked[-count:]
+        for slot in woken:
+            slot.is_parked = False
+        if self._waker is not None:
+            self._waker.wake(woken)
+
+
 class WorkQueue(Protocol[R_contra]):
     """Hands out runs, and learns what became of them; thread-safe."""
 
     @property
     def is_stopped(self) -> bool:
         """Nothing is handed out any more: a slot that gets nothing ends."""
+
+    @property
+    def limit(self) -> int:
+        """How many slots may be at work at once."""
+
+    @property
+    def has_backlog(self) -> bool:
+        """There is something to do for another slot."""
 
     def make_slot(self) -> Any:
         """A slot of the kind that it needs."""

@@ -213,7 +213,7 @@ class Worker:
         ahead = RunAhead(
             concurrency=spec.concurrency * max(1, spec.batch_size),
             maximum=max(spec.queue.max_in_flight, 1),
-            is_ahead=spec.queue.backend is not Backend.SHARE and spec.max_rate is None,
+            is_ahead=_may_take_ahead(spec),
         )
         consumer = self._service.open_consumer(spec, plan)
         feeder = Feeder(
@@ -331,3 +331,9 @@ class Worker:
             self._stopping.set()  # here already apart
 
         return stop_on_signals(stop)
+
+
+def _may_take_ahead(spec: HandlerSpec) -> bool:
+    """Whether messages may wait in this process: not where their lease runs, or they are gone."""
+    is_held = spec.queue.backend is not Backend.SHARE and not spec.queue.is_at_most_once
+    return is_held and spec.max_rate is None

@@ -9,56 +9,39 @@ from __future__ import annotations
 import math
 import random
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import ConfigError
-from kafkamq.markers.producer import MAX_DELAY_MS
 from kafkamq.markers.rules.delivery import Copy, DueCause, Settle, decide
 from kafkamq.markers.rules.handout import expires_at_ms, nack_delay_ms
 from kafkamq.queue.backend import ConsumerPlan, StoredMessage
-from kafkamq.queue.connections import Connections
+from kafkamq.queue.connections import Connections, Settler
 from kafkamq.queue.consumer import Consumer
-from kafkamq.queue.delivery import Delivery
-from kafkamq.queue.message import Message
-from kafkamq.queue.namespace import NamespaceFacts
+from kafkamq.queue.message import Message, only_ack
 from kafkamq.queue.producer import Producer
 from kafkamq.queue.rules.capabilities import Feature, require
-from kafkamq.queue.sender import Sender, SendRecorder
 from kafkamq.queue.topic_consumer import TopicConsumer
 from kafkamq.queue.topic_message import MessageState, TopicMessage
 from kafkamq.queue.wire.headers import copy_headers, read_message_headers
 from kafkamq.queue.wire.keys import join_key
 from kafkamq.share.settings import ShareLimits, share_lock_ms
+from kafkamq.testing.memory_producer import RETENTION_MS, MemoryProducer
 from kafkamq.testing.memory_queue import Clock, Item, MemoryQueue, MemoryRecord
 from kafkamq.transport.record import RecordLike, headers_of
 from kafkamq.types import (
     Backend,
     DeadLetterReason,
-    Headers,
     Marker,
     MarkerType,
     MessageId,
     Outcome,
-    ScheduleToken,
 )
 
 _TOLD_S = 1.0  # how long a receive waits for on_lease_lost
-_RETENTION_MS = 7 * 86_400_000
-_FACTS = NamespaceFacts(  # of the topics that ``create_topics`` makes
-    message_topic_id=b"",
-    message_partitions=1,
-    marker_partitions=1,
-    message_retention_ms=_RETENTION_MS,
-    marker_retention_ms=_RETENTION_MS,
-    max_message_bytes=1_047_564,
-    max_marker_bytes=1_113_100,
-)
-_OWN_TOPIC_BYTES = 1_114_112
 _SHARE_LIMITS = ShareLimits(  # Kafka's defaults
     min_lock_ms=15_000,
     max_lock_ms=60_000,
@@ -83,10 +66,15 @@ class MemoryBackend:
         self, connections: Connections, queue: QueueConfig, plan: ConsumerPlan
     ) -> Consumer:
         del connections
-        return _CONSUMERS[queue.backend](self._queue(queue), queue, plan)
+        kind = _AtMostOnceDouble if queue.is_at_most_once else _CONSUMERS[queue.backend]
+        return kind(self._queue(queue), queue, plan)
 
     def open_producer(self, connections: Connections, queue: QueueConfig) -> Producer:
-        return _MemoryProducer(self._queue(queue), connections.config, queue)
+        return MemoryProducer(self._queue(queue), connections.config, queue)
+
+    def open_settler(self, connections: Connections, queue: QueueConfig) -> Settler:
+        """See ``QueueBackend.open_settler``: nothing here outlives the process."""
+        raise ConfigError(f"queue {queue.queue_id!r}: queues in memory have no tokens")
 
     def create_topics(
         self, config: ServiceConfig, queue: QueueConfig, *, partitions: int, replication_factor: int
@@ -117,83 +105,6 @@ class MemoryBackend:
                     queue.partitions = self.shared_partitions
                 self._clock.on_move(queue.tick)
             return queue
-
-
-# Sending.
-
-
-class _MemorySender:
-    """What a ``Producer`` needs of a ``Sender``, and of its namespace."""
-
-    is_full = False
-
-    def __init__(self, queue: MemoryQueue, config: ServiceConfig, is_shared: bool) -> None:
-        self.config = config
-        self.namespace = self
-        self.recorder = SendRecorder()
-        self.reported = 0
-        self._queue = queue
-        self._is_shared = is_shared
-
-    def facts(self) -> NamespaceFacts:
-        facts = replace(_FACTS, message_partitions=self._queue.partitions)
-        return facts if self._is_shared else replace(facts, max_message_bytes=_OWN_TOPIC_BYTES)
-
-    def check(self, doing: str) -> None:
-        """It does not fail."""
-
-    def flush(self, timeout_s: float) -> None:
-        """Each send has happened."""
-
-    def produce(
-        self,
-        topic: str,
-        value: bytes | None,
-        key: bytes | None,
-        partition: int,
-        headers: Headers,
-        on_delivery: Callable[[None, Any], None],
-    ) -> None:
-        with self._queue.changed:
-            record = self._queue.record(topic, partition, key, value, headers)
-            self._queue.add(record)
-        on_delivery(None, record)
-
-
-class _MemoryProducer(Producer):
-    def __init__(self, queue: MemoryQueue, config: ServiceConfig, settings: QueueConfig) -> None:
-        sender = _MemorySender(queue, config, settings.backend is Backend.MARKERS)
-        super().__init__(cast("Sender", sender), settings)
-        self._memory = queue
-
-    def cancel(self, token: ScheduleToken) -> None:
-        self._require(Feature.DELAYED_SEND, "cancel()")
-        if not isinstance(token, ScheduleToken):
-            raise ConfigError(f"token is a {type(token).__name__}: give a schedule")
-        with self._memory.changed:
-            self._memory.cancel(token.offset)
-
-    def _schedule(
-        self, payload: bytes | None, key: bytes | None, headers: Headers, id: str, delay_ms: int
-    ) -> Delivery:
-        if delay_ms > MAX_DELAY_MS:
-            raise ConfigError(f"delay is {delay_ms / 1000:g} s: ten years at most")
-        queue, topic = self._memory, self._topic
-        log = self._namespace.config.marker_topic
-        partition = int(random.random() * queue.partitions)
-
-        def append() -> None:
-            queue.add(queue.record(topic, partition, key, payload, headers))
-
-        delivery = Delivery(self._sender, self.queue_id, id, log, True)
-        with queue.changed:
-            marker = queue.record(log, 0, None, None, ())
-            queue.schedule(marker, queue.clock.now_ms() + delay_ms, append)
-        delivery._report(None, cast("Any", marker))
-        return delivery
-
-
-# Receiving.
 
 
 class _MemoryDeadLetterWriter:
@@ -365,7 +276,7 @@ class _MarkersDouble(_MemoryConsumer):
             delay_ms,
             backoff=self._queue.backoff,
             delivery_count=message.delivery_count,
-            retention_ms=_RETENTION_MS,
+            retention_ms=RETENTION_MS,
             random_unit=random.random(),
         )
         self._due(message, DueCause.NACKED, wait_ms, reason)
@@ -468,6 +379,36 @@ class _ShareDouble(_MemoryConsumer):
 
     def _ended(self) -> None:
         """Deliveries are counted by the broker."""
+
+
+class _AtMostOnceDouble(_MarkersDouble):
+    """What is handed out is done, whatever becomes of it."""
+
+    def receive_many(self, n: int, timeout: float = 1.0) -> list[Message]:
+        messages = super().receive_many(n, timeout)
+        for message in messages:
+            super()._done(cast("_Held", message))
+        return messages
+
+    def _done(self, message: _Held) -> None:
+        """It was before."""
+
+    def _deadline_ms(self) -> float:
+        return math.inf
+
+    def _is_alive(self, message: _Held) -> bool:
+        return not 0 < _expires_ms(message) < self._now_ms()
+
+    def _leave(self, message: _Held, *, is_seen: bool) -> None:
+        if not is_seen:
+            super()._leave(message, is_seen=is_seen)
+
+    def acknowledge(self, message: _Held, outcome: Outcome, **facts: Any) -> None:
+        only_ack(message, outcome.name.lower())
+        super().acknowledge(message, outcome, **facts)
+
+    def extend(self, message: _Held, extension_ms: int) -> None:
+        only_ack(message, "extend")
 
 
 _CONSUMERS: dict[Backend, type[_MemoryConsumer]] = {

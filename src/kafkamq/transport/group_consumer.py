@@ -100,11 +100,22 @@ class GroupOffsets(Follower):
         commit_all(self.client, offsets, f"committing: {self._doing}")
 
     def commit_soon(self, offsets: Mapping[Place, int]) -> None:
-        """Begin to commit; nobody hears of a failure."""
+        """Begin to commit; only ``on_commit`` hears of a failure."""
         try:
             self.client.commit(offsets=targets_of(offsets), asynchronous=True)
         except KafkaException as error:
             raise broker_error(error, self._doing) from error
+
+
+def lost_commits(tell: Callable[[Place], None]) -> OnCommit:
+    """An ``on_commit`` that tells of each partition that was not committed, as far as is known."""
+
+    def heard(error: KafkaError | None, partitions: Iterable[TopicPartition]) -> None:
+        if error is not None:  # also where one of them alone was refused
+            for each in partitions:
+                tell((each.topic, each.partition))
+
+    return heard
 
 
 def metadata_of(config: ServiceConfig, group_id: str) -> bytes:

@@ -19,7 +19,7 @@ from confluent_kafka import KafkaError
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DataLossError
 from kafkamq.transport.errors import Meaning, meaning
-from kafkamq.transport.follower import Follower
+from kafkamq.transport.follower import READER_GROUP, Follower
 
 _log = logging.getLogger(__name__)
 _LOG_BEGIN = -2  # ListOffsets' names for the ends of a log
@@ -59,10 +59,11 @@ class Record(Protocol):
 class LogReader(Follower):
     """A follower of one range at a time; it never commits. One owner thread."""
 
-    def __init__(self, config: ServiceConfig) -> None:
+    def __init__(self, config: ServiceConfig, *, group_id: str = READER_GROUP) -> None:
         super().__init__(
             config,
             "reading ranges of logs",
+            group_id=group_id,
             enable_partition_eof=True,
             fetch_wait_max_ms=10,  # else the end of a log is known half a second late
             queued_min_messages=20_000,
@@ -104,19 +105,22 @@ class LogReader(Follower):
         """Ask again: partitions that were added are unknown to a client for minutes."""
         return self.partition_count(topic) > max(partitions)
 
-    def read(self, wanted: LogRange, *, skips_lost: bool = False) -> Iterator[list[Record]]:
+    def read(
+        self, wanted: LogRange, *, skips_lost: bool = False, stall_s: float = _STALL_S
+    ) -> Iterator[list[Record]]:
         """The committed records of a range, in offset order, some thousand at a time.
 
         Args:
             wanted: The range.
             skips_lost: Go on where the log begins when the range begins below it, with a warning.
+            stall_s: Give up without a record or an end of the log for so long.
 
         Raises:
             DataLossError: The range begins below the log's start; says how many records are gone.
             BrokerError: The log ends before the range does, or the broker does not answer.
         """
         try:
-            yield from self._read(wanted)
+            yield from self._read(wanted, stall_s)
         except DataLossError as error:
             if not skips_lost:
                 raise
@@ -124,9 +128,9 @@ class LogReader(Follower):
             if start <= wanted.start:
                 raise
             _log.warning("records were lost and are skipped", extra={"error": str(error)})
-            yield from self._read(replace(wanted, start=min(start, wanted.end)))
+            yield from self._read(replace(wanted, start=min(start, wanted.end)), stall_s)
 
-    def _read(self, wanted: LogRange) -> Iterator[list[Record]]:
+    def _read(self, wanted: LogRange, stall_s: float) -> Iterator[list[Record]]:
         position = wanted.start
         if position >= wanted.end:
             return
@@ -144,10 +148,10 @@ class LogReader(Follower):
                 if reached > position:
                     position = reached
                     last_news = time.monotonic()
-                elif time.monotonic() - last_news > _STALL_S:
+                elif time.monotonic() - last_news > stall_s:
                     doing = f"reading {wanted.topic}[{wanted.partition}]"
                     doing_it = f"{doing} from {position} to {wanted.end}"
-                    raise self.watch.deadline(doing_it, _STALL_S)
+                    raise self.watch.deadline(doing_it, stall_s)
                 if position > wanted.end:  # what lies before it may be control records
                     records = [each for each in records if each.offset() < wanted.end]
                 if records:

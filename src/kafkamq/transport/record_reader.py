@@ -20,6 +20,7 @@ MAX_READ_THROUGH = 280
 MAX_READ = 1000
 """Records that are taken at once."""
 
+_FETCH_BYTES = 65_536  # of a partition; librdkafka's 1 MiB, decompressed, may be 100,000 records
 END_GRACE_S = 3.0  # where nothing is lost by taking what is not there yet for gone
 _WAIT_S = 0.5  # one wait for records
 _NONE = 1 << 63  # an offset that no record has
@@ -120,6 +121,7 @@ class RecordReader:
                 enable_partition_eof=True,
                 queued_min_messages=2 * MAX_READ,
                 queued_max_messages_kbytes=32_768,
+                fetch_message_max_bytes=_FETCH_BYTES,
             )
         return self._follower
 

@@ -100,6 +100,10 @@ class Claimant:
         work = self._work
         return work.is_at_most_once and self.phase is Phase.OWNING and work.batch is None
 
+    def read(self, monotonic_ms: int) -> None:
+        """All of its topic is held, so it is read from now on: only now may it be too slow."""
+        self._work.watch(monotonic_ms)
+
     @property
     def lease_until_ms(self) -> int:
         """When the right to hand out ends, by the monotonic clock (C2)."""
@@ -369,7 +373,8 @@ class Claimant:
         start = self._work.start
         assert start is not None, "its position was looked up"
         self.phase = Phase.OWNING
-        self._work.watch(monotonic_ms)
+        if not self.config.is_whole_topic:
+            self._work.watch(monotonic_ms)
         self._steps.append(Fetch(start.offset, start.deleted, start.beyond))
 
     def _claim(self, now_s: float, log: ClaimLog | None = None) -> Claim:

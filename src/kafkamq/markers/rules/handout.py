@@ -18,6 +18,9 @@ RETENTION_SHARE = 4
 _AHEAD_MS = 250
 """What is STARTed ahead should be handed out within about this."""
 
+_MOST_AT_ONCE = 4096
+"""More in one batch take longer for each: they do not fit into a processor's caches."""
+
 _CLAIM_MS = 1000
 """A wish to be alone that is not renewed within this is forgotten."""
 
@@ -119,7 +122,7 @@ class LastDeliveries:
 
 
 class ReceiveAhead:
-    """How many messages a single ``receive`` STARTs ahead (R5): grows with the measured rate."""
+    """How many messages a receive STARTs at once (R5): grows with the measured rate."""
 
     def __init__(self, *, first: int, maximum: int) -> None:
         self._first = min(first, maximum)
@@ -128,11 +131,20 @@ class ReceiveAhead:
 
     @property
     def size(self) -> int:
-        """Messages to START at once."""
+        """Messages to START at once for a single ``receive``."""
         return self._size
 
+    def size_for(self, n: int) -> int:
+        """The same for ``receive_many(n)``: ``n``, or as many times ``n`` as are used up fast.
+
+        At most half of ``max_in_flight``, so that the next ones can be STARTed meanwhile.
+        """
+        if self._size == self._first:  # nothing says that they are used up fast
+            return n
+        return n * max(1, min(self._size, self._maximum // 2, _MOST_AT_ONCE) // n)
+
     def drained(self, count: int, elapsed_ms: int) -> None:
-        """``count`` messages were handed out one by one in that time, since they were there."""
+        """``count`` messages were handed out in that time, since they were there."""
         if count > 0:
             wanted = count * _AHEAD_MS // max(elapsed_ms, 1)
             self._size = max(self._first, min(wanted, 2 * self._size, self._maximum))

@@ -20,6 +20,15 @@ class LeaseState(Enum):
     LOST = 4  # ended by the worker's clock, or forgotten before it was handed out
 
 
+class Sharing(Enum):
+    """Whether verdicts on a message may come from elsewhere (R34)."""
+
+    NONE = 0
+    TOKEN = 1  # its token was asked for: the log says who was first
+    HOLDING = 2  # the KEEPALIVE of its hold is under way: nothing else may renew it
+    HELD = 3  # it was handed over
+
+
 class Refusal(Enum):
     """Why a verdict is none."""
 
@@ -37,8 +46,20 @@ class Verdict:
     delivery_count: int = 0  # so many deliveries
 
 
+@dataclass(frozen=True, slots=True)
+class FirstStart:
+    """A START of a batch that failed afterwards; the message will be polled again."""
+
+    begin_ms: int
+    deadline_ms: int
+    log_begin_ms: int
+    log_deadline_ms: int
+    start_offset: int
+
+
 ACKED = Verdict(Outcome.ACK)
 _NS_PER_MS = 1_000_000
+_NEVER_MS = 1 << 53
 
 # Looking a member up in its class takes as long as the rest of a line.
 _STARTING, _, _HELD, _, _LOST = LeaseState
@@ -66,6 +87,8 @@ class Lease:
         "oldest_ms",
         "partition",
         "parts",
+        "sharing",
+        "start_offset",
         "state",
         "uncollected",
         "verdict",
@@ -90,6 +113,8 @@ class Lease:
         self.asked_ms = -1  # until when ``extend`` asked to hold it, or a tracker may hold it
         self.log_begin_ms = -1
         self.log_deadline_ms = -1
+        self.start_offset = -1  # of its first START in the markers
+        self.sharing = Sharing.NONE  # of one message: whether others give verdicts, too
         self.oldest_ms = -1  # broker time of its oldest message, if its START has no payload
         self.held = set(offsets)  # offsets without a verdict
         self.uncollected = self.held.copy()  # these, and those that ``collect`` will find missing
@@ -100,6 +125,19 @@ class Lease:
         self.verdict = ACKED  # of a part
         self.end: object = None  # of a part: the last END of it that was written
         self.is_end_known = False  # its END is in the log, or nobody waits for that
+
+    @classmethod
+    def unwatched(
+        cls, partition: int, offsets: Sequence[int], log: tuple[bytes, int], log_ms: int
+    ) -> Lease:
+        """At most once: once they are committed no tracker answers for these messages.
+
+        Nothing ends it, nobody renews it, and what becomes of its messages is told to nobody.
+        """
+        lease = cls(partition, offsets, log, -1, "")
+        lease.state, lease.is_noted = _HELD, True
+        lease.begin_ms, lease.deadline_ms, lease.log_begin_ms = 0, _NEVER_MS, log_ms
+        return lease
 
     @property
     def deadline_ms(self) -> int:

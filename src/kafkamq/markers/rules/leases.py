@@ -16,13 +16,20 @@ one step for all threads, and ``collect`` finds out later what is missing there.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 
-from kafkamq.markers.rules.batching import join
-from kafkamq.markers.rules.lease import ACKED, Lease, LeaseState, Refusal, Renewal, Verdict
+from kafkamq.markers.rules.lease import (
+    ACKED,
+    FirstStart,
+    Lease,
+    LeaseState,
+    Refusal,
+    Renewal,
+    Verdict,
+)
 from kafkamq.markers.rules.message_set import MessageSet
+from kafkamq.markers.rules.renewals import Terms, plan_renewals, single_renewal
 from kafkamq.types import MessageId
 
 NEW_PARTITION_MS = 60_000
@@ -38,16 +45,6 @@ MAX_REMEMBERED_STARTS = 100_000
 
 # Looking a member up in its class takes as long as the rest of a line.
 _STARTING, _STARTED, _HELD, _ACKNOWLEDGED, _LOST = LeaseState
-
-
-@dataclass(frozen=True, slots=True)
-class _FirstStart:
-    """A START of a batch that failed afterwards; the message will be polled again."""
-
-    begin_ms: int
-    deadline_ms: int
-    log_begin_ms: int
-    log_deadline_ms: int
 
 
 class Leases:
@@ -69,7 +66,7 @@ class Leases:
         self._noted: deque[Lease] = deque()  # of which messages may have been acked since
         self._settled: list[Lease] = []  # parts whose ENDs are to be written
         self._number = 0  # of the last renewals
-        self._first_starts: dict[MessageId, _FirstStart] = {}
+        self._first_starts: dict[MessageId, FirstStart] = {}
         self._answered = MessageSet()
         self._new_partitions: dict[int, int] = {}  # message partition -> renew by id until
         self._ended: list[Lease] = []  # found to be over, and not told yet
@@ -146,14 +143,16 @@ class Leases:
         self._open[lease] = None
         return lease
 
-    def started(self, lease: Lease, written_ms: int, log_ms: int) -> None:
+    def started(self, lease: Lease, written_ms: int, log_ms: int, offset: int = -1) -> None:
         """Its START was delivered. A second START of a message moves nothing but log time.
 
         Args:
             lease: Of the messages.
             written_ms: Monotonic, not after the START was written.
             log_ms: Its broker timestamp.
+            offset: Its offset.
         """
+        lease.start_offset = offset
         is_late = lease.state is _LOST  # its batch failed before this was known
         first = self._first_of(lease) if self._first_starts and not is_late else None
         if first is None:
@@ -170,13 +169,14 @@ class Leases:
         lease.deadline_ms = first.deadline_ms
         lease.log_begin_ms = first.log_begin_ms
         lease.log_deadline_ms = first.log_deadline_ms
+        lease.start_offset = first.start_offset
         if log_ms <= lease.log_deadline_ms:
             last_ms = lease.log_begin_ms + self._max_lease_ms
             until_ms = min(log_ms + self._timeout_ms, last_ms)
             lease.log_deadline_ms = max(lease.log_deadline_ms, until_ms)
         lease.state = _STARTED
 
-    def _first_of(self, lease: Lease) -> _FirstStart | None:
+    def _first_of(self, lease: Lease) -> FirstStart | None:
         """What is known of a former START of these; of several the one that ends first."""
         found = map(self._first_starts.get, lease.message_ids())
         known = [first for first in found if first is not None]
@@ -231,8 +231,12 @@ class Leases:
             self._lose(lease)
 
     def _remember(self, lease: Lease, *, unless_known: bool = False) -> None:
-        first = _FirstStart(
-            lease.begin_ms, lease.deadline_ms, lease.log_begin_ms, lease.log_deadline_ms
+        first = FirstStart(
+            lease.begin_ms,
+            lease.deadline_ms,
+            lease.log_begin_ms,
+            lease.log_deadline_ms,
+            lease.start_offset,
         )
         for message_id in lease.message_ids():
             if not (unless_known and message_id in self._first_starts):
@@ -252,35 +256,10 @@ class Leases:
         """The KEEPALIVEs to write now; the shell asks every T/3."""
         self._drop_old_partitions(monotonic_ms)
         self._number += 1
-        together, named = defaultdict[int, list[Lease]](list), defaultdict[int, list[Lease]](list)
-        single: list[Renewal] = []
-        consumer_id, new_partitions = self._consumer_id, self._new_partitions
-        self.look_again()  # what is named below are those without a verdict
-        for lease in self._open:
-            if lease.state is _STARTING or not lease.held:
-                continue
-            # R7: an older owner's START may come late, a commit take longer than a lease lasts.
-            if lease.holder_id != consumer_id or lease.partition in new_partitions:
-                # R30: one time for all of a record would cut what was extended.
-                if self._is_batched and lease.asked_ms <= monotonic_ms + self._timeout_ms:
-                    named[lease.marker_partition].append(lease)
-                else:
-                    single.append(self._renewal(lease, monotonic_ms))
-            else:
-                together[lease.marker_partition].append(lease)
-        known = consumer_id, None, self._timeout_ms
-        shared = [
-            Renewal(partition, *known, tuple(leases), monotonic_ms, self._number)
-            for partition, leases in together.items()
-        ]
-        for partition, leases in named.items():
-            for batches, of in join((lease.held_batch(), lease) for lease in leases):
-                if len(of) == 1 and len(of[0].offsets) == 1:
-                    single.append(self._renewal(of[0], monotonic_ms))
-                    continue
-                facts = tuple(of), monotonic_ms, self._number
-                single.append(Renewal(partition, *known, *facts, batches))
-        return shared + single
+        self.look_again()  # what is named is what has no verdict
+        held = [each for each in self._open if each.state is not _STARTING and each.held]
+        terms = Terms(self._consumer_id, self._timeout_ms, self._number, monotonic_ms)
+        return plan_renewals(held, terms, self._new_partitions, batch_markers=self._is_batched)
 
     def apart(self, lease: Lease, offset: int) -> Lease:
         """A lease of this message of ``lease`` alone, which still has it, too.
@@ -290,8 +269,9 @@ class Leases:
         return self._copy(lease, [offset])
 
     def keep(self, lease: Lease) -> None:
-        """What ``apart`` gave is in use."""
+        """What ``apart`` gave is in use; or it ends earlier than it was to."""
         self._open[lease] = None
+        self._look_ms = min(self._look_ms, lease.deadline_ms)
 
     def extend(self, lease: Lease, extension_ms: int, monotonic_ms: int) -> Renewal | None:
         """A KEEPALIVE of one message for at least ``extension_ms``, up to its max_lease.
@@ -328,6 +308,16 @@ class Leases:
             # What a tracker holds it for, at most: the next one must not cut that (R9).
             lease.asked_ms = max(lease.asked_ms, monotonic_ms + after_ms)
 
+    def hand_over(self, lease: Lease, offset: int) -> bool:
+        """A message of a lease of its own gets its verdict elsewhere (R34); False: it has one."""
+        if offset not in lease.held:
+            return False
+        lease.uncollected.discard(offset)  # first: what only ``held`` lacks is acked
+        lease.held.discard(offset)
+        lease.is_end_known = True
+        self._close(lease)
+        return True
+
     def expire(self, monotonic_ms: int) -> list[Lease]:
         """Held leases that have ended by now, whoever noticed; each is told once.
 
@@ -355,11 +345,8 @@ class Leases:
             del self._new_partitions[partition]
 
     def _renewal(self, lease: Lease, monotonic_ms: int) -> Renewal:
-        # The tracker sets clock + this, so no renewal may cut what was asked for before it.
-        after_ms = max(self._timeout_ms, lease.asked_ms - monotonic_ms)
-        (message_id,) = lease.message_ids()
-        to, by = lease.marker_partition, self._consumer_id
-        return Renewal(to, by, message_id, after_ms, (lease,), monotonic_ms, self._number)
+        terms = Terms(self._consumer_id, self._timeout_ms, self._number, monotonic_ms)
+        return single_renewal(lease, terms)
 
     # Verdicts (R8, R9).
 
@@ -468,7 +455,7 @@ class Leases:
             lease.asked_ms,
         )
         copy.log_begin_ms, copy.log_deadline_ms = lease.log_begin_ms, lease.log_deadline_ms
-        copy.oldest_ms = lease.oldest_ms
+        copy.oldest_ms, copy.start_offset = lease.oldest_ms, lease.start_offset
         return copy
 
     def ended(self, lease: Lease, log_ms: int) -> bool:

@@ -78,6 +78,7 @@ class RedeliveryTracker:
             retention (R23), so that what they hold is not deleted under them.
         carry_after_ms: Age at which a SCHEDULE is carried (R19): a quarter of the retention.
         engine: (engine id, epoch) of the owner; nothing is planned before its TICK was read (R17).
+            Epoch 0: it stands by, and the TICK tells the epoch (R36).
             None: a tracker without an owner (tests, replays), live from the beginning.
         load_chunk: Fetches a chunk from a state store (``markers/rules/snapshot.py``).
     """
@@ -295,6 +296,8 @@ class RedeliveryTracker:
             self.table.enter(log, page, hold)
 
     def _fold_tick(self, marker: Marker) -> None:
+        if self.engine == (marker.consumer_id, 0):
+            self.engine = marker.consumer_id, marker.engine_epoch  # R36: who stood by learns it
         if self.is_live or (marker.consumer_id, marker.engine_epoch) != self.engine:
             return
         self.is_live = True  # R17: all that a predecessor wrote has been read

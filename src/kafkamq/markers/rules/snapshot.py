@@ -141,6 +141,13 @@ def _page_line(page: Page) -> _Line:
     ]
 
 
+def _own(tracker: RedeliveryTracker, engine: tuple[str, int], live: object) -> None:
+    """Make a restored tracker an engine's; its TICK may have told the epoch (R36)."""
+    told = (engine[0], live[1]) if isinstance(live, list) and live[0] == engine[0] else engine
+    tracker.engine = told if engine[1] == 0 else engine
+    tracker.is_live = live == list(tracker.engine)
+
+
 def restore_tracker(
     index: bytes,
     load_chunk: Callable[[str], bytes],
@@ -179,7 +186,7 @@ def restore_tracker(
         tracker.late_verdicts = state["late_verdicts"]
         tracker.malformed = state["malformed"]
         if engine is not None:
-            tracker.is_live = state["live"] == list(engine)
+            _own(tracker, engine, state["live"])
         tracker.holders.next_number = state["next_holder"]
         for number, consumer_id, timeout_ms, lease_ms, renewed_ms, until_ms, references in state[
             "holders"

@@ -326,6 +326,7 @@ class Claim:
     epoch: int = 0
     positions: dict[int, Position] = field(default_factory=dict)  # absent: nothing committed yet
     done: set[int] = field(default_factory=set)  # partitions that are this start's
+    above: int = 0  # the epoch is larger, whatever the ledgers hold: they may be lost
 
 
 def claim(
@@ -403,7 +404,7 @@ def _claim_one(
                 one.fence(timeout_s=timeout_s)
                 if begun.done and one.is_last(engine, begun.epoch):
                     return  # nobody has started since it was claimed
-                begun.epoch = _next_epoch(one.last, admin, keys)
+                begun.epoch = max(_next_epoch(one.last, admin, keys), begun.above + 1)
                 begun.done.clear()
             if one.last is not None:
                 begun.positions[key.partition] = one.last

@@ -29,7 +29,7 @@ from kafkamq.markers.rules.hold import NEVER
 from kafkamq.markers.tracker.group_reader import MarkerReader
 from kafkamq.markers.tracker.metrics import TrackerMetrics
 from kafkamq.markers.tracker.open_ledgers import MAX_OPEN
-from kafkamq.markers.tracker.partition import Phase, Started, TrackedPartition
+from kafkamq.markers.tracker.partition import Phase, Started, TrackedPartition, sign_of
 from kafkamq.markers.tracker.quarantine import Quarantine
 from kafkamq.markers.tracker.settlement import SettlementError, SettleReport
 from kafkamq.markers.tracker.settlers import SETTLE_S, Settlers
@@ -143,6 +143,9 @@ class LocalTracker:
         if now_s >= self._next_status_s:
             self._next_status_s = now_s + _STATUS_S
             self._publish()
+            sign = sign_of(self._config, self._partitions.values())
+            if sign is not None:
+                self._ticker.sign(sign)
         return len(records)
 
     def _publish(self) -> None:

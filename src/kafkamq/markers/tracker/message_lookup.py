@@ -7,9 +7,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError
+from kafkamq.queue.wire.stamps import log_id_of, stamp_of
 from kafkamq.transport.admin import Admin, TopicInfo
 from kafkamq.transport.patience import Patience
 from kafkamq.transport.record import Record, all_headers
@@ -61,14 +63,25 @@ class MessageLookup:
     """Reads of one namespace's messages; one owner thread.
 
     Args:
-        config: The namespace.
+        config: The namespace, whose ``message_topic`` is read.
         max_bytes: What messages that were read may take; one that is larger comes alone.
         patience: For what brokers do not know; None: one of its own.
+        queue_id: Of the queue that the topic is (R37); empty: it is the namespace's.
+
+    Attributes:
+        stamp: Of our records in the topic of a queue, when it was asked for (R38); else empty.
     """
 
     def __init__(
-        self, config: ServiceConfig, *, max_bytes: int, patience: Patience | None = None
+        self,
+        config: ServiceConfig,
+        *,
+        max_bytes: int,
+        patience: Patience | None = None,
+        queue_id: bytes = b"",
     ) -> None:
+        self._queue_id = queue_id
+        self.stamp = b""
         self._config = config
         self._patience = Patience() if patience is None else patience
         self._reader = RecordReader(config, config.message_topic)
@@ -108,12 +121,42 @@ class MessageLookup:
             admin = self._asked(timeout_s)
             names = (self._config.message_topic, self._config.dead_letter_topic)
             try:
-                self._topics = {name: admin.require_topic(name) for name in names}
+                self._topics = {name: self._described(admin, name) for name in names}
             except DeadlineExceededError:
                 if not self._topics or max_age_s <= _FRESH_S:
                     raise
             self._topics_s = now_s
         return self._topics[name]
+
+    def _described(self, admin: Admin, name: str) -> TopicInfo:
+        """A queue's own topic may be gone: it has no partitions then, and its messages are lost."""
+        if not self._queue_id or name != self._config.message_topic:
+            return admin.require_topic(name)
+        topic = admin.topics([name]).get(name)
+        if topic is None:
+            return TopicInfo(name, b"", 0, 0)
+        self.stamp = stamp_of(topic.topic_id, self._config.namespace, self._queue_id)
+        return replace(topic, topic_id=log_id_of(topic.topic_id, self._queue_id))
+
+    def require_place(self) -> TopicInfo | None:
+        """The topic, to write to; None: it is gone, after it was looked for (R18).
+
+        Raises:
+            BrokerError: It is looked for.
+        """
+        name = self._config.message_topic
+        topic = self.topic(name)
+        if not topic.partitions:
+            topic = self.topic(name, max_age_s=_FRESH_S)
+        if topic.partitions:
+            return topic
+        if self._patience.is_over((name, -1)):
+            return None
+        raise BrokerError(f"topic {name} does not exist", code="UNKNOWN_TOPIC", is_retriable=True)
+
+    def _id_now(self) -> bytes:
+        topic_id = self._asked().topic_id(self._config.message_topic)
+        return log_id_of(topic_id, self._queue_id) if self._queue_id else topic_id
 
     def _known(self, logs: Mapping[_Log, int]) -> tuple[TopicInfo, set[_Log], set[int | bytes]]:
         """The topic, which of these logs it has, and what of the others is still looked for.
@@ -181,7 +224,7 @@ class MessageLookup:
                     is_retriable=True,
                 )
             time.sleep(_FRESH_S)
-        if found and not _is_same(self._asked().topic_id(name), source):
+        if found and not _is_same(self._id_now(), source):
             self._topics.clear()  # they may be of the new one
             raise BrokerError(
                 f"topic {name} was recreated", code="TOPIC_RECREATED", is_retriable=True

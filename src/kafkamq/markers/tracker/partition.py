@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from kafkamq.config import TrackerConfig
+from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.markers.rules.delivery import Carry, Settle
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.rules.ticks import TickPolicy
 from kafkamq.markers.tracker.ledger import Ledger
 from kafkamq.markers.tracker.settlement import SettleReport
+from kafkamq.markers.wire.signs import Sign, SignKind
 from kafkamq.markers.wire.status import TrackerStatus
 from kafkamq.transport.clock import monotonic_ms
 
@@ -245,3 +246,13 @@ class TrackedPartition:
             return None
         self.last_status = status
         return status
+
+
+def sign_of(config: ServiceConfig, partitions: Iterable[TrackedPartition]) -> Sign | None:
+    """A replica's sign of life, for all of them: they are one engine (R36). None: it has none."""
+    ledgers = [part.ledger for part in partitions if part.phase is Phase.READING]
+    epoch = max((ledger.epoch for ledger in ledgers if ledger is not None), default=0)
+    if not epoch:
+        return None
+    topic = config.marker_topic
+    return Sign(topic=topic, kind=SignKind.ACTIVE, engine=ENGINE, start=ENGINE, epoch=epoch)

@@ -14,11 +14,14 @@ from kafkamq.markers.rules.rows import cut, size_of
 from kafkamq.markers.tracker.message_lookup import MessageLookup, ReadingWindow, Span
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.markers.wire.mqgo import completed_start, is_foreign_start
+from kafkamq.queue.wire.keys import join_key, split_key
+from kafkamq.queue.wire.stamps import read_stamped_headers
 from kafkamq.transport.patience import Patience
 from kafkamq.transport.record import Record, headers_of
 from kafkamq.transport.record_reader import RecordReader
 from kafkamq.types import Marker
 
+_MAX_TOPICS = 16  # of queues, whose readers are kept
 _MAX_WINDOW = 5000  # rows whose reasons are held at once
 _WINDOW_S = 0.25  # what reading the reasons of a window may take: rows wait for it
 _AHEAD_S = 1.0  # rows wait so long for others whose messages are read with theirs
@@ -46,6 +49,7 @@ class FoundAction:
     error: str
     refers: bool = False  # its messages are read, too
     records: Sequence[Record | None] = ()  # these, one each; None: gone, or another one
+    stamp: bytes = b""  # of our records in their topic (R38); empty: it is the namespace's
 
     @property
     def size(self) -> int:
@@ -64,7 +68,7 @@ class FoundAction:
         if self.start is not None:
             found.value = self.start.value
             if self.refers:
-                _complete(found, self.start, self.records[number])
+                _complete(found, self.start, self.records[number], self.stamp)
         return found
 
     def cut(self, begin: int, end: int) -> FoundAction:
@@ -86,7 +90,12 @@ class Rereader:
     def __init__(
         self, config: ServiceConfig, *, max_ahead_bytes: int, patience: Patience | None = None
     ) -> None:
-        self.messages = MessageLookup(config, max_bytes=max_ahead_bytes, patience=patience)
+        self._config = config
+        self._max_ahead_bytes = max_ahead_bytes
+        self._patience = Patience() if patience is None else patience
+        self.messages = MessageLookup(config, max_bytes=max_ahead_bytes, patience=self._patience)
+        # Of queues that are topics of their own, by these and their ids; the last ones used.
+        self._others: dict[tuple[str, bytes], MessageLookup] = {}
         self._markers = RecordReader(config, config.marker_topic)
         self._reasons_window = ReadingWindow(_MAX_WINDOW, _WINDOW_S)
         # Reasons of the last window, by marker partition and offset of their END.
@@ -98,6 +107,26 @@ class Rereader:
         """Close the clients; idempotent."""
         self._markers.close()
         self.messages.close()
+        for lookup in self._others.values():
+            lookup.close()
+        self._others.clear()
+
+    def lookup_of(self, start: Marker | None) -> MessageLookup:
+        """Where the message of a START stands (R37)."""
+        if start is None or not start.message_topic:
+            return self.messages
+        queue_id = split_key(start.key)[0]
+        name = start.message_topic, queue_id
+        lookup = self._others.pop(name, None)
+        if lookup is None:
+            lookup = MessageLookup(
+                replace(self._config, message_topic=start.message_topic),
+                max_bytes=self._max_ahead_bytes,
+                patience=self._patience,
+                queue_id=queue_id,
+            )
+        self._others[name] = lookup  # last: the one that was used last
+        return lookup
 
     def prepare(self) -> None:
         """Connect and ask, so that the first rows need not; what fails is left to them."""
@@ -117,6 +146,8 @@ class Rereader:
         Raises:
             BrokerError, DeadlineExceededError: The logs could not be read in time.
         """
+        while len(self._others) > _MAX_TOPICS:
+            self._others.pop(next(iter(self._others))).close()
         begin = 0
         for found in self._left_for(actions):
             yield found
@@ -170,38 +201,42 @@ class Rereader:
     ) -> Iterator[FoundAction]:
         """The same, with what the messages say where a START refers to them (R11, R18)."""
         waiting: list[FoundAction] = []
-        count, size_bytes, full_s = 0, 0, 0.0
+        count, size_bytes, full_s = 0, 0, time.monotonic() + _AHEAD_S
+        lookup = self.messages
         for found in rows:
-            if not waiting:
-                if not found.refers:
-                    yield found
-                    continue
+            if not waiting and not found.refers:
+                yield found
+                continue
+            if found.refers and (of := self.lookup_of(found.start)) is not lookup:
+                yield from self._complete_all(waiting, lookup, deadline_s)
+                waiting, lookup = [], of
                 count, size_bytes, full_s = 0, 0, time.monotonic() + _AHEAD_S
             waiting.append(found)
             count += found.size
             if found.start is not None:
                 size_bytes += len(found.start.value or b"")
             if (
-                count >= self.messages.window.rows
-                or size_bytes >= self.messages.window.most_bytes
+                count >= lookup.window.rows
+                or size_bytes >= lookup.window.most_bytes
                 or time.monotonic() > full_s
             ):
-                yield from self._complete_all(waiting, deadline_s)
+                yield from self._complete_all(waiting, lookup, deadline_s)
                 waiting = []
-        yield from self._complete_all(waiting, deadline_s)
+                count, size_bytes, full_s = 0, 0, time.monotonic() + _AHEAD_S
+        yield from self._complete_all(waiting, lookup, deadline_s)
 
     def _complete_all(
-        self, rows: Sequence[FoundAction], deadline_s: float
+        self, rows: Sequence[FoundAction], lookup: MessageLookup, deadline_s: float
     ) -> Iterator[FoundAction]:
         rest = deque(rows)
         while rest:
             spans = [_span(each.row) if each.refers else None for each in rest]
-            for records in self.messages.read(spans, deadline_s=deadline_s):
+            for records in lookup.read(spans, deadline_s=deadline_s):
                 found = rest.popleft()
                 if found.refers and len(records) < found.size:
                     rest.appendleft(found.cut(len(records), found.size))
                     found = found.cut(0, len(records))
-                found.records = records
+                found.records, found.stamp = records, lookup.stamp
                 self._ready.append(found)
             while self._ready:
                 yield self._ready[0]  # which stays there if its owner takes but a part of it
@@ -233,7 +268,7 @@ class Rereader:
         return reasons
 
 
-def _complete(found: Found, start: Marker, message: Record | None) -> None:
+def _complete(found: Found, start: Marker, message: Record | None, stamp: bytes) -> None:
     """Put in what the message says; None: it is not there, or is another one."""
     sent_ms = start.message_timestamp_ms
     if message is not None and sent_ms and message.timestamp()[1] != sent_ms:
@@ -241,19 +276,27 @@ def _complete(found: Found, start: Marker, message: Record | None) -> None:
     if is_foreign_start(start) and not start.batches:
         # Without it each copy would be the second delivery, and no limit ever be reached.
         if message is not None and (message.key(), message.value()) == (start.key, start.value):
-            found.start = _completed(start, message)
+            found.start = _completed(start, message, b"")
     elif message is None:
         found.is_lost, found.value = True, None
     elif start.batches:  # R29: all but T, the limits and the consumer is the message's own
-        found.start, found.value = _completed(start, message), message.value()
+        found.start, found.value = _completed(start, message, stamp), message.value()
     else:  # R11: key and headers, too, may have been too large for the START
-        found.start = replace(start, key=message.key() or b"", headers=headers_of(message))
+        found.start = replace(start, key=_key_of(start, message), headers=headers_of(message))
         found.value = message.value()
 
 
-def _completed(start: Marker, message: Record) -> Marker:
-    known = message.key() or b"", headers_of(message), message.timestamp()[1]
-    return completed_start(start, *known)
+def _key_of(start: Marker, message: Record) -> bytes:
+    """The message's key with the queue's id in front; in a topic of a queue it has none (R37)."""
+    key: bytes | None = message.key()
+    return join_key(split_key(start.key)[0], key) if start.message_topic else key or b""
+
+
+def _completed(start: Marker, message: Record, stamp: bytes) -> Marker:
+    headers = headers_of(message)
+    read = read_stamped_headers(headers, stamp) if start.message_topic else None
+    known = _key_of(start, message), headers, message.timestamp()[1]
+    return completed_start(start, *known, read=read)
 
 
 def _span(row: Settle | Carry) -> Span:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.markers.rules.batching import join
-from kafkamq.markers.rules.delivery import Carry, Copy, DeadLetter, Settle, decide
+from kafkamq.markers.rules.delivery import Carry, Copy, DeadLetter, DueCause, Settle, decide
 from kafkamq.markers.rules.hold import lowest
 from kafkamq.markers.rules.rows import Rows
 from kafkamq.markers.tracker.rereading import Found, FoundAction, Rereader
@@ -31,6 +31,7 @@ from kafkamq.queue.wire.headers import (
 )
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.queue.wire.partitions import key_partition, marker_key
+from kafkamq.queue.wire.stamps import stamped_copy_headers, unstamped
 from kafkamq.transport.patience import Patience
 from kafkamq.transport.transactions import NewRecord
 from kafkamq.types import (
@@ -114,6 +115,9 @@ class Rewriter:
         # The row that a broker refused last, by its place, and how often. It is the next one to be
         # written; if another one's refusal is remembered instead, it is refused once more.
         self._refused: tuple[_Place | None, int] = None, 0
+        # Of the START that is rewritten: its topic, unless it is the namespace's (R37), what marks
+        # our records there (R38), and why nothing can be written to it.
+        self._topic, self._stamp, self._lack = "", b"", ""
 
     def prepare(self) -> None:
         """Connect before there is something to do."""
@@ -149,8 +153,7 @@ class Rewriter:
         deadline_s, full_s = began_s + timeout_s, began_s + _PART_S
         part = Part(begin, begin)
         chosen = rows.part(begin, begin + self._max_rows)
-        self._messages = self._rereader.messages.topic(self._config.message_topic)
-        self._max_message_bytes = _limit(self._messages.settings)
+        self._aim(None)
         for found in self._rereader.rows(partition, chosen, deadline_s=deadline_s):
             self._rewrite_action(part, partition, found)
             if part.size_bytes >= self._tracker.max_transaction_bytes or time.monotonic() > full_s:
@@ -178,8 +181,11 @@ class Rewriter:
     def _rewrite_action(self, part: Part, partition: int, found: FoundAction) -> None:
         """The records of as many messages of an action as the part has room for."""
         row, start = found.row, found.start
+        if (start.message_topic if start else "") != self._topic or self._topic:
+            self._aim(start)
         if (
             start is not None
+            and not self._topic
             and start.batches
             and found.refers
             and not self._is_refused(partition, row.start_offset)
@@ -199,6 +205,23 @@ class Rewriter:
             part.end += 1
             if part.size_bytes >= self._tracker.max_transaction_bytes:
                 return
+
+    def _aim(self, start: Marker | None) -> None:
+        """Where the copies of this START's messages go; None: the namespace's topic."""
+        self._topic = "" if start is None else start.message_topic
+        self._stamp, self._lack = b"", ""
+        if not self._topic:
+            self._messages = self._rereader.messages.topic(self._config.message_topic)
+        elif self._topic in self._config.topics.values() or self._topic.startswith("__"):
+            self._lack = f"{self._topic} is no topic of a queue"
+        else:
+            lookup = self._rereader.lookup_of(start)
+            topic = lookup.require_place()
+            if topic is None:
+                self._lack = f"topic {self._topic} does not exist any more"
+            else:
+                self._messages, self._stamp = topic, lookup.stamp
+        self._max_message_bytes = _limit(self._messages.settings)
 
     def _is_refused(self, partition: int, start_offset: int) -> bool:
         """Whether one of the START's messages was too large."""
@@ -261,6 +284,9 @@ class Rewriter:
             where = f"{self._config.marker_topic}[{partition}]@{row.start_offset}"
             lost = DeadLetter(_LOST, f"the START at {where} is gone")
             self._bury(part, partition, found, _NOTHING, lost, refusals, with_payload=False)
+        elif self._lack and not (isinstance(row, Settle) and row.cause is DueCause.REJECTED):
+            lost = DeadLetter(_LOST, _joined(self._lack, found.error))
+            self._bury(part, partition, found, start, lost, refusals, with_payload=False)
         elif found.is_lost:
             lost = DeadLetter(_LOST, _joined("the message was deleted before", found.error))
             self._bury(part, partition, found, start, lost, refusals, with_payload=False)
@@ -280,25 +306,28 @@ class Rewriter:
             if isinstance(decision, DeadLetter):
                 self._bury(part, partition, found, start, decision, refusals, with_payload=True)
             elif refusals or not self._copy(part, partition, row, start, found, decision):
-                self._too_large(part, partition, found, start, self._config.message_topic, refusals)
+                self._too_large(part, partition, found, start, self._messages.name, refusals)
 
     def _copy(
         self, part: Part, partition: int, row: Settle, start: Marker, found: Found, copy: Copy
     ) -> bool:
         """A copy at the queue's tail and its END; False: the topic would refuse it."""
-        topic = self._messages
-        headers = copy_headers(
-            start.headers,
-            delivery_count=copy.delivery_count,
-            origin=None if row.of_schedule else self._origin(partition, found),
-        )
-        key, value = start.key, found.value
+        topic, count, value = self._messages, copy.delivery_count, found.value
+        key: bytes | None = start.key
+        if self._topic:  # R37: key and headers stay the sender's, and the partition, too
+            origin = self._origin(partition, found)
+            headers = stamped_copy_headers(
+                start.headers, self._stamp, delivery_count=count, origin=origin
+            )
+            key, to = split_key(start.key)[1], row.message_id.partition % topic.partitions
+        else:
+            first = None if row.of_schedule else self._origin(partition, found)
+            headers = copy_headers(start.headers, delivery_count=count, origin=first)
+            to = self._spread(key, topic.partitions)
         size_bytes = _size(key, value, headers)
         if size_bytes > self._max_message_bytes:
             return False
-        part.add_sized(
-            topic.name, self._spread(key, topic.partitions), key, value, headers, size_bytes
-        )
+        part.add_sized(topic.name, to, key, value, headers, size_bytes)
         self._end(part, partition, found, Outcome.REDELIVERED)
         part.copies += 1
         return True
@@ -347,7 +376,7 @@ class Rewriter:
         topic = self._rereader.messages.topic(self._config.dead_letter_topic)
         key: bytes | None = start.key if found.start is not None else None
         headers = dead_letter_headers(
-            start.headers if refusals < 2 else (),
+            self._letter_headers(start) if refusals < 2 else (),
             reason=why.reason,
             error=why.error,
             delivery_count=max(1, start.delivery_count),
@@ -376,6 +405,9 @@ class Rewriter:
         self._end(part, partition, found, Outcome.DEAD_LETTERED, cut_text(why.error))
         part.dead_letters += 1
         part.payload_lost += why.reason is _LOST
+
+    def _letter_headers(self, start: Marker) -> Headers:
+        return unstamped(start.headers, self._stamp) if self._topic else start.headers
 
     def _end(
         self, part: Part, partition: int, found: Found, outcome: Outcome, reason: str = ""
@@ -412,7 +444,8 @@ class Rewriter:
             timestamp_ms = max(0, found.timestamp_ms)
             return Origin(self._config.marker_topic, first.partition, first.offset, timestamp_ms)
         timestamp_ms = start.message_timestamp_ms if start is not None else 0
-        return Origin(self._config.message_topic, first.partition, first.offset, timestamp_ms)
+        topic = self._topic or self._config.message_topic
+        return Origin(topic, first.partition, first.offset, timestamp_ms)
 
     def _payload_at(self, partition: int, found: Found) -> Origin:
         """The record that still has the payload."""

@@ -1,11 +1,13 @@
-"""Reads the status of every marker partition off its compacted topic (R24)."""
+"""Reads the status of every marker partition off its compacted topic (R24), and signs of life."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import WireError
+from kafkamq.markers.wire.signs import Sign, decode_sign, is_sign_key
 from kafkamq.markers.wire.status import TrackerStatus, decode_status, decode_status_key
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.errors import is_fatal
@@ -13,6 +15,7 @@ from kafkamq.transport.follower import Follower
 from kafkamq.transport.record import Record
 
 _BATCH = 1000
+_MAX_SIGNS = 1000  # that nobody has asked for: the newest
 
 
 class StatusReader:
@@ -20,12 +23,13 @@ class StatusReader:
 
     Attributes:
         latest: What was read so far.
-        malformed: Records that were passed because they are no status.
+        malformed: Records that were passed because they are neither status nor sign (R36).
     """
 
     def __init__(self, config: ServiceConfig, *, timeout_s: float = 30.0) -> None:
         self.malformed = 0
         self.latest: dict[tuple[str, int], TrackerStatus] = {}
+        self._signs: deque[Sign] = deque(maxlen=_MAX_SIGNS)
         topic = config.tracker_topic
         with Admin(config, timeout_s=timeout_s) as admin:
             bounds = admin.log_bounds(topic, range(admin.require_topic(topic).partitions))
@@ -70,8 +74,18 @@ class StatusReader:
             }
         return [status for status in found if status is not None]
 
+    def take_signs(self) -> list[Sign]:
+        """Signs of life that were read since the last call, oldest first."""
+        signs = list(self._signs)
+        self._signs.clear()
+        return signs
+
     def _fold(self, record: Record) -> TrackerStatus | None:
         try:
+            if is_sign_key(record.key()):
+                if record.value() is not None:  # no tombstone
+                    self._signs.append(decode_sign(record.value()))
+                return None
             key = decode_status_key(record.key())
             value = record.value()
             if value is None:  # a tombstone

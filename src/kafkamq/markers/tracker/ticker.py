@@ -11,10 +11,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError
 from kafkamq.markers.wire.markers import encode_tick
+from kafkamq.markers.wire.signs import Sign, encode_sign, sign_key
 from kafkamq.markers.wire.status import TrackerStatus, encode_status, status_key
 from kafkamq.transport.errors import KafkaError, broker_error, is_retriable
 from kafkamq.transport.producer import IdempotentProducer
@@ -22,6 +24,7 @@ from kafkamq.transport.record import Record
 from kafkamq.transport.settings import producer_settings
 
 _TICK_TIMEOUT_MS = 5_000
+SIGNS_PARTITION = 0  # of the tracker topic: all in one log, whose order decides
 AGAIN_S = 1.0
 _REFUSED_S = 0.1  # until a TICK that is waited for is written again
 _log = logging.getLogger(__name__)
@@ -118,6 +121,18 @@ class Ticker:
             self._unwritten[key] = status
             self._refused.pop(key, None)
         self._send(key, status)
+
+    def sign(self, sign: Sign) -> None:
+        """Write a sign of life (R36), without waiting; one that is refused is lost."""
+        with suppress(BrokerError):  # the next one follows soon
+            self._producer.produce(
+                self._config.tracker_topic,
+                encode_sign(sign),
+                sign_key(sign),
+                SIGNS_PARTITION,
+                None,
+                lambda *_: None,
+            )
 
     def _send(self, key: bytes, status: TrackerStatus) -> None:
         try:

@@ -8,6 +8,7 @@ and type START never are.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
@@ -34,7 +35,9 @@ MAX_INT64 = 0x7FFF_FFFF_FFFF_FFFF
 _LAST = [bytes((n,)) if n < 128 else bytes((n & 127 | 128, n >> 7)) for n in range(1 << 14)]
 _MORE = [bytes((n & 127 | 128, n >> 7 | 128)) for n in range(1 << 14)]
 
+_TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{0,249}")
 _END_TYPE = b"\x10\x01"
+_VERSION_2 = b"\x08\x02"
 _KEEPALIVE_TYPE = b"\x10\x02"
 _SCHEDULE_TYPE = b"\x10\x10"
 _TICK_TYPE = b"\x10\x11"
@@ -89,6 +92,22 @@ def _lease(value_ms: int) -> bytes:
     if value_ms > MAX_DURATION_MS:
         raise WireError(f"cannot encode a lease of {value_ms} ms: {MAX_DURATION_MS} at most")
     return number(b"\xd8\x01", value_ms)
+
+
+def topic_name(name: str) -> str:
+    """The name, if a topic can have it, or none.
+
+    Raises:
+        WireError: it is another text.
+    """
+    if name in (".", "..") or _TOPIC_NAME.fullmatch(name) is None:
+        raise WireError("a message_topic that is no name of a topic")
+    return name
+
+
+def _message_topic(name: str) -> bytes:
+    """R37: older readers stop at it, as they would look for the messages elsewhere."""
+    return _VERSION_2 + blob(b"\x8a\x02", topic_name(name).encode()) if name else b""
 
 
 def _count(tag: bytes, value: int) -> bytes:
@@ -201,6 +220,7 @@ class StartEncoder:
         "_size",
         "_time_field",
         "_time_ms",
+        "names_topic",
     )
 
     def __init__(
@@ -210,6 +230,7 @@ class StartEncoder:
         redeliver_after_ms: int,
         max_deliveries: int = 0,
         max_lease_ms: int = 0,
+        message_topic: str = "",
     ) -> None:
         self._constant = b"".join(
             (
@@ -217,8 +238,10 @@ class StartEncoder:
                 _consumer(consumer_id),
                 _count(b"\xd0\x01", max_deliveries),
                 _lease(max_lease_ms),
+                _message_topic(message_topic),
             )
         )
+        self.names_topic = bool(message_topic)  # which is a version of its own (R37)
         # Most messages of a queue have the same key, and those of a request the same time.
         self._key = b""
         self._before_value = self._constant
@@ -336,6 +359,7 @@ def encode_start(
     by_reference: bool = False,
     max_deliveries: int = 0,
     max_lease_ms: int = 0,
+    message_topic: str = "",
 ) -> bytes:
     """One START; ``StartEncoder`` is the quicker form for many of one consumer."""
     encoder = StartEncoder(
@@ -343,6 +367,7 @@ def encode_start(
         redeliver_after_ms=redeliver_after_ms,
         max_deliveries=max_deliveries,
         max_lease_ms=max_lease_ms,
+        message_topic=message_topic,
     )
     return encoder.encode(
         message_id,

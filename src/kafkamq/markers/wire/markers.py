@@ -33,6 +33,7 @@ from kafkamq.markers.wire.marker_writer import (
     encode_start,
     encode_tick,
     identity_encoder,
+    topic_name,
 )
 from kafkamq.markers.wire.message_batches import (
     MAX_BATCH_BYTES,
@@ -41,9 +42,9 @@ from kafkamq.markers.wire.message_batches import (
     encode_batch_start,
     encode_batches,
     encode_named,
+    encode_reference,
     without_run,
 )
-from kafkamq.queue.wire.keys import split_key
 from kafkamq.types import Headers, Marker, MarkerType, MessageBatch, MessageId, Outcome
 
 __all__ = [
@@ -68,7 +69,7 @@ __all__ = [
     "identity_encoder",
 ]
 
-_VERSION = 1  # of markers with batches; others have version 0
+_VERSION = 2  # of STARTs that name a topic (R37); with batches 1, of others 0
 _OUTCOMES = tuple(Outcome)  # dense from 0
 _OUTCOME_COUNT = len(_OUTCOMES)
 _ACK = Outcome.ACK
@@ -132,7 +133,7 @@ def _decode(data: bytes | None, slim: bool) -> Marker:
     except (DecodeError, ValueError):  # ValueError: text that is not UTF-8, in pure Python
         raise WireError("the record is not a marker") from None
     version: int = message.version
-    if version and version != _VERSION:
+    if not 0 <= version <= _VERSION:
         raise _other_version(version)
     batches = message.batches if version else ()
     if batches:
@@ -141,7 +142,7 @@ def _decode(data: bytes | None, slim: bool) -> Marker:
     if kind == 1:
         return _decode_end(message, slim, _message_id(message), ())
     if kind == 0:
-        return _decode_start(message, slim)
+        return _decode_start(message, slim, version)
     if kind == 2:
         return _decode_keepalive(message)
     if kind == 16:
@@ -230,11 +231,12 @@ def _decode_batched(
         by_reference=True,
         max_deliveries=max_deliveries,
         max_lease_ms=max_lease_ms,
+        message_topic=topic_name(message.message_topic) if message.version == 2 else "",
         batches=batches,
     )
 
 
-def _decode_start(message: pb.Marker, slim: bool) -> Marker:
+def _decode_start(message: pb.Marker, slim: bool, version: int) -> Marker:
     redeliver_after_ms = message.redeliver_after_ms
     max_lease_ms = message.max_lease_ms
     if redeliver_after_ms > MAX_DURATION_MS or max_lease_ms > MAX_DURATION_MS:
@@ -273,6 +275,7 @@ def _decode_start(message: pb.Marker, slim: bool) -> Marker:
         "",
         max_deliveries,
         max_lease_ms,
+        message_topic=topic_name(message.message_topic) if version == 2 else "",
     )
 
 
@@ -311,6 +314,7 @@ def _decode_end(
         False,
         message.of_schedule,
         0,
+        "",
         batches,
     )
 
@@ -393,28 +397,6 @@ def _duration(message: pb.Marker) -> int:
     return redeliver_after_ms
 
 
-def encode_reference(
-    encoder: StartEncoder,
-    identity: bytes,
-    key: bytes,
-    delivery_count: int,
-    headers: Sequence[tuple[str, bytes | None]],
-    expires_at_ms: int,
-    message_timestamp_ms: int,
-    max_bytes: int,
-) -> bytes:
-    """A START by reference (R11), as ``StartEncoder.encode_known`` takes it.
-
-    Who reads it takes key, headers and payload from the message. Where key and headers make it
-    larger than ``max_bytes``, only the queue id stays of them, for who looks at the markers.
-    """
-    known = expires_at_ms, message_timestamp_ms, True
-    start = encoder.encode_known(identity, key, None, delivery_count, headers, *known)
-    if len(start) <= max_bytes:
-        return start
-    return encoder.encode_known(identity, split_key(key)[0], None, delivery_count, (), *known)
-
-
 def encode_marker(marker: Marker) -> bytes:
     """Any marker; ``decode_marker`` reads it back as an equal value.
 
@@ -427,19 +409,15 @@ def encode_marker(marker: Marker) -> bytes:
     if marker.batches:
         return _encode_batched(marker)
     if kind is MarkerType.START:
-        return encode_start(
+        return _encoder(marker).encode(
             _named(marker),
             marker.key,
             marker.value,
-            redeliver_after_ms=marker.redeliver_after_ms,
-            consumer_id=marker.consumer_id,
             delivery_count=marker.delivery_count,
             headers=marker.headers,
             expires_at_ms=marker.expires_at_ms,
             message_timestamp_ms=marker.message_timestamp_ms,
             by_reference=marker.by_reference,
-            max_deliveries=marker.max_deliveries,
-            max_lease_ms=marker.max_lease_ms,
         )
     if kind is MarkerType.END:
         return encode_end(
@@ -471,18 +449,22 @@ def encode_marker(marker: Marker) -> bytes:
     raise AssertionError(f"no encoder for {kind!r}")
 
 
+def _encoder(start: Marker) -> StartEncoder:
+    return StartEncoder(
+        consumer_id=start.consumer_id,
+        redeliver_after_ms=start.redeliver_after_ms,
+        max_deliveries=start.max_deliveries,
+        max_lease_ms=start.max_lease_ms,
+        message_topic=start.message_topic,
+    )
+
+
 def _encode_batched(marker: Marker) -> bytes:
     kind = marker.type
     if marker.message_id is not None:
         raise WireError("cannot encode a marker that names a message beside its batches")
     if kind is MarkerType.START:
-        encoder = StartEncoder(
-            consumer_id=marker.consumer_id,
-            redeliver_after_ms=marker.redeliver_after_ms,
-            max_deliveries=marker.max_deliveries,
-            max_lease_ms=marker.max_lease_ms,
-        )
-        return encode_batch_start(encoder, marker.batches, marker.key)
+        return encode_batch_start(_encoder(marker), marker.batches, marker.key)
     identity = encode_batches(marker.batches)
     if kind is MarkerType.END:
         known = marker.consumer_id, marker.redeliver_after_ms, marker.reason, marker.of_schedule

@@ -74,7 +74,7 @@ class MessageBatch(_message.Message):
     def __init__(self, partition: _Optional[int] = ..., base_offset: _Optional[int] = ..., runs: _Optional[_Iterable[int]] = ..., bitmap: _Optional[bytes] = ..., topic_id: _Optional[bytes] = ..., leader_epoch: _Optional[int] = ...) -> None: ...
 
 class Marker(_message.Message):
-    __slots__ = ("version", "type", "message_id", "redeliver_after_ms", "key", "value", "delivery_count", "headers", "expires_at_ms", "consumer_id", "message_timestamp_ms", "by_reference", "outcome", "reason", "null_value", "max_deliveries", "max_lease_ms", "carried_forward", "of_schedule", "engine_epoch", "batches")
+    __slots__ = ("version", "type", "message_id", "redeliver_after_ms", "key", "value", "delivery_count", "headers", "expires_at_ms", "consumer_id", "message_timestamp_ms", "by_reference", "outcome", "reason", "null_value", "max_deliveries", "max_lease_ms", "carried_forward", "of_schedule", "engine_epoch", "batches", "message_topic")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +96,7 @@ class Marker(_message.Message):
     OF_SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     ENGINE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_TOPIC_FIELD_NUMBER: _ClassVar[int]
     version: int
     type: MarkerType
     message_id: MessageId
@@ -117,4 +118,5 @@ class Marker(_message.Message):
     of_schedule: bool
     engine_epoch: int
     batches: _containers.RepeatedCompositeFieldContainer[MessageBatch]
-    def __init__(self, version: _Optional[int] = ..., type: _Optional[_Union[MarkerType, str]] = ..., message_id: _Optional[_Union[MessageId, _Mapping]] = ..., redeliver_after_ms: _Optional[int] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., delivery_count: _Optional[int] = ..., headers: _Optional[_Iterable[_Union[Header, _Mapping]]] = ..., expires_at_ms: _Optional[int] = ..., consumer_id: _Optional[str] = ..., message_timestamp_ms: _Optional[int] = ..., by_reference: bool = ..., outcome: _Optional[_Union[Outcome, str]] = ..., reason: _Optional[str] = ..., null_value: bool = ..., max_deliveries: _Optional[int] = ..., max_lease_ms: _Optional[int] = ..., carried_forward: bool = ..., of_schedule: bool = ..., engine_epoch: _Optional[int] = ..., batches: _Optional[_Iterable[_Union[MessageBatch, _Mapping]]] = ...) -> None: ...
+    message_topic: str
+    def __init__(self, version: _Optional[int] = ..., type: _Optional[_Union[MarkerType, str]] = ..., message_id: _Optional[_Union[MessageId, _Mapping]] = ..., redeliver_after_ms: _Optional[int] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., delivery_count: _Optional[int] = ..., headers: _Optional[_Iterable[_Union[Header, _Mapping]]] = ..., expires_at_ms: _Optional[int] = ..., consumer_id: _Optional[str] = ..., message_timestamp_ms: _Optional[int] = ..., by_reference: bool = ..., outcome: _Optional[_Union[Outcome, str]] = ..., reason: _Optional[str] = ..., null_value: bool = ..., max_deliveries: _Optional[int] = ..., max_lease_ms: _Optional[int] = ..., carried_forward: bool = ..., of_schedule: bool = ..., engine_epoch: _Optional[int] = ..., batches: _Optional[_Iterable[_Union[MessageBatch, _Mapping]]] = ..., message_topic: _Optional[str] = ...) -> None: ...

@@ -23,6 +23,7 @@ from kafkamq.markers.wire.marker_writer import (
     number,
     varint,
 )
+from kafkamq.queue.wire.keys import split_key
 from kafkamq.queue.wire.partitions import CHUNK_OFFSETS
 from kafkamq.types import MessageBatch
 
@@ -84,10 +85,35 @@ def encode_batch_start(encoder: StartEncoder, batches: Sequence[MessageBatch], k
     Raises:
         WireError: the batches cannot be encoded, or it is too large for any reader.
     """
-    start = encoder.encode_known(encode_batches(batches), key, None, 0, (), 0, 0, True)
+    named = encode_batches(batches)
+    if encoder.names_topic:
+        named = named.removeprefix(_VERSION)
+    start = encoder.encode_known(named, key, None, 0, (), 0, 0, True)
     if len(start) > MAX_BATCH_BYTES:
         raise WireError(f"a START of {len(start)} bytes is too large: {MAX_BATCH_BYTES} at most")
     return start
+
+
+def encode_reference(
+    encoder: StartEncoder,
+    identity: bytes,
+    key: bytes,
+    delivery_count: int,
+    headers: Sequence[tuple[str, bytes | None]],
+    expires_at_ms: int,
+    message_timestamp_ms: int,
+    max_bytes: int,
+) -> bytes:
+    """A START by reference (R11), as ``StartEncoder.encode_known`` takes it.
+
+    Who reads it takes key, headers and payload from the message. Where key and headers make it
+    larger than ``max_bytes``, only the queue id stays of them, for who looks at the markers.
+    """
+    known = expires_at_ms, message_timestamp_ms, True
+    start = encoder.encode_known(identity, key, None, delivery_count, headers, *known)
+    if len(start) <= max_bytes:
+        return start
+    return encoder.encode_known(identity, split_key(key)[0], None, delivery_count, (), *known)
 
 
 def _chunk(batch: MessageBatch) -> tuple[int, bytes, int, int]:

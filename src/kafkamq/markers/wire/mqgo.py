@@ -15,7 +15,7 @@ from kafkamq.errors import WireError
 from kafkamq.markers.rules.handout import expires_at_ms
 from kafkamq.markers.wire.marker_writer import encode_bare_start
 from kafkamq.markers.wire.markers import decode_marker, encode_end, encode_keepalive
-from kafkamq.queue.wire.headers import read_message_headers
+from kafkamq.queue.wire.headers import MessageHeaders, read_message_headers
 from kafkamq.queue.wire.keys import join_key
 from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome
 
@@ -80,7 +80,14 @@ def is_foreign_start(start: Marker) -> bool:
     return not (start.consumer_id or start.headers or start.message_timestamp_ms)
 
 
-def completed_start(start: Marker, key: bytes, headers: Headers, timestamp_ms: int) -> Marker:
+def completed_start(
+    start: Marker,
+    key: bytes,
+    headers: Headers,
+    timestamp_ms: int,
+    *,
+    read: MessageHeaders | None = None,
+) -> Marker:
     """A START that says nothing of the message itself, with what its own record says.
 
     One of its workers; or one with batches (R29).
@@ -90,8 +97,9 @@ def completed_start(start: Marker, key: bytes, headers: Headers, timestamp_ms: i
         key: Of the message's own record.
         headers: All headers of it.
         timestamp_ms: The broker's, of it.
+        read: What is believed of the headers, where that is not all of them.
     """
-    known = read_message_headers(headers)
+    known = read_message_headers(headers) if read is None else read
     began_ms = timestamp_ms if known.origin is None else known.origin.timestamp_ms
     return Marker(  # not by ``replace``: there may be a million of them
         MarkerType.START,
@@ -107,5 +115,6 @@ def completed_start(start: Marker, key: bytes, headers: Headers, timestamp_ms: i
         start.by_reference,
         max_deliveries=start.max_deliveries,
         max_lease_ms=start.max_lease_ms,
+        message_topic=start.message_topic,
         batches=start.batches,
     )

@@ -25,8 +25,10 @@ class Feature(Enum):
     TTL = "TTL per message"
     DEAD_LETTERS = "dead letters"
     EXTEND = "extending a lease"
+    TOKENS = "verdicts from elsewhere, by token"
     LONG_HANDLERS = "handlers longer than the lease"
     EXACTLY_ONCE = "exactly-once hand-out"
+    AT_MOST_ONCE = "at-most-once delivery"
     PAUSE = "pausing"
     SHARED_PARTITIONS = "many workers per partition"
     SHARED_TOPIC = "many queues on one topic"
@@ -38,7 +40,7 @@ class Capabilities:
     """One backend.
 
     Attributes:
-        backend: Which.
+        backend: Which; None: none of them.
         memory: Where it is remembered what is done.
         orders: What can stay in order, the default first.
         features: What it has.
@@ -49,7 +51,7 @@ class Capabilities:
         min_kafka: The oldest version of the brokers.
     """
 
-    backend: Backend
+    backend: Backend | None
     memory: str
     orders: tuple[str, ...]
     features: frozenset[Feature]
@@ -84,14 +86,19 @@ CAPABILITIES: dict[Backend, Capabilities] = {
                 Feature.RETRY_DELAY,
                 Feature.TTL,
                 Feature.EXTEND,
+                Feature.TOKENS,
                 Feature.LONG_HANDLERS,
                 Feature.EXACTLY_ONCE,
+                Feature.AT_MOST_ONCE,
                 Feature.PAUSE,
                 Feature.SHARED_TOPIC,
+                Feature.OWN_TOPIC,
             }
         ),
         notes={
             Feature.EXTEND: "by itself while the worker lives, or by extend()",
+            Feature.DELAYED_SEND: "on the namespace's topic",
+            Feature.OWN_TOPIC: "one that exists, with the markers beside it",
             Feature.SHARED_PARTITIONS: "one worker per partition, thousands of messages in each",
         },
         delivery_count="the log",
@@ -134,13 +141,32 @@ CAPABILITIES: dict[Backend, Capabilities] = {
         memory="a coordination log (Marshal's protocol)",
         orders=("partition", "unordered"),
         features=frozenset(_EVERYWHERE | _IN_ORDER | {Feature.PARTITION_ORDER}),
-        notes={Feature.EXTEND: _HELD},
+        notes={Feature.EXTEND: _HELD, Feature.AT_MOST_ONCE: "kafkamq.claims.Consumer has it"},
         delivery_count="the process; a restart begins again",
         max_workers="one per partition, thousands of messages in each",
         lease="a claim goes stale after two heartbeats: redelivery_timeout",
         min_kafka="2.8",
     ),
 }
+
+PLAIN_GROUP = Capabilities(
+    backend=None,
+    memory="one offset per partition",
+    orders=("partition",),
+    features=frozenset({Feature.PAUSE, Feature.OWN_TOPIC, Feature.AT_MOST_ONCE}),
+    notes={
+        Feature.DEAD_LETTERS: "the application writes them",
+        Feature.RETRY_DELAY: "the partition waits",
+        Feature.LONG_HANDLERS: "up to max.poll.interval.ms",
+        Feature.AT_MOST_ONCE: "if it commits before it works",
+        Feature.EXACTLY_ONCE: "with the consumer's own transactions",
+    },
+    delivery_count="nobody",
+    max_workers="one message at a time per partition",
+    lease="session.timeout.ms and max.poll.interval.ms of the consumer",
+    min_kafka="any",
+)
+"""A consumer group without kafkamq, for comparison."""
 
 _ORDER_FEATURES = {
     "key": Feature.KEY_ORDER,
@@ -191,12 +217,21 @@ def require(backend: Backend, feature: Feature, asked: str) -> None:
     )
 
 
+_NAMES = frozenset(each.value for each in Backend)
+
+
+def heads() -> tuple[str, ...]:
+    """Whom the table compares: the backends, and a consumer group without kafkamq."""
+    return (*(each.value for each in Backend), "plain consumer group")
+
+
 def rows() -> list[tuple[str, ...]]:
-    """The table: a name, and what each backend says to it, in the order of ``Backend``."""
-    every = [CAPABILITIES[each] for each in Backend]
+    """The table: a name, and what each of ``heads`` says to it."""
+    every = [*(CAPABILITIES[each] for each in Backend), PLAIN_GROUP]
     found = [
         ("remembers in", *(each.memory for each in every)),
         ("keeps in order", *(_orders(each) for each in every)),
+        ("delivers", *(_semantics(each) for each in every)),
     ]
     found += [
         (feature.value, *(_cell(each, feature) for each in every))
@@ -217,6 +252,10 @@ def _orders(found: Capabilities) -> str:
     return " or ".join(kept) if kept else "nothing"
 
 
+def _semantics(found: Capabilities) -> str:
+    return "at least once" + (", or at most once" if Feature.AT_MOST_ONCE in found.features else "")
+
+
 def _cell(found: Capabilities, feature: Feature) -> str:
     answer = "yes" if feature in found.features else "no"
     note = found.notes.get(feature)
@@ -224,6 +263,6 @@ def _cell(found: Capabilities, feature: Feature) -> str:
 
 
 def markdown_table() -> str:
-    heads = ("", *(f"`{each.value}`" for each in Backend))
-    lines = [heads, tuple("---" for _ in heads), *rows()]
+    names = ("", *(f"`{name}`" if name in _NAMES else name for name in heads()))
+    lines = [names, tuple("---" for _ in names), *rows()]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -14,7 +14,7 @@ class RunAhead:
     """One handler's."""
 
     def __init__(self, *, concurrency: int, maximum: int, is_ahead: bool = True) -> None:
-        self._concurrency = concurrency
+        self.concurrency = concurrency  # it may change
         self._maximum = max(1, maximum)
         self._is_ahead = is_ahead
         self._ahead = 0
@@ -28,4 +28,4 @@ class RunAhead:
             self._ahead = (finished - self._finished) * _AHEAD_MS // passed_ms
             self._since_ms, self._finished = now_ms, finished
         ahead = self._ahead if self._is_ahead else 0
-        return min(self._concurrency + ahead, self._maximum) - held
+        return min(self.concurrency + ahead, self._maximum) - held

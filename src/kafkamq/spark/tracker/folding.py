@@ -32,7 +32,7 @@ class FoldSettings:
     """What the driver tells the workers when a query starts."""
 
     engine: str  # id of this engine: of the checkpoint
-    epoch: int  # of this start (R22)
+    epoch: int  # of this start (R22); 0: it stands by, its TICK will tell (R36)
     max_lease_ms: int  # for STARTs that name none
     carry_after_ms: int  # R19: a quarter of the markers' retention
     longest_ms: int  # R23: half of it
@@ -86,7 +86,8 @@ class PartitionFold:
                 f"batch begins at {range_start}: the checkpoint is damaged; start with a new one"
             )
         redelivered = dead_lettered = 0
-        if stored is not None and stored[1] == self._settings.epoch:
+        before = _epoch(tracker)
+        if stored is not None and stored[1] == before:
             redelivered, dead_lettered = stored[2:4]
         apply = tracker.apply
         for cell in cells:
@@ -95,6 +96,8 @@ class PartitionFold:
                 apply(*row)
             redelivered += block.count(Outcome.REDELIVERED)
             dead_lettered += block.count(Outcome.DEAD_LETTERED)
+        if _epoch(tracker) != before:
+            redelivered = dead_lettered = 0  # of the time when it stood by
         tracker.next_offset = range_end  # what is left up to there are control records
         actions = tracker.plan(self._settings.max_actions)
         self._keep(tracker, redelivered, dead_lettered)
@@ -121,7 +124,7 @@ class PartitionFold:
             topic=topic,
             partition=partition,
             engine=self._settings.engine,
-            epoch=self._settings.epoch,
+            epoch=_epoch(tracker),
             clock_ms=tracker.clock_ms,
             position=tracker.next_offset,
             committable_offset=tracker.committable_offset(),
@@ -170,4 +173,9 @@ class PartitionFold:
             self._chunks.removeKey((name,))
         for name, chunk in snapshot.changed.items():
             self._chunks.updateValue((name,), (chunk,))
-        self._index.update((snapshot.index, self._settings.epoch, redelivered, dead_lettered))
+        self._index.update((snapshot.index, _epoch(tracker), redelivered, dead_lettered))
+
+
+def _epoch(tracker: RedeliveryTracker) -> int:
+    """Of the start; 0 while it stands by."""
+    return 0 if tracker.engine is None else tracker.engine[1]

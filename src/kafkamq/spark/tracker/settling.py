@@ -11,7 +11,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -28,7 +28,7 @@ from kafkamq.spark.batches import current_batch
 from kafkamq.spark.daemon import POOL, SETTLING, calm_worker
 from kafkamq.spark.tracker.owners import Owners
 from kafkamq.spark.tracker.partition_ledgers import PartitionLedgers
-from kafkamq.spark.tracker.slot_settler import SettleSettings, SlotSettler, integer
+from kafkamq.spark.tracker.slot_settler import SettleSettings, SlotSettler, epoch_of, integer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -89,11 +89,12 @@ class _SettlingWriter(DataSourceStreamArrowWriter):
         """In a worker: settle the rows of this task."""
         calm_worker()
         batch = current_batch()
-        worker = _worker(self._settings)
         done = 0
         for rows in iterator:
             for row in rows.to_pylist():
-                done += worker.settle(row, batch)
+                epoch = epoch_of(row)
+                if epoch:  # else it stands by, and owns nothing (R36)
+                    done += _worker(replace(self._settings, epoch=epoch)).settle(row, batch)
         return _Settled(done)
 
 

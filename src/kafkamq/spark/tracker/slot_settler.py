@@ -135,6 +135,11 @@ class SlotSettler:
             )
 
 
+def epoch_of(row: Mapping[str, object]) -> int:
+    """Of the start that has folded a row; 0: it stands by."""
+    return decode_status(_bytes(row["status"])).epoch
+
+
 def integer(value: object) -> int:
     """A value out of a row."""
     assert isinstance(value, int), "a column of integers"

@@ -61,12 +61,17 @@ class TickKeeper:
         self.latest: dict[int, TrackerStatus] = {}
         self.lag = Lag()
 
-    def begin(self, partitions: Iterable[int], *, timeout_s: float = 30.0) -> None:
+    def begin(
+        self, partitions: Iterable[int], *, epoch: int | None = None, timeout_s: float = 30.0
+    ) -> None:
         """The TICKs of a start; call it when the partitions are claimed (R17).
+
+        ``epoch`` is that of the claim, where the keeper was made before it (R36).
 
         Raises:
             BrokerError, DeadlineExceededError: Not all were written.
         """
+        self._epoch = self._epoch if epoch is None else epoch
         numbers = list(partitions)
         offsets = self._ticker.tick_all(
             numbers, engine=self._token, epoch=self._epoch, timeout_s=timeout_s

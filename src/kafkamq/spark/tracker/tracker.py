@@ -29,7 +29,9 @@ from kafkamq.markers.rules.hold import NEVER
 from kafkamq.markers.tracker.ledger import Claim, Ledger, LedgerKey, claim
 from kafkamq.markers.tracker.metrics import TrackerMetrics
 from kafkamq.markers.tracker.position import require_unbroken
+from kafkamq.markers.tracker.succession import Succession
 from kafkamq.markers.wire.status import TrackerStatus
+from kafkamq.metrics.catalog import STANDBY
 from kafkamq.metrics.health import Loop, health
 from kafkamq.queue.topics import require_topics
 from kafkamq.spark.checkpoint import CheckpointNote, drop_folder, last_batch, read_note, write_note
@@ -41,7 +43,7 @@ from kafkamq.spark.session import build_session, end_session, has_session
 from kafkamq.spark.stages import Stages
 from kafkamq.spark.tracker.query import QueryPlan, query_failure, start_query
 from kafkamq.spark.tracker.ticking import TickKeeper
-from kafkamq.transport.admin import Admin
+from kafkamq.transport.admin import Admin, TopicInfo
 from kafkamq.transport.errors import TransactionAbortedError
 from kafkamq.transport.log_reader import log_reader
 
@@ -58,7 +60,7 @@ _MAX_TURN_S = 90.0  # a restart of the query, with its pause, is one turn
 LONG_BATCH_S = 60.0  # then it is not ready
 MAX_BATCH_S = 600.0  # then it hangs
 # What no restart mends, or where a restart would do harm.
-_FINAL = (FencedError, ConfigError, DataLossError, WireError, SparkGoneError)
+FINAL = (FencedError, ConfigError, DataLossError, WireError, SparkGoneError)
 
 
 class SparkTracker:
@@ -121,6 +123,7 @@ class SparkTracker:
         self._error: BaseException | None = None
         self._metrics: TrackerMetrics | None = None
         self._watching = ExitStack()
+        self._succession = Succession(config)
         self._stages = Stages()
         self._loop: Loop | None = None
         self._batches: Loop | None = None
@@ -149,6 +152,8 @@ class SparkTracker:
         self._stages.done("session")
         self._spark = spark
         self._watching.enter_context(watching(spark, _query_label))
+        self._watching.enter_context(self._succession)
+        self._watching.callback(STANDBY.watch(lambda: {("tracker",): float(self.stands_by)}))
         try:
             self._launch(takeover=self.tracker.takeover)
         except BaseException:
@@ -174,6 +179,10 @@ class SparkTracker:
     def _begin(self, *, takeover: bool) -> None:
         assert self._spark is not None, "start() made the session"
         plan = self._plan(self._spark, takeover=takeover)
+        self._start_run(self._spark, plan)
+        self._succession.active(plan.epoch)
+
+    def _start_run(self, spark: SparkSession, plan: QueryPlan) -> None:
         keeper = TickKeeper(
             self.config,
             self.tracker,
@@ -183,10 +192,11 @@ class SparkTracker:
             trigger_ms=plan.trigger_ms,
         )
         try:
-            keeper.begin(range(self._partitions))
+            if plan.epoch:
+                keeper.begin(range(self._partitions))
             self._stages.done("ticks")
             self._claimed = Claim()  # the next start has an epoch of its own
-            query = start_query(self._spark, plan)
+            query = start_query(spark, plan)
             self._stages.done("query")
         except BaseException:
             keeper.close()
@@ -221,6 +231,7 @@ class SparkTracker:
         is_moving = note.tasks != wanted
         if is_new or is_moving:
             require_unbroken(config, info.partitions)  # before the claim writes positions
+        self._succession.take_over(note.engine)
         self._claimed = claimed = claim(
             config,
             engine=note.engine,
@@ -240,12 +251,17 @@ class SparkTracker:
         else:
             newest = last_batch(spark, note.place(self._checkpoint))
             note.require_newest(claimed.positions, newest)
+        return self._query_plan(note, claimed.epoch, info, there)
+
+    def _query_plan(
+        self, note: CheckpointNote, epoch: int, info: TopicInfo, there: int
+    ) -> QueryPlan:
         retention_ms = int(info.settings.get("retention.ms", "-1"))
         return QueryPlan(
-            config=config,
+            config=self.config,
             tracker=self.tracker,
             note=note,
-            epoch=claimed.epoch,
+            epoch=epoch,
             checkpoint=note.place(self._checkpoint),
             slots=min(note.tasks, there),
             carry_after_ms=NEVER if retention_ms < 0 else retention_ms // 4,
@@ -280,6 +296,7 @@ class SparkTracker:
         try:
             while not self._stopping.is_set():
                 self._loop.beat()
+                self._succession.moves()
                 run = self._run
                 error = self._step(run) if run is not None else None
                 if run is not None and error is None:
@@ -293,7 +310,8 @@ class SparkTracker:
                     if run is not None and not run.has_progressed:
                         error = advised(error, self._checkpoint)
                     self._end_run()
-                    if isinstance(error, (*_FINAL, StateError)) or failures > MAX_FAILURES:
+                    self._succession.pause()
+                    if self._is_final(error) or failures > MAX_FAILURES:
                         raise error
                     _log.warning(
                         "the query failed and is started again: %s",
@@ -308,6 +326,9 @@ class SparkTracker:
             _log.error("the tracker ended: %s", error)
         finally:
             self._end_run()
+
+    def _is_final(self, error: KafkaMQError) -> bool:
+        return isinstance(error, (*FINAL, StateError))
 
     def _step(self, run: Run) -> KafkaMQError | None:
         """A tenth of a second of minding; returns why the run is over."""
@@ -356,7 +377,7 @@ class SparkTracker:
             self._launch(takeover=False)
         except ConfigError as error:  # claim(takeover=False): another engine's epoch is the latest
             raise FencedError(f"another engine took over: {error}") from error
-        except (*_FINAL, StateError):
+        except (*FINAL, StateError):
             raise
         except KafkaMQError as error:
             _log.warning("not started yet: %s", error)
@@ -400,6 +421,11 @@ class SparkTracker:
             run.end()
 
     # ---- for its owner
+
+    @property
+    def stands_by(self) -> bool:
+        """Whether it waits for its turn (R36): never, with this class."""
+        return False
 
     @property
     def is_running(self) -> bool:
@@ -465,33 +491,3 @@ class SparkTracker:
 def _query_label(name: str) -> str:
     """The tracker's own query is always ``tracker``: its name has the engine's id in it."""
     return "tracker" if name.startswith("kafkamq tracker of ") else name
-
-
-def run_spark_tracker(
-    config: ServiceConfig,
-    tracker: TrackerConfig | None = None,
-    *,
-    checkpoint: str,
-    master: str = "local[2]",
-    trigger_s: float = 1.0,
-    tasks: int | None = None,
-    settings: Mapping[str, str] | None = None,
-    stop: threading.Event | None = None,
-) -> None:
-    """Run a tracker until ``stop`` is set; for the command line.
-
-    Raises:
-        KafkaMQError: Why it could not start, or ended.
-    """
-    stop = stop or threading.Event()
-    with SparkTracker(
-        config,
-        tracker,
-        checkpoint=checkpoint,
-        master=master,
-        trigger_s=trigger_s,
-        tasks=tasks,
-        settings=settings,
-    ) as running:
-        while not stop.is_set() and not running.wait(0.2):
-            pass

@@ -9,6 +9,7 @@ batch that was begun is repeated as it was by the next start.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 _ENGINE = "spark-simulated"
 _ATTEMPTS = 4  # spark.task.maxFailures
 _STEP_S = 0.1
+_LOOK_S = 5.0  # for added partitions
 _COLUMNS = [column.split()[0] for column in FOLDED_COLUMNS.split(", ")]
 _Offsets = Mapping[str, Mapping[str, "int | str"]]
 
@@ -114,8 +116,13 @@ class BatchTracker:
         keeper.begin(range(self._count))
         query = self._world.threading.Thread(target=self._query, args=(epoch, token), name="query")
         query.start()
+        look_s = 0.0
         while not self.is_closing and self._error is None:
             keeper.step(_STEP_S)
+            if self._world.wall_s() >= look_s:  # metadata may have been old at the start
+                look_s = self._world.wall_s() + _LOOK_S
+                with suppress(KafkaMQError):
+                    self.is_closing |= self._partition_count() > self._count
             while self._done:
                 keeper.batch_done(self._done.pop(0))
         query.join()

@@ -271,7 +271,14 @@ class SimulatedKafka:
             client.fail(self._rng.choice(FATAL))
 
     def _lose_offsets(self) -> None:
-        """Kafka drops what idle groups have committed (``offsets.retention.minutes``)."""
-        groups = self.cluster.groups
-        if self._is_chaos and groups.offsets:
-            groups.expire_offsets(self._rng.choice(sorted(groups.offsets)))
+        """Kafka drops what an idle group has committed (``offsets.retention.minutes``).
+
+        A ledger is not idle while a process has it open, which commits to it once an hour.
+        """
+        groups, alive = self.cluster.groups, set()
+        for client, owner in self._owners.items():
+            if owner.is_alive:
+                alive.add(getattr(client, "transactional_id", None))
+        idle = sorted(groups.offsets.keys() - alive)
+        if self._is_chaos and idle:
+            groups.expire_offsets(self._rng.choice(idle))

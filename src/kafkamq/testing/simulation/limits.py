@@ -135,6 +135,8 @@ class Limits:
     close_share: float = 0.0  # of workers that are closed and replaced in between
     deletions: int = 0  # times that messages are deleted that workers have STARTed
     new_marker_partitions: int = 0
+    settlers: int = 0  # processes that give verdicts by token
+    handed_share: float = 0.0  # of deliveries whose tokens are passed on to them
 
 
 _OF_BATCHES = (Behaviour.DELAYS,)
@@ -164,6 +166,13 @@ def draw_limits(seed: int) -> Limits:
     if limits.are_far_apart and rng.random() < 0.5:
         limits = replace(limits, is_due_together=True, delayed_share=0.5, messages=30)
     return limits
+
+
+def draw_token_limits(seed: int) -> Limits:
+    """The same with settlers, who get the tokens of some or most deliveries (R34)."""
+    limits, rng = draw_limits(seed), random.Random(f"tokens {seed}")
+    share = rng.choice((0.3, 0.9))
+    return replace(limits, settlers=rng.choice((1, 2, 3)), handed_share=share, deletions=0)
 
 
 def _draw_limits(seed: int) -> Limits:

@@ -24,9 +24,10 @@ from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.message import Message
 from kafkamq.queue.service import Service
 from kafkamq.testing.simulation.limits import Behaviour, Limits
+from kafkamq.testing.simulation.said import Said, say
 from kafkamq.testing.simulation.scheduler import Process, Scheduler
 from kafkamq.testing.simulation.stage import World
-from kafkamq.types import MessageId
+from kafkamq.types import MessageId, Outcome
 
 if TYPE_CHECKING:
     from kafkamq.queue.producer import Producer
@@ -45,6 +46,7 @@ class Told:
     confirmed: list[Place] = field(default_factory=list)  # sends
     cancelled: list[Place] = field(default_factory=list)
     acked: list[MessageId] = field(default_factory=list)  # and in time
+    said: list[Said] = field(default_factory=list)  # on messages whose tokens were passed on
 
 
 class QueueWorld(World):
@@ -55,6 +57,7 @@ class QueueWorld(World):
         self.limits = limits
         self.namespace = "sim"
         self.told = Told()
+        self.tokens: list[tuple[MessageId, str]] = []  # passed on by workers, on a way of their own
 
     @property
     def config(self) -> ServiceConfig:
@@ -75,7 +78,7 @@ def send_all(world: QueueWorld) -> None:
         world.sleep(rng.uniform(0, 2 * pause_s))
         try:
             if producer is None:
-                producer = _queue(world, service, is_batched=False).producer()
+                producer = open_queue(world, service, is_batched=False).producer()
             _send(world, producer, number)
         except KafkaMQError:
             continue  # the sender does not know; what is in the log counts
@@ -114,7 +117,7 @@ def _behaviour(world: QueueWorld) -> Behaviour:
     return world.rng.choices(behaviours, weights)[0]
 
 
-def _queue(world: QueueWorld, service: Service, *, is_batched: bool) -> Queue:
+def open_queue(world: QueueWorld, service: Service, *, is_batched: bool) -> Queue:
     settings = world.limits.worker
     return service.queue(
         QUEUE,
@@ -151,7 +154,7 @@ class Worker:
         self._process = process
         settings, threading = self._limits.worker, self._world.threading
         service = Service(self._world.servers, self._world.namespace)
-        consumer = _queue(self._world, service, is_batched=self.is_batched).consumer()
+        consumer = open_queue(self._world, service, is_batched=self.is_batched).consumer()
         handlers = [
             threading.Thread(target=self._handle_all, name=f"handler-{number}")
             for number in range(settings.handlers)
@@ -247,6 +250,9 @@ class Worker:
         if behaviour is Behaviour.HANGS and message.delivery_count == 1:
             world.sleep(rng.uniform(1, 3) * self._limits.worker.max_lease_ms / 1000)
             return
+        if self._limits.handed_share and rng.random() < self._limits.handed_share:
+            self._hand_over(message, timeout_s)
+            return
         if behaviour is Behaviour.EXTENDS:
             message.extend(3 * timeout_s)
         is_slow = behaviour in (Behaviour.SLOW, Behaviour.EXTENDS)
@@ -265,6 +271,17 @@ class Worker:
                 raise _HandlerError("it does not work yet")
         else:
             self._ack(message)
+
+    def _hand_over(self, message: MarkersMessage, timeout_s: float) -> None:
+        """Settlers get its token; the worker lets go of it, or gives a verdict as well, or none."""
+        world, rng, message_id = self._world, self._world.rng, message.message_id
+        if rng.random() < 0.6:
+            world.tokens.append((message_id, message.hold(rng.uniform(0.2, 3) * timeout_s)))
+            return
+        world.tokens.append((message_id, message.token))
+        world.sleep(rng.uniform(0, timeout_s))
+        if rng.random() < 0.5:
+            say(world.told.said, message_id, Outcome.ACK, message.ack)
 
     def _ack(self, message: MarkersMessage) -> None:
         message_id = message.message_id

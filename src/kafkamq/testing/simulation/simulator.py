@@ -27,8 +27,17 @@ from kafkamq.testing.history import Ending, LogRecord, Timeline, read_timelines
 from kafkamq.testing.simulation.batches import BatchTracker, Checkpoint
 from kafkamq.testing.simulation.cluster import SimulatedKafka
 from kafkamq.testing.simulation.limits import Limits, draw_limits
-from kafkamq.testing.simulation.processes import QUEUE, QueueWorld, Told, Tracker, Worker, send_all
+from kafkamq.testing.simulation.processes import (
+    QUEUE,
+    QueueWorld,
+    Told,
+    Tracker,
+    Worker,
+    open_queue,
+    send_all,
+)
 from kafkamq.testing.simulation.scheduler import Process
+from kafkamq.testing.simulation.settlers import Settler, untrue
 from kafkamq.testing.simulation.stage import Report, Stage
 from kafkamq.testing.simulation.states import (
     ADDED,
@@ -44,7 +53,7 @@ from kafkamq.types import DeadLetterReason, MarkerType, MessageId, Outcome, expa
 
 _ENDING = (Outcome.ACK, Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
 _NOWHERE = ("", 0, 0)
-_Actor: TypeAlias = Worker | Tracker | BatchTracker
+_Actor: TypeAlias = Worker | Tracker | BatchTracker | Settler
 
 
 @dataclass(kw_only=True)
@@ -110,6 +119,11 @@ class Simulation(Report):
                 if history.ending is Ending.ACKED:
                     acks.setdefault(place, []).append(True)
                 acks.setdefault(place, []).extend(is_excused for _ in history.late_at)
+        if self.told.said:
+            timelines = read_timelines(self.markers)
+            is_excused = self.limits.faults.clock_steps > 0
+            for number, text in untrue(self.told.said, timelines, excuses=is_excused):
+                yield Problem("untrue", ("messages", *number), text)
         for message_id in self.told.acked:
             place = (message_id.partition, message_id.offset)
             if not any(acks.get(place, ())):
@@ -166,6 +180,7 @@ class _Run(Stage[_Actor]):
             markers = self.kafka.cluster.topics[service.config.marker_topic]
         markers.settings["retention.ms"] = str(limits.retention_ms)
         self.kafka.cluster.groups.on_kept = self._kept
+        self.kafka.cluster.groups.on_known = self._known
         self.set_alarm()
         world.start("sender", lambda _: send_all(world), lambda: None)
         self.at(0.0, self._start_tracker)
@@ -173,6 +188,8 @@ class _Run(Stage[_Actor]):
             self.at(rng.uniform(0, 2), self._start_tracker)
         for _ in range(limits.workers):
             self.at(rng.uniform(0, 2), self._start_worker)
+        for _ in range(limits.settlers):
+            self.at(rng.uniform(0, 2), self._start_settler)
         for _ in range(limits.tracker_starts - 1):
             self.at(rng.uniform(0, self.chaos_s), self._change_trackers)
         for _ in range(round(limits.workers * limits.close_share)):
@@ -183,12 +200,18 @@ class _Run(Stage[_Actor]):
             self.at(rng.uniform(0, self.chaos_s), self._add_marker_partition)
 
     def _kept(self, group: str, place: tuple[str, int], committed: tuple[int, str | None]) -> None:
-        """A position of workers never goes back, unless Kafka has dropped it."""
-        before, self._positions[group, place] = self._positions.get((group, place), 0), committed[0]
+        """A position of workers that somebody knows of never goes back, unless Kafka dropped it.
+
+        Of a commit whose answer was lost nobody knows: its worker reads again from the one before.
+        """
+        before = self._positions.get((group, place), 0)
         is_of_workers = group == group_of(self.world.config, QUEUE)
         if committed[0] < before and is_of_workers and not self.limits.faults.lost_offsets:
             text = f"{group} went back from {before} to {committed[0]} in {place}"
             self.simulation.failures.append(text)
+
+    def _known(self, group: str, place: tuple[str, int], offset: int) -> None:
+        self._positions[group, place] = max(offset, self._positions.get((group, place), 0))
 
     def is_settled(self) -> bool:
         """Whether every message and every SCHEDULE has ended, by an END that came in time."""
@@ -242,7 +265,8 @@ class _Run(Stage[_Actor]):
 
     @property
     def _trackers(self) -> list[Tracker | BatchTracker]:
-        return [each for each in self.actors.values() if not isinstance(each, Worker)]
+        found = self.actors.values()
+        return [each for each in found if not isinstance(each, (Worker, Settler))]
 
     def _start_worker(self) -> None:
         name = f"w{self.simulation.started['worker']}"
@@ -259,6 +283,19 @@ class _Run(Stage[_Actor]):
             self._gathered.update(worker.acked)
         self.kafka.changed(process)
         self.later(self._start_worker)
+
+    def _start_settler(self) -> None:
+        world = self.world
+        name = f"s{self.simulation.started['settler']}"
+        self.simulation.started["settler"] += 1
+        settler = Settler(world, lambda service: open_queue(world, service, is_batched=False))
+        process = world.start(name, settler.main, lambda: self._settler_ended(process))
+        self.actors[process] = settler
+
+    def _settler_ended(self, process: Process) -> None:
+        self.actors.pop(process, None)
+        self.kafka.changed(process)
+        self.later(self._start_settler)
 
     def _close_worker(self) -> None:
         if self._workers:

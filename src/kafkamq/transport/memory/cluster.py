@@ -56,7 +56,7 @@ class MemoryKafka(State):
         self.name = name  # what stands behind ``memory://``
         self.settings = dict(BROKER_SETTINGS)  # the broker's
         self.groups = Groups(self)
-        self.transactions = Transactions(self, self.groups.keep)
+        self.transactions = Transactions(self, self.groups.keep_known)
         self._last_id = 0
 
     def _work(self, now_s: float) -> None:

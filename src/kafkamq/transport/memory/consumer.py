@@ -6,7 +6,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import (
@@ -15,12 +14,12 @@ from confluent_kafka import (
     OFFSET_INVALID,
     OFFSET_STORED,
     KafkaError,
-    KafkaException,
     Message,
     TopicPartition,
 )
 
-from kafkamq.transport.memory.client import BROKER_ID, Client, int_of
+from kafkamq.transport.memory.client import BROKER_ID
+from kafkamq.transport.memory.commits import Commits, committed_at
 from kafkamq.transport.memory.failures import failure, kafka_error
 from kafkamq.transport.memory.log import Partition, Place
 from kafkamq.transport.memory.membership import Membership
@@ -33,12 +32,6 @@ _OUT_OF_RANGE = (
 )
 _COMMITTED_ONES = (OFFSET_INVALID, OFFSET_STORED)  # where the group is
 _NO_COMMIT = "no previously committed offset available: Local: No offset stored"
-
-
-class _Refused(TopicPartition):
-    """In the answer to a commit; a plain one's error cannot be set."""
-
-    error: KafkaError | None = None
 
 
 class _Reading:
@@ -55,20 +48,19 @@ class _Reading:
         self.eof_at = -1
 
 
-class Consumer(Membership, Client):
+class Consumer(Membership, Commits):
     """As confluent_kafka's."""
 
     _closed_text = "Consumer closed"
 
     def __init__(self, settings: Mapping[str, Any], logger: object = None) -> None:
-        Client.__init__(self, settings, logger)
+        Commits.__init__(self, settings, logger)
         if not settings.get("group.id"):
             raise ValueError("Failed to create consumer: group.id must be set")
         Membership.__init__(self, settings)
         self._is_committed = settings.get("isolation.level") != "read_uncommitted"
         self._tells_ends = str(settings.get("enable.partition.eof", "")).lower() == "true"
         self._reset = str(settings.get("auto.offset.reset", "latest"))
-        self._request_s = int_of(settings, 60_000, "socket.timeout.ms") / 1000
         self._readings: dict[Place, _Reading] = {}
         self._paused: set[Place] = set()
         self._events: deque[Message] = deque()
@@ -196,7 +188,7 @@ class Consumer(Membership, Client):
                     until_s = now_s + timeout
                 self._look_around()
                 self._polled(now_s)
-                callback = self._next_callback()
+                callback = self._next_answer(now_s) or self._next_callback()
                 if callback is None and not self._errors:
                     self._read(found, count - len(found))
                     if len(found) >= count or now_s >= until_s:
@@ -332,71 +324,6 @@ class Consumer(Membership, Client):
 
     # ---- commits and questions
 
-    def commit(
-        self,
-        message: Message | None = None,
-        offsets: list[TopicPartition] | None = None,
-        asynchronous: bool = True,
-    ) -> Any:
-        """As confluent_kafka's; an asynchronous one has happened when it returns, or never does."""
-        with self.cluster.changed:
-            self._check_open()
-            if offsets is None:
-                offsets = [
-                    TopicPartition(*place, reading.position)
-                    for place, reading in self._readings.items()
-                ]
-            wanted = [each for each in offsets if each.offset >= 0]
-            if not wanted:
-                raise failure(KafkaError._NO_OFFSET, "Commit failed: Local: No offset stored")
-            if not asynchronous:
-                return self._commit(wanted)
-            fault = self.cluster.faults.of("commit", self)
-            is_lost = fault is not None and (fault.is_lost or fault.error is not None)
-            if not (is_lost or self._is_joining or self.cluster.faults.separates(self)):
-                with suppress(KafkaException):  # nobody is told
-                    self._do_commit(wanted, self._generation, self._member_id)
-            return None
-
-    def _commit(self, wanted: Sequence[TopicPartition]) -> list[TopicPartition]:
-        generation, member = self._generation, self._member_id
-        self._finish_joining(self._request_s, "Commit failed: ")
-
-        is_away = self.cluster.faults.separates(self)  # the coordinator is waited for
-        timeout_s = self.session_s if is_away else self._request_s
-        return self._request(
-            "commit",
-            lambda: self._do_commit(wanted, generation, member),
-            timeout_s,
-            "Commit failed: ",
-            down=KafkaError._WAIT_COORD,
-        )
-
-    def _do_commit(
-        self, wanted: Sequence[TopicPartition], generation: int, member: str
-    ) -> list[TopicPartition]:
-        groups = self.cluster.groups
-        error = groups.refusal(self._group, generation, member)
-        if error is not None:
-            raise failure(error.code(), f"Commit failed: {error.str()}")
-        answer: list[TopicPartition] = []
-        for each in wanted:
-            place = each.topic, each.partition
-            refused = _Refused(*place, each.offset)
-            if self.cluster.partition(place) is None:
-                refused.error = kafka_error(KafkaError.UNKNOWN_TOPIC_OR_PART)
-            elif self.cluster.is_too_long(each.metadata):
-                refused.error = kafka_error(KafkaError.OFFSET_METADATA_TOO_LARGE)
-            else:
-                groups.keep(self._group, place, (each.offset, each.metadata))
-                answer.append(_committed_at(place, each.offset, each.metadata))
-                continue
-            answer.append(refused)
-        errors = [each.error for each in answer if each.error is not None]
-        if len(errors) == len(answer):
-            raise failure(errors[0].code(), f"Commit failed: {errors[0].str()}")
-        return answer
-
     def committed(
         self, partitions: list[TopicPartition], timeout: float = -1
     ) -> list[TopicPartition]:
@@ -411,7 +338,9 @@ class Consumer(Membership, Client):
             ):
                 if not wait():
                     raise failure(KafkaError._TIMED_OUT, prefix + "Local: Timed out")
-            return self._request("committed", lambda: self._committed(places), timeout, prefix)
+            found = self._request("committed", lambda: self._committed(places), timeout, prefix)
+            self.cluster.groups.answered(group, found)
+            return found
 
     def _committed(self, places: Sequence[Place]) -> list[TopicPartition]:
         answer = []
@@ -420,7 +349,7 @@ class Consumer(Membership, Client):
             if found is None:
                 answer.append(TopicPartition(*place, OFFSET_INVALID))
             else:
-                answer.append(_committed_at(place, *found))
+                answer.append(committed_at(place, *found))
         return answer
 
     def get_watermark_offsets(
@@ -472,12 +401,6 @@ class Consumer(Membership, Client):
         if found is None or place[1] >= (self.known.get(place[0]) or self._learn(place[0])):
             raise failure(KafkaError._UNKNOWN_PARTITION, prefix + "Local: Unknown partition")
         return found
-
-
-def _committed_at(place: Place, offset: int, metadata: str | None) -> TopicPartition:
-    if metadata is None:
-        return TopicPartition(*place, offset)
-    return TopicPartition(*place, offset, metadata)
 
 
 def _event(place: Place, offset: int, code: int, text: str) -> Message:

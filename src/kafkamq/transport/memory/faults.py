@@ -7,7 +7,8 @@ fetch, the first one behind an assignment or a seek, of which the latency alone 
 
 What happens to the brokers' data are methods: ``MemoryKafka.delete_records``, ``truncate``,
 ``delete_topic`` and ``add_partitions``, ``Groups.expire_offsets`` and ``expel``. ``Producer.fail``
-is a fatal error, and ``Groups.on_kept`` is told of every commit.
+is a fatal error, ``Groups.on_kept`` is told of every commit, and
+``Groups.on_known`` when a client knows what is committed.
 """
 
 from __future__ import annotations

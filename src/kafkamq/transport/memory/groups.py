@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, TopicPartition
 
 from kafkamq.transport.memory.assignors import assign
 from kafkamq.transport.memory.failures import kafka_error
@@ -222,6 +222,7 @@ class Groups:
         self.groups: dict[str, Group] = {}
         self.clients: dict[GroupClient, None] = {}  # those that are subscribed
         self.on_kept: Callable[[str, Place, Committed], None] | None = None  # a test's
+        self.on_known: Callable[[str, Place, int], None] | None = None  # a test's, too
 
     def group(self, name: str, *, is_classic: bool) -> Group:
         """The group, made when it is first asked for; an empty one takes the new protocol."""
@@ -239,6 +240,19 @@ class Groups:
         self.offsets.setdefault(group, {})[place] = committed
         if self.on_kept is not None:
             self.on_kept(group, place, committed)
+
+    def keep_known(self, group: str, place: Place, committed: Committed) -> None:
+        """Commit one offset of a transaction, whose outcome its client asks for."""
+        self.keep(group, place, committed)
+        if self.on_known is not None:
+            self.on_known(group, place, committed[0])
+
+    def answered(self, group: str, partitions: Iterable[TopicPartition]) -> None:
+        """A client was told that these are committed."""
+        if self.on_known is not None:
+            for each in partitions:
+                if each.error is None and each.offset >= 0:
+                    self.on_known(group, (each.topic, each.partition), each.offset)
 
     def committed(self, group: str, place: Place) -> Committed | None:
         """What is committed; offsets of open transactions do not count yet."""

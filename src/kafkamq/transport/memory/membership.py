@@ -53,6 +53,7 @@ class Membership:
         self.max_poll_s = int_of(settings, 300_000, "max.poll.interval.ms") / 1000
         self._session_s = int_of(settings, 45_000, "session.timeout.ms") / 1000
         self._heartbeat_s = int_of(settings, 3000, "heartbeat.interval.ms") / 1000
+        self._joined_counts: dict[str, int] = {}  # partitions by topic, at the last join
         self._refresh_s = int_of(settings, 300_000, "topic.metadata.refresh.interval.ms") / 1000
         self._has_assigned = False
         self._wanted: list[str] = []  # what is subscribed to
@@ -311,7 +312,6 @@ class Membership:
 
     def _refresh(self, now_s: float) -> None:
         """Metadata of what is subscribed to; a change of it asks for a new round."""
-        before = {topic: self.known.get(topic) for topic in self._topics()}
         counts = {topic: self._learn(topic) for topic in self._topics()}
         missing = {
             topic for topic in self._wanted if not topic.startswith("^") and topic not in counts
@@ -326,7 +326,7 @@ class Membership:
         member = self._member
         if member is None or not self._is_classic:
             return
-        if before != counts or set(member.topics) != set(counts):
+        if counts != self._joined_counts:  # ``known`` may have changed by other requests
             self._rejoin()
 
     def _topics(self) -> list[str]:
@@ -376,6 +376,7 @@ class Membership:
         member.topics = topics
         for topic in topics:
             self.known.setdefault(topic, len(self.cluster.topics[topic].partitions))
+        self._joined_counts = {topic: self.known[topic] for topic in topics}
         group = self.cluster.groups.group(self._group, is_classic=self._is_classic)
         if self._is_classic:
             self._is_joining = True

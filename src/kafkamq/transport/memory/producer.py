@@ -75,7 +75,7 @@ class Producer(Transactional, Client):
     def __init__(self, settings: Mapping[str, Any], logger: object = None) -> None:
         Client.__init__(self, settings, logger)
         Transactional.__init__(self, settings)
-        default_ms = 300_000 if self._name is None else int(self._transaction_ms)
+        default_ms = 300_000 if self.transactional_id is None else int(self._transaction_ms)
         timeout_ms = int_of(settings, default_ms, "message.timeout.ms", "delivery.timeout.ms")
         self._timeout_s = timeout_ms / 1000 if timeout_ms else math.inf
         self._max_queued = int_of(settings, 100_000, "queue.buffering.max.messages")
@@ -298,7 +298,7 @@ class Producer(Transactional, Client):
 
     def _append(self, queued: _Queued, partition: Partition) -> None:
         transaction = None
-        if self._name is not None:
+        if self.transactional_id is not None:
             try:
                 transaction = self._joined(partition)
             except StaleEpochError:

@@ -56,7 +56,7 @@ class Transactional:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         name = settings.get("transactional.id")
-        self._name: str | None = None if name is None else str(name)
+        self.transactional_id: str | None = None if name is None else str(name)
         self._transaction_ms = int_of(settings, 60_000, "transaction.timeout.ms")
         self._state = _State.INIT
         self._epoch = -1
@@ -70,7 +70,7 @@ class Transactional:
 
     @property
     def _may_produce(self) -> bool:
-        return self._name is None or self._state is _State.OPEN
+        return self.transactional_id is None or self._state is _State.OPEN
 
     # ---- errors
 
@@ -78,7 +78,7 @@ class Transactional:
         if self._fatal is not None:
             return
         self._fatal = self._unraised = error
-        if self._name is not None:
+        if self.transactional_id is not None:
             self._state = _State.FATAL
             self._purge()
 
@@ -100,12 +100,12 @@ class Transactional:
 
     def _produce_failed(self, error: KafkaError, text: str) -> None:
         """The broker has refused a record."""
-        if self._name is not None and self._state in (_State.OPEN, _State.COMMITTING):
+        if self.transactional_id is not None and self._state in (_State.OPEN, _State.COMMITTING):
             self._set_abortable(kafka_error(error.code(), text, abort=True))
 
     def _refused_by(self, partition: Partition) -> None:
         """The sequence number of a refused record is missing from then on."""
-        if self._name is not None:
+        if self.transactional_id is not None:
             self._skipped.add(partition)
 
     def _skips(self, partition: Partition) -> bool:
@@ -128,7 +128,7 @@ class Transactional:
     def _require(self, *states: _State) -> None:
         """Raise what is wrong, unless the state is one of these."""
         self._check_open()
-        if self._name is None:
+        if self.transactional_id is None:
             raise failure(
                 KafkaError._NOT_CONFIGURED, "The Transactional API requires transactional.id"
             )
@@ -147,7 +147,7 @@ class Transactional:
     def init_transactions(self, timeout: float = -1) -> None:
         with self.cluster.changed:
             self._require(_State.INIT)
-            name = self._name or ""
+            name = self.transactional_id or ""
             limit_ms = int(self.cluster.settings["transaction.max.timeout.ms"])
             if self._transaction_ms > limit_ms:
                 text = "Failed to acquire transactional PID: Broker: Transaction timeout is larger"
@@ -171,11 +171,11 @@ class Transactional:
             self._state = _State.OPEN
             self._failed, self._has_offsets = 0, False
             self._partitions.clear()
-            self.cluster.transactions.begun_again(self._name or "", self._epoch)
+            self.cluster.transactions.begun_again(self.transactional_id or "", self._epoch)
 
     def _joined(self, partition: Partition) -> Transaction:
         """The transaction, with the partition in it."""
-        transaction = self.cluster.transactions.current(self._name or "", self._epoch)
+        transaction = self.cluster.transactions.current(self.transactional_id or "", self._epoch)
         self._partitions.add(partition)
         return transaction
 
@@ -189,7 +189,9 @@ class Transactional:
             group, generation, member = decode_member(group_metadata)
 
             def send() -> None:
-                transaction = self.cluster.transactions.current(self._name or "", self._epoch)
+                transaction = self.cluster.transactions.current(
+                    self.transactional_id or "", self._epoch
+                )
                 self._has_offsets = True
                 error = self.cluster.groups.refusal(
                     group, generation, member, is_transactional=True
@@ -262,7 +264,7 @@ class Transactional:
 
     def _end(self, deadline_s: float, *, is_committed: bool) -> None:
         """Tell the coordinator, unless it knows of nothing."""
-        name, epoch = self._name or "", self._epoch
+        name, epoch = self.transactional_id or "", self._epoch
         if self._partitions or self._has_offsets:
             try:
                 self._request(
@@ -279,8 +281,10 @@ class Transactional:
 
     def _abort_at_close(self) -> None:
         """Abort what is open, if the coordinator can be told now."""
-        if self._name is None or self._state not in (_State.OPEN, _State.ABORTABLE):
+        if self.transactional_id is None or self._state not in (_State.OPEN, _State.ABORTABLE):
             return
         if self._partitions or self._has_offsets:
             with suppress(StaleEpochError):
-                self.cluster.transactions.end(self._name, self._epoch, is_committed=False)
+                self.cluster.transactions.end(
+                    self.transactional_id, self._epoch, is_committed=False
+                )

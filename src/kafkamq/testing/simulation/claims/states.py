@@ -7,7 +7,6 @@ from kafkamq.claims.rules.steps import End
 _LINES = {
     "claims: a record could not be sent": "a coordination record could not be sent",
     "claims: offsets could not be looked up": "offsets of claimed partitions could not be looked",
-    "claims: a former owner could not be fenced": "a former owner could not be fenced",
     "claims: a position could not be committed": "a position could not be committed to Kafka",
     "claims: a former owner's output was refused": "an output may be missing",
     "claims: a message comes again": "a message comes again",

@@ -230,27 +230,28 @@ class Ledger:
 
     # ---- commits
 
-    def committed(self, partition: int, offset: int, metadata: str) -> None:
-        """Kafka keeps a commit: all that it calls done must be."""
+    def committed(self, partition: int, offset: int, metadata: str) -> int:
+        """Kafka keeps a commit: all that it calls done must be; returns where its map ends."""
         self._read()
         first = self._all_done.get(partition, 0)
         for at, number in self.numbers(partition, first, offset):
             if not self.is_done(number):
                 self._wrong(f"{offset} is committed in {TOPIC}[{partition}], {at} is not done")
-                return
+                return offset
         self._all_done[partition] = min(offset, self.log(partition).end)
         if not metadata:
-            return
+            return offset
         self.reached["a commit with a map"] += 1
         try:
             found = decode(offset, metadata)
         except WireError as error:
             self._wrong(f"the map of {TOPIC}[{partition}] at {offset} cannot be read: {error}")
-            return
+            return offset
         incomplete = set(found.incompletes)
         for at, number in self.numbers(partition, offset, found.highest_seen + 1):
             if at not in incomplete and not self.is_done(number):
                 self._wrong(f"the map of {TOPIC}[{partition}] at {offset} has {at}: not done")
+        return max(offset, found.highest_seen + 1)
 
     # ---- the end
 

@@ -106,9 +106,12 @@ class _Run(Stage[Member]):
         """The verdict."""
         simulation, ledger, faults = self.simulation, self.ledger, self.limits.faults
         manners = {manner for manner, weight in self.limits.manners if weight}
+        # A result that Kafka refuses ends its transaction, whose records are all handled again.
+        has_aborts = Manner.LARGE in manners and self.limits.mode == "transactional"
         ledger.judge(
             is_calm=faults == Faults()
             and not manners & {Manner.POISON, Manner.SLOW}
+            and not has_aborts
             and self.limits.is_quicker_than_revocations
             and not (self.limits.deletions or self.limits.truncations)
             and self.limits.metadata_bytes > 1000,
@@ -121,8 +124,7 @@ class _Run(Stage[Member]):
     def _kept(self, group: str, place: tuple[str, int], committed: tuple[int, str | None]) -> None:
         if group == GROUP and place[0] == TOPIC:
             offset, metadata = committed
-            self._last_kept[place[1]] = offset
-            self.ledger.committed(place[1], offset, metadata or "")
+            self._last_kept[place[1]] = self.ledger.committed(place[1], offset, metadata or "")
 
     # ---- records
 
@@ -217,7 +219,8 @@ class _Run(Stage[Member]):
         positions = [
             each.position([TopicPartition(*place)])[0].offset for each in self.kafka.consumers()
         ]
-        # Who was told of a position may stand still, and begin there when Kafka has dropped it.
+        # Who was told of a position may stand still, and begin there when Kafka has dropped it;
+        # and what a map says of lost records would be taken for others at their places.
         return all(at <= end for at in [*positions, self._last_kept.get(partition, 0)])
 
     def _add_partition(self) -> None:

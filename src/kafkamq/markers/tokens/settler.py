@@ -1,0 +1,317 @@
+"""Verdicts by token, from any process: written as ENDs, and judged by the log (R34)."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from dataclasses import dataclass
+
+from kafkamq.config import QueueConfig
+from kafkamq.errors import (
+    ConfigError,
+    DataLossError,
+    DeadlineExceededError,
+    LeaseLostError,
+    StateError,
+    WireError,
+)
+from kafkamq.markers.marker_producer import MarkerWriter
+from kafkamq.markers.rules.batching import delay_by_reference_ms
+from kafkamq.markers.rules.fates import Fate, Fates
+from kafkamq.markers.rules.handout import nack_delay_ms
+from kafkamq.markers.rules.hold import NEVER
+from kafkamq.markers.wire.markers import (
+    MAX_DURATION_MS,
+    decode_slim,
+    encode_identity,
+    encode_keepalive,
+    encode_known_end,
+)
+from kafkamq.markers.wire.tokens import MessageToken, decode_token
+from kafkamq.metrics import catalog
+from kafkamq.queue.ids import new_consumer_id
+from kafkamq.queue.names import group_of_workers
+from kafkamq.queue.namespace import Namespace
+from kafkamq.queue.wire.headers import cut_text
+from kafkamq.queue.wire.partitions import marker_key
+from kafkamq.transport.clock import NS_PER_MS, monotonic_ms
+from kafkamq.transport.errors import KafkaError, broker_error
+from kafkamq.transport.log_reader import LogRange, LogReader
+from kafkamq.transport.record import LOG_APPEND_TIME, Record
+from kafkamq.types import Outcome
+
+_METRICS = {
+    Outcome.ACK: catalog.ACKED,
+    Outcome.NACK: catalog.NACKED,
+    Outcome.REJECT: catalog.REJECTED,
+}
+_WORDS = {
+    Outcome.ACK: "acked",
+    Outcome.NACK: "nacked",
+    Outcome.REJECT: "rejected",
+}
+
+
+@dataclass(slots=True)
+class _Written:
+    """The delivery report of one marker."""
+
+    is_known: bool = False
+    error: KafkaError | None = None
+    offset: int = -1  # not reported, failed, or Kafka did not say
+
+
+class Settler:
+    """Gives verdicts on a queue's messages by their tokens; thread-safe.
+
+    Each call waits until the log says what became of its verdict. ``writer`` is a consumer's; None:
+    it has one of its own.
+    """
+
+    def __init__(
+        self, namespace: Namespace, queue: QueueConfig, writer: MarkerWriter | None = None
+    ) -> None:
+        self._namespace = namespace
+        self._queue = queue
+        self._lock = threading.Lock()
+        self._writer = writer
+        self._is_owner = writer is None
+        self._id = new_consumer_id()  # whom its ENDs name
+        self._reading = threading.Lock()
+        self._reader: LogReader | None = None
+        self._is_closed = False
+
+    # What a user asks for; errors as ``Queue.ack`` has them.
+
+    def settle(
+        self,
+        text: str,
+        outcome: Outcome,
+        *,
+        reason: str = "",
+        delay_ms: int | None = None,
+        timeout_s: float = 30.0,
+    ) -> None:
+        """Give the one verdict on a message."""
+        deadline_s = time.monotonic() + timeout_s
+        token = self._checked(text)
+        one = token.message_id
+        identity = encode_identity(one.partition, one.offset, *one.log)
+        wait_ms = self._delay_ms(token, delay_ms) if outcome is Outcome.NACK else 0
+        reason = cut_text(reason) if reason else ""
+        value = encode_known_end(identity, outcome, self._id, wait_ms, reason)
+        offset = self._write(token, value, deadline_s)
+        fate, is_due = self._fate(token, offset + 1, deadline_s)
+        if fate.counts(offset):
+            _METRICS[outcome].add(1, self._queue.queue_id, one.partition)
+            return
+        catalog.LATE_VERDICTS.add(1, self._queue.queue_id, one.partition)
+        raise _refusal(token, fate, is_due)
+
+    def extend(self, text: str, extension_ms: int, *, timeout_s: float = 30.0) -> None:
+        """Hold a message for at least so long from now."""
+        deadline_s = time.monotonic() + timeout_s
+        token = self._checked(text)
+        fates, fate = self._read(token, None, deadline_s)
+        if not fates.is_held(token.message_id):
+            raise _refusal(token, fate, fates.is_due(token.message_id))
+        holder_id, left_ms = fates.held(token.message_id)
+        value = encode_keepalive(
+            token.message_id,
+            consumer_id=holder_id,
+            redeliver_after_ms=min(max(extension_ms, left_ms), MAX_DURATION_MS),
+        )
+        offset = self._write(token, value, deadline_s)
+        fates, fate = self._read(token, offset + 1, deadline_s)
+        if not fates.is_held(token.message_id):
+            raise _refusal(token, fate, fates.is_due(token.message_id))
+
+    def is_settled(self, text: str, *, timeout_s: float = 30.0) -> bool:
+        """Whether the message has a verdict that counts, or went to others."""
+        token = self._checked(text)
+        _, fate = self._read(token, None, time.monotonic() + timeout_s)
+        return fate.first is not None
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """End what it reads with; idempotent."""
+        with self._lock:
+            self._is_closed = True
+            writer = self._writer if self._is_owner else None
+        with self._reading:
+            reader, self._reader = self._reader, None
+            if reader is not None:
+                reader.close()
+        if writer is not None:
+            writer.close()
+
+    # The token.
+
+    def _checked(self, text: str) -> MessageToken:
+        """The token, which is of this queue and of the topics that are there."""
+        self._require_open()
+        token = decode_token(text)
+        namespace, queue_id = self._namespace.config.namespace, self._queue.queue_id
+        if token.namespace != namespace:
+            raise ConfigError(
+                f"token is of namespace {token.namespace!r}: this service is {namespace!r}'s"
+            )
+        if token.queue_id != queue_id:
+            raise ConfigError(f"token is of queue {token.queue_id!r}: this one is {queue_id!r}")
+        topic_id, facts = token.message_id.topic_id, self._namespace.facts()
+        is_other = topic_id and facts.message_topic_id not in (b"", topic_id)
+        is_beyond = token.marker_partition >= facts.marker_partitions
+        if is_other or is_beyond:  # by facts that may be old
+            facts = self._namespace.ask_again()
+        if topic_id and facts.message_topic_id not in (b"", topic_id):
+            raise StateError(
+                f"token is of topic {self._namespace.config.message_topic} as it was before it was "
+                "recreated: its message is gone"
+            )
+        if token.marker_partition >= facts.marker_partitions:
+            raise StateError(
+                f"token names partition {token.marker_partition} of the markers, which have "
+                f"{facts.marker_partitions}: their topic was recreated, or it is another cluster's"
+            )
+        return token
+
+    # Writing.
+
+    def _delay_ms(self, token: MessageToken, delay_ms: int | None) -> int:
+        """Of a NACK, as ``Ends`` has it (R8, R28)."""
+        facts = self._namespace.facts()
+        found_ms = nack_delay_ms(
+            delay_ms,
+            backoff=self._queue.backoff,
+            delivery_count=token.delivery_count,
+            retention_ms=facts.marker_retention_ms,
+            random_unit=random.random(),
+        )
+        found_ms = min(found_ms, MAX_DURATION_MS)
+        if token.message_ms < 0:
+            return found_ms
+        wall_ms = time.time_ns() // NS_PER_MS
+        now_ms = self._namespace.broker_clock.now_ms(wall_ms, monotonic_ms())
+        return delay_by_reference_ms(
+            found_ms,
+            token.message_ms,
+            wall_ms if now_ms is None else now_ms,
+            retention_ms=facts.message_retention_ms,
+        )
+
+    def _opened(self) -> MarkerWriter:
+        with self._lock:
+            self._require_open()
+            if self._writer is None:
+                self._writer = MarkerWriter(self._namespace)
+            return self._writer
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise StateError("the service is closed: it gives no verdicts any more")
+
+    def _write(self, token: MessageToken, value: bytes, deadline_s: float) -> int:
+        """Write one marker of the token's message; its offset."""
+        written, began_ms, one = _Written(), monotonic_ms(), token.message_id
+
+        def reported(error: KafkaError | None, record: Record) -> None:
+            if error is None:
+                self._namespace.broker_clock.reported(record.timestamp()[1], began_ms)
+                offset = record.offset()
+                written.offset = -1 if offset is None else offset
+            else:
+                written.error = error
+            written.is_known = True  # last: who waits reads the others then
+
+        key, route = marker_key(one.partition, one.offset), token.marker_partition
+        doing = f"writing a verdict on message {one.partition}/{one.offset}"
+        writer = self._opened()
+        writer.write(value, key, route, reported)
+        try:
+            writer.confirm(lambda: written.is_known, doing, deadline_s - time.monotonic())
+        except StateError as error:  # closed meanwhile: it may be in the log
+            raise _unread(token) from error
+        if written.error is not None:
+            raise broker_error(written.error, doing)
+        if written.offset < 0:  # a repeated write of which the broker knows no more
+            raise _unread(token)
+        return written.offset
+
+    # Reading what became of it.
+
+    def _fate(self, token: MessageToken, end: int, deadline_s: float) -> tuple[Fate, bool]:
+        fates, fate = self._read(token, end, deadline_s)
+        return fate, fates.is_due(token.message_id)
+
+    def _read(self, token: MessageToken, end: int | None, deadline_s: float) -> tuple[Fates, Fate]:
+        """The markers from the START to ``end``, or to the log's end, folded for this message."""
+        if not self._reading.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
+            raise _unread(token)
+        try:
+            return self._read_now(token, end, deadline_s)
+        except DataLossError as error:
+            raise LeaseLostError(
+                f"the markers of message {_place(token)} are gone: its lease ended long ago",
+                (token.message_id,),
+            ) from error
+        finally:
+            self._reading.release()
+
+    def _read_now(
+        self, token: MessageToken, end: int | None, deadline_s: float
+    ) -> tuple[Fates, Fate]:
+        if self._is_closed:
+            raise _unread(token)
+        config, number = self._namespace.config, token.marker_partition
+        retention_ms = self._namespace.facts().marker_retention_ms
+        longest_ms = NEVER if retention_ms < 0 else retention_ms // 2
+        fates = Fates(number, token.start_offset, longest_ms=longest_ms)
+        fate = fates.watch(token.message_id)
+        reader = self._reader
+        if reader is None:
+            group = group_of_workers(config, self._queue)
+            reader = self._reader = LogReader(config, group_id=group)
+        if end is None:
+            end = reader.log_ends(config.marker_topic, [number])[number]
+        left_s = max(0.1, deadline_s - time.monotonic())
+        wanted = LogRange(config.marker_topic, number, token.start_offset, end)
+        for records in reader.read(wanted, stall_s=left_s):
+            for record in records:
+                kind, timestamp_ms = record.timestamp()
+                log_ms = timestamp_ms if kind == LOG_APPEND_TIME else -1
+                try:
+                    marker = decode_slim(record.value())
+                except WireError:
+                    marker = None
+                fates.apply(record.offset(), log_ms, marker)
+            if time.monotonic() > deadline_s:
+                raise _unread(token)
+        return fates, fate
+
+
+def _place(token: MessageToken) -> str:
+    return f"{token.message_id.partition}/{token.message_id.offset}"
+
+
+def _unread(token: MessageToken) -> DeadlineExceededError:
+    return DeadlineExceededError(
+        f"what became of message {_place(token)} was not read in time: a verdict that was written "
+        "stands in the log; ask again with a longer timeout"
+    )
+
+
+def _refusal(token: MessageToken, fate: Fate, is_due: bool) -> StateError | LeaseLostError:
+    """Why a verdict did not count."""
+    first, what = fate.first, f"message {_place(token)} of queue {token.queue_id!r}"
+    if first is not None and first.outcome in _WORDS:
+        return StateError(
+            f"{what} has a verdict already: it was {_WORDS[first.outcome]} at {first.offset} of "
+            "its marker partition; one in all"
+        )
+    if first is not None or is_due:
+        return LeaseLostError(
+            f"the lease of {what} ended before the verdict: it may be with another worker (hold() "
+            "it for longer)",
+            (token.message_id,),
+        )
+    return StateError(f"{what} is not held: the markers do not have the START that its token names")

@@ -1,0 +1,1 @@
+"""Bodies that are neither bytes nor JSON: deserializers, and schemas of a registry."""

@@ -1,0 +1,239 @@
+"""``SchemaRegistry``: bodies in Avro, JSON Schema or Protobuf, framed as Confluent's serdes do.
+
+A framed payload begins with a byte 0 and its schema's id (4 bytes, big-endian), or with 1 and the
+schema's GUID (16 bytes); or the header ``__value_schema_id`` has one of these.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
+
+from kafkamq.config import milliseconds
+from kafkamq.errors import ConfigError
+from kafkamq.queue.json_values import BodyError
+from kafkamq.queue.schemas.deserializer import Headers
+from kafkamq.queue.schemas.outage import Outage
+
+_HEADER = "__value_schema_id"
+_FRAMES = {0: 5, 1: 17}  # bytes in front of the body
+_MAX_KNOWN = 10_000
+
+
+class SchemaRegistry:
+    """A registry with Confluent's HTTP interface; thread-safe, and can be pickled.
+
+    Asks for each schema once: what it answered is kept in the process.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float | timedelta = 5.0,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Asks nothing.
+
+        Args:
+            url: ``http://host:port[/path]``; several, with commas, are tried in turn.
+            timeout: s for the answer to a request.
+            settings: Confluent's own properties of its client, verbatim; may hold secrets.
+
+        Raises:
+            ConfigError: A setting cannot work, or ``kafkamq[schemas]`` is not installed.
+        """
+        self._settings: dict[str, Any] = {
+            "max.retries": 0,  # it is asked again where nobody is kept from other work
+            **(settings or {}),
+            "url": url,
+            "timeout": milliseconds(timeout, name="timeout", minimum=1) / 1000,
+        }
+        self._begin()
+        _confluent().make_client(self._settings).close()
+
+    def _begin(self) -> None:
+        urls = str(self._settings["url"]).split(",")
+        self._name = ",".join(each.strip().rpartition("@")[2] for each in urls)
+        self._lock = threading.Lock()
+        self._client: tuple[int, Any] | None = None  # and its process
+        self.outage = Outage(self._name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self._settings
+
+    def __setstate__(self, settings: dict[str, Any]) -> None:
+        self._settings = settings
+        self._begin()
+
+    def __repr__(self) -> str:
+        return f"<SchemaRegistry at {self._name}>"
+
+    def avro(
+        self, schema: str | None = None, *, subject: str | None = None, register: bool = True
+    ) -> Schema:
+        """Avro: a body is a ``dict``, or what the schema says.
+
+        Args:
+            schema: In JSON: what is written, and what older and newer bodies are read as; None:
+                each is read as it was written.
+            subject: Under which ``serialize`` registers it; such as ``TOPIC-value``.
+            register: Register it there; else it must be there.
+
+        Raises:
+            ConfigError: It is no schema.
+        """
+        return Schema(self, "avro", schema, subject, register=register)
+
+    def json(
+        self, schema: str | None = None, *, subject: str | None = None, register: bool = True
+    ) -> Schema:
+        """JSON Schema: a body is a ``dict``, or other JSON; as ``avro``."""
+        return Schema(self, "json", schema, subject, register=register)
+
+    def protobuf(
+        self, message: type[Any], *, subject: str | None = None, register: bool = True
+    ) -> Schema:
+        """Protobuf: a body is a ``message``, a class that ``protoc`` has made; as ``avro``.
+
+        The class says how to read it: only ``serialize`` asks the registry.
+        """
+        if not hasattr(message, "DESCRIPTOR"):
+            raise ConfigError(f"message is {message!r}: give a class that protoc has made")
+        return Schema(self, "protobuf", message, subject, register=register)
+
+    def client(self) -> Any:
+        """This process's client, with errors of ours."""
+        with self._lock:
+            if self._client is None or self._client[0] != os.getpid():
+                self._client = os.getpid(), _confluent().make_client(self._settings)
+            return self._client[1]
+
+
+class Schema:
+    """A format of bodies: a ``deserializer`` of handlers, and a serializer of what is sent.
+
+    Thread-safe, and can be pickled. ``SchemaRegistry`` makes it.
+    """
+
+    def __init__(
+        self, registry: SchemaRegistry, kind: str, schema: Any, subject: str | None, *,
+        register: bool,
+    ) -> None:  # fmt: skip
+        """See the methods of ``SchemaRegistry``."""
+        self._given = registry, kind, schema, subject, register
+        self._begin()
+        self._reader()  # says what is wrong with the schema
+
+    def _begin(self) -> None:
+        self._asks_nobody = self._given[1] == "protobuf"
+        self._known: set[bytes] = set()  # frames whose schemas are here
+        self._lock = threading.Lock()
+        self._read: Callable[[bytes, Headers], Any] | None = None
+        self._write: Callable[[Any], bytes] | None = None
+        self._is_registered = False
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self._given
+
+    def __setstate__(self, given: tuple[Any, ...]) -> None:
+        registry, kind, schema, subject, register = given
+        self._given = registry, kind, schema, subject, register
+        self._begin()
+
+    def __repr__(self) -> str:
+        return f"<Schema of {self._given[1]} bodies in {self._given[0]!r}>"
+
+    def is_ready(self, payload: bytes, headers: Headers = ()) -> bool:
+        """Whether the payload's schema is here; or there is none, which is told at once."""
+        try:
+            return self._asks_nobody or _frame(payload, headers) in self._known
+        except BodyError:
+            return True
+
+    def deserialize(self, payload: bytes, headers: Headers = ()) -> Any:
+        """The body of a framed payload; the first of a schema asks the registry.
+
+        Raises:
+            BodyError: It has no frame, its schema is in no registry, or it does not parse.
+            SchemaRegistryError: The registry does not answer, or refuses.
+        """
+        frame = _frame(payload, headers)
+        if self._asks_nobody or frame in self._known:
+            return self._reader()(payload, headers)
+        registry = self._given[0]
+        body = registry.outage.ask(lambda: self._reader()(payload, headers))
+        if len(self._known) >= _MAX_KNOWN:
+            self._known.clear()
+        self._known.add(frame)
+        return body
+
+    def serialize(self, value: Any) -> bytes:
+        """The framed payload of a value; the first one asks the registry, and may wait.
+
+        Args:
+            value: A ``dict``, a dataclass or a pydantic model; of Protobuf a message.
+
+        Raises:
+            ConfigError: It does not fit, the registry refuses the schema, or there is no subject.
+            SchemaRegistryError: The registry does not answer, or refuses.
+        """
+        if value is None:
+            raise ConfigError("the value is None: it has no schema; send None itself as a payload")
+        if self._is_registered:
+            return self._writer()(value)
+        registry = self._given[0]
+        framed: bytes = registry.outage.ask(lambda: self._writer()(value))
+        self._is_registered = True
+        return framed
+
+    def _reader(self) -> Callable[[bytes, Headers], Any]:
+        with self._lock:
+            if self._read is None:
+                registry, kind, schema, _, _ = self._given
+                self._read = _made(kind, _confluent().make_reader, registry.client(), schema)
+            return self._read
+
+    def _writer(self) -> Callable[[Any], bytes]:
+        with self._lock:
+            if self._write is None:
+                registry, kind, schema, subject, register = self._given
+                if not subject or schema is None:
+                    raise ConfigError(f"to write {kind} name its subject, and its schema")
+                self._write = _made(
+                    kind, _confluent().make_writer, registry.client(), schema, subject,
+                    register=register,
+                )  # fmt: skip
+            return self._write
+
+
+def _made(kind: str, make: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    try:
+        return make(kind, *given, **named)
+    except Exception as error:
+        raise ConfigError(f"the {kind} schema cannot be used: {error}") from error
+
+
+def _frame(payload: bytes, headers: Headers) -> bytes:
+    """What says which schema a payload has."""
+    for name, value in headers:
+        if name == _HEADER and value is not None:
+            return value
+    size = _FRAMES.get(payload[0]) if payload else None
+    if size is None or len(payload) < size:
+        raise BodyError("the payload has no id of a schema in front")
+    return payload[:size]
+
+
+def _confluent() -> ModuleType:
+    try:
+        from kafkamq.queue.schemas import confluent
+    except ImportError as error:
+        raise ConfigError(
+            f"a schema registry needs kafkamq[schemas]: pip install 'kafkamq[schemas]' ({error})"
+        ) from error
+    return confluent

@@ -1,0 +1,289 @@
+"""The pages and their JSON: each page shows what ``/api`` answers at the same address."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from litestar import Litestar, MediaType, Request, Response, get
+from litestar.exceptions import HTTPException
+from litestar.openapi.config import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.params import FromPath, FromQuery
+from litestar.response import Redirect
+from litestar.static_files import create_static_files_router
+
+from kafkamq import __version__
+from kafkamq.errors import KafkaMQError
+from kafkamq.web.guard import Guard
+from kafkamq.web.index.follower import Index
+from kafkamq.web.lookups import LetterFilter
+from kafkamq.web.options import OPERATOR, User, WebOptions
+from kafkamq.web.payloads import FORMS, Payloads
+from kafkamq.web.rendering import STATIC, render
+from kafkamq.web.views import Views
+
+FRESH_S = 1.0  # viewers of one page within this time get the same answer
+MAX_FRESH = 200
+_Request = Request[Any, Any, Any]
+_Data = dict[str, Any]
+
+
+class Site:
+    """What handlers need; one for each application."""
+
+    def __init__(self, index: Index, options: WebOptions) -> None:
+        self.views = Views(index)
+        self.payloads = Payloads(index.config)
+        self._options = options
+        self._fresh: OrderedDict[tuple[str, str], tuple[float, str]] = OrderedDict()
+
+    def page(self, request: _Request, template: str, make: Callable[[], _Data | None]) -> Any:
+        """A page of what ``make`` answers; None: there is no such thing."""
+        user: User = request.scope["state"]["user"]
+        key = (f"{request.url.path}?{request.url.query}", f"{user.role} {user.name}")
+        made_s, text = self._fresh.get(key, (-1e9, ""))
+        if time.monotonic() - made_s > FRESH_S:
+            data = make()
+            text = render("missing.html" if data is None else template, self._values(request, data))
+            if data is None:
+                return _html(text, 404)
+            self._fresh[key] = (time.monotonic(), text)
+            while len(self._fresh) > MAX_FRESH:
+                self._fresh.popitem(last=False)
+        return _html(text)
+
+    def _values(self, request: _Request, data: _Data | None) -> _Data:
+        return {
+            "page": data or {},
+            "state": self.views.state(),
+            "user": request.scope["state"]["user"],
+            "path": request.url.path,
+            "address": request.url.path + (f"?{request.url.query}" if request.url.query else ""),
+            "authenticates": self._options.authenticates,
+            "version": __version__,
+        }
+
+    def fail(self, request: _Request, status: int, text: str) -> Response[Any]:
+        """An error, as a page or as JSON."""
+        if request.url.path.startswith("/api"):
+            return Response({"error": text}, status_code=status)
+        try:
+            values = self._values(request, {"status": status, "text": text})
+        except KeyError:  # not even its user is known
+            return Response(text, status_code=status, media_type=MediaType.TEXT)
+        return _html(render("failure.html", values), status)
+
+    def message(self, request: _Request, where: tuple[int, int, int], form: str) -> _Data | None:
+        """A message's page, with its payload if one of ``FORMS`` is asked for."""
+        data = self.views.message(*where)
+        if data is None:
+            return None
+        user: User = request.scope["state"]["user"]
+        may_look = user.role == OPERATOR or not self._options.hides_payloads
+        payload = None
+        if form in FORMS and may_look:
+            payload = self.payloads.read(*where, form)
+        return data | {"payload": payload, "may_look": may_look, "form": form}
+
+
+def build_app(index: Index, options: WebOptions) -> Guard:
+    """The application; the index is the caller's to start and to close."""
+    site = Site(index, options)
+    app = Litestar(
+        route_handlers=[
+            *_pages(site),
+            *_more_pages(site),
+            *_api(site),
+            *_more_api(site),
+            create_static_files_router(path="/static", directories=[STATIC]),
+        ],
+        openapi_config=OpenAPIConfig(
+            title="kafkamq",
+            version=__version__,
+            path="/api/openapi",
+            render_plugins=[JsonRenderPlugin(path="/openapi.json")],
+        ),
+        exception_handlers={
+            sqlite3.Error: lambda request, error: site.fail(
+                request, 503, "The index is being made. This takes as long as reading the topics."
+            ),
+            KafkaMQError: lambda request, error: site.fail(request, 502, str(error)),
+            HTTPException: lambda request, error: site.fail(
+                request, error.status_code, error.detail
+            ),
+        },
+        on_shutdown=[site.payloads.close],
+        request_max_body_size=1024,
+        logging_config=None,  # who starts the program says what is logged
+    )
+    return Guard(app, options)
+
+
+def _html(text: str, status: int = 200) -> Response[str]:
+    return Response(text, media_type=MediaType.HTML, status_code=status)
+
+
+def _filter(request: _Request) -> LetterFilter:
+    query = request.query_params
+
+    def text(name: str) -> str:
+        return str(query.get(name, ""))
+
+    return LetterFilter(
+        queue=text("queue"),
+        reason=text("reason"),
+        form=text("form"),
+        text=text("text"),
+        key=text("key"),
+        header=text("header"),
+        redriven=text("redriven"),
+        since_ms=_number(text("since_ms")),
+        until_ms=_number(text("until_ms")),
+    )
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() and len(text) < 16 else 0
+
+
+def _pages(site: Site) -> list[Any]:
+    views = site.views
+
+    @get("/", sync_to_thread=True, include_in_schema=False)
+    def overview(
+        request: _Request,
+        search: FromQuery[str] = "",
+        sort: FromQuery[str] = "",
+        page: FromQuery[int] = 1,
+    ) -> Any:
+        return site.page(
+            request,
+            "overview.html",
+            lambda: views.overview(search=search, sort=sort, page=page),
+        )
+
+    @get("/queue", sync_to_thread=True, include_in_schema=False)
+    def queue(request: _Request, name: FromQuery[str]) -> Any:
+        return site.page(request, "queue.html", lambda: views.queue(name))
+
+    @get("/find", sync_to_thread=True, include_in_schema=False)
+    def find(request: _Request, q: FromQuery[str] = "") -> Any:
+        found = views.find(q) if q.strip() else []
+        if len(found) == 1:
+            return Redirect(f"/message/{found[0]['where']}")
+        return site.page(request, "find.html", lambda: {"q": q, "found": found})
+
+    @get(
+        "/message/{log:int}/{partition:int}/{offset:int}",
+        sync_to_thread=True,
+        include_in_schema=False,
+    )
+    def message(
+        request: _Request,
+        log: FromPath[int],
+        partition: FromPath[int],
+        offset: FromPath[int],
+        payload: FromQuery[str] = "",
+    ) -> Any:
+        where = (log, partition, offset)
+        return site.page(request, "message.html", lambda: site.message(request, where, payload))
+
+    return [overview, queue, find, message]
+
+
+def _more_pages(site: Site) -> list[Any]:
+    views = site.views
+
+    @get("/dead-letters", sync_to_thread=True, include_in_schema=False)
+    def letters(request: _Request, before: FromQuery[int] = 0) -> Any:
+        chosen = _filter(request)
+        return site.page(request, "letters.html", lambda: views.letters(chosen, before=before))
+
+    @get("/workers", sync_to_thread=True, include_in_schema=False)
+    def workers(request: _Request, consumer: FromQuery[str] = "") -> Any:
+        return site.page(request, "workers.html", lambda: views.workers(consumer=consumer))
+
+    @get("/trackers", sync_to_thread=True, include_in_schema=False)
+    def trackers(request: _Request) -> Any:
+        return site.page(request, "trackers.html", views.trackers)
+
+    @get("/health", sync_to_thread=True, include_in_schema=False)
+    def health(request: _Request) -> Any:
+        return site.page(request, "health.html", views.health)
+
+    return [letters, workers, trackers, health]
+
+
+def _found(data: _Data | None) -> _Data:
+    if data is None:
+        raise HTTPException(status_code=404, detail="nothing is known of it")
+    return data
+
+
+def _api(site: Site) -> list[Any]:
+    views = site.views
+
+    @get("/api/state", sync_to_thread=True)
+    def state() -> _Data:
+        """How far the index is."""
+        return views.state()
+
+    @get("/api/queues", sync_to_thread=True)
+    def queues(
+        search: FromQuery[str] = "", sort: FromQuery[str] = "", page: FromQuery[int] = 1
+    ) -> _Data:
+        """Queues and what they have, 50 a page."""
+        return views.overview(search=search, sort=sort, page=page)
+
+    @get("/api/queue", sync_to_thread=True)
+    def queue(name: FromQuery[str]) -> _Data:
+        """One queue: what is open, what waits, why messages failed."""
+        return _found(views.queue(name))
+
+    @get("/api/find", sync_to_thread=True)
+    def find(q: FromQuery[str]) -> _Data:
+        """Messages and dead letters by id, key, or partition:offset."""
+        return {"found": views.find(q)}
+
+    @get("/api/message/{log:int}/{partition:int}/{offset:int}", sync_to_thread=True)
+    def message(
+        request: _Request,
+        log: FromPath[int],
+        partition: FromPath[int],
+        offset: FromPath[int],
+        payload: FromQuery[str] = "",
+    ) -> _Data:
+        """A message's life; log is 0 messages, 1 markers (a delayed one), 2 dead letters."""
+        return _found(site.message(request, (log, partition, offset), payload))
+
+    return [state, queues, queue, find, message]
+
+
+def _more_api(site: Site) -> list[Any]:
+    views = site.views
+
+    @get("/api/dead-letters", sync_to_thread=True)
+    def letters(request: _Request, before: FromQuery[int] = 0) -> _Data:
+        """Dead letters by queue, reason, form, text, key, header, redriven, since_ms, until_ms."""
+        return views.letters(_filter(request), before=before)
+
+    @get("/api/workers", sync_to_thread=True)
+    def workers(consumer: FromQuery[str] = "") -> _Data:
+        """Who holds what."""
+        return views.workers(consumer=consumer)
+
+    @get("/api/trackers", sync_to_thread=True)
+    def trackers() -> _Data:
+        """What the tracker said last of each marker partition."""
+        return views.trackers()
+
+    @get("/api/health", sync_to_thread=True)
+    def health() -> _Data:
+        """What ``kafkamq doctor`` says of the cluster."""
+        return views.health()
+
+    return [letters, workers, trackers, health]

@@ -1,0 +1,306 @@
+"""Records folded into rows: the one writer of the index.
+
+What is open follows from ``RedeliveryTracker``, the rules that trackers run. It is not written:
+after a start each marker partition is read again from where all that is open began (R20), and
+records below ``next_offset`` make no rows a second time.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import WireError
+from kafkamq.markers.rules.redelivery import RedeliveryTracker
+from kafkamq.markers.wire.markers import decode_marker
+from kafkamq.queue.dead_letters import dead_letter_of
+from kafkamq.transport.record import LOG_APPEND_TIME, Record, all_headers
+from kafkamq.types import Marker, MarkerType, Outcome
+from kafkamq.web.index.chunks import Chunks
+from kafkamq.web.index.places import (
+    CHUNK_BITS,
+    CHUNK_OFFSETS,
+    LETTERS,
+    MARKERS,
+    MESSAGES,
+    place_of,
+)
+from kafkamq.web.index.rows import (
+    MAX_ERROR_CHARACTERS,
+    MAX_KEY_BYTES,
+    MessageRow,
+    Rows,
+    form_of,
+    pack_headers,
+)
+
+STARTED, END_BASE = 1, 10  # kinds of events: a START, or 10 and the END's outcome
+MAX_NAMES = 200_000
+OTHER = "(other)"
+_SENT, _STARTED, _ACKED, _FAILED, _DEAD = range(5)
+_COLUMN = {Outcome.ACK: _ACKED, Outcome.NACK: _FAILED, Outcome.REJECT: _FAILED}
+_MASK = CHUNK_OFFSETS - 1
+
+
+@dataclass(slots=True)
+class MarkerLog:
+    """One marker partition: what a tracker would know of it, and from where on rows are new."""
+
+    tracker: RedeliveryTracker
+    next_offset: int
+
+
+class Fold:
+    """Takes records in the order of each partition, and writes them; one owner thread."""
+
+    def __init__(self, connection: sqlite3.Connection, config: ServiceConfig) -> None:
+        self.connection = connection
+        self.chunks = Chunks(connection)
+        self.markers: dict[int, MarkerLog] = {}
+        self.topic_id = b""  # of the messages topic now: others' messages are gone (R13)
+        self._rows = Rows(config)
+        self._names: dict[str, int] = dict(connection.execute("SELECT text, number FROM name"))
+        self._new_names: list[tuple[int, str]] = []
+        self._messages: list[MessageRow] = []
+        self._events: list[tuple[object, ...]] = []
+        self._queues: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+        self._minutes: defaultdict[tuple[int, int], list[int]] = defaultdict(lambda: [0] * 5)
+
+    def name(self, text: str) -> int:
+        """The number of a name, which is written once."""
+        number = self._names.get(text)
+        if number is None:
+            if len(self._names) >= MAX_NAMES and text != OTHER:
+                return self.name(OTHER)
+            number = self._names[text] = len(self._names) + 1
+            self._new_names.append((number, text))
+        return number
+
+    # ---- the messages topic
+
+    def messages(self, partition: int, records: Sequence[Record]) -> None:
+        """Records of one partition, in their order."""
+        for record, headers in zip(records, all_headers(records), strict=True):
+            place = place_of(MESSAGES, partition, record.offset() or 0)
+            self._message(place, record.timestamp()[1], record.key(), headers)
+
+    def _message(
+        self,
+        place: int,
+        at_ms: int,
+        key: bytes | None,
+        headers: Iterable[tuple[str, bytes | None]],
+        *,
+        is_scheduled: bool = False,
+    ) -> None:
+        queue_id, row = self._rows.message(place, at_ms, key, headers)
+        queue = self.name(queue_id.decode("utf-8", "replace"))
+        self._messages.append((place, queue, *row[2:]))
+        chunk = self.chunks.get(place >> CHUNK_BITS)
+        chunk.last_ms = max(chunk.last_ms, at_ms)
+        if is_scheduled:  # a tracker takes it, nobody STARTs it
+            chunk.started |= 1 << (place & _MASK)
+        is_waiting = chunk.add(place & _MASK, queue)
+        counts = self._queues[queue]
+        counts[0] += 1
+        counts[1] += is_waiting
+        self._minutes[at_ms // 60_000, queue][_SENT] += 1
+
+    # ---- markers
+
+    def marker(self, partition: int, record: Record) -> None:
+        """One marker; a malformed one only moves the clock (R21)."""
+        log, offset = self.markers[partition], record.offset() or 0
+        kind, at_ms = record.timestamp()
+        try:
+            marker = decode_marker(record.value(), partition=partition, offset=offset)
+        except WireError:
+            marker = None
+        log.tracker.apply(offset, at_ms if kind == LOG_APPEND_TIME else -1, marker)
+        if offset < log.next_offset:
+            return
+        log.next_offset = offset + 1
+        if marker is None:
+            return
+        place = place_of(MARKERS, partition, offset)
+        if marker.type is MarkerType.SCHEDULE:
+            if not marker.carried_forward and marker.message_id is None:
+                self._message(place, at_ms, marker.key, marker.headers, is_scheduled=True)
+        elif marker.type in (MarkerType.START, MarkerType.END):
+            self._event(place, at_ms, marker)
+
+    def _event(self, place: int, at_ms: int, marker: Marker) -> None:
+        log = MARKERS if marker.of_schedule else MESSAGES
+        one = marker.message_id
+        if one is not None:
+            if self._is_gone(one.topic_id):
+                return
+            at = place_of(log, one.partition, one.offset)
+            self._event_in(place, at_ms, marker, at >> CHUNK_BITS, at & _MASK, 1)
+        for batch in marker.batches:
+            if not self._is_gone(batch.topic_id):
+                first = place_of(log, batch.partition, batch.base_offset)
+                self._event_in(place, at_ms, marker, first >> CHUNK_BITS, first & _MASK, batch.bits)
+
+    def _is_gone(self, topic_id: bytes) -> bool:
+        return bool(topic_id and self.topic_id) and topic_id != self.topic_id
+
+    def _event_in(
+        self, place: int, at_ms: int, marker: Marker, number: int, first: int, bits: int
+    ) -> None:
+        chunk = self.chunks.get(number)
+        is_start = marker.type is MarkerType.START
+        whole = bits << first & (1 << CHUNK_OFFSETS) - 1
+        if is_start:
+            column: int | None = _STARTED
+            for queue, count in chunk.start(whole).items():
+                self._queues[queue][1] -= count
+        else:
+            column = _COLUMN.get(marker.outcome)
+        if column is not None:
+            for queue, count in chunk.by_queue(whole).items():
+                self._minutes[at_ms // 60_000, queue][column] += count
+        self._events.append(
+            (
+                number,
+                place,
+                first,
+                None if bits == 1 else bits.to_bytes((bits.bit_length() + 7) // 8, "little"),
+                STARTED if is_start else END_BASE + marker.outcome,
+                at_ms,
+                self.name(marker.consumer_id) if marker.consumer_id else None,
+                self.name(marker.reason[:MAX_ERROR_CHARACTERS]) if marker.reason else None,
+                marker.redeliver_after_ms or None,
+            )
+        )
+
+    # ---- dead letters and the ledger
+
+    def letter(self, record: Record) -> None:
+        """One record of the dead letters topic."""
+        letter = dead_letter_of(record, frozenset(), b"")
+        place = place_of(LETTERS, letter.partition, letter.offset)
+        queue, reason = self.name(letter.queue_id), self.name(letter.reason)
+        form = self.name(form_of(letter.error))
+        execute = self.connection.execute
+        added = execute(
+            "INSERT OR IGNORE INTO letter VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                place,
+                queue,
+                letter.timestamp_ms,
+                letter.id.encode("utf-8", "replace"),
+                None if letter.user_key is None else letter.user_key[:MAX_KEY_BYTES],
+                reason,
+                form,
+                letter.error[:MAX_ERROR_CHARACTERS],
+                letter.delivery_count,
+                self._rows.place(letter.origin),
+                pack_headers(letter.headers),
+            ),
+        )
+        if not added.rowcount:
+            return
+        is_redriven = execute("SELECT 1 FROM redriven WHERE place = ?", (place,)).fetchone()
+        redriven = int(is_redriven is not None)
+        at_ms = letter.timestamp_ms
+        execute(
+            "INSERT INTO letter_group VALUES (?, ?, ?, 1, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+            " letters = letters + 1, redriven = redriven + excluded.redriven,"
+            " first_ms = min(first_ms, excluded.first_ms),"
+            " last_ms = max(last_ms, excluded.last_ms)",
+            (queue, reason, form, redriven, at_ms, at_ms),
+        )
+        self._queues[queue][2] += 1
+        self._queues[queue][3] += redriven
+        self._minutes[at_ms // 60_000, queue][_DEAD] += 1
+
+    def redriven(self, partition: int, offset: int, at_ms: int) -> None:
+        """That a dead letter was sent back, as the ledger has it."""
+        place = place_of(LETTERS, partition, offset)
+        execute = self.connection.execute
+        if not execute("INSERT OR IGNORE INTO redriven VALUES (?, ?)", (place, at_ms)).rowcount:
+            return
+        found = execute(
+            "SELECT queue, reason, form FROM letter WHERE place = ?", (place,)
+        ).fetchone()
+        if found is not None:
+            execute(
+                "UPDATE letter_group SET redriven = redriven + 1"
+                " WHERE queue = ? AND reason = ? AND form = ?",
+                found,
+            )
+            self._queues[found[0]][3] += 1
+
+    # ---- writing
+
+    @property
+    def pending(self) -> int:
+        """Rows that are not written."""
+        return len(self._messages) + len(self._events)
+
+    def write(self, positions: Iterable[tuple[str, int, int, int]]) -> None:
+        """All rows, and (topic, partition, next, restart) behind them; the caller commits."""
+        many = self.connection.executemany
+        many("INSERT INTO name VALUES (?, ?)", self._new_names)
+        many("INSERT OR IGNORE INTO message VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", self._messages)
+        many("INSERT OR IGNORE INTO event VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", self._events)
+        self.chunks.write()
+        many(
+            "INSERT INTO queue VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+            " messages = messages + excluded.messages, waiting = waiting + excluded.waiting,"
+            " letters = letters + excluded.letters, redriven = redriven + excluded.redriven",
+            [(queue, *counts) for queue, counts in self._queues.items()],
+        )
+        many(
+            "INSERT INTO minute VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+            " sent = sent + excluded.sent, started = started + excluded.started,"
+            " acked = acked + excluded.acked, failed = failed + excluded.failed,"
+            " dead = dead + excluded.dead",
+            [(*which, *counts) for which, counts in self._minutes.items()],
+        )
+        many("INSERT OR REPLACE INTO position VALUES (?, ?, ?, ?)", positions)
+        for rows in (self._new_names, self._messages, self._events):
+            rows.clear()
+        self._queues.clear()
+        self._minutes.clear()
+
+    def forget_chunks(self, numbers: Iterable[int]) -> None:
+        """Delete the oldest messages; those that still waited are counted no more."""
+        execute = self.connection.execute
+        for number in numbers:
+            chunk = self.chunks.get(number, changes=False)
+            gone = Counter(queue for queue in chunk.queues if queue)
+            waited = chunk.by_queue(chunk.known & ~chunk.started)
+            for queue, count in gone.items():
+                self._queues[queue][0] -= count
+                self._queues[queue][1] -= waited[queue]
+            first = number << CHUNK_BITS
+            execute(
+                "DELETE FROM message WHERE place >= ? AND place < ?", (first, first + CHUNK_OFFSETS)
+            )
+            execute("DELETE FROM event WHERE chunk = ?", (number,))
+            execute("DELETE FROM chunk WHERE chunk = ?", (number,))
+            self.chunks.drop(number)
+
+    def forget_letters(self, most: int) -> None:
+        """Delete the oldest dead letters beyond so many."""
+        execute = self.connection.execute
+        last = execute("SELECT max(number) FROM letter").fetchone()[0] or 0
+        for number, queue, reason, form, is_redriven in execute(
+            "SELECT number, queue, reason, form, redriven.place IS NOT NULL FROM letter"
+            " LEFT JOIN redriven USING (place) WHERE number <= ? LIMIT 20000",
+            (last - most,),
+        ).fetchall():
+            execute("DELETE FROM letter WHERE number = ?", (number,))
+            execute(
+                "UPDATE letter_group SET letters = letters - 1, redriven = redriven - ?"
+                " WHERE queue = ? AND reason = ? AND form = ?",
+                (is_redriven, queue, reason, form),
+            )
+            self._queues[queue][2] -= 1
+            self._queues[queue][3] -= is_redriven
+        execute("DELETE FROM letter_group WHERE letters <= 0")

@@ -1,0 +1,104 @@
+"""Rows out of records; pure and total, as records may hold anything."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import WireError
+from kafkamq.queue.dead_letters import REDRIVEN_FROM
+from kafkamq.queue.wire.headers import Origin, read_message_headers
+from kafkamq.queue.wire.keys import split_key
+from kafkamq.types import Headers
+from kafkamq.web.index.places import LETTERS, MARKERS, MESSAGES, place_of
+
+MAX_KEY_BYTES = 1024  # what is longer is cut, here and below
+MAX_HEADERS_BYTES = 2048
+MAX_ERROR_CHARACTERS = 500
+MAX_FORM_CHARACTERS = 120
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]*\d[0-9a-fA-F-]{3,}|\d+")
+
+MessageRow = tuple[
+    int, int, int, "bytes | None", "bytes | None", int, "int | None", "int | None", "bytes | None"
+]
+"""place, queue, at_ms, id, key, attempt, origin, letter, headers."""
+
+
+class Rows:
+    """Knows which topics a namespace has."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._logs = {
+            config.message_topic: MESSAGES,
+            config.marker_topic: MARKERS,
+            config.dead_letter_topic: LETTERS,
+        }
+
+    def place(self, origin: Origin | None) -> int | None:
+        """Where an origin points; None: to another topic, or there is none."""
+        log = None if origin is None else self._logs.get(origin.topic)
+        if origin is None or log is None:
+            return None
+        return place_of(log, origin.partition, origin.offset)
+
+    def message(
+        self,
+        place: int,
+        at_ms: int,
+        record_key: bytes | None,
+        headers: Iterable[tuple[str, bytes | None]],
+    ) -> tuple[bytes, MessageRow]:
+        """Its queue's id, and its row, in which the queue is 0."""
+        queue_id, key = split_key(record_key)
+        if key is not None:
+            key = key[:MAX_KEY_BYTES]
+        read = read_message_headers(headers)
+        if not read.id and not read.user:
+            return queue_id, (place, 0, at_ms, None, key, read.delivery_count, None, None, None)
+        letter, user = None, read.user
+        if user and any(name == REDRIVEN_FROM for name, _ in user):
+            letter = self._letter(user)
+            user = tuple(each for each in user if each[0] != REDRIVEN_FROM)
+        return queue_id, (
+            place,
+            0,
+            at_ms,
+            read.id.encode() or None,
+            key,
+            read.delivery_count,
+            self.place(read.origin),
+            letter,
+            pack_headers(user) if user else None,
+        )
+
+    def _letter(self, headers: Headers) -> int | None:
+        value = dict(headers)[REDRIVEN_FROM]
+        try:
+            return None if value is None else self.place(Origin.decode(value))
+        except WireError:
+            return None
+
+
+def pack_headers(headers: Headers) -> bytes | None:
+    """Headers as they are kept: a JSON list of pairs, as many as fit; None: there are none."""
+    room, kept = MAX_HEADERS_BYTES, []
+    for name, value in headers:
+        text = None if value is None else value[:room].decode("utf-8", "backslashreplace")
+        room -= len(name) + len(value or b"")
+        if room < 0:
+            break
+        kept.append([name, text])
+    return json.dumps(kept, ensure_ascii=False).encode("utf-8", "replace") if kept else None
+
+
+def unpack_headers(kept: bytes | None) -> list[tuple[str, str | None]]:
+    """The reverse of ``pack_headers``, values as text."""
+    return [] if kept is None else [(name, value) for name, value in json.loads(kept)]
+
+
+def form_of(error: str) -> str:
+    """What errors of one kind have in common: the first line, numbers and ids left out."""
+    line = error.lstrip().partition("\n")[0][: 4 * MAX_FORM_CHARACTERS]
+    return _NUMBERS.sub("#", line)[:MAX_FORM_CHARACTERS].rstrip()

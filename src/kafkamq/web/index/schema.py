@@ -1,0 +1,128 @@
+"""The database of the index: one SQLite file, which may be deleted at any time.
+
+A ``place`` is what ``places.py`` says; times are the brokers', in ms; ids and keys are bytes.
+
+- ``message``: a record of the messages topic, or a SCHEDULE. ``attempt`` is its delivery count;
+  ``origin`` the place of its first copy, ``letter`` the dead letter that it was redriven from.
+- ``event``: what one marker says of messages of one chunk: of the one at ``first``, or of those
+  with a bit in ``bits`` (little-endian, from ``first`` on).
+- ``chunk``: which of its messages were STARTed, one bit each; how many were not.
+- ``letter``: a dead letter; ``letter_group`` counts those of one queue, reason and form of error.
+- ``minute``: what happened to a queue in a minute.
+- ``name``: queue ids, consumers, reasons and forms of errors, each written once.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import suppress
+from pathlib import Path
+
+VERSION = "1"
+CACHE_KIB = 32 * 1024
+SUFFIXES = ("", "-wal", "-shm")
+
+_SCHEMA = """
+CREATE TABLE meta (field TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE position (topic TEXT, number INTEGER, next INTEGER, restart INTEGER,
+    PRIMARY KEY (topic, number)) WITHOUT ROWID;
+CREATE TABLE name (number INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE);
+CREATE TABLE queue (queue INTEGER PRIMARY KEY, messages INTEGER NOT NULL,
+    waiting INTEGER NOT NULL, letters INTEGER NOT NULL, redriven INTEGER NOT NULL);
+CREATE TABLE message (place INTEGER PRIMARY KEY, queue INTEGER, at_ms INTEGER, id BLOB, key BLOB,
+    attempt INTEGER, origin INTEGER, letter INTEGER, headers BLOB);
+CREATE INDEX message_id ON message (substr(id, -5)) WHERE id IS NOT NULL;
+CREATE INDEX message_key ON message (substr(key, -5)) WHERE key IS NOT NULL;
+CREATE INDEX message_origin ON message (origin) WHERE origin IS NOT NULL;
+CREATE INDEX message_letter ON message (letter) WHERE letter IS NOT NULL;
+CREATE TABLE event (chunk INTEGER, marker INTEGER, first INTEGER, bits BLOB, kind INTEGER,
+    at_ms INTEGER, consumer INTEGER, reason INTEGER, delay_ms INTEGER,
+    PRIMARY KEY (chunk, marker)) WITHOUT ROWID;
+CREATE TABLE chunk (chunk INTEGER PRIMARY KEY, started BLOB, messages INTEGER, waiting INTEGER,
+    last_ms INTEGER);
+CREATE INDEX chunk_waiting ON chunk (chunk) WHERE waiting > 0;
+CREATE TABLE letter (number INTEGER PRIMARY KEY, place INTEGER UNIQUE, queue INTEGER,
+    at_ms INTEGER, id BLOB, key BLOB, reason INTEGER, form INTEGER, error TEXT, attempt INTEGER,
+    origin INTEGER, headers BLOB);
+CREATE INDEX letter_queue ON letter (queue);
+CREATE INDEX letter_form ON letter (form);
+CREATE INDEX letter_id ON letter (substr(id, -5));
+CREATE INDEX letter_key ON letter (substr(key, -5)) WHERE key IS NOT NULL;
+CREATE INDEX letter_origin ON letter (origin) WHERE origin IS NOT NULL;
+CREATE TABLE letter_group (queue INTEGER, reason INTEGER, form INTEGER, letters INTEGER NOT NULL,
+    redriven INTEGER NOT NULL, first_ms INTEGER, last_ms INTEGER,
+    PRIMARY KEY (queue, reason, form)) WITHOUT ROWID;
+CREATE TABLE redriven (place INTEGER PRIMARY KEY, at_ms INTEGER);
+CREATE TABLE minute (minute INTEGER, queue INTEGER, sent INTEGER NOT NULL, started INTEGER NOT NULL,
+    acked INTEGER NOT NULL, failed INTEGER NOT NULL, dead INTEGER NOT NULL,
+    PRIMARY KEY (minute, queue)) WITHOUT ROWID;
+"""
+
+
+def open_index(path: Path, identity: str) -> sqlite3.Connection:
+    """The database for writing; what is damaged, older or of something else is made anew.
+
+    Args:
+        path: The file; its folder exists.
+        identity: Of what it is the index: cluster, namespace and ids of its topics.
+    """
+    try:
+        connection = _connect(path)
+        if _is_of(connection, identity):
+            return connection
+        connection.close()
+    except sqlite3.DatabaseError:
+        pass
+    delete_index(path)
+    connection = _connect(path)
+    with connection:
+        connection.executescript(_SCHEMA)
+        connection.executemany(
+            "INSERT INTO meta VALUES (?, ?)", [("version", VERSION), ("identity", identity)]
+        )
+    return connection
+
+
+def open_reader(path: Path) -> sqlite3.Connection:
+    """The same for reading, for one thread at a time."""
+    uri = f"file:{str(path).replace('%', '%25').replace('?', '%3f').replace('#', '%23')}?mode=ro"
+    connection = sqlite3.connect(uri, uri=True, check_same_thread=False, timeout=5.0)
+    connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+    connection.execute("PRAGMA query_only = 1")
+    return connection
+
+
+def delete_index(path: Path) -> None:
+    """Delete the files of an index."""
+    for suffix in SUFFIXES:
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+
+
+def size_bytes(path: Path) -> int:
+    """How large the files of an index are."""
+    total = 0
+    for suffix in SUFFIXES:
+        with suppress(FileNotFoundError):
+            total += Path(f"{path}{suffix}").stat().st_size
+    return total
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=5.0)
+    path.chmod(0o600)  # ids, keys and headers of messages are in it
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = OFF")  # damaged by a power cut, it is made anew
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    connection.execute(f"PRAGMA cache_size = -{2 * CACHE_KIB}")
+    connection.execute("PRAGMA wal_autocheckpoint = 4000")
+    return connection
+
+
+def _is_of(connection: sqlite3.Connection, identity: str) -> bool:
+    found = connection.execute("SELECT name FROM sqlite_master WHERE name = 'meta'").fetchone()
+    if found is None:
+        return False
+    kept = dict(connection.execute("SELECT field, value FROM meta"))
+    if kept != {"version": VERSION, "identity": identity}:
+        return False
+    return bool(connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",))

@@ -1,0 +1,359 @@
+"""What the pages ask of the database; each answer is bounded, and of one moment."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kafkamq.types import Outcome
+from kafkamq.web.index.fold import END_BASE, STARTED
+from kafkamq.web.index.places import CHUNK_BITS, CHUNK_OFFSETS, LETTERS, MESSAGES, split_place
+from kafkamq.web.index.rows import unpack_headers
+from kafkamq.web.index.schema import open_reader
+
+MAX_FAMILY = 200  # copies of one message, dead letters and redriven copies included
+MAX_FOUND = 100
+MAX_CHUNKS_SEARCHED = 50
+MAX_LETTERS_SEARCHED = 100_000  # of a filter that no index serves; the page says how far it got
+_MESSAGE = "place, q.text, at_ms, id, key, attempt, origin, letter, headers"
+_LETTER = (
+    "letter.number, place, q.text, at_ms, id, key, r.text, f.text, error, attempt, origin, headers,"
+    " (SELECT at_ms FROM redriven WHERE redriven.place = letter.place)"
+)
+_LETTER_FROM = (
+    " JOIN name q ON q.number = queue JOIN name r ON r.number = reason"
+    " JOIN name f ON f.number = form "
+)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection for one answer, in one transaction.
+
+    Raises:
+        sqlite3.Error: There is no index yet, or it is being made anew.
+    """
+    with closing(open_reader(path)) as connection:
+        connection.execute("BEGIN")
+        yield connection
+
+
+def text_of(data: bytes | None) -> str | None:
+    """Bytes as text for people; what is no UTF-8 is written as escapes."""
+    return None if data is None else data.decode("utf-8", "backslashreplace")
+
+
+def where_of(place: int) -> str:
+    """A place as people write it: ``LOG/PARTITION/OFFSET``, the tail of a page's address."""
+    log, partition, offset = split_place(place)
+    return f"{log}/{partition}/{offset}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterFilter:
+    """Which dead letters are meant; what is empty does not choose."""
+
+    queue: str = ""
+    reason: str = ""
+    form: str = ""  # of the error: what errors of one kind have in common
+    text: str = ""  # somewhere in the error
+    key: str = ""
+    header: str = ""  # somewhere in the headers' names and values
+    since_ms: int = 0
+    until_ms: int = 0
+    redriven: str = ""  # "yes", "no"
+
+    @property
+    def is_empty(self) -> bool:
+        return self == LetterFilter()
+
+
+def name_number(connection: sqlite3.Connection, text: str) -> int:
+    """The number of a name; -1: nobody has it."""
+    found = connection.execute("SELECT number FROM name WHERE text = ?", (text,)).fetchone()
+    return -1 if found is None else int(found[0])
+
+
+def names_of(connection: sqlite3.Connection, numbers: Sequence[int]) -> dict[int, str]:
+    """Names by their numbers."""
+    marks = ",".join("?" * len(numbers))
+    return dict(
+        connection.execute(f"SELECT number, text FROM name WHERE number IN ({marks})", numbers)
+    )
+
+
+def queue_rows(connection: sqlite3.Connection) -> list[tuple[int, str, int, int, int, int]]:
+    """Of every queue: number, name, messages, waiting, dead letters, those redriven."""
+    return connection.execute(
+        "SELECT queue, text, messages, waiting, letters, redriven FROM queue"
+        " JOIN name ON number = queue"
+    ).fetchall()
+
+
+def minutes(
+    connection: sqlite3.Connection, first: int, last: int, queue: int | None = None
+) -> list[tuple[int, int, int, int, int, int, int]]:
+    """minute, queue, sent, started, acked, failed, dead; of one queue, or of all (queue 0)."""
+    if queue is None:
+        return connection.execute(
+            "SELECT minute, 0, sum(sent), sum(started), sum(acked), sum(failed), sum(dead)"
+            " FROM minute WHERE minute BETWEEN ? AND ? GROUP BY minute",
+            (first, last),
+        ).fetchall()
+    return connection.execute(
+        "SELECT minute, queue, sent, started, acked, failed, dead FROM minute"
+        " WHERE minute BETWEEN ? AND ? AND queue = ?",
+        (first, last, queue),
+    ).fetchall()
+
+
+def rates(connection: sqlite3.Connection, minute: int) -> dict[int, tuple[int, int]]:
+    """Messages that were sent and acked in a minute, by queue."""
+    return {
+        queue: (sent, acked)
+        for queue, sent, acked in connection.execute(
+            "SELECT queue, sent, acked FROM minute WHERE minute = ?", (minute,)
+        )
+    }
+
+
+def waiting(connection: sqlite3.Connection, queue: int, limit: int) -> list[dict[str, Any]]:
+    """Messages of a queue that nobody has STARTed, those of the oldest chunks first."""
+    found: list[dict[str, Any]] = []
+    for number, started in connection.execute(
+        "SELECT chunk, started FROM chunk WHERE waiting > 0 ORDER BY chunk LIMIT ?",
+        (MAX_CHUNKS_SEARCHED,),
+    ).fetchall():
+        first, bits = number << CHUNK_BITS, int.from_bytes(started, "little")
+        for row in connection.execute(
+            f"SELECT {_MESSAGE} FROM message JOIN name q ON q.number = queue"
+            " WHERE place >= ? AND place < ? AND queue = ?",
+            (first, first + CHUNK_OFFSETS, queue),
+        ):
+            if not bits >> (row[0] & CHUNK_OFFSETS - 1) & 1:
+                found.append(_message(row))
+                if len(found) >= limit:
+                    return found
+    return found
+
+
+def messages_at(connection: sqlite3.Connection, places: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """Messages by their places."""
+    found: dict[int, dict[str, Any]] = {}
+    for first in range(0, len(places), 500):
+        part = places[first : first + 500]
+        marks = ",".join("?" * len(part))
+        for row in connection.execute(
+            f"SELECT {_MESSAGE} FROM message JOIN name q ON q.number = queue"
+            f" WHERE place IN ({marks})",
+            part,
+        ):
+            found[row[0]] = _message(row)
+    return found
+
+
+def find_messages(connection: sqlite3.Connection, text: str) -> list[dict[str, Any]]:
+    """First copies and dead letters with this id or key, the newest first."""
+    data = text.encode("utf-8", "replace")
+    found: dict[int, dict[str, Any]] = {}
+    for column in ("id", "key"):
+        for row in connection.execute(
+            f"SELECT {_MESSAGE} FROM message JOIN name q ON q.number = queue"
+            f" WHERE substr({column}, -5) = substr(?1, -5) AND {column} = ?1"
+            f" AND {column} IS NOT NULL ORDER BY at_ms DESC LIMIT ?2",
+            (data, MAX_FOUND),
+        ):
+            found[row[0]] = _message(row)
+        for row in connection.execute(
+            f"SELECT {_LETTER} FROM letter {_LETTER_FROM}"
+            f" WHERE substr({column}, -5) = substr(?1, -5) AND {column} = ?1"
+            f" AND {column} IS NOT NULL ORDER BY at_ms DESC LIMIT ?2",
+            (data, MAX_FOUND),
+        ):
+            found[row[1]] = _letter(row)
+    return sorted(found.values(), key=lambda each: -each["at_ms"])[:MAX_FOUND]
+
+
+def family(connection: sqlite3.Connection, place: int) -> list[dict[str, Any]]:
+    """All records of the message that stands at a place: copies, dead letters, redriven copies."""
+    found: dict[int, dict[str, Any]] = {}
+    asked, wanted = set(), [place]
+    while wanted and len(found) < MAX_FAMILY:
+        here = wanted.pop()
+        if here in asked:
+            continue
+        asked.add(here)
+        for row in connection.execute(
+            f"SELECT {_MESSAGE} FROM message JOIN name q ON q.number = queue"
+            " WHERE place = ?1 OR origin = ?1 OR letter = ?1 LIMIT ?2",
+            (here, MAX_FAMILY),
+        ):
+            found[row[0]] = _message(row)
+            wanted += [row[0], *(each for each in row[6:8] if each is not None)]
+        for row in connection.execute(
+            f"SELECT {_LETTER} FROM letter {_LETTER_FROM} WHERE place = ?1 OR origin = ?1 LIMIT ?2",
+            (here, MAX_FAMILY),
+        ):
+            found[row[1]] = _letter(row)
+            wanted += [row[1], *(() if row[10] is None else (row[10],))]
+    return sorted(found.values(), key=lambda each: (each["at_ms"], each["place"]))
+
+
+def events(connection: sqlite3.Connection, place: int) -> list[dict[str, Any]]:
+    """What markers say of the message at a place, in the order of their times."""
+    at, found = place & CHUNK_OFFSETS - 1, []
+    for marker, first, bits, kind, at_ms, consumer, reason, delay_ms in connection.execute(
+        "SELECT marker, first, bits, kind, at_ms, c.text, r.text, delay_ms FROM event"
+        " LEFT JOIN name c ON c.number = consumer LEFT JOIN name r ON r.number = reason"
+        " WHERE chunk = ? AND first <= ?",
+        (place >> CHUNK_BITS, at),
+    ):
+        if bits is None:
+            if first != at:
+                continue
+        elif not int.from_bytes(bits, "little") >> (at - first) & 1:
+            continue
+        found.append(
+            {
+                "what": "START" if kind == STARTED else Outcome(kind - END_BASE).name,
+                "at_ms": at_ms,
+                "consumer": consumer or "",
+                "reason": reason or "",
+                "delay_ms": delay_ms or 0,
+                "marker": where_of(marker),
+            }
+        )
+    return sorted(found, key=lambda each: each["at_ms"])
+
+
+def letter_groups(
+    connection: sqlite3.Connection, *, queue: int | None = None, limit: int = 50
+) -> list[dict[str, Any]]:
+    """Dead letters that are alike, the most numerous first."""
+    where, values = ("", ()) if queue is None else ("WHERE queue = ?", (queue,))
+    return [
+        {
+            "queue": name,
+            "reason": reason,
+            "form": form,
+            "letters": letters,
+            "redriven": redriven,
+            "first_ms": first_ms,
+            "last_ms": last_ms,
+        }
+        for name, reason, form, letters, redriven, first_ms, last_ms in connection.execute(
+            "SELECT q.text, r.text, f.text, letters, redriven, first_ms, last_ms FROM letter_group"
+            f" {_LETTER_FROM} {where} ORDER BY letters - redriven DESC LIMIT ?",
+            (*values, limit),
+        )
+    ]
+
+
+def letters(
+    connection: sqlite3.Connection, chosen: LetterFilter, *, before: int, limit: int
+) -> tuple[list[dict[str, Any]], int]:
+    """Dead letters, the newest first, and the number to go on before; 0: that is all.
+
+    Args:
+        connection: Of the index.
+        chosen: Which.
+        before: A letter's number; 0: from the newest on.
+        limit: How many.
+    """
+    inner, outer, values = _conditions(connection, chosen)
+    last = before or (1 << 62)
+    newest = connection.execute(
+        "SELECT min(number), count(*) FROM (SELECT number FROM letter WHERE number < ?"
+        f" {inner} ORDER BY number DESC LIMIT ?)",
+        (last, *values[0], MAX_LETTERS_SEARCHED),
+    ).fetchone()
+    rows = connection.execute(
+        f"SELECT {_LETTER} FROM letter {_LETTER_FROM} WHERE letter.number < ?"
+        f" AND letter.number >= ? {inner} {outer} ORDER BY letter.number DESC LIMIT ?",
+        (last, newest[0] or 0, *values[0], *values[1], limit + 1),
+    ).fetchall()
+    found = [_letter(row) for row in rows[:limit]]
+    if len(rows) > limit:
+        return found, rows[limit - 1][0]
+    return found, newest[0] if newest[1] == MAX_LETTERS_SEARCHED else 0
+
+
+def _conditions(
+    connection: sqlite3.Connection, chosen: LetterFilter
+) -> tuple[str, str, tuple[list[Any], list[Any]]]:
+    """SQL that an index serves, SQL that looks at each row, and their values."""
+    inner, outer = [], []
+    values: tuple[list[Any], list[Any]] = ([], [])
+    for column in ("queue", "reason", "form"):
+        if wanted := getattr(chosen, column):
+            inner.append(f"AND {column} = ?")
+            values[0].append(name_number(connection, wanted))
+    if chosen.key:
+        inner.append("AND key = ?")
+        values[0].append(chosen.key.encode("utf-8", "replace"))
+    for column, sign, bound in (("at_ms", ">=", chosen.since_ms), ("at_ms", "<", chosen.until_ms)):
+        if bound:
+            outer.append(f"AND {column} {sign} ?")
+            values[1].append(bound)
+    for column, text in (("error", chosen.text), ("CAST(headers AS TEXT)", chosen.header)):
+        if text:
+            outer.append(f"AND instr(lower({column}), lower(?)) > 0")
+            values[1].append(text)
+    if chosen.redriven:
+        negation = "" if chosen.redriven == "yes" else "NOT"
+        outer.append(
+            f"AND {negation} EXISTS (SELECT 1 FROM redriven d WHERE d.place = letter.place)"
+        )
+    return " ".join(inner), " ".join(outer), values
+
+
+def letter_at(connection: sqlite3.Connection, place: int) -> dict[str, Any] | None:
+    """The dead letter at a place."""
+    row = connection.execute(
+        f"SELECT {_LETTER} FROM letter {_LETTER_FROM} WHERE place = ?", (place,)
+    ).fetchone()
+    return None if row is None else _letter(row)
+
+
+def _message(row: Sequence[Any]) -> dict[str, Any]:
+    place, queue, at_ms, id_, key, attempt, origin, letter, headers = row
+    log = split_place(place)[0]
+    return {
+        "kind": "message" if log == MESSAGES else "delayed",
+        "place": place,
+        "where": where_of(place),
+        "queue": queue,
+        "at_ms": at_ms,
+        "id": text_of(id_) or "",
+        "key": text_of(key),
+        "attempt": attempt,
+        "origin": None if origin is None else where_of(origin),
+        "redriven_from": None if letter is None else where_of(letter),
+        "headers": unpack_headers(headers),
+    }
+
+
+def _letter(row: Sequence[Any]) -> dict[str, Any]:
+    number, place, queue, at_ms, id_, key, reason, form, error, attempt, origin, headers, done = row
+    assert split_place(place)[0] == LETTERS, "of the dead letters topic"
+    return {
+        "kind": "letter",
+        "number": number,
+        "place": place,
+        "where": where_of(place),
+        "queue": queue,
+        "at_ms": at_ms,
+        "id": text_of(id_) or "",
+        "key": text_of(key),
+        "reason": reason,
+        "form": form,
+        "error": error,
+        "attempt": attempt,
+        "origin": None if origin is None else where_of(origin),
+        "headers": unpack_headers(headers),
+        "redriven_ms": done,
+    }

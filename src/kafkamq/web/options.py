@@ -1,0 +1,111 @@
+"""How the pages are served, and what is refused before anything listens."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kafkamq.errors import ConfigError
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+VIEWER, OPERATOR = "viewer", "operator"
+MAX_PASSWORD_FILE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Who asks, and what they may."""
+
+    name: str
+    role: str  # VIEWER or OPERATOR
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A line of the password file."""
+
+    role: str
+    password_hash: str = field(repr=False)  # argon2's own text
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebOptions:
+    """Address, authentication and roles."""
+
+    host: str = "127.0.0.1"
+    port: int = 8686  # 0: a free one
+    accounts: Mapping[str, Account] = field(default_factory=dict, repr=False)
+    trusted_header: str = ""  # in which a proxy names the user
+    trusted_proxies: frozenset[str] = frozenset()  # addresses from which that header counts
+    operators: frozenset[str] = frozenset()  # users by that header who are no viewers
+    allowed_hosts: frozenset[str] = frozenset()  # beside loopback's names and ``host``
+    hides_payloads: bool = False  # from viewers
+
+    def __post_init__(self) -> None:
+        if bool(self.trusted_header) != bool(self.trusted_proxies):
+            raise ConfigError(
+                "trusted_header and trusted_proxy belong together: the header counts only in"
+                " requests of that address"
+            )
+        for address in self.trusted_proxies:
+            _require_address(address)
+        if not self.is_loopback and not self.authenticates:
+            raise ConfigError(
+                f"host is {self.host!r}: an address that is not loopback needs authentication, by"
+                " --password-file, or by --trusted-header and --trusted-proxy"
+            )
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.host in LOOPBACK
+
+    @property
+    def authenticates(self) -> bool:
+        """Whether a stranger is refused."""
+        return bool(self.accounts) or bool(self.trusted_header)
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """Values of ``Host`` that are answered, without the port; in lower case."""
+        named = {each.casefold() for each in self.allowed_hosts}
+        return frozenset(LOOPBACK | named | {self.host.casefold()})
+
+
+def _require_address(text: str) -> None:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        raise ConfigError(f"trusted_proxy is {text!r}: it must be an address") from None
+
+
+def read_accounts(path: Path) -> dict[str, Account]:
+    """The password file: lines ``NAME:ROLE:HASH``, with argon2's hashes; ``#`` begins a comment.
+
+    Raises:
+        ConfigError: It cannot be read, or a line has another form; never shows a hash.
+    """
+    try:
+        if path.stat().st_mode & 0o007:
+            raise ConfigError(f"{path}: others may read or write it; chmod o= first")
+        with path.open(encoding="utf-8") as file:
+            lines = file.read(MAX_PASSWORD_FILE_BYTES).splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot read it ({type(error).__name__})") from None
+    accounts = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, _, rest = line.strip().partition(":")
+        role, _, password_hash = rest.partition(":")
+        is_hash = password_hash.startswith("$argon2")
+        if not name or role not in (VIEWER, OPERATOR) or not is_hash or name in accounts:
+            raise ConfigError(
+                f"{path}, line {number}: it must be NAME:{VIEWER}:HASH or NAME:{OPERATOR}:HASH,"
+                " each name once, with a hash by argon2 ('kafkamq web --hash-password' makes one)"
+            )
+        accounts[name] = Account(role, password_hash)
+    if not accounts:
+        raise ConfigError(f"{path}: it names nobody")
+    return accounts

@@ -1,0 +1,277 @@
+"""The data of each page, which is what ``/api`` answers, too."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from kafkamq.markers.tracker.cluster_checks import cluster_checks
+from kafkamq.web import lookups
+from kafkamq.web.index.follower import Index
+from kafkamq.web.index.live import Counts, Run
+from kafkamq.web.index.places import LETTERS, MARKERS, MESSAGES, place_of
+from kafkamq.web.lookups import LetterFilter, reading
+
+PAGE_ROWS = 50
+SHOWN_RUNS = 200  # messages in flight, on a queue's or a worker's page
+CHART_MINUTES = 60
+HEALTH_S = 30.0
+SORTS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "queue": lambda row: row["queue"],
+    "waiting": lambda row: -row["waiting"],
+    "in_flight": lambda row: -row["in_flight"],
+    "delayed": lambda row: -row["delayed"],
+    "due": lambda row: -row["due"],
+    "letters": lambda row: -row["letters"],
+    "oldest": lambda row: row["oldest_ms"] or 1 << 62,
+    "rate": lambda row: -row["sent_per_minute"],
+}
+_NOTHING = Counts()
+_ORDER = {"START": 1, "DEAD LETTER": 3, "REDELIVERED": 4, "DEAD_LETTERED": 4}
+"""Of steps at the same time; a worker's verdicts are 2."""
+
+
+class Views:
+    """Reads the index for the pages; safe for many threads."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._path = index.options.path
+        self._health: tuple[float, list[dict[str, Any]]] = (-1e9, [])
+
+    def state(self) -> dict[str, Any]:
+        """What every page says of the index."""
+        picture = self._index.picture
+        return {
+            "namespace": self._index.config.namespace,
+            "now_ms": round(time.time() * 1000),
+            "version": picture.version,
+            "is_caught_up": picture.is_caught_up,
+            "error": picture.error,
+            "behind": picture.behind,
+            "made_ms": picture.made_ms,
+            "index_bytes": picture.size_bytes,
+        }
+
+    def overview(self, *, search: str = "", sort: str = "", page: int = 1) -> dict[str, Any]:
+        """Queues and what they have, a page of them."""
+        minute = int(time.time()) // 60
+        with reading(self._path) as connection:
+            found = lookups.queue_rows(connection)
+            rates = lookups.rates(connection, minute - 1)
+            chart = lookups.minutes(connection, minute - CHART_MINUTES + 1, minute)
+        rows = [self._queue_row(row, rates) for row in found]
+        totals = {
+            name: sum(row[name] for row in rows)
+            for name in ("waiting", "in_flight", "delayed", "due", "letters")
+        }
+        wanted = search.casefold()
+        rows = [row for row in rows if wanted in row["queue"].casefold()]
+        sort = sort if sort in SORTS else "queue"
+        rows.sort(key=lambda row: (SORTS[sort](row), row["queue"]))
+        pages = max(1, -(-len(rows) // PAGE_ROWS))
+        page = min(max(1, page), pages)
+        return {
+            "queues": rows[(page - 1) * PAGE_ROWS : page * PAGE_ROWS],
+            "count": len(rows),
+            "page": page,
+            "pages": pages,
+            "sort": sort,
+            "search": search,
+            "totals": totals,
+            "chart": _chart(chart, minute),
+        }
+
+    def _queue_row(
+        self, row: tuple[int, str, int, int, int, int], rates: dict[int, tuple[int, int]]
+    ) -> dict[str, Any]:
+        queue, name, messages, waiting, letters, redriven = row
+        counts = self._index.picture.counts.get(queue, _NOTHING)
+        sent, acked = rates.get(queue, (0, 0))
+        return {
+            "queue": name,
+            "messages": messages,
+            "waiting": max(0, waiting),
+            "in_flight": counts.in_flight,
+            "delayed": counts.delayed,
+            "due": counts.due,
+            "oldest_ms": counts.oldest_ms,
+            "letters": letters - redriven,
+            "redriven": redriven,
+            "sent_per_minute": sent,
+            "acked_per_minute": acked,
+        }
+
+    def queue(self, name: str) -> dict[str, Any] | None:
+        """One queue; None: no message of it was seen."""
+        minute = int(time.time()) // 60
+        picture = self._index.picture
+        with reading(self._path) as connection:
+            queue = lookups.name_number(connection, name)
+            rows = [row for row in lookups.queue_rows(connection) if row[0] == queue]
+            if not rows:
+                return None
+            runs = [run for run in picture.runs if run.queue == queue]
+            runs.sort(key=lambda run: run.left_ms)
+            made = self._queue_row(rows[0], lookups.rates(connection, minute - 1))
+            return made | {
+                "open": _listed(connection, runs),
+                "waiting_messages": lookups.waiting(connection, queue, PAGE_ROWS),
+                "failures": lookups.letter_groups(connection, queue=queue, limit=20),
+                "chart": _chart(
+                    lookups.minutes(connection, minute - CHART_MINUTES + 1, minute, queue), minute
+                ),
+            }
+
+    def find(self, text: str) -> list[dict[str, Any]]:
+        """Messages and dead letters by id, key, or ``partition:offset``."""
+        partition, colon, offset = text.strip().partition(":")
+        with reading(self._path) as connection:
+            found = []
+            if colon and partition.isdecimal() and offset.isdecimal() and len(offset) < 14:
+                place = place_of(MESSAGES, int(partition[:9]), int(offset))
+                found = list(lookups.messages_at(connection, [place]).values())
+            return found or lookups.find_messages(connection, text)
+
+    def message(self, log: int, partition: int, offset: int) -> dict[str, Any] | None:
+        """The life of the message that stands there; None: nothing is known of it."""
+        if log not in (MESSAGES, MARKERS, LETTERS):
+            return None
+        place = place_of(log, partition, offset)
+        picture = self._index.picture
+        with reading(self._path) as connection:
+            records = lookups.family(connection, place)
+            shown = next((each for each in records if each["place"] == place), None)
+            if shown is None:
+                return None
+            steps = [step for each in records for step in _steps(connection, each)]
+        places = {each["place"] for each in records}
+        now = [
+            _run(run) | {"where": lookups.where_of(each)}
+            for run in picture.runs
+            for each in run.places()
+            if each in places
+        ]
+        steps.sort(key=lambda step: (step["at_ms"], step["order"]))
+        return {"message": shown, "records": records, "steps": steps, "open": now}
+
+    def letters(self, chosen: LetterFilter, *, before: int = 0) -> dict[str, Any]:
+        """Dead letters that are meant, a page of them, and what they have in common."""
+        with reading(self._path) as connection:
+            queue = lookups.name_number(connection, chosen.queue) if chosen.queue else None
+            found, more = lookups.letters(connection, chosen, before=before, limit=PAGE_ROWS)
+            return {
+                "filter": asdict(chosen),
+                "letters": found,
+                "before": more,
+                "groups": lookups.letter_groups(connection, queue=queue),
+            }
+
+    def workers(self, *, consumer: str = "") -> dict[str, Any]:
+        """Who holds what."""
+        held: defaultdict[str, list[Run]] = defaultdict(list)
+        for run in self._index.picture.runs:
+            if run.consumer_id:
+                held[run.consumer_id].append(run)
+        with reading(self._path) as connection:
+            numbers = sorted({run.queue for runs in held.values() for run in runs})
+            names = lookups.names_of(connection, numbers[:5000])
+            chosen = sorted(held.get(consumer, ()), key=lambda run: run.left_ms)
+            listed = _listed(connection, chosen) if consumer else []
+        workers: list[dict[str, Any]] = [
+            {
+                "consumer": consumer_id,
+                "messages": sum(run.bits.bit_count() for run in runs),
+                "queues": sorted({names.get(run.queue, "") for run in runs}),
+                "begin_ms": min(run.begin_ms for run in runs),
+                "left_ms": min(run.left_ms for run in runs),
+            }
+            for consumer_id, runs in held.items()
+        ]
+        workers.sort(key=lambda each: -each["messages"])
+        return {
+            "workers": workers[:500],
+            "count": len(workers),
+            "consumer": consumer,
+            "open": listed,
+        }
+
+    def trackers(self) -> dict[str, Any]:
+        """What the tracker said last of each marker partition."""
+        return {
+            "markers": [
+                {
+                    "partition": each.partition,
+                    "position": each.position,
+                    "clock_ms": each.clock_ms,
+                    "open": each.open,
+                    "lag": None
+                    if each.status is None
+                    else max(0, each.position - each.status.position),
+                    "status": None if each.status is None else asdict(each.status),
+                }
+                for each in self._index.picture.markers
+            ]
+        }
+
+    def health(self) -> dict[str, Any]:
+        """What ``kafkamq doctor`` says of the cluster; asked at most every half minute."""
+        asked_s, checks = self._health
+        if time.monotonic() - asked_s > HEALTH_S:
+            found = cluster_checks(self._index.config, max_lease_ms=43_200_000)
+            checks = [asdict(check) for check in found]
+            self._health = (time.monotonic(), checks)
+        return {"checks": checks, "ok": all(check["level"] != "refuse" for check in checks)}
+
+
+def _run(run: Run) -> dict[str, Any]:
+    return {
+        "state": run.state,
+        "consumer": run.consumer_id,
+        "begin_ms": run.begin_ms,
+        "left_ms": run.left_ms,
+    }
+
+
+def _listed(connection: Any, runs: list[Run]) -> list[dict[str, Any]]:
+    """The first messages of these runs, each with what is known of it."""
+    pairs: list[tuple[int, Run]] = []
+    for run in runs:
+        pairs += [(place, run) for place in run.places()]
+        if len(pairs) >= SHOWN_RUNS:
+            break
+    pairs = pairs[:SHOWN_RUNS]
+    known = lookups.messages_at(connection, [place for place, _ in pairs])
+    return [known[place] | _run(run) for place, run in pairs if place in known]
+
+
+def _steps(connection: Any, record: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the log says of one record, as steps of a time line."""
+    step = {"where": record["where"], "consumer": "", "reason": "", "delay_ms": 0, "order": 0}
+    if record["kind"] == "letter":
+        first = {"what": "DEAD LETTER", "reason": f"{record['reason']}: {record['error']}"}
+        steps = [step | first | {"at_ms": record["at_ms"], "order": _ORDER["DEAD LETTER"]}]
+        if record["redriven_ms"]:
+            steps.append(step | {"what": "REDRIVEN", "at_ms": record["redriven_ms"], "order": 9})
+        return steps
+    what = "DELAYED" if record["kind"] == "delayed" else "SENT"
+    if record["redriven_from"]:
+        what = "SENT AGAIN"
+    elif record["origin"]:
+        what = "COPY"
+    steps = [step | {"what": what, "at_ms": record["at_ms"]}]
+    marks = lookups.events(connection, record["place"])
+    return steps + [step | mark | {"order": _ORDER.get(mark["what"], 2)} for mark in marks]
+
+
+def _chart(rows: list[tuple[int, int, int, int, int, int, int]], last: int) -> dict[str, Any]:
+    """Sixty minutes as columns of numbers, the last one is the newest."""
+    by_minute = {row[0]: row[2:] for row in rows}
+    first = last - CHART_MINUTES + 1
+    columns = [by_minute.get(minute, (0,) * 5) for minute in range(first, last + 1)]
+    names = ("sent", "started", "acked", "failed", "dead")
+    series = {name: [column[i] for column in columns] for i, name in enumerate(names)}
+    return {"first_ms": first * 60_000, **series}

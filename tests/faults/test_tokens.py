@@ -1,0 +1,79 @@
+"""SIGKILL of holders and of givers of verdicts, in any order: one verdict counts (R34)."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.integration.queue_logs import make_service, tracked
+
+from kafkamq.testing import check_logs
+from kafkamq.testing.faults import read_namespace
+from kafkamq.testing.history import read_timelines
+from kafkamq.testing.simulation.said import Said
+from kafkamq.testing.simulation.settlers import untrue
+from kafkamq.types import MessageId, Outcome
+
+ROLES = Path(__file__).parents[1] / "integration" / "token_roles.py"
+SECONDS = 45
+ROUNDS = 15
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(300)
+def test_r34_killed_holders_and_givers(bootstrap: str, namespace: str, tmp_path: Path) -> None:
+    rng = random.Random(34)
+    with make_service(bootstrap, namespace, partitions=2) as service, tracked(service.config):
+        producer = service.queue("a").producer()
+        started = 0
+
+        def start(role: str) -> tuple[str, subprocess.Popen[bytes]]:
+            nonlocal started
+            started += 1
+            where = bootstrap, namespace, str(tmp_path), str(started)
+            return role, subprocess.Popen([sys.executable, str(ROLES), role, *where])
+
+        running = [start(role) for role in ("hold", "hold", "settle", "settle")]
+        try:
+            for number in range(ROUNDS):
+                for each in range(20):
+                    producer.send(b"%d" % each, id=f"{number}-{each}").result(30)
+                time.sleep(SECONDS / ROUNDS)
+                role, victim = running.pop(rng.randrange(len(running)))
+                victim.kill()
+                victim.wait()
+                running.append(start(role))
+            time.sleep(10)
+        finally:
+            for _, process in running:
+                process.kill()
+                process.wait()
+        found = read_namespace(service.config)
+    verdict = check_logs(
+        messages=found.messages,
+        markers=found.markers,
+        dead_letters=found.dead_letters,
+        must_be_settled=False,  # the last of them are killed, too
+    )
+    verdict.require_ok()
+    said = [each for path in tmp_path.glob("said-*") for each in _read(path)]
+    told = {(each.outcome, each.counted) for each in said}
+    assert {(Outcome.ACK, True), (Outcome.ACK, False), (Outcome.NACK, True)} <= told
+    assert list(untrue(said, read_timelines(found.markers), excuses=False)) == []
+
+
+def _read(path: Path) -> list[Said]:
+    said: list[Said] = []
+    for line in path.read_text().splitlines():
+        place, outcome, result = line.split(" ")
+        if result == "begins":
+            partition, offset, topic_id, epoch = place.split(":")
+            one = MessageId(int(partition), int(offset), bytes.fromhex(topic_id), int(epoch))
+            said.append(Said(one, Outcome[outcome]))
+        else:
+            said[-1].counted = result == "counted"
+    return said

@@ -1,0 +1,207 @@
+"""The index and the pages on a real broker, and in a real browser."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.cli_tools import Commands, wait_until
+
+from kafkamq import Service
+from kafkamq.config import ServiceConfig
+from kafkamq.markers.tracker.local import LocalTracker
+from kafkamq.queue.dead_letters import Selection, redrive
+from kafkamq.transport.admin import Admin
+from kafkamq.web.index.follower import Index, IndexOptions
+from kafkamq.web.options import WebOptions
+from kafkamq.web.serving import serving
+from kafkamq.web.views import Views
+
+CHROMIUM = Path("/usr/bin/chromium")
+
+
+@pytest.fixture
+def config(bootstrap: str, namespace: str) -> ServiceConfig:
+    return ServiceConfig(bootstrap_servers=bootstrap, namespace=namespace)
+
+
+@pytest.fixture
+def service(config: ServiceConfig) -> Iterator[Service]:
+    with Service(config.bootstrap_servers, config.namespace) as made:
+        made.create_topics(partitions=2, marker_partitions=2)
+        with LocalTracker(config).in_thread():
+            yield made
+
+
+def lives(service: Service, count: int = 20) -> None:
+    """Of so many messages: the first two rejected, the third nacked, the others acked."""
+    queue = service.queue("orders", redelivery_timeout=30.0)
+    producer = queue.producer()
+    for number in range(count):
+        producer.send(b'{"order": %d}' % number, key=f"k{number}", id=f"order-{number}")
+    producer.send(b"later", delay=600.0, id="later")
+    producer.flush()
+    with queue.consumer() as worker:
+        for _ in range(count):
+            message = worker.receive(30.0)
+            assert message is not None
+            number = int(message.id.removeprefix("order-"))
+            if number < 2:
+                message.reject(f"ValueError: no article {number}")
+            elif number == 2:
+                message.nack(delay=600.0, reason="busy")
+            else:
+                message.ack()
+        worker.flush()
+    service.queue("quiet").producer().send(b"?", id="unseen").result(30)
+
+
+def following(config: ServiceConfig, path: Path) -> tuple[Index, Views]:
+    index = Index(config, IndexOptions(path=path))
+    index.start()
+    return index, Views(index)
+
+
+def shows(views: Views, check: Callable[[dict[str, Any]], bool]) -> bool:
+    """Whether the overview's row of the queue is so."""
+    if views.state()["error"] or not views.state()["made_ms"]:
+        return False
+    rows = [row for row in views.overview()["queues"] if row["queue"] == "orders"]
+    return bool(rows) and check(rows[0])
+
+
+def test_the_index_follows_restarts_and_is_made_anew(
+    service: Service, config: ServiceConfig, tmp_path: Path
+) -> None:
+    path = tmp_path / "index"
+    index, views = following(config, path)
+    try:
+        lives(service)
+        wait_until(lambda: shows(views, lambda row: (row["letters"], row["delayed"]) == (2, 2)))
+        (row,) = [row for row in views.overview()["queues"] if row["queue"] == "orders"]
+        assert (row["messages"], row["waiting"], row["in_flight"], row["due"]) == (21, 0, 0, 0)
+        (unseen,) = views.queue("quiet")["waiting_messages"]  # type: ignore[index]
+        assert unseen["id"] == "unseen"
+        before = views.overview()["queues"]
+        steps = life(views, "order-0")
+        assert steps == ["SENT", "START", "REJECT", "DEAD LETTER", "DEAD_LETTERED"]
+        assert life(views, "order-5") == ["SENT", "START", "ACK"]
+    finally:
+        index.close()
+    assert redrive(config, Selection(ids=frozenset({"order-0"}))).redriven == 1
+    index, views = following(config, path)  # what happened meanwhile is read, nothing twice
+    try:
+        wait_until(lambda: shows(views, lambda row: (row["letters"], row["waiting"]) == (1, 1)))
+        assert life(views, "order-0") == [*steps, "REDRIVEN", "SENT AGAIN"] or life(
+            views, "order-0"
+        ) == [*steps, "SENT AGAIN", "REDRIVEN"]
+        path.unlink()  # while it is open
+        service.queue("orders").producer().send(b"one more", id="one-more").result(30)
+        wait_until(lambda: path.exists() and shows(views, lambda row: row["waiting"] == 2))
+        after = {row["queue"]: row for row in views.overview()["queues"]}
+        for row in before:
+            new = after[row["queue"]]
+            assert new["messages"] == row["messages"] + 2 * (row["queue"] == "orders")
+            assert (new["delayed"], new["in_flight"]) == (row["delayed"], row["in_flight"])
+        with Admin(config) as admin:
+            assert not [group for group in admin.groups() if "web" in group], "in no group"
+    finally:
+        index.close()
+
+
+def life(views: Views, id: str) -> list[str]:
+    places = [each for each in views.find(id) if each["kind"] == "message"]
+    log, partition, offset = map(int, places[-1]["where"].split("/"))
+    found = views.message(log, partition, offset)
+    assert found is not None
+    return [step["what"] for step in found["steps"]]
+
+
+def ask(address: str) -> Any:
+    with urllib.request.urlopen(address, timeout=30) as answer:
+        text = answer.read().decode()
+    return json.loads(text) if "/api/" in address else text
+
+
+def test_without_topics_the_pages_say_so(config: ServiceConfig, tmp_path: Path) -> None:
+    options = IndexOptions(path=tmp_path / "index")
+    with serving(config, WebOptions(port=0), options) as address:
+        wait_until(lambda: bool(ask(f"{address}api/state")["error"]))
+        assert "kafkamq create" in ask(f"{address}api/state")["error"]
+
+
+def test_the_command_serves_until_it_is_interrupted(service: Service, tmp_path: Path) -> None:
+    commands = Commands(service.config.bootstrap_servers, service.config.namespace)
+    index = str(tmp_path / "index")
+    with commands.running("web", "--port", "0", "--index", index) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        address = next(word for word in line.split() if word.startswith("http://127.0.0.1:"))
+        wait_until(lambda: ask(f"{address}api/state")["is_caught_up"])
+        health = ask(f"{address}api/health")
+        assert {check["what"] for check in health["checks"]} >= {"brokers", "kafka"}
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    if not CHROMIUM.exists():
+        pytest.skip(f"no browser: {CHROMIUM} is missing ('make chromium' installs it)")
+    from playwright.sync_api import sync_playwright
+
+    arguments = ["--no-sandbox", "--disable-background-networking", "--no-first-run"]
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield chromium
+        chromium.close()
+
+
+def test_a_browser_shows_each_page_and_what_happens_next(
+    service: Service, config: ServiceConfig, tmp_path: Path, browser: Any
+) -> None:
+    lives(service, 6)
+    canary = (
+        "<script>document.title='hacked'</script><img src=x onerror=\"document.title='hacked'\">"
+    )
+    service.queue(canary).producer().send(canary.encode(), id=canary, key=canary).result(30)
+    options = IndexOptions(path=tmp_path / "index")
+    complaints: list[str] = []
+    with serving(config, WebOptions(port=0), options) as address:
+        wait_until(lambda: ask(f"{address}api/state")["is_caught_up"])
+        wait_until(lambda: ask(f"{address}api/queues")["totals"]["letters"] == 2)
+        page = browser.new_page(viewport={"width": 400, "height": 800})
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: elsewhere(request.url, address, complaints))
+        for path in ("", "queue?name=orders", "dead-letters", "workers", "trackers", "health"):
+            page.goto(f"{address}{path}")
+            assert "kafkamq" in page.title()
+            wide = page.evaluate("document.documentElement.scrollWidth")
+            assert wide <= 400, f"{path} is {wide} wide"
+        page.goto(f"{address}find?q=order-1")
+        page.get_by_role("link", name="order-1").first.click()
+        page.get_by_role("link", name="json").click()
+        page.get_by_text('"order": 1').wait_for()
+        page.goto(address)
+        page.get_by_role("link", name=canary[:40]).click()
+        page.get_by_role("link", name=canary[:30]).first.click()
+        page.get_by_role("link", name="text", exact=True).click()
+        page.locator("pre").wait_for()
+        assert page.locator("pre").inner_text() == canary
+        assert "hacked" not in page.title()[:6]
+        assert page.evaluate("document.images.length") == 0
+        page.goto(f"{address}queue?name=quiet")  # the page stays, its numbers go on
+        service.queue("quiet").producer().send(b"!", id="the-next").result(30)
+        page.get_by_role("link", name="the-next").wait_for(timeout=60_000)
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.className") == "skip"
+    assert complaints == []
+
+
+def elsewhere(url: str, address: str, complaints: list[str]) -> None:
+    """Notes a request to anybody else."""
+    if not url.startswith(address):
+        complaints.append(url)

@@ -1,0 +1,90 @@
+"""Verdicts by token under kills of holders and givers: one counts, the others are told (R34)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.examples import examples
+
+from kafkamq.errors import LeaseLostError, StateError
+from kafkamq.markers.tokens.settler import Settler
+from kafkamq.testing.checker import CheckFailedError
+from kafkamq.testing.simulation.limits import Limits, draw_token_limits
+from kafkamq.testing.simulation.said import Said
+from kafkamq.testing.simulation.simulator import Simulation, simulate
+from kafkamq.types import Outcome
+
+SEEDS = 4
+MANY_SEEDS = 300
+CALM = Limits(messages=40, settlers=2, handed_share=0.9, delayed_share=0.0)
+ACK, NACK, REJECT = Outcome.ACK, Outcome.NACK, Outcome.REJECT
+
+
+def said(simulation: Simulation) -> Counter[tuple[Outcome, bool | None]]:
+    return Counter((each.outcome, each.counted) for each in simulation.told.said)
+
+
+@pytest.mark.parametrize("seed", range(examples(SEEDS)))
+def test_r34_each_seed_tells_the_truth(seed: int) -> None:
+    simulate(seed, draw_token_limits(seed)).require_ok()
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(1800)
+def test_r34_many_seeds_tell_the_truth() -> None:
+    for seed in range(SEEDS, SEEDS + MANY_SEEDS):
+        simulate(seed, draw_token_limits(seed)).require_ok()
+
+
+def test_r34_all_kinds_of_verdicts_count_and_are_refused() -> None:
+    simulation = simulate(1, CALM)
+    simulation.require_ok()
+    found = said(simulation)
+    assert all(found[outcome, told] for outcome in (ACK, NACK, REJECT) for told in (True, False))
+
+
+# ---- red: the judge names each lie, and the shipped code is what keeps it from being told
+
+
+@pytest.fixture(scope="module")
+def calm() -> Simulation:
+    return simulate(1, CALM)
+
+
+@pytest.mark.parametrize("outcome", [ACK, NACK, REJECT])
+def test_a_verdict_that_did_not_count_and_is_told_to_is_named(
+    calm: Simulation, outcome: Outcome
+) -> None:
+    refused = [each for each in calm.told.said if each.outcome is outcome and not each.counted]
+    assert refused
+    lies = [replace(each, counted=True) for each in refused]
+    told = replace(calm.told, said=[*calm.told.said, *lies])
+    with pytest.raises(CheckFailedError, match="told to count"):
+        replace(calm, told=told).require_ok()
+
+
+@pytest.mark.parametrize("outcome", [ACK, NACK, REJECT])
+def test_a_verdict_that_counts_and_is_refused_is_named(calm: Simulation, outcome: Outcome) -> None:
+    counted = next(each for each in calm.told.said if each.outcome is outcome and each.counted)
+    others = [each for each in calm.told.said if each.message_id != counted.message_id]
+    told = replace(calm.told, said=[*others, Said(counted.message_id, outcome, counted=False)])
+    with pytest.raises(CheckFailedError, match="one does"):
+        replace(calm, told=told).require_ok()
+
+
+def test_givers_who_are_told_nothing_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    own: Callable[..., None] = Settler.settle
+
+    def settle(self: Settler, *args: Any, **kwargs: Any) -> None:
+        try:
+            own(self, *args, **kwargs)
+        except (StateError, LeaseLostError):
+            return
+
+    monkeypatch.setattr(Settler, "settle", settle)
+    with pytest.raises(CheckFailedError, match="told to count"):
+        simulate(1, CALM).require_ok()

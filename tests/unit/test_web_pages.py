@@ -1,0 +1,337 @@
+"""The pages without a broker: who is answered, with which headers, and that all is escaped."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import re
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.unit.test_web_index import NOW_MS, dead_letter
+from tests.unit.web_logs import CONFIG, FakeRecord, Logs
+
+from kafkamq.errors import ConfigError
+from kafkamq.markers.wire.markers import encode_marker
+from kafkamq.types import Marker, MarkerType, MessageId, Outcome
+from kafkamq.web.app import build_app
+from kafkamq.web.guard import hash_password
+from kafkamq.web.index.follower import Index, IndexOptions
+from kafkamq.web.index.live import Counts, Picture, open_runs
+from kafkamq.web.options import Account, WebOptions, read_accounts
+from kafkamq.web.payloads import MAX_SHOWN_BYTES, show
+from kafkamq.web.rendering import STATIC, TEMPLATES, duration_of, number_of, size_of, time_of
+
+CANARY = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}"
+LOCAL = {"host": "localhost:8686"}
+
+
+class Pages:
+    """An application on an index that no thread follows."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        self.index = Index(CONFIG, IndexOptions(path=path))
+        self.app = build_app(self.index, WebOptions(**options))
+
+    def get(
+        self,
+        address: str,
+        headers: Mapping[str, str] = LOCAL,
+        *,
+        method: str = "GET",
+        peer: str = "127.0.0.1",
+    ) -> httpx.Response:
+        async def ask() -> httpx.Response:
+            transport = httpx.ASGITransport(self.app, client=(peer, 1))  # type: ignore[arg-type]
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://localhost"
+            ) as client:
+                return await client.request(method, address, headers=dict(headers))
+
+        return asyncio.run(ask())
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """An index in which every text that somebody else chooses is a canary."""
+    logs = Logs(tmp_path / "index")
+    name = CANARY.encode()
+    headers = [("kafkamq-id", name), (CANARY, name)]
+    logs.messages(
+        FakeRecord(0, name + b"\0" + name, None, headers, NOW_MS),
+        FakeRecord(1, name, None, (), NOW_MS),
+    )
+    identity = MessageId(0, 0)
+    start = Marker(MarkerType.START, identity, 60_000, name, consumer_id=CANARY)
+    logs.marker(FakeRecord(0, None, encode_marker(start)))
+    reject = Marker(
+        MarkerType.END, identity, outcome=Outcome.REJECT, consumer_id=CANARY, reason=CANARY
+    )
+    logs.marker(FakeRecord(1, None, encode_marker(reject)))
+    start = Marker(MarkerType.START, MessageId(0, 1), 60_000, name, consumer_id=CANARY)
+    logs.marker(FakeRecord(2, None, encode_marker(start)))
+    more = {"kafkamq-id": name, "kafkamq-queue-id": name, "kafkamq-reason": name, CANARY: name}
+    logs.letter(dead_letter(0, CANARY, **more))
+    logs.commit()
+    runs = tuple(open_runs(logs.fold, {}))
+    counts = {run.queue: Counts(in_flight=1) for run in runs}
+    _PICTURES[logs.path] = Picture(is_caught_up=True, runs=runs, counts=counts, error=CANARY)
+    logs.close()
+    return logs.path
+
+
+_PICTURES: dict[Path, Picture] = {}
+
+
+def pages(path: Path, **options: Any) -> Pages:
+    made = Pages(path, **options)
+    made.index.picture = _PICTURES[path]
+    return made
+
+
+class Inert(HTMLParser):
+    """Fails where a page has code or styles of its own."""
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        for name, value in attributes:
+            assert not name.startswith(("on", "style", "hx-on")), (tag, name)
+            assert not (value or "").strip().lower().startswith("javascript:")
+        assert tag not in ("style", "iframe", "object", "embed", "img", "base"), tag
+        assert tag != "script" or dict(attributes)["src"].startswith("/static/htmx.min.js?")
+
+
+ADDRESSES = (
+    "/",
+    f"/?search={CANARY}",
+    "/queue",
+    "/find",
+    "/message/0/0/0",
+    "/message/0/0/1",
+    "/message/2/0/0",
+    "/dead-letters",
+    "/workers",
+    "/trackers",
+    "/nowhere/at/all",
+)
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_canaries_are_inert_on_every_page(path: Path, address: str) -> None:
+    where = httpx.URL(f"http://localhost{address}")
+    for name, pages_with_it in (("name", "/queue"), ("q", "/find"), ("consumer", "/workers")):
+        if where.path == pages_with_it:
+            where = where.copy_set_param(name, CANARY)
+    site = pages(path)
+    if where.path == "/dead-letters":
+        for name in ("queue", "reason", "form", "text", "key", "header"):
+            Inert().feed(site.get(str(where.copy_set_param(name, CANARY))).text)
+    answer = site.get(str(where))
+    assert answer.status_code == (404 if "nowhere" in address else 200), answer.text
+    assert "<script>alert" not in answer.text
+    assert "<img" not in answer.text
+    assert "49" not in re.findall(r"onerror[^<]*", answer.text), "a template in a text was run"
+    if where.path in ("/", "/queue", "/find", "/message/0/0/0", "/dead-letters", "/workers"):
+        assert "&lt;script&gt;alert(1)" in answer.text, "the page shows it"
+    Inert().feed(answer.text)
+
+
+def test_the_api_answers_what_the_pages_show(path: Path) -> None:
+    site = pages(path)
+    (queue,) = site.get("/api/queues").json()["queues"]
+    assert (queue["queue"], queue["waiting"], queue["in_flight"]) == (CANARY, 0, 1)
+    (letter,) = site.get("/api/dead-letters").json()["letters"]
+    assert (letter["error"], letter["where"]) == (CANARY, "2/0/0")
+    life = site.get("/api/message/2/0/0").json()
+    assert [step["what"] for step in life["steps"]] == ["SENT", "START", "REJECT", "DEAD LETTER"]
+    (worker,) = site.get("/api/workers").json()["workers"]
+    assert (worker["consumer"], worker["messages"]) == (CANARY, 1)
+    assert site.get("/api/message/0/7/7").status_code == 404
+    assert site.get("/api/message/0/7/x").status_code in (400, 404)
+    assert site.get("/api/queue").status_code == 400
+    paths = site.get("/api/openapi/openapi.json").json()["paths"]
+    assert {"/api/queues", "/api/dead-letters", "/api/state"} <= paths.keys()
+
+
+def test_every_answer_has_the_headers(path: Path) -> None:
+    site = pages(path)
+    static = site.get("/static/kafkamq.css")
+    assert static.status_code == 200
+    refused = site.get("/", {"host": "evil.example"})
+    for answer in (site.get("/"), site.get("/nothing"), site.get("/api/state"), static, refused):
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["x-frame-options"] == "DENY"
+        assert "access-control-allow-origin" not in answer.headers
+    assert site.get("/").headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "", "127.0.0.1@e"])
+def test_another_host_is_not_answered(path: Path, host: str) -> None:
+    site = pages(path)
+    assert site.get("/", {"host": host}).status_code == 421
+    assert site.get("/", {"host": "[::1]:8686"}).status_code == 200
+    named = pages(path, allowed_hosts=frozenset({"Queues.Example"}))
+    assert named.get("/", {"host": "queues.example:80"}).status_code == 200
+
+
+def test_nothing_can_be_posted(path: Path) -> None:
+    site = pages(path)
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+        for address in ("/", "/api/queues", "/static/kafkamq.css"):
+            assert site.get(address, method=method).status_code == 405
+
+
+def test_requests_are_bounded(path: Path) -> None:
+    site = pages(path)
+    assert site.get(f"/?search={'x' * 9000}").status_code == 414
+    for odd in ("/?page=-5", f"/?page={10**12}", "/dead-letters?before=-1&since_ms=x"):
+        assert site.get(odd).status_code == 200
+    assert site.get("/?page=x").status_code == 400
+
+
+def basic(name: str, password: str) -> dict[str, str]:
+    token = base64.b64encode(f"{name}:{password}".encode()).decode()
+    return {**LOCAL, "authorization": f"Basic {token}"}
+
+
+def test_a_stranger_is_refused_and_viewers_see_no_hidden_payloads(path: Path) -> None:
+    accounts = {
+        "ann": Account("operator", hash_password("right")),
+        "vic": Account("viewer", hash_password("wrong?")),
+    }
+    site = pages(path, accounts=accounts, host="0.0.0.0", hides_payloads=True)
+    for headers in (
+        LOCAL,
+        basic("ann", "wrong?"),
+        basic("bob", "right"),
+        basic("ann", ""),
+        {**LOCAL, "authorization": "Basic !"},
+        {**LOCAL, "authorization": "Bearer right"},
+        {**LOCAL, "x-user": "ann"},
+    ):
+        for address in ("/", "/api/queues", "/static/kafkamq.css", "/api/openapi/openapi.json"):
+            answer = site.get(address, headers)
+            assert (answer.status_code, "www-authenticate" in answer.headers) == (401, True)
+    for _ in range(2):  # the second time it is remembered
+        assert site.get("/", basic("ann", "right")).status_code == 200
+    assert "read from Kafka" in site.get("/message/0/0/0", basic("ann", "right")).text
+    hidden = site.get("/message/0/0/0?payload=text", basic("vic", "wrong?"))
+    assert "Payloads are hidden" in hidden.text
+    assert "right" not in repr(site.app) + repr(accounts)
+
+
+def test_a_proxys_header_counts_from_the_proxy_alone(path: Path) -> None:
+    site = pages(
+        path,
+        host="0.0.0.0",
+        trusted_header="X-User",
+        trusted_proxies=frozenset({"10.0.0.1"}),
+        operators=frozenset({"ann"}),
+    )
+    for name in ("ann", "vic"):
+        headers = {**LOCAL, "x-user": name}
+        assert site.get("/", headers, peer="10.0.0.1").status_code == 200
+        assert site.get("/", headers, peer="10.0.0.2").status_code == 401
+    assert site.get("/", {**LOCAL, "x-user": " "}, peer="10.0.0.1").status_code == 401
+    shown = site.get("/", {**LOCAL, "x-user": "ann"}, peer="10.0.0.1").text
+    assert "ann (operator)" in shown
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"host": "0.0.0.0"},
+        {"host": "192.0.2.1"},
+        {"host": "::"},
+        {"host": ""},
+        {"trusted_header": "x-user"},
+        {"trusted_proxies": frozenset({"10.0.0.1"})},
+        {"trusted_header": "x-user", "trusted_proxies": frozenset({"proxy.example"})},
+    ],
+)
+def test_what_is_not_safe_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        WebOptions(**options)
+
+
+@pytest.mark.parametrize(
+    "line", ["", "ann", "ann:boss:$argon2id$x", "ann:viewer:secret", ":viewer:$argon2"]
+)
+def test_a_password_file_of_another_form_is_refused(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "users"
+    file.write_text(f"# who may look\n\n{line}\n")
+    file.chmod(0o600)
+    with pytest.raises(ConfigError) as refused:
+        read_accounts(file)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_password_file_is_read_if_nobody_else_can(tmp_path: Path) -> None:
+    file = tmp_path / "users"
+    hashed = hash_password("p:w")
+    file.write_text(f"ann:operator:{hashed}\nvic:viewer:{hashed}\n")
+    file.chmod(0o640)
+    assert {name: each.role for name, each in read_accounts(file).items()} == {
+        "ann": "operator",
+        "vic": "viewer",
+    }
+    file.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod"):
+        read_accounts(file)
+
+
+def test_without_an_index_a_page_says_so(tmp_path: Path) -> None:
+    answer = Pages(tmp_path / "none").get("/")
+    assert (answer.status_code, "index is being made" in answer.text) == (503, True)
+    assert Pages(tmp_path / "none").get("/api/queues").json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "text"),
+    [
+        (b'{"a": [1]}', "json", '{\n  "a": [\n    1\n  ]\n}'),
+        (b"[" * 100_000, "json", "[" * MAX_SHOWN_BYTES),
+        (b"\xff<b>", "text", "\\xff<b>"),
+        (b"\0A", "hex", "00000000  00 41                                            .A"),
+        (None, "text", ""),
+    ],
+)
+def test_a_payload_is_shown_in_each_form(value: bytes | None, form: str, text: str) -> None:
+    assert show(value, form).text == text
+
+
+def test_large_payloads_are_cut() -> None:
+    for form in ("text", "json", "hex"):
+        shown = show(b'"' + b"x" * (1 << 20) + b'"', form)
+        assert shown.is_cut
+        assert shown.size_bytes == (1 << 20) + 2
+        assert len(shown.text) < 5 * MAX_SHOWN_BYTES
+
+
+def test_numbers_times_and_sizes_as_people_write_them() -> None:
+    assert [duration_of(each) for each in (0, 61_000, -7_500_000, 200_000_000)] == [
+        "0.0 s",
+        "1 min 01 s",
+        "-2 h 05 min",
+        "2 d 07 h",
+    ]
+    assert (number_of(1_234_567), number_of(None)) == ("1\u202f234\u202f567", "\u2013")
+    assert (size_of(999), size_of(5 << 30)) == ("999 B", "5.0 GiB")
+    assert (time_of(0), time_of(1 << 62)) == ("1970-01-01 00:00:00.000", f"{1 << 62} ms")
+
+
+def test_the_browser_file_is_the_one_that_its_sum_names() -> None:
+    for line in (STATIC / "SHA256SUMS").read_text().splitlines():
+        digest, name = line.split()
+        assert hashlib.sha256((STATIC / name).read_bytes()).hexdigest() == digest
+    for template in TEMPLATES.glob("*.html"):
+        text = template.read_text(encoding="utf-8")
+        assert "|safe" not in text.replace(" ", ""), template
+        assert "//" not in re.sub(r"/\*.*?\*/", "", text), "nothing from elsewhere"
