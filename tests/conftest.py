@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pytest
+import pytest_timeout
 from hypothesis import HealthCheck, settings
 from tests.faults.figures import MARK
+from tests.spark_starts import spark_environment
+from tests.waiting import SLOWNESS, measure_slowness, within
 
 from kafkamq.dev import LocalKafka
 
@@ -24,6 +30,28 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # How long an example takes says how busy the machine is, and nothing about the code.
 settings.register_profile("kafkamq", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kafkamq")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure how busy the machine is, once: workers and all other processes inherit it."""
+    if SLOWNESS not in os.environ:
+        workers = len(getattr(config.option, "tx", None) or ())
+        os.environ[SLOWNESS] = f"{measure_slowness(workers):.1f}"
+    if "SPARK_HOME" not in os.environ:
+        home = TemporaryDirectory(prefix="kafkamq-tests-spark-")
+        config.add_cleanup(home.cleanup)
+        os.environ.update(spark_environment(Path(home.name)))
+
+
+def pytest_report_header() -> str:
+    return f"deadlines: {within(1):g} times those of a quiet machine"
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Settings) -> object:
+    """Give a test what it needs on this machine, whether a mark or pyproject.toml says it."""
+    settings = settings._replace(timeout=within(settings.timeout))
+    return pytest_timeout.pytest_timeout_set_timer(item, settings)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -13,6 +13,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 from tests.sure_producer import write_records
+from tests.waiting import deadline_after
 
 from kafkamq.config import ServiceConfig
 from kafkamq.transport.admin import Admin
@@ -73,14 +74,14 @@ class Kafka:
         config = {key.replace("_", "."): value for key, value in settings.items()}
         new = NewTopic(name, partitions, 1, config=config)
         self.admin.wait(self.admin.client.create_topics([new])[name], "creating")
-        until = time.monotonic() + 10.0
+        until = deadline_after(10.0)
         while name not in self.admin.topics([name]) and time.monotonic() < until:
             time.sleep(0.02)
         return name
 
     def delete(self, topic: str) -> None:
         self.admin.wait(self.admin.client.delete_topics([topic])[topic], "deleting")
-        until = time.monotonic() + 10.0
+        until = deadline_after(10.0)
         while topic in self.admin.topics([topic]) and time.monotonic() < until:
             time.sleep(0.02)
 
@@ -94,7 +95,7 @@ class Kafka:
 
             client: Any = self.admin.client
             client.create_partitions([NewPartitions(topic, count + 1)])[topic].result(10)
-        until = time.monotonic() + 10.0
+        until = deadline_after(10.0)
         while self.admin.topics([topic])[topic].partitions == count and time.monotonic() < until:
             time.sleep(0.02)
 
@@ -144,7 +145,7 @@ _LOADING = ("COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_CO
 
 def eventually(call: Callable[[], T]) -> T:
     """Again, while the coordinator of a group or transaction is not there yet."""
-    until = time.monotonic() + 20.0
+    until = deadline_after(20.0)
     while True:
         try:
             return call()
@@ -243,7 +244,7 @@ class Member:
 def poll_all(members: Iterable[Member], until: Callable[[], bool], timeout_s: float = 30.0) -> None:
     """Poll all of them in turn until it is so."""
     every = list(members)
-    deadline = time.monotonic() + timeout_s
+    deadline = deadline_after(timeout_s)
     while not until():
         assert time.monotonic() < deadline, [(each.name, each.told) for each in every]
         for each in every:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from tests.contract.worlds import World, receive, wait_until
+from tests.contract.worlds import World, receive
+from tests.waiting import wait_until
 
 from kafkamq import Backoff, ConfigError, LeaseLostError, Message, StateError
 from kafkamq.queue.rules.capabilities import Feature

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from tests.contract.handlers import take_upper
-from tests.contract.worlds import World, wait_until
+from tests.contract.worlds import World
+from tests.waiting import wait_until
 
 from kafkamq import Message, SchemaRegistryError, Worker
 from kafkamq.queue.arguments import BodyError

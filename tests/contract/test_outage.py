@@ -7,7 +7,8 @@ import threading
 import uuid
 
 import pytest
-from tests.contract.worlds import BACKENDS, wait_until, world_of
+from tests.contract.worlds import BACKENDS, world_of
+from tests.waiting import wait_until
 
 from kafkamq import Worker
 from kafkamq.dev import LocalKafka

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, TopicPartition
 from tests.contract.port import KINDS, Kafka, Member, eventually, opened, parts, poll_all, refusal
+from tests.waiting import deadline_after
 
 from kafkamq.transport.port import Consumer
 
@@ -135,7 +136,7 @@ def test_a_commit_that_nobody_waits_for_tells_its_outcome(kafka: Kafka, group: s
     def outcome(*offsets: TopicPartition) -> tuple[str, list[int]]:
         stranger.commit(offsets=list(offsets), asynchronous=True)
         assert not heard  # before the next poll
-        until = time.monotonic() + 20.0
+        until = deadline_after(20.0)
         while not heard and time.monotonic() < until:
             assert stranger.poll(0.1) is None
         return heard.pop()
@@ -280,7 +281,7 @@ def test_committed_offsets_go_with_the_group_and_with_the_topic(kafka: Kafka, gr
     def found(name: str) -> int:
         return consumer.committed(parts(name, 0), timeout=10.0)[0].offset
 
-    until = time.monotonic() + 10.0
+    until = deadline_after(10.0)
     while found(topic) != OFFSET_INVALID and time.monotonic() < until:
         time.sleep(0.05)
     assert (found(topic), found(other)) == (OFFSET_INVALID, 1)
@@ -356,7 +357,7 @@ def test_members_hear_of_new_partitions(kafka: Kafka, group: str) -> None:
     first = member(kafka, "first", group, topic, "cooperative", **settings)
     poll_all([first], lambda: first.partitions == {0})
     kafka.add_partition(topic)
-    until = time.monotonic() + 20.0
+    until = deadline_after(20.0)
     while len(first.client.list_topics(topic, timeout=10.0).topics[topic].partitions) < 2:
         assert time.monotonic() < until  # also a member that was told by another request
     poll_all([first], lambda: first.partitions == {0, 1})

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, KafkaError, TopicPartition
 from tests.contract.port import KINDS, Kafka, opened, parts, refusal
+from tests.waiting import deadline_after
 
 from kafkamq.transport.port import Consumer
 
@@ -21,7 +22,7 @@ def kafka(request: pytest.FixtureRequest) -> Iterator[Kafka]:
 def read(consumer: Consumer, count: int, timeout_s: float = 10.0) -> list[tuple[str, int, bytes]]:
     """Records, and what else comes: code ("" for a record), offset, value."""
     found: list[tuple[str, int, bytes]] = []
-    until = time.monotonic() + timeout_s
+    until = deadline_after(timeout_s)
     while len(found) < count and time.monotonic() < until:
         for message in consumer.consume(count - len(found), 0.05):
             error, offset = message.error(), message.offset()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from tests.contract.port import KINDS, Kafka, Reports, opened, parts, refusal
+from tests.waiting import deadline_after
 
 from kafkamq.transport.errors import raised_error
 from kafkamq.transport.port import Producer
@@ -340,7 +341,7 @@ def test_a_transaction_that_takes_too_long_is_aborted(kafka: Kafka) -> None:
     producer.begin_transaction()
     producer.produce(topic, b"v", None, 0)
     assert producer.flush(10.0) == 0
-    until = time.monotonic() + 30.0
+    until = deadline_after(30.0)
     consumer = kafka.consumer()
     place = TopicPartition(topic, 0)
     while consumer.get_watermark_offsets(place, timeout=10.0)[1] < 2:

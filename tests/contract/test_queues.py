@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.contract.worlds import World, receive, wait_until
+from tests.contract.worlds import World, receive
+from tests.waiting import wait_until
 
 from kafkamq import ConfigError, StateError
 from kafkamq.queue.rules.capabilities import Feature

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 from tests.contract.handlers import die_or_hang
-from tests.contract.worlds import World, receive, wait_until
+from tests.contract.worlds import World, receive
+from tests.waiting import wait_until
 
 from kafkamq import Ack, ConfigError, Message, Nack, Reject, Worker
 from kafkamq.metrics.health import health

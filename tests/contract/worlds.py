@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from tests.integration.queue_logs import tracked
+from tests.waiting import deadline_after
 
 from kafkamq import Backoff, Consumer, Message, Queue, Service
 from kafkamq.queue.dead_letters import read_dead_letters
@@ -15,7 +16,7 @@ from kafkamq.queue.rules.capabilities import Feature, has
 from kafkamq.testing import MemoryService
 from kafkamq.types import Backend
 
-__all__ = ["BACKENDS", "WORLDS", "Letter", "World", "receive", "wait_until", "world_of"]
+__all__ = ["BACKENDS", "WORLDS", "Letter", "World", "receive", "world_of"]
 
 BACKENDS = ("markers", "offsets", "share", "claims")
 DOUBLES = tuple(f"memory-{name}" for name in BACKENDS)
@@ -113,16 +114,8 @@ def world_of(name: str, bootstrap: str, namespace: str) -> Iterator[World]:
 def receive(consumer: Consumer, count: int, timeout_s: float = 60.0) -> list[Message]:
     """``count`` messages, however many calls that takes."""
     messages: list[Message] = []
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = deadline_after(timeout_s)
     while len(messages) < count:
         assert time.monotonic() < deadline_s, f"{len(messages)} of {count} messages came"
         messages += consumer.receive_many(count - len(messages), 0.5)
     return messages
-
-
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
-    """Wait for it."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.02)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import deadline_after
 
 pytest.importorskip("pyspark")
 
@@ -143,7 +144,7 @@ def test_everything_ends_with_the_demo(number: signal.Signals) -> None:
     finally:
         process.kill()
         process.communicate()
-    deadline = time.monotonic() + 30
+    deadline = deadline_after(30)
     while alive := {pid for pid in seen if is_alive(pid)}:
         assert time.monotonic() < deadline, alive
         time.sleep(0.1)

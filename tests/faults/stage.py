@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.figures import say
+from tests.waiting import deadline_after
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import KafkaMQError
@@ -169,7 +170,7 @@ class Stage:
     # ---- what became of it
 
     def wait_until(self, condition: Any, *, timeout_s: float = 60.0) -> None:
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = deadline_after(timeout_s)
         while not condition():
             assert time.monotonic() < deadline_s, f"waited in vain (seed {self.seed})"
             time.sleep(0.1)
@@ -227,7 +228,7 @@ class Stage:
 
     def drain(self, *, timeout_s: float = 90.0) -> None:
         """Wait until every message is settled."""
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = deadline_after(timeout_s)
         while time.monotonic() < deadline_s:
             if self.is_drained():
                 return

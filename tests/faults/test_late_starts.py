@@ -12,8 +12,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     NewTopic,
 )
-from tests.integration.tracker_logs import wait_until
 from tests.sure_producer import SureProducer
+from tests.waiting import deadline_after, wait_until
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError
@@ -59,7 +59,7 @@ def send(cluster: KafkaCluster, config: ServiceConfig, count: int) -> None:
 
 def received(consumer: Consumer, *, timeout_s: float = 150.0) -> Iterator[Message]:
     """Acked ones, for as long as the test asks; failures that pass are waited out."""
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = deadline_after(timeout_s)
     while time.monotonic() < deadline_s:
         try:
             messages = consumer.receive_many(50, 0.5)

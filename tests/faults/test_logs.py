@@ -15,8 +15,9 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 from tests.faults.stage import Stage
-from tests.integration.tracker_logs import Logs, wait_until
+from tests.integration.tracker_logs import Logs
 from tests.sure_producer import SureProducer
+from tests.waiting import wait_until
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import DataLossError, WireError

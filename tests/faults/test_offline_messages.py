@@ -8,9 +8,10 @@ import time
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from tests.faults.test_late_starts import ALONE
-from tests.integration.queue_logs import die, make_service, receive_all, tracked, wait_until
+from tests.integration.queue_logs import die, make_service, receive_all, tracked
 from tests.integration.test_batch_holds import Stage, impatient, places
 from tests.sure_producer import SureProducer
+from tests.waiting import wait_until
 
 from kafkamq.config import ServiceConfig
 from kafkamq.queue.names import group_of

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from tests.faults.figures import say
 from tests.integration.cli_tools import Commands
-from tests.integration.tracker_logs import Logs, wait_until
+from tests.integration.tracker_logs import Logs
 from tests.spark.processes import below, command_of, python_workers
 from tests.spark.tracker_driver import tracker_driver
+from tests.waiting import wait_until
 
 from kafkamq.testing.checker import check_logs
 from kafkamq.testing.faults import Network, read_namespace, why_no_network

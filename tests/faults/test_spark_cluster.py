@@ -8,8 +8,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.integration.tracker_logs import Logs, wait_until
+from tests.integration.tracker_logs import Logs
 from tests.spark.tracker_driver import tracker_driver
+from tests.waiting import wait_until
 
 from kafkamq.dev.spark_cluster import EXECUTOR_SETTINGS, LocalSpark
 from kafkamq.testing.checker import check_logs

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.spark.tracker_runs import PATIENCE_S, Logs, settled, tracking, verdict, wait_until
+from tests.spark.tracker_runs import PATIENCE_S, Logs, settled, tracking, verdict
+from tests.waiting import wait_until
 
 import kafkamq.spark.tracker.tracker as spark_tracker
 from kafkamq.spark.failures import QueryFailedError

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from tests.faults.figures import say
-from tests.integration.tracker_logs import Logs, read_topic, tracker_process, wait_until
+from tests.integration.tracker_logs import Logs, read_topic, tracker_process
 from tests.spark.queue_driver import TIMEOUT_S, children_of, queue_driver
 from tests.spark.test_queues_crash import open_messages, output
+from tests.waiting import wait_until
 
 from kafkamq.types import Outcome
 

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from tests.faults.figures import say
-from tests.integration.tracker_logs import read_topic, wait_until
+from tests.integration.tracker_logs import read_topic
 from tests.spark.processes import python_workers, start_driver
 from tests.spark.test_source import produce
+from tests.waiting import wait_until
 
 from kafkamq.queue.wire.partitions import key_partition
 

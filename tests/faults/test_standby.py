@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from tests.faults.figures import say
 from tests.faults.test_spark import Load
-from tests.integration.tracker_logs import Logs, wait_until
+from tests.integration.tracker_logs import Logs
 from tests.spark.tracker_driver import tracker_driver
+from tests.waiting import wait_until
 
 from kafkamq.markers.tracker.status_reader import StatusReader
 from kafkamq.markers.wire.signs import Sign, SignKind

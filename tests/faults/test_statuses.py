@@ -12,8 +12,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     NewTopic,
 )
-from tests.integration.tracker_logs import Logs, tracker_process, wait_until
+from tests.integration.tracker_logs import Logs, tracker_process
 from tests.spark.tracker_driver import tracker_driver
+from tests.waiting import wait_until
 
 from kafkamq.markers.tracker.status_reader import StatusReader
 from kafkamq.testing.faults import KafkaCluster

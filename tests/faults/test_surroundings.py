@@ -14,8 +14,8 @@ from tests.integration.queue_logs import (
     make_service,
     receive_all,
     tracked,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 from kafkamq.dev import Listener, LocalKafka, cache_dir_from, java_from
 from kafkamq.errors import KafkaMQError

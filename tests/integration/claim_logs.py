@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.integration import tracker_logs
 from tests.sure_producer import SureProducer
+from tests.waiting import wait_until
 
 from kafkamq.claims import Cluster, init_topic
 from kafkamq.claims.rules.audit import ClaimAudit
@@ -49,7 +49,7 @@ class ClaimTopics:
             found = admin.list_topics(timeout=30).topics.get(topic)
             return found is not None and len(found.partitions) == partitions
 
-        wait_for(is_visible)
+        wait_until(is_visible)
 
     def cluster(self, **options: object) -> Cluster:
         options = {"heartbeat_interval": self.interval_s, **options}
@@ -100,14 +100,6 @@ def read_topic(bootstrap: str, topic: str) -> Iterator[tuple[int, int, int, byte
     found = tracker_logs.read_topic(bootstrap, topic)
     for record in sorted(found, key=lambda record: (record.partition(), record.offset())):
         yield record.partition(), record.offset(), record.timestamp()[1], record.value()
-
-
-def wait_for(condition: object, timeout_s: float = 60.0) -> None:
-    """Wait until a callable says so."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline_s, "it did not come so"
-        time.sleep(0.02)
 
 
 @contextmanager

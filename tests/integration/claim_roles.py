@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.integration.claim_logs import wait_for
 from tests.integration.cli_tools import Commands
 from tests.integration.tracker_logs import Logs
 from tests.sure_producer import SureProducer
+from tests.waiting import wait_until
 
 from kafkamq.claims import Cluster, RangeClaims, init_topic
 from kafkamq.config import ServiceConfig
@@ -65,7 +65,7 @@ def _prepare(logs: Logs, coordination: str = "") -> None:
     admin = AdminClient({"bootstrap.servers": logs.bootstrap})
     work = f"{namespace}.work"
     admin.create_topics([NewTopic(work, PARTITIONS, 1)])[work].result(15)
-    wait_for(lambda: work in admin.list_topics(timeout=15).topics)
+    wait_until(lambda: work in admin.list_topics(timeout=15).topics)
     producer = SureProducer({"bootstrap.servers": logs.bootstrap})
     for number in range(10):
         producer.produce(work, str(number), partition=number % PARTITIONS)

@@ -11,8 +11,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.integration.parallel_tools import committed, fill, make, wait_until
+from tests.integration.parallel_tools import committed, fill, make
 from tests.unit import parallel_handlers as handlers
+from tests.waiting import wait_until
 
 from kafkamq import ParallelConsumer
 from kafkamq.runtime.process_executor import ProcessExecutor

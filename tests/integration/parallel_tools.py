@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.sure_producer import SureProducer
+from tests.waiting import deadline_after
 
 from kafkamq import ParallelConsumer, ParallelRecord
 from kafkamq.metrics import families
@@ -98,13 +99,6 @@ class Seen:
         return all(offsets == sorted(offsets) for offsets in self.by_key.values())
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 60.0, what: str = "") -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.01)
-
-
 def figures(name: str) -> Mapping[Labels, float]:
     """Of the parallel consumers of this process, by labels."""
     return next(
@@ -163,7 +157,7 @@ def read_all(bootstrap: str, topic: str, count: int, partitions: int = 1) -> lis
     )
     consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
     found: list = []
-    deadline_s = time.monotonic() + 60
+    deadline_s = deadline_after(60)
     while len(found) < count and time.monotonic() < deadline_s:
         found += [record for record in consumer.consume(1000, 0.2) if record.error() is None]
     found += [record for record in consumer.consume(10, 0.3) if record.error() is None]

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Message as Record
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
-from tests.integration.tracker_logs import read_topic, wait_until
+from tests.integration.tracker_logs import read_topic
+from tests.waiting import deadline_after, wait_until
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.markers.last_delivery import process_gate
@@ -100,7 +101,7 @@ def dead_letters(config: ServiceConfig) -> list[Record]:
 def receive_all(consumer: Consumer, count: int, *, timeout_s: float = 60.0) -> list[Message]:
     """``count`` messages, however many calls that takes."""
     messages: list[Message] = []
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = deadline_after(timeout_s)
     while len(messages) < count:
         assert time.monotonic() < deadline_s, f"{len(messages)} of {count} messages came"
         messages += consumer.receive_many(count - len(messages), 0.5)

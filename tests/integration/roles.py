@@ -20,6 +20,7 @@ from tests.integration.cli_tools import Commands
 from tests.integration.queue_logs import delete_group, receive_all
 from tests.integration.secured import Right
 from tests.integration.tracker_logs import Logs, read_topic
+from tests.waiting import deadline_after
 
 from kafkamq import Service
 from kafkamq.config import ServiceConfig, TrackerConfig
@@ -162,7 +163,7 @@ def track(config: ServiceConfig, logs: Logs) -> None:
     """Run the local tracker until it has settled all."""
     load_tracker(logs)
     with LocalTracker(config, TrackerConfig(position_interval_ms=200)).in_thread() as tracker:
-        deadline_s = time.monotonic() + WAIT_S
+        deadline_s = deadline_after(WAIT_S)
         while not is_settled(config, logs) and time.monotonic() < deadline_s:
             if tracker.is_over:
                 return  # leaving the block raises why
@@ -179,7 +180,7 @@ def track_on_spark(config: ServiceConfig, logs: Logs) -> None:
         checkpoint = str(Path(folder) / "checkpoint")
         tracker = TrackerConfig(position_interval_ms=200)
         with SparkTracker(config, tracker, checkpoint=checkpoint, trigger_s=0.2) as running:
-            deadline_s = time.monotonic() + 60
+            deadline_s = deadline_after(60)
             while not is_settled(config, logs) and time.monotonic() < deadline_s:
                 running.wait(0.2)
     assert is_settled(config, logs), "not all was settled"
@@ -248,7 +249,7 @@ def operate(config: ServiceConfig, logs: Logs) -> None:
     more.run("create", "--partitions", "1", "--marker-partitions", "1")
     load_tracker(logs)
     with LocalTracker(logs.config).in_thread():
-        deadline_s = time.monotonic() + WAIT_S
+        deadline_s = deadline_after(WAIT_S)
         while not logs.dead_letters() and time.monotonic() < deadline_s:
             time.sleep(0.1)
     with Service(logs.bootstrap, config.namespace) as service:

@@ -25,6 +25,7 @@ from confluent_kafka.admin import (
     ScramMechanism,
     UserScramCredentialUpsertion,
 )
+from tests.waiting import deadline_after
 
 from kafkamq.dev import Listener, LocalKafka
 
@@ -133,7 +134,7 @@ class SecuredKafka:
             ResourceType.ANY, None, ResourcePatternType.ANY, f"User:{user}", None,
             AclOperation.ANY, AclPermissionType.ANY,
         )  # fmt: skip
-        deadline_s = time.monotonic() + 20
+        deadline_s = deadline_after(20)
         while not bindings <= set(self._admin.describe_acls(any_of).result(20)):
             assert time.monotonic() < deadline_s, "the broker does not learn of the rights"
             time.sleep(0.02)

@@ -18,8 +18,8 @@ from tests.integration.queue_logs import (
     read_topic,
     receive_all,
     tracked,
-    wait_until,
 )
+from tests.waiting import deadline_after, wait_until
 
 from kafkamq import Message, Queue, Service
 from kafkamq.errors import BrokerError, ConfigError
@@ -304,7 +304,7 @@ def test_r13_a_topic_that_is_recreated_has_other_messages(bootstrap: str, namesp
             make_topic(bootstrap, topic, 1, message_timestamp_type="LogAppendTime")
             write(bootstrap, topic, *({"value": b"new-%d" % each} for each in range(3)))
             messages: list[Message] = []
-            deadline_s = time.monotonic() + 120
+            deadline_s = deadline_after(120)
             while len(messages) < 3 and time.monotonic() < deadline_s:
                 try:
                     messages += consumer.receive_many(3, 0.5)

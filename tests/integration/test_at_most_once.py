@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.queue_logs import die, make_service, markers, receive_all, wait_until
+from tests.integration.queue_logs import die, make_service, markers, receive_all
+from tests.waiting import wait_until
 
 from kafkamq import Nack
 from kafkamq.errors import ConfigError, StateError

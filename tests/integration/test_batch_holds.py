@@ -26,9 +26,9 @@ from tests.integration.queue_logs import (
     receive_all,
     set_topic,
     tracked,
-    wait_until,
 )
 from tests.integration.test_holes import recreate
+from tests.waiting import wait_until
 
 from kafkamq.dev import LocalKafka, cache_dir_from, java_from
 from kafkamq.markers.tracker import settlers

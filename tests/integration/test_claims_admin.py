@@ -15,7 +15,8 @@ from confluent_kafka.admin import (
     NewPartitions,
     ResourceType,
 )
-from tests.integration.claim_logs import ClaimTopics, wait_for
+from tests.integration.claim_logs import ClaimTopics
+from tests.waiting import wait_until
 
 from kafkamq.claims import Admin, Cluster, Consumer, init_topic
 from kafkamq.errors import BrokerError, ConfigError, DataLossError, DeadlineExceededError
@@ -84,7 +85,7 @@ def test_nothing_moves_when_one_partition_cannot_be_claimed(topics: ClaimTopics)
 
         beat()
         seen = cluster.member("o", topics.group)
-        wait_for(lambda: seen.claim_of(topics.work, 1).client == "go")
+        wait_until(lambda: seen.claim_of(topics.work, 1).client == "go")
         admin = Admin(cluster, topics.group)
         with pytest.raises(DeadlineExceededError, match=r"no position .* was changed.*\[1\]"):
             admin.set_position({(topics.work, 0): 2, (topics.work, 1): 2}, timeout=4.0)
@@ -235,7 +236,7 @@ def test_with_go_clients_nothing_is_claimed_that_they_hold(bootstrap: str) -> No
             assert set(consumer.claims) == {(topics.work, 1)}
             assert drain(consumer, 3) == [1, 3, 5]
             topics.write(record % (int(time.time()), 1))
-            wait_for(lambda: lost)
+            wait_until(lambda: lost)
             assert lost[0][:2] == (topics.work, 1)
             assert "other rules" in lost[0][2]
             assert consumer.claims == {}

@@ -6,7 +6,8 @@ import threading
 import time
 
 import pytest
-from tests.integration.claim_logs import ClaimTopics, wait_for
+from tests.integration.claim_logs import ClaimTopics
+from tests.waiting import wait_until
 
 from kafkamq.claims import Consumer
 from kafkamq.errors import ConfigError, LeaseLostError, StateError
@@ -113,7 +114,7 @@ def test_whole_topics_are_claimed_as_a_unit(topics: ClaimTopics) -> None:
         two = second.member("b", topics.group).consumer(topics.work, claims="topic")
         assert two.complete_topics == frozenset()
         one.close()
-        wait_for(lambda: two.complete_topics == {topics.work})
+        wait_until(lambda: two.complete_topics == {topics.work})
         topics.fill(4)
         assert sorted(take(two, 4)) == [0, 1, 2, 3]
         two.close()
@@ -135,7 +136,7 @@ def test_a_batch_that_was_not_taken_is_given_back(topics: ClaimTopics) -> None:
 
             take_nothing = batches._take
             batches._take = lambda: None  # type: ignore[method-assign]  # the application is slow
-            wait_for(is_committed)
+            wait_until(is_committed)
             batches._take = take_nothing  # type: ignore[method-assign]
         with member.consumer(topics.work, delivery="at-most-once", claims="greedy") as consumer:
             found: list[int] = []
@@ -154,8 +155,8 @@ def test_flush_writes_positions_now(topics: ClaimTopics) -> None:
             take(consumer, 8)
             consumer.flush()
             seen = observer.member("o", topics.group)
-            wait_for(lambda: seen.claim_of(topics.work, 0).offset == 4)
-            wait_for(lambda: seen.claim_of(topics.work, 1).offset == 4)
+            wait_until(lambda: seen.claim_of(topics.work, 0).offset == 4)
+            wait_until(lambda: seen.claim_of(topics.work, 1).offset == 4)
 
 
 def test_positions_are_committed_while_another_thread_polls(topics: ClaimTopics) -> None:
@@ -176,7 +177,7 @@ def test_positions_are_committed_while_another_thread_polls(topics: ClaimTopics)
             thread.start()
             began_s = time.monotonic()
             assert len(take(consumer, 3000)) == 3000
-            wait_for(lambda: len(flushed) > 3)
+            wait_until(lambda: len(flushed) > 3)
             is_over.set()
             thread.join(40.0)
             assert not thread.is_alive()

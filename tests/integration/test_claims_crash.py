@@ -12,8 +12,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.integration.claim_logs import ClaimTopics, read_topic, wait_for
+from tests.integration.claim_logs import ClaimTopics, read_topic
 from tests.integration.claim_worker import STEPS, HandOut, overlaps, read_trace, start
+from tests.waiting import wait_until
 
 from kafkamq.claims.rules.log import ClaimLog
 from kafkamq.dev import LocalKafka
@@ -34,7 +35,7 @@ def read_to_the_end(topics: ClaimTopics, traces: list[Path], number: int, *more:
 
     process = start(traces[number], topics, *more)
     try:
-        wait_for(lambda: reached() == end, 90.0)
+        wait_until(lambda: reached() == end, 90.0)
     finally:
         kill(process)
 
@@ -103,7 +104,7 @@ def at_least_once_with_kills(topics: ClaimTopics, folder: Path, kills: int, seed
             trace, topics, "--delivery", "at-least-once", "--batch", "3", "--work", "0.02"
         )
         wanted = before + chance.randint(5, 30)
-        wait_for(lambda trace=trace, n=wanted: len(read_trace(trace)) >= n, 90.0)
+        wait_until(lambda trace=trace, n=wanted: len(read_trace(trace)) >= n, 90.0)
         kill(process)
     read_to_the_end(topics, traces, 2, "--delivery", "at-least-once")
     trace = read_trace(*traces)
@@ -177,10 +178,10 @@ def test_a_zombie_hands_nothing_out_and_rewinds_nothing(
     zombie = start(one, topics, *options, *when)
     other = None
     try:
-        wait_for(lambda: is_stopped(zombie))
+        wait_until(lambda: is_stopped(zombie))
         stopped_at = len(read_trace(one))
         other = start(two, topics, *options)
-        wait_for(lambda: len(read_trace(two)) >= 20)
+        wait_until(lambda: len(read_trace(two)) >= 20)
         zombie.send_signal(signal.SIGCONT)
         assert zombie.stdout is not None
         awaited = ["ended:"]
@@ -191,7 +192,7 @@ def test_a_zombie_hands_nothing_out_and_rewinds_nothing(
             assert said, "it died"
             awaited = [each for each in awaited if said.split()[0] not in each]
         more = len(read_trace(two)) + 20
-        wait_for(lambda: len(read_trace(two)) >= more)
+        wait_until(lambda: len(read_trace(two)) >= more)
         later = read_trace(one)[stopped_at:]
         assert not {e.token for e in later} & {e.token for e in read_trace(one)[:stopped_at]}
     finally:
@@ -230,7 +231,7 @@ def misled(topics: ClaimTopics, folder: Path, rounds: int, *more: str) -> list[P
     try:
         for _ in range(rounds):
             wanted = len(read_trace(*traces.values())) + 40
-            wait_for(lambda n=wanted: len(read_trace(*traces.values())) >= n, 90.0)
+            wait_until(lambda n=wanted: len(read_trace(*traces.values())) >= n, 90.0)
             name = chance.choice(list(clocks))
             kill(running[name])
             running[name] = begin(name)
@@ -277,7 +278,7 @@ def test_a_broker_that_goes_away_ends_the_leases_and_comes_back(how: str) -> Non
                 kafka.kill()
             else:
                 kafka.pause()
-            wait_for(lambda: not consumer.claims, 30.0)
+            wait_until(lambda: not consumer.claims, 30.0)
             assert consumer.receive(0.1) is None  # what is queued is not handed out without a lease
             if how == "crash":
                 kafka.restart()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 from prometheus_client import CollectorRegistry, generate_latest
-from tests.integration.claim_logs import ClaimTopics, wait_for
+from tests.integration.claim_logs import ClaimTopics
+from tests.waiting import wait_until
 
 from kafkamq.metrics import register_metrics
 
@@ -27,7 +28,7 @@ def test_metrics_of_claims(bootstrap: str) -> None:
             with member.consumer(topics.work, claims="greedy") as consumer:
                 for _ in range(4):
                     assert consumer.receive(60.0) is not None
-                wait_for(lambda: f"kafkamq_claims_held{{{place}}} 2.0" in shown())
+                wait_until(lambda: f"kafkamq_claims_held{{{place}}} 2.0" in shown())
                 text = shown()
         for line in (
             "kafkamq_claims_won_total 4.0",

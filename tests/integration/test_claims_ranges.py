@@ -13,9 +13,10 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from tests.integration import range_worker
-from tests.integration.claim_logs import ClaimTopics, wait_for
+from tests.integration.claim_logs import ClaimTopics
 from tests.integration.range_worker import read_trace
 from tests.integration.test_claims_crash import kill
+from tests.waiting import wait_until
 
 from kafkamq.claims import RangeClaims
 from kafkamq.errors import ConfigError, DataLossError, LeaseLostError
@@ -43,7 +44,7 @@ def test_members_share_one_partition_and_a_silent_one_is_replaced(bootstrap: str
     seen: Counter[int] = Counter()
     took: Counter[str] = Counter()
     # The first one dies with two ranges in hand, one of them claimed ahead.
-    wait_for(lambda: len(first.held()) == 2)
+    wait_until(lambda: len(first.held()) == 2)
     lost = first.next_range(60.0)
     assert lost is not None
     first._is_closed = True  # no heartbeat any more
@@ -63,7 +64,7 @@ def test_members_share_one_partition_and_a_silent_one_is_replaced(bootstrap: str
     ]
     for thread in threads:
         thread.start()
-    wait_for(lambda: len(seen) == 1000, 90.0)
+    wait_until(lambda: len(seen) == 1000, 90.0)
     with pytest.raises(LeaseLostError, match="not held any more"):
         lost.done(lost.next)
     for member in (second, third):
@@ -105,11 +106,11 @@ def test_killed_members_lose_nothing_and_repeat_a_range_at_most(
     try:
         for number in range(2, kills + 2):
             wanted = len(read_trace(*traces)) + chance.randint(20, 150)
-            wait_for(lambda n=wanted: len(read_trace(*traces)) >= n, 60.0)
+            wait_until(lambda n=wanted: len(read_trace(*traces)) >= n, 60.0)
             victim = chance.choice(list(running))
             kill(running.pop(victim))
             running[number] = range_worker.start(traces[number], topics, size)
-        wait_for(lambda: len({offset for _, _, offset in read_trace(*traces)}) == total, 120.0)
+        wait_until(lambda: len({offset for _, _, offset in read_trace(*traces)}) == total, 120.0)
     finally:
         for process in running.values():
             kill(process)

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.cli_tools import Commands, run_program, wait_until
+from tests.integration.cli_tools import Commands, run_program
 from tests.integration.queue_logs import ends, read_topic, set_topic, starts
+from tests.waiting import wait_until
 from typer.testing import CliRunner
 
 from kafkamq.cli.app import app

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.cli_tools import Commands, run_program, wait_until
+from tests.integration.cli_tools import Commands, run_program
+from tests.waiting import wait_until
 
 from kafkamq.cli.app import main
 

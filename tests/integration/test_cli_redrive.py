@@ -9,11 +9,12 @@ from dataclasses import replace
 
 import pytest
 from confluent_kafka import Message
-from tests.integration.cli_tools import Commands, wait_until
+from tests.integration.cli_tools import Commands
 from tests.integration.parallel_tools import fill, make, make_topic
 from tests.integration.queue_logs import receive_all
 from tests.integration.raw_producer import write_raw
 from tests.sure_producer import SureProducer
+from tests.waiting import wait_until
 
 from kafkamq import Reject, Service
 from kafkamq.config import ServiceConfig

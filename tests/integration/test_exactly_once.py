@@ -25,8 +25,8 @@ from tests.integration.queue_logs import (
     receive_all,
     starts,
     tracked,
-    wait_until,
 )
+from tests.waiting import deadline_after, wait_until
 
 from kafkamq.dev import LocalKafka, cache_dir_from, java_from
 from kafkamq.errors import BrokerError, DeadlineExceededError, LeaseLostError
@@ -91,7 +91,7 @@ def test_a_batch_of_a_former_member_is_as_if_it_had_never_been(
             wait_until(lambda: (_partitions(zombie), _partitions(heir)) == (1, 1))
             now = zombie._reader.membership
             zombie._reader.membership = lambda: before
-            deadline_s = time.monotonic() + 60
+            deadline_s = deadline_after(60)
             outcomes: list[Commit] = []
             advance = zombie._handover.advance
 
@@ -223,7 +223,7 @@ def _partitions(consumer: Consumer) -> int:
 
 def _everything(consumers: Sequence[Consumer], count: int) -> list[Message]:
     messages: list[Message] = []
-    deadline_s = time.monotonic() + 60
+    deadline_s = deadline_after(60)
     while len({message.id for message in messages}) < count:
         assert time.monotonic() < deadline_s, f"{len(messages)} came"
         for consumer in consumers:
@@ -332,7 +332,7 @@ def test_an_outage_under_a_worker_starts_nothing_twice(namespace: str, kind: str
         seen: set[str] = set()
         with exact(service, timeout_s=5.0) as consumer:
             outage = threading.Thread(target=_interrupt, args=(broker, kind))
-            deadline_s = time.monotonic() + 150
+            deadline_s = deadline_after(150)
             while seen < sent:
                 assert time.monotonic() < deadline_s, f"{len(sent - seen)} are missing"
                 if len(seen) > 300 and outage.ident is None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.tracker_logs import wait_until
+from tests.waiting import wait_until
 
 from kafkamq.dev import network
 from kafkamq.testing.faults import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from tests.integration.parallel_tools import committed, fill, make, make_topic, read_all, wait_until
+from tests.integration.parallel_tools import committed, fill, make, make_topic, read_all
+from tests.waiting import wait_until
 
 from kafkamq import Backoff, Message, ParallelRecord, Reject, aio
 

@@ -12,7 +12,8 @@ from typing import Any
 from urllib.error import HTTPError
 
 import pytest
-from tests.integration.parallel_tools import fill, make, make_topic, wait_until
+from tests.integration.parallel_tools import fill, make, make_topic
+from tests.waiting import wait_until
 
 from kafkamq import ParallelRecord, Service, Worker, aio
 from kafkamq.metrics import serve_metrics

@@ -8,8 +8,9 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.integration.queue_logs import make_service, markers, receive_all, starts
-from tests.integration.tracker_logs import Logs, wait_until
+from tests.integration.tracker_logs import Logs
 from tests.sure_producer import SureProducer
+from tests.waiting import wait_until
 
 from kafkamq.config import TrackerConfig
 from kafkamq.markers.tracker.ledger import LedgerKey, read_positions

@@ -11,8 +11,8 @@ from tests.integration.queue_logs import (
     make_service,
     receive_all,
     tracked,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 from kafkamq import ConfigError, Service
 from kafkamq.config import Backoff

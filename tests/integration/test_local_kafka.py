@@ -9,13 +9,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, ShareConsumer
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.sure_producer import SureProducer
+from tests.waiting import deadline_after, wait_until
 
 import kafkamq.dev.broker as module
 from kafkamq.dev import LocalKafka, LocalKafkaError, cache_dir_from, java_from
@@ -30,13 +31,6 @@ def is_alive(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
-
-
-def wait_until(condition: Callable[[], bool], *, timeout: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
 
 
 def create_topic(bootstrap: str, topic: str) -> None:
@@ -57,7 +51,7 @@ def consume(bootstrap: str, topic: str, count: int) -> list[bytes]:
     consumer.subscribe([topic])
     values: list[bytes] = []
     try:
-        deadline = time.monotonic() + 60
+        deadline = deadline_after(60)
         while len(values) < count and time.monotonic() < deadline:
             for message in consumer.consume(100, timeout=0.5):
                 assert message.error() is None, message.error()
@@ -145,7 +139,7 @@ def test_share_groups_are_available(own_broker: LocalKafka, namespace: str) -> N
     consumer.subscribe([namespace])
     got: list[bytes | None] = []
     sent = 0
-    deadline = time.monotonic() + 60
+    deadline = deadline_after(60)
     while not got and time.monotonic() < deadline:
         produce(bootstrap, namespace, b"m%d" % sent)  # a new group starts at the end of the log
         sent += 1

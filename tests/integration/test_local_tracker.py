@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
-from tests.integration.tracker_logs import Logs, wait_until
+from tests.integration.tracker_logs import Logs
+from tests.waiting import wait_until
 
 from kafkamq.config import TrackerConfig
 from kafkamq.markers.tracker import settlers

@@ -8,7 +8,8 @@ from collections import Counter
 from contextlib import ExitStack
 
 import pytest
-from tests.integration.tracker_logs import Logs, tracker_process, wait_until
+from tests.integration.tracker_logs import Logs, tracker_process
+from tests.waiting import wait_until
 
 from kafkamq.types import MarkerType, MessageId, Outcome
 

@@ -8,7 +8,8 @@ from functools import partial
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
-from tests.integration.tracker_logs import Logs, wait_until
+from tests.integration.tracker_logs import Logs
+from tests.waiting import wait_until
 
 from kafkamq.config import TrackerConfig
 from kafkamq.errors import ConfigError, FencedError

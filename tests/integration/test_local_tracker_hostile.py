@@ -20,7 +20,8 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 from tests.integration.queue_logs import delete_group
-from tests.integration.tracker_logs import Logs, wait_until
+from tests.integration.tracker_logs import Logs
+from tests.waiting import wait_until
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import (

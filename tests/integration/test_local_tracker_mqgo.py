@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.integration.tracker_logs import Logs, wait_until
+from tests.integration.tracker_logs import Logs
+from tests.waiting import wait_until
 
 from kafkamq.config import TrackerConfig
 from kafkamq.markers.tracker.local import LocalTracker

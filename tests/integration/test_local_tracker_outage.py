@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from tests.integration.tracker_logs import Logs, wait_until
+from tests.integration.tracker_logs import Logs
+from tests.waiting import wait_until
 
 from kafkamq.config import TrackerConfig
 from kafkamq.dev import LocalKafka, cache_dir_from, java_from

@@ -11,7 +11,8 @@ import time
 
 import pytest
 from confluent_kafka import Producer
-from tests.integration.queue_logs import make_service, receive_all, tracked, wait_until
+from tests.integration.queue_logs import make_service, receive_all, tracked
+from tests.waiting import wait_until
 
 from kafkamq.errors import LeaseLostError
 from kafkamq.markers.tracker.local import LocalTracker

@@ -15,9 +15,9 @@ from tests.integration.parallel_tools import (
     make,
     make_topic,
     read_all,
-    wait_until,
 )
 from tests.sure_producer import SureProducer
+from tests.waiting import wait_until
 
 from kafkamq import (
     BrokerError,

@@ -17,8 +17,8 @@ from tests.integration.parallel_tools import (
     fill,
     make,
     make_topic,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 from kafkamq import BrokerError, ConfigError, DataLossError, Nack, ParallelConsumer, aio
 from kafkamq.parallel.wire.offsets import encode
@@ -298,7 +298,7 @@ def test_a_map_whose_end_is_not_known_is_not_believed(
     again = Seen()
     with make(bootstrap, topic, namespace) as consumer:
         consumer.poll(again)
-        wait_until(lambda: committed(bootstrap, namespace, topic) == (count, ""), 60)
+        wait_until(lambda: committed(bootstrap, namespace, topic) == (count, ""), timeout_s=60)
     assert "no offset map is ignored" in caplog.text
     assert sorted(again.places) == [(0, offset) for offset in range(5, count)]
 

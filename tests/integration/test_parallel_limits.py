@@ -20,8 +20,8 @@ from tests.integration.parallel_tools import (
     fill,
     make,
     make_topic,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 from kafkamq import DataLossError, ParallelRecord
 

@@ -16,8 +16,8 @@ from tests.integration.parallel_tools import (
     make,
     make_topic,
     read_all,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 from kafkamq import Nack, ParallelRecord, Reject, StateError, aio
 from kafkamq.config import Backoff

@@ -20,8 +20,8 @@ from tests.integration.parallel_tools import (
     make,
     make_topic,
     read_all,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 from kafkamq.metrics import families, health
 
@@ -104,7 +104,7 @@ def test_the_enrichment_example(bootstrap: str, namespace: str) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )
     try:
-        wait_until(lambda: committed(bootstrap, "enrichment", orders) == (100, ""), 40)
+        wait_until(lambda: committed(bootstrap, "enrichment", orders) == (100, ""), timeout_s=40)
         program.send_signal(signal.SIGINT)
         assert program.wait(60) == 0
     finally:

@@ -18,8 +18,8 @@ from tests.integration.parallel_tools import (
     make,
     make_topic,
     read_all,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 from kafkamq import BrokerError, ConfigError, Nack, OutgoingRecord, ParallelRecord, Produced
 from kafkamq.config import Backoff

@@ -14,7 +14,8 @@ import pytest
 from confluent_kafka import Consumer, ConsumerGroupState
 from confluent_kafka.admin import AdminClient
 from tests.integration.parallel_soak import soak
-from tests.integration.parallel_tools import committed, fill, make, make_topic, wait_until
+from tests.integration.parallel_tools import committed, fill, make, make_topic
+from tests.waiting import wait_until
 
 from kafkamq.dev import LocalKafka, cache_dir_from, java_from
 

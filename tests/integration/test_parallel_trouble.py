@@ -25,8 +25,8 @@ from tests.integration.parallel_tools import (
     make,
     make_topic,
     read_all,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 from kafkamq import BrokerError, OutgoingRecord, ParallelRecord
 from kafkamq.dev import LocalKafka, cache_dir_from, java_from

@@ -22,9 +22,9 @@ from tests.integration.queue_logs import (
     receive_all,
     set_topic,
     tracked,
-    wait_until,
 )
 from tests.integration.raw_producer import write_raw
+from tests.waiting import deadline_after, wait_until
 
 from kafkamq.config import Backoff
 from kafkamq.errors import BrokerError, ConfigError, StateError
@@ -138,7 +138,7 @@ def test_05_two_consumers_share_a_queue(service: Service) -> None:
     got: list[list[bytes | None]] = [[], []]
 
     def work(index: int) -> None:
-        deadline_s = time.monotonic() + 60
+        deadline_s = deadline_after(60)
         while sum(map(len, got)) < 500 and time.monotonic() < deadline_s:
             for message in consumers[index].receive_many(20, 0.1):
                 got[index].append(message.payload)
@@ -331,7 +331,7 @@ def test_30_a_fifth_never_ended(tracked_service: Service) -> None:
         done[message.payload] += 1
         message.ack()
 
-    deadline_s = time.monotonic() + 90
+    deadline_s = deadline_after(90)
     while sum(map(len, (done, forgotten))) < 21 and time.monotonic() < deadline_s:
         for consumer in (worker, heir):
             for message in consumer.receive_many(10, 0.1):
@@ -365,7 +365,7 @@ def test_31_the_limit_of_deliveries(tracked_service: Service) -> None:
         else:
             message.ack()
 
-    deadline_s = time.monotonic() + 60
+    deadline_s = deadline_after(60)
     while len(dead_letters(tracked_service.config)) < 3:
         assert time.monotonic() < deadline_s, seen
         drain(consumer, 0.2, handle)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.queue_logs import ends, make_service, read_topic, tracked
+from tests.waiting import deadline_after
 
 from kafkamq.queue.service import Service
 from kafkamq.testing import check_logs
@@ -34,7 +35,7 @@ def test_killed_workers_lose_nothing(bootstrap: str, namespace: str) -> None:
         try:
             producer = service.queue("a").producer()
             deliveries = [producer.send(b"%d" % number) for number in range(100)]
-            deadline_s = time.monotonic() + 60
+            deadline_s = deadline_after(60)
             while not _done(service):  # until then there is nobody to kill at work
                 assert time.monotonic() < deadline_s, "no worker has begun"
                 time.sleep(0.1)
@@ -48,7 +49,7 @@ def test_killed_workers_lose_nothing(bootstrap: str, namespace: str) -> None:
                 elif number % 20 == 0:
                     time.sleep(0.01)
             sent = {delivery.result(30).id for delivery in deliveries}
-            deadline_s = time.monotonic() + 150
+            deadline_s = deadline_after(150)
             while _done(service) < sent:
                 assert time.monotonic() < deadline_s, f"{len(sent - _done(service))} are missing"
                 time.sleep(0.5)

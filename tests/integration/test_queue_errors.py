@@ -19,8 +19,8 @@ from tests.integration.queue_logs import (
     receive_all,
     set_topic,
     tracked,
-    wait_until,
 )
+from tests.waiting import deadline_after, wait_until
 
 from kafkamq.dev import LocalKafka
 from kafkamq.dev.properties import server_properties
@@ -392,7 +392,7 @@ def test_more_partitions_are_used(service: Service, bootstrap: str) -> None:
     for future in admin.create_partitions([NewPartitions(t, 3) for t in topics]).values():
         future.result()
     sent = set()
-    deadline_s = time.monotonic() + 60
+    deadline_s = deadline_after(60)
     while len(sent) < 3 and time.monotonic() < deadline_s:
         service._connections.namespace._asked_s = (
             -1e9

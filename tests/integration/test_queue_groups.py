@@ -18,8 +18,8 @@ from tests.integration.queue_logs import (
     receive_all,
     starts,
     tracked,
-    wait_until,
 )
+from tests.waiting import deadline_after, wait_until
 
 from kafkamq.errors import DataLossError
 from kafkamq.markers.overview import doubled_queues, overview
@@ -89,7 +89,7 @@ def test_workers_come_and_go_while_messages_flow(
             if number % 50 == 0:
                 time.sleep(0.05)
         producer.flush()
-        deadline_s = time.monotonic() + 90
+        deadline_s = deadline_after(90)
         while len(done) < total and time.monotonic() < deadline_s and not failures:
             time.sleep(0.05)
         stop.set()
@@ -176,7 +176,7 @@ def test_messages_polled_for_a_lost_partition_are_not_started(service: Service) 
     wait_until(lambda: _owned(second, held) == 1)
     wait_until(lambda: len(first._reader.partitions) == 1)
     got = Counter(message.payload for message in held)
-    deadline_s = time.monotonic() + 60
+    deadline_s = deadline_after(60)
     while sum(got.values()) < 100 and time.monotonic() < deadline_s:
         for consumer in (first, second):
             for message in consumer.receive_many(10, 0.05):

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import pytest
 from tests.integration.queue_logs import ends, make_service, starts
+from tests.waiting import deadline_after
 
 from kafkamq.errors import StateError
 from kafkamq.queue.consumer import Consumer
@@ -63,7 +64,7 @@ def test_interrupts_at_random_moments_leave_nothing_that_nobody_has(
         consumer = service.queue("a", redelivery_timeout=300.0).consumer()
         handed: list[Message] = []
         interrupter = _Interrupter(seed=1)
-        deadline_s = time.monotonic() + 120.0
+        deadline_s = deadline_after(120.0)
         try:
             while len(handed) < COUNT and time.monotonic() < deadline_s:
                 # Python wraps one that comes inside of another call of confluent_kafka's than those

@@ -13,11 +13,11 @@ from tests.integration.queue_logs import (
     make_service,
     receive_all,
     tracked,
-    wait_until,
 )
 from tests.integration.test_holes import recreate
 from tests.integration.tracker_logs import read_topic
 from tests.sure_producer import SureProducer
+from tests.waiting import wait_until
 
 from kafkamq.config import ServiceConfig
 from kafkamq.markers.wire.positions import encode_group_position, position_prefix

@@ -19,8 +19,8 @@ from tests.integration.queue_logs import (
     receive_all,
     set_topic,
     tracked,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 from kafkamq.config import Backoff
 from kafkamq.errors import ConfigError, StateError

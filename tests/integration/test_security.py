@@ -18,7 +18,8 @@ from tests.integration import claim_roles, roles
 from tests.integration.queue_logs import receive_all
 from tests.integration.roles import ACTIONS, ROLES, load_tracker, rights_of
 from tests.integration.secured import Right, SecuredKafka, secured_kafka
-from tests.integration.tracker_logs import Logs, read_topic, wait_until
+from tests.integration.tracker_logs import Logs, read_topic
+from tests.waiting import wait_until
 
 from kafkamq import Service
 from kafkamq.config import ServiceConfig

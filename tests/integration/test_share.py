@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
-from tests.contract.worlds import World, receive, wait_until, world_of
+from tests.contract.worlds import World, receive, world_of
 from tests.sure_producer import SureProducer
+from tests.waiting import wait_until
 
 from kafkamq import ConfigError, LeaseLostError, Nack, Reject, Worker
 from kafkamq.dev import LocalKafka

@@ -6,7 +6,8 @@ import threading
 from contextlib import closing
 
 import pytest
-from tests.integration.tracker_logs import Logs, wait_until
+from tests.integration.tracker_logs import Logs
+from tests.waiting import wait_until
 
 from kafkamq.errors import FencedError
 from kafkamq.markers.tracker.ledger import claim

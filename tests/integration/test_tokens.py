@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from tests.integration.queue_logs import ends, make_service, tracked, wait_until
+from tests.integration.queue_logs import ends, make_service, tracked
+from tests.waiting import wait_until
 
 from kafkamq import Message, Service
 from kafkamq.errors import ConfigError, LeaseLostError, StateError

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.integration.tracker_logs import wait_until
+from tests.waiting import wait_until
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, KafkaMQError

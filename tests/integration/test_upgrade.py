@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.integration.parallel_tools import Seen, committed, make, wait_until
+from tests.integration.parallel_tools import Seen, committed, make
 from tests.upgrade.left import left_behind, take_over
+from tests.waiting import wait_until
 
 from kafkamq import Service
 from kafkamq.dev import LocalKafka

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.cli_tools import Commands, wait_until
+from tests.integration.cli_tools import Commands
+from tests.waiting import wait_until
 
 from kafkamq import Service
 from kafkamq.config import ServiceConfig

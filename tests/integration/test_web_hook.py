@@ -11,7 +11,8 @@ import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from tests.integration.queue_logs import dead_letters, ends, make_service, tracked, wait_until
+from tests.integration.queue_logs import dead_letters, ends, make_service, tracked
+from tests.waiting import wait_until
 
 from kafkamq.dev.ports import free_ports
 from kafkamq.types import Outcome

@@ -22,8 +22,8 @@ from tests.integration.queue_logs import (
     receive_all,
     starts,
     tracked,
-    wait_until,
 )
+from tests.waiting import deadline_after, wait_until
 
 from kafkamq.config import Backoff
 from kafkamq.errors import LeaseLostError, StateError
@@ -359,7 +359,7 @@ def test_foreign_messages_are_committed_by_count_and_by_time(service: Service) -
     """R5: a queue without messages does not read the others' again and again."""
     send(service, "other", *[b"x"] * 300)
     consumer = service.queue("mine", max_messages_per_commit=100).consumer()
-    deadline_s = time.monotonic() + 60
+    deadline_s = deadline_after(60)
     while sum(committed(service, "mine").values()) < 300:
         assert consumer.receive(0.2) is None
         assert time.monotonic() < deadline_s
@@ -424,7 +424,7 @@ def test_a_batch_that_waits_for_kafka_is_not_lost(service: Service) -> None:
     send(service, "a", *[b"x"] * 10)
     consumer = service.queue("a").consumer()
     got: list[Message] = []
-    deadline_s = time.monotonic() + 60
+    deadline_s = deadline_after(60)
     while len(got) < 10 and time.monotonic() < deadline_s:
         got += consumer.receive_many(10, 0)
     assert len(got) == 10

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -36,13 +36,6 @@ from kafkamq.queue.wire.partitions import marker_key, marker_partition
 from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome, expand
 
 PATIENCE_S = 1.0  # with open transactions
-
-
-def wait_until(condition: Callable[[], object], *, timeout_s: float = 60.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "waited in vain"
-        time.sleep(0.02)
 
 
 @dataclass

@@ -15,8 +15,8 @@ from tests.integration.parallel_tools import (
     fill,
     make,
     make_topic,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 HARNESS = Path(__file__).parents[2] / "benchmarks" / "peers" / "parallel-consumer"
 pytestmark = [

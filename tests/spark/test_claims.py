@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import pytest
-from tests.integration.claim_logs import ClaimTopics, wait_for
+from tests.integration.claim_logs import ClaimTopics
+from tests.waiting import wait_until
 
 from kafkamq.claims import Admin
 from kafkamq.config import ServiceConfig
@@ -46,10 +47,10 @@ def test_a_query_reads_what_is_held_and_stops_when_it_is_lost(
             .start()
         )
         with assign.guard(query) as guard:
-            wait_for(lambda: spark.table("claimed").count() == 20, 120.0)  # a first batch
+            wait_until(lambda: spark.table("claimed").count() == 20, 120.0)  # a first batch
             read = {row.partition for row in spark.table("claimed").select("partition").collect()}
             assert read == held
-            wait_for(lambda: set(hold.positions().values()) == {10})
+            wait_until(lambda: set(hold.positions().values()) == {10})
             assert not guard.wait(0.1)
             hold.flush()
             Admin(cluster, topics.group).pause(60.0)  # whatever ends a claim

@@ -18,7 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from tests.integration.tracker_logs import Logs, tracker_process, wait_until
+from tests.integration.tracker_logs import Logs, tracker_process
+from tests.waiting import wait_until
 
 from kafkamq.types import Outcome
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from tests.integration.tracker_logs import read_topic
-from tests.spark.tracker_runs import PATIENCE_S, Logs, settled, verdict, wait_until, wait_until_live
+from tests.spark.tracker_runs import PATIENCE_S, Logs, settled, verdict, wait_until_live
+from tests.waiting import wait_until
 
 from kafkamq.spark import ack, read_queue, register, running
 from kafkamq.spark import queue_streams as queues

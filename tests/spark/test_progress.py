@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
-from tests.integration.tracker_logs import wait_until
 from tests.spark.test_source import produce
+from tests.waiting import wait_until
 
 from kafkamq.markers.rules.delivery import DueCause, Settle
 from kafkamq.metrics import catalog

@@ -29,7 +29,8 @@ from pyspark.sql.types import (
     StructType,
     TimestampType,
 )
-from tests.integration.tracker_logs import Logs, read_topic, wait_until
+from tests.integration.tracker_logs import Logs, read_topic
+from tests.waiting import deadline_after, wait_until
 
 from kafkamq.errors import StateError
 from kafkamq.queue.names import group_of
@@ -222,7 +223,7 @@ def test_a_lease_that_ended_before_its_message_was_started_again(
         reader.stop()  # nobody renews
         (place,) = [record for record, m in logs.said() if m.type is MarkerType.START]
         began_ms, passed_ms, last_ms = place.timestamp()[1], 0, 0
-        deadline_s = time.monotonic() + 60
+        deadline_s = deadline_after(60)
         while not passed_ms or last_ms <= passed_ms + 600:  # R3: a grace of half a second at most
             assert time.monotonic() < deadline_s, "log time stands still"
             time.sleep(0.1)

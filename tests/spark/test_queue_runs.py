@@ -17,7 +17,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     NewTopic,
 )
 from pyspark.sql.streaming.datasource import ReadMaxRows
-from tests.integration.tracker_logs import Logs, read_topic, wait_until
+from tests.integration.tracker_logs import Logs, read_topic
 from tests.spark.test_queue_reader import (
     OPTIONS,
     SCHEMA,
@@ -28,6 +28,7 @@ from tests.spark.test_queue_reader import (
     rows,
     tasks_of,
 )
+from tests.waiting import wait_until
 
 from kafkamq.errors import ConfigError, FencedError, StateError
 from kafkamq.queue.wire.partitions import marker_partition

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
-from tests.integration.tracker_logs import Logs, read_topic, wait_until
+from tests.integration.tracker_logs import Logs, read_topic
+from tests.waiting import deadline_after, wait_until
 
 from kafkamq.errors import ConfigError, FencedError
 from kafkamq.queue.names import group_of
@@ -230,7 +231,7 @@ def test_leases_are_renewed_while_a_batch_is_worked_on(
         ]
 
     def waits(frame: DataFrame, batch: int) -> None:
-        deadline_s = time.monotonic() + 60
+        deadline_s = deadline_after(60)
         while len(renewals()) < 3:
             assert time.monotonic() < deadline_s, "nothing renews"
             time.sleep(0.1)
@@ -379,7 +380,7 @@ def test_what_cannot_work_is_said(spark: SparkSession, logs: Logs, checkpoint: s
     )
     consumer.subscribe([logs.config.message_topic])
     try:
-        deadline_s = time.monotonic() + 60
+        deadline_s = deadline_after(60)
         while not consumer.assignment():
             consumer.poll(0.1)
             assert time.monotonic() < deadline_s, "the worker got nothing"

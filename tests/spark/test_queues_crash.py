@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
-from tests.integration.tracker_logs import Logs, read_topic, tracker_process, wait_until
+from tests.integration.tracker_logs import Logs, read_topic, tracker_process
 from tests.spark.queue_driver import queue_driver
+from tests.waiting import wait_until
 
 from kafkamq.types import MarkerType, MessageId
 

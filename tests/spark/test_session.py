@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -82,3 +84,12 @@ def test_registering_needs_neither_an_installers_files_nor_java_here(
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     assert register(spark, CONFIG) is spark
     assert build_session().sparkContext is spark.sparkContext
+
+
+def test_what_tests_give_sparks_processes(spark: SparkSession) -> None:
+    """What Spark puts before a worker's own path is not there, and connecting may last."""
+    utils = spark._jvm.org.apache.spark.api.python.PythonUtils
+    archives = [one for one in utils.sparkPythonPath().split(os.pathsep) if one.endswith(".zip")]
+    assert archives
+    assert not any(Path(one).exists() for one in archives)
+    assert utils.getPythonAuthSocketTimeout(spark.sparkContext._jsc) >= 60

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
-from tests.integration.tracker_logs import read_topic, wait_until
+from tests.integration.tracker_logs import read_topic
 from tests.spark.processes import driver
 from tests.spark.test_source import produce
+from tests.waiting import wait_until
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, StateError

@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from tests.integration.tracker_logs import read_topic
 from tests.spark.test_source import produce
+from tests.waiting import deadline_after
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, StateError
@@ -110,7 +111,7 @@ def _second_task_fails(topics: Topics, flag: Path) -> Callable[[Iterator[Any]], 
         assert context is not None
         if context.partitionId() == 1 and Path(path).exists():
             ledger = SinkLedger(config, topic=out, sink=str(context.getLocalProperty(QUERY_ID)))
-            deadline_s = time.monotonic() + 60
+            deadline_s = deadline_after(60)
             while ledger.entry(0) is None:
                 assert time.monotonic() < deadline_s, "the first task has not written"
                 time.sleep(0.1)

@@ -12,8 +12,8 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from tests.integration.raw_producer import write_raw
-from tests.integration.tracker_logs import wait_until
 from tests.sure_producer import SureProducer
+from tests.waiting import wait_until
 
 from kafkamq.config import ServiceConfig
 from kafkamq.spark.daemon import THREADLESS

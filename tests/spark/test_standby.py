@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.spark.tracker_runs import PATIENCE_S, Logs, settled, verdict, wait_until
+from tests.spark.tracker_runs import PATIENCE_S, Logs, settled, verdict
+from tests.waiting import wait_until
 
 from kafkamq.errors import ConfigError
 from kafkamq.markers.tracker.local import LocalTracker

@@ -24,10 +24,10 @@ from tests.spark.tracker_runs import (
     settled,
     tracking,
     verdict,
-    wait_until,
     wait_until_live,
 )
 from tests.sure_producer import SureProducer
+from tests.waiting import wait_until
 
 from kafkamq.config import TrackerConfig
 from kafkamq.errors import DataLossError, FencedError, StateError, UnsupportedVersionError

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.spark.tracker_driver import tracker_driver
-from tests.spark.tracker_runs import PATIENCE_S, Logs, settled, tracking, verdict, wait_until
+from tests.spark.tracker_runs import PATIENCE_S, Logs, settled, tracking, verdict
+from tests.waiting import wait_until
 
 from kafkamq.types import MessageId, Outcome
 

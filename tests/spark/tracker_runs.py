@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tests.integration.tracker_logs import Logs, wait_until
+from tests.integration.tracker_logs import Logs
+from tests.waiting import wait_until
 
 from kafkamq.config import TrackerConfig
 from kafkamq.spark.tracker.tracker import SparkTracker

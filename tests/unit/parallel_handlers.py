@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from tests.waiting import wait_until
+from tests.waiting import deadline_after, wait_until
 
 from kafkamq import Ack, Nack, OutgoingRecord
 from kafkamq.parallel.consumer import ParallelConsumer
@@ -67,7 +67,7 @@ def meet(record: PlainRecord) -> None:
 
 async def meet_async(record: PlainRecord) -> None:
     """The same, of coroutines."""
-    deadline_s = time.monotonic() + 60
+    deadline_s = deadline_after(60)
     while not eight_are_in(record):
         assert time.monotonic() < deadline_s
         await asyncio.sleep(0.005)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 from tests.unit.worker_parts import FixedNamespace, Parts, record
+from tests.waiting import deadline_after
 
 from kafkamq import aio
 from kafkamq.config import Backoff
@@ -67,7 +68,7 @@ class Kafka:
 
     @staticmethod
     def until(is_so: Callable[[], bool]) -> bool:
-        deadline_s = time.monotonic() + 30
+        deadline_s = deadline_after(30)
         while not is_so() and time.monotonic() < deadline_s:
             time.sleep(0.01)
         return is_so()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 
 import pytest
-from tests.contract.worlds import wait_until
+from tests.waiting import wait_until
 
 from kafkamq import LeaseLostError
 from kafkamq.claims import partition_reader as reader

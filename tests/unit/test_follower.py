@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
+from tests.waiting import deadline_after
 
 from kafkamq.config import ServiceConfig
 from kafkamq.transport.clients import open_producer
@@ -54,7 +55,7 @@ def read(follower: Follower, *places: Place) -> dict[Place, list[int | None]]:
     """All that it reads until it is at the ends of these."""
     found: dict[Place, list[int | None]] = {}
     ends: dict[Place, int] = {}
-    deadline_s = time.monotonic() + 30
+    deadline_s = deadline_after(30)
     while not ends.keys() >= set(places) and time.monotonic() < deadline_s:
         for record in follower.poll(10, 0.1):
             found.setdefault(place_of(record), []).append(record.offset())

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 
 import pytest
+from tests.waiting import deadline_after
 
 from kafkamq.config import ServiceConfig
 from kafkamq.transport.clients import open_producer
@@ -29,7 +30,7 @@ def test_an_interrupt_while_partitions_go_at_the_end_is_raised() -> None:
     cluster_of(config.bootstrap_servers).create_topic("t", 1)
     member = GroupConsumer(config, _Interrupted(), ["t"], group_id="g")
     member.join()
-    deadline_s = time.monotonic() + 30
+    deadline_s = deadline_after(30)
     while not member.places and time.monotonic() < deadline_s:
         member.poll(1, 0.1)
     with pytest.raises(KeyboardInterrupt):
@@ -57,7 +58,7 @@ def test_a_partition_whose_placing_was_interrupted_is_read(
         writer.produce("t", b"%d" % number, partition=0)
     member = GroupConsumer(config, _Owner(), ["t"], group_id="g")
     member.join()
-    deadline_s = time.monotonic() + 30
+    deadline_s = deadline_after(30)
     while not member.places and time.monotonic() < deadline_s:
         member.poll(1, 0.1)
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, Message
 from tests.unit.worker_parts import fail_for_good
+from tests.waiting import wait_until
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import KafkaMQError
@@ -44,13 +44,6 @@ def results(clients: list[Any]) -> Iterator[ResultProducer]:
     made = ResultProducer(ParallelConfig(service=service, topics=("topic",), group_id="g"))
     yield made
     made.close(0.0)
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def end(client: Any) -> None:

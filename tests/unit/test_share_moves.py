@@ -7,8 +7,8 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from tests.contract.worlds import wait_until
 from tests.unit.share_broker import Broker, open_share, share_group
+from tests.waiting import deadline_after, wait_until
 
 from kafkamq import Worker
 from kafkamq.queue import topic_consumer as base
@@ -203,7 +203,7 @@ def give_back_unseen(consumer, times: int) -> None:
 
 def take(consumer, count: int) -> list:
     found: list = []
-    deadline_s = time.monotonic() + 30
+    deadline_s = deadline_after(30)
     while len(found) < count:
         assert time.monotonic() < deadline_s
         found += consumer.receive_many(count - len(found), 0.1)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
+from tests.waiting import deadline_after
 
 from kafkamq.config import ServiceConfig
 from kafkamq.markers.positions import Positions
@@ -59,7 +60,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kafka]:
 
 
 def poll_until(condition: Callable[[], object], poll: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + 30
+    deadline_s = deadline_after(30)
     while not condition():
         assert time.monotonic() < deadline_s
         poll()
