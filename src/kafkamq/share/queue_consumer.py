@@ -290,17 +290,19 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
             member.stop()
         for member in self._members:
             member.await_quiet(max(0.0, min(QUIET_S, deadline_s - time.monotonic())))
-        self._move_the_rest(min(deadline_s, time.monotonic() + MOVE_S))
         # A member fetches in the background, also when it is not polled: those that hold nothing
-        # leave first, or they would be given, and give back, what the others give back.
+        # leave first, or they would be given, and give back, what the others give back or copy.
         idle = [member for member in self._members if not member.messages()]
-        holding = [member for member in self._members if member.messages()]
-        for members in (idle, holding):
-            for member in members:
-                member.leave()
-            for member in members:
-                if not member.join(max(0.1, deadline_s - time.monotonic())):
-                    raise DeadlineExceededError("leaving the share group takes long, and goes on")
+        self._leave(idle, deadline_s)
+        self._move_the_rest(min(deadline_s, time.monotonic() + MOVE_S))
+        self._leave([member for member in self._members if member not in idle], deadline_s)
+
+    def _leave(self, members: Sequence[Member], deadline_s: float) -> None:
+        for member in members:
+            member.leave()
+        for member in members:
+            if not member.join(max(0.1, deadline_s - time.monotonic())):
+                raise DeadlineExceededError("leaving the share group takes long, and goes on")
 
     def _move_the_rest(self, deadline_s: float) -> None:
         """Before members leave, and so release: what would come to its last delivery unseen."""
