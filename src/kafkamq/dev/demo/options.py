@@ -27,7 +27,7 @@ class DemoOptions:
     )
     send_per_s: int = 4000
     kill_at: float = 0.5  # share of the messages that is settled when a worker is killed
-    drain_timeout: float = 120.0  # s
+    drain_timeout: float = 300.0  # s
     kafka: Mapping[str, str] = field(
         # A killed worker's partitions go to the others after this; Kafka's default is 45 s.
         default_factory=lambda: {"session.timeout.ms": "6000", "heartbeat.interval.ms": "1000"}

@@ -31,9 +31,10 @@ from kafkamq.dev.demo.sender import Sender
 from kafkamq.dev.demo.show import Show
 from kafkamq.queue.service import Service
 
-ENGINE_TIMEOUT_S = 120.0
-VERDICT_TIMEOUT_S = 180.0
-STOP_TIMEOUT_S = 30.0
+# A child that ends is noticed at once: these are for one that hangs, and fit a busy machine.
+ENGINE_TIMEOUT_S = 360.0
+VERDICT_TIMEOUT_S = 600.0
+STOP_TIMEOUT_S = 120.0
 HOLD_TIMEOUT_S = 10.0
 POLL_S = 0.2
 

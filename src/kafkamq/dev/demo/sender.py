@@ -13,7 +13,7 @@ from kafkamq.queue.producer import Producer
 from kafkamq.queue.service import Service
 
 BATCHES_PER_S = 10
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
 
 
 class Sender:
