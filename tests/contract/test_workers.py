@@ -118,7 +118,7 @@ def test_a_stop_in_the_middle_loses_nothing(world: World) -> None:
     @queue.handler(concurrency=2)
     async def hang(body: str) -> None:
         begun.set()
-        await asyncio.sleep(60)
+        await asyncio.sleep(3600)  # nobody waits for it
 
     worker = Worker(world.service, queues=["stopped"], drain=0.2)
     worker.start()
@@ -126,9 +126,7 @@ def test_a_stop_in_the_middle_loses_nothing(world: World) -> None:
         for number in range(8):
             producer.send(b"%d" % number, key=b"%d" % number)
     assert begun.wait(60)
-    began_s = time.monotonic()
     worker.stop()
-    assert time.monotonic() - began_s < 30
     with queue.consumer() as consumer:
         counts = {}
         while len(counts) < 8:

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.integration.cli_tools import Commands
 from tests.integration.tracker_logs import Logs
 from tests.sure_producer import SureProducer
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.claims import Cluster, RangeClaims, init_topic
 from kafkamq.config import ServiceConfig
@@ -23,7 +23,7 @@ from kafkamq.transport.admin import Admin
 __all__ = ["CLAIM_ACTIONS", "CLAIM_ROLES"]
 
 INTERVAL_S = 3.0
-WAIT_S = 60.0
+WAIT_S = within(60.0)
 PARTITIONS = 2
 
 _READER = ("group", "kafkamq.reader", "DESCRIBE")

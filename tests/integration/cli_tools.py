@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from click.testing import Result
+from tests.waiting import within
 from typer.testing import CliRunner
 
 from kafkamq.cli.app import app
 
-WAIT_S = 120.0
+WAIT_S = within(120.0)
 
 
 @dataclass

@@ -71,7 +71,7 @@ def kill_children(
                 time.sleep(chance.uniform(0.0, 0.3))
             wait_until(lambda: ready_children(consumer), what="a process")
             os.kill(chance.choice(ready_children(consumer)), signal.SIGKILL)
-        wait_until(lambda: done(bootstrap, topic, group) == records, 120, "the commit")
+        wait_until(lambda: done(bootstrap, topic, group) == records, "the commit", 120)
         assert consumer.health().is_alive
     return notes.judge(records)
 
@@ -99,7 +99,7 @@ def signal_groups(
         program = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
         try:
             if number == signals:
-                wait_until(lambda: done(bootstrap, topic, group) == records, 120, "the commit")
+                wait_until(lambda: done(bootstrap, topic, group) == records, "the commit", 120)
             elif before < records:
                 wait_until(lambda: notes.count() > before, what="work")  # noqa: B023
                 time.sleep(chance.uniform(0.0, 0.3))

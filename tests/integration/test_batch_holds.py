@@ -28,7 +28,7 @@ from tests.integration.queue_logs import (
     tracked,
 )
 from tests.integration.test_holes import recreate
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.dev import LocalKafka, cache_dir_from, java_from
 from kafkamq.markers.tracker import settlers
@@ -43,7 +43,7 @@ from kafkamq.testing.faults import read_namespace
 from kafkamq.transport.patience import Patience
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
-TIMEOUT_S = 2.0
+TIMEOUT_S = within(2.0)
 FROM_ENVIRONMENT = {"cache_dir": cache_dir_from(os.environ), "java": java_from(os.environ)}
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 from tests.integration.claim_logs import ClaimTopics
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.claims import Consumer
 from kafkamq.errors import ConfigError, LeaseLostError, StateError
@@ -175,13 +174,11 @@ def test_positions_are_committed_while_another_thread_polls(topics: ClaimTopics)
 
             thread = threading.Thread(target=flush, daemon=True)
             thread.start()
-            began_s = time.monotonic()
             assert len(take(consumer, 3000)) == 3000
             wait_until(lambda: len(flushed) > 3)
             is_over.set()
-            thread.join(40.0)
+            thread.join(within(40.0))
             assert not thread.is_alive()
-            assert time.monotonic() - began_s < 120
             consumer.flush()
         committed = cluster.engine.admin.committed(
             [(topics.group, (topics.work, number)) for number in range(2)]

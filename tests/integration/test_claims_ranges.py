@@ -64,7 +64,7 @@ def test_members_share_one_partition_and_a_silent_one_is_replaced(bootstrap: str
     ]
     for thread in threads:
         thread.start()
-    wait_until(lambda: len(seen) == 1000, 90.0)
+    wait_until(lambda: len(seen) == 1000, timeout_s=90.0)
     with pytest.raises(LeaseLostError, match="not held any more"):
         lost.done(lost.next)
     for member in (second, third):
@@ -106,11 +106,13 @@ def test_killed_members_lose_nothing_and_repeat_a_range_at_most(
     try:
         for number in range(2, kills + 2):
             wanted = len(read_trace(*traces)) + chance.randint(20, 150)
-            wait_until(lambda n=wanted: len(read_trace(*traces)) >= n, 60.0)
+            wait_until(lambda n=wanted: len(read_trace(*traces)) >= n, timeout_s=60.0)
             victim = chance.choice(list(running))
             kill(running.pop(victim))
             running[number] = range_worker.start(traces[number], topics, size)
-        wait_until(lambda: len({offset for _, _, offset in read_trace(*traces)}) == total, 120.0)
+        wait_until(
+            lambda: len({offset for _, _, offset in read_trace(*traces)}) == total, timeout_s=120.0
+        )
     finally:
         for process in running.values():
             kill(process)

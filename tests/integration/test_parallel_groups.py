@@ -47,7 +47,7 @@ def test_members_come_and_go_and_nothing_is_done_twice(
     second = make(bootstrap, topic, namespace, kafka=kafka, concurrency=4)
     second.poll(seen)
     wait_until(lambda: len(second.health().partitions) == 2, timeout_s=60, what="two each")
-    wait_until(lambda: len(first.health().partitions) == 2, 60)
+    wait_until(lambda: len(first.health().partitions) == 2, timeout_s=60)
     count = len(seen)
     wait_until(lambda: len(seen) > min(count + 200, 2800))
     first.close()
@@ -251,7 +251,9 @@ def test_many_holes_slow_the_partition_down_and_never_stop_it(
         assert len(committed(bootstrap, namespace, topic)[1]) <= 4096
         gate.set()
         wait_until(
-            lambda: committed(bootstrap, namespace, topic) == (count, ""), 60, what="the rest"
+            lambda: committed(bootstrap, namespace, topic) == (count, ""),
+            timeout_s=60,
+            what="the rest",
         )
 
 

@@ -253,7 +253,7 @@ def test_results_of_processes_and_what_ends_them(
         consumer.poll_and_produce(
             square, lambda _, out, __, offset: told.append((int(out.value or b""), offset))
         )
-        wait_until(lambda: committed(bootstrap, namespace, topic) == (40, ""), 60, "the commit")
+        wait_until(lambda: committed(bootstrap, namespace, topic) == (40, ""), "the commit", 60)
     found = read_all(bootstrap, results, 38)
     values = sorted(int(record.value()) for record in found)
     assert values == [number**2 for number in range(40) if number not in (7, 8)]

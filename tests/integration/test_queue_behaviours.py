@@ -24,7 +24,7 @@ from tests.integration.queue_logs import (
     tracked,
 )
 from tests.integration.raw_producer import write_raw
-from tests.waiting import deadline_after, wait_until
+from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq.config import Backoff
 from kafkamq.errors import BrokerError, ConfigError, StateError
@@ -33,7 +33,7 @@ from kafkamq.queue.service import Service
 from kafkamq.transport.offset_commits import Commit
 from kafkamq.types import MarkerType, Outcome
 
-T = 2.0
+T = within(2.0)
 QUICK = Backoff(first=0.05, max=0.05, jitter=0.0)
 
 

@@ -159,10 +159,8 @@ def test_a_broker_that_is_down_is_named_within_a_bound(
 ) -> None:
     monkeypatch.setattr("kafkamq.queue.namespace.CONNECT_TIMEOUT_S", 2.0)
     with Service("127.0.0.1:9", "nowhere") as service:
-        began_s = time.monotonic()
         with pytest.raises(DeadlineExceededError, match=r"127\.0\.0\.1:9") as raised:
             getattr(service.queue("a"), what)()
-        assert time.monotonic() - began_s < 20
         assert isinstance(raised.value, TimeoutError)
 
 

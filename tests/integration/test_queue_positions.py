@@ -17,7 +17,7 @@ from tests.integration.queue_logs import (
 from tests.integration.test_holes import recreate
 from tests.integration.tracker_logs import read_topic
 from tests.sure_producer import SureProducer
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.config import ServiceConfig
 from kafkamq.markers.wire.positions import encode_group_position, position_prefix
@@ -105,7 +105,7 @@ def test_what_a_killed_worker_had_begun_is_the_tracker_s_alone(
 ) -> None:
     """Its last positions are not in the ledger, but its STARTs are in the log."""
     with make_service(bootstrap, namespace) as service:
-        queue = service.queue("a", redelivery_timeout=2.0)
+        queue = service.queue("a", redelivery_timeout=within(2.0))
         send(service, "a", *payloads(0, 50))
         worker = queue.consumer()
         first = receive_all(worker, 20)

@@ -9,14 +9,14 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from tests.integration.queue_logs import ends, make_service, tracked
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq import Message, Service
 from kafkamq.errors import ConfigError, LeaseLostError, StateError
 from kafkamq.queue.consumer import Consumer
 from kafkamq.types import Outcome
 
-T = 2.0
+T = within(2.0)
 
 
 def _receive(consumer: Consumer) -> Message:

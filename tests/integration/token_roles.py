@@ -16,12 +16,14 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from tests.waiting import within
+
 from kafkamq import Queue, Service
 from kafkamq.errors import BrokerError, DeadlineExceededError, LeaseLostError, StateError
 from kafkamq.queue.message import Message
 from kafkamq.types import Outcome
 
-T = 2.0
+T = within(2.0)
 
 
 class Journal:

@@ -47,7 +47,9 @@ def test_a_query_reads_what_is_held_and_stops_when_it_is_lost(
             .start()
         )
         with assign.guard(query) as guard:
-            wait_until(lambda: spark.table("claimed").count() == 20, 120.0)  # a first batch
+            wait_until(
+                lambda: spark.table("claimed").count() == 20, timeout_s=120.0
+            )  # a first batch
             read = {row.partition for row in spark.table("claimed").select("partition").collect()}
             assert read == held
             wait_until(lambda: set(hold.positions().values()) == {10})

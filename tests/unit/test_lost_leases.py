@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.waiting import within
 
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.markers.ack_writer import AckWriter
@@ -20,7 +21,7 @@ from kafkamq.queue.message import Message
 from kafkamq.queue.namespace import NamespaceFacts
 from kafkamq.types import MessageId
 
-WAIT_S = 20.0
+WAIT_S = within(20.0)
 FACTS = NamespaceFacts(b"t" * 16, 8, 8, 604_800_000, 604_800_000, 1_000_000, 1_100_000)
 
 

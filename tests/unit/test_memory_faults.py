@@ -214,7 +214,8 @@ def test_a_member_that_is_missed(kafka: Kafka, how: str) -> None:
         kafka.cluster.groups.expel(client)
     began_s = time.monotonic()
     poll_all([second], lambda: len(second.partitions) == 2, 5.0)
-    assert (time.monotonic() - began_s > 0.4) == (how != "expelled")
+    if how != "expelled":
+        assert time.monotonic() - began_s > 0.4
     if how == "killed":
         return
     poll_all(both, lambda: bool(first.what("lost")), 5.0)  # also who is cut off

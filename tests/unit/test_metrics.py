@@ -205,14 +205,14 @@ def test_without_prometheus_client_it_says_what_to_install() -> None:
 
 
 def test_whatever_works_until_it_is_ended_serves_them() -> None:
-    """All but those that only start another program, and the viewer of claims."""
+    """All but those that only start another program, and those that only show."""
     found = dict(_commands(get_command(app)))
     works = {
         name
         for name, command in found.items()
         if any("Ctrl-C" in str(each.help) for each in (command, *options(command)))
     }
-    others = {"dev", "spark master", "spark worker", "claims watch"}
+    others = {"dev", "spark master", "spark worker", "claims watch", "web"}
     assert works - others == {"claims consume", "consume", "receive", "tracker", "work"}
     served = {
         name

@@ -95,7 +95,7 @@ def test_a_broker_that_never_answers_is_waited_for_until_the_timeout(
     kafka.answer_produce(Fault(is_lost=True))
     began_s = time.monotonic()
     consumer.close(0.4)  # no verdict is missing: nothing to raise
-    assert 0.3 < time.monotonic() - began_s < 10
+    assert time.monotonic() - began_s > 0.3
     assert warnings_of(caplog) == [NOT_RELEASED]
 
 
@@ -105,7 +105,5 @@ def test_a_release_that_the_broker_refuses_is_told_and_not_waited_for(
 ) -> None:
     consumer = kafka.consumer(exactly_once=exactly_once)
     kafka.answer_produce(Fault(error=KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)))
-    began_s = time.monotonic()
-    consumer.close(30)
-    assert time.monotonic() - began_s < 10
+    consumer.close(3600)
     assert warnings_of(caplog) == [NOT_RELEASED]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Uuid
 from tests.sure_producer import Row, write_records
+from tests.waiting import within
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError
@@ -32,7 +33,7 @@ from kafkamq.types import MessageId
 
 CONFIG = ServiceConfig(bootstrap_servers="memory://rereading")
 PARTITIONS = 2
-WAIT_S = 20.0
+WAIT_S = within(20.0)
 
 
 @pytest.fixture
