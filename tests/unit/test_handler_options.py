@@ -242,6 +242,36 @@ def test_a_generator_goes_around_handlers_of_both_kinds(is_async: bool) -> None:
     }
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("returned", [None, Ack()])
+def test_a_generator_that_catches_an_exception_leaves_it_the_outcome(
+    is_async: bool, returned: Ack | None
+) -> None:
+    """Unless it returns another one: to count failures must not make them successes."""
+    service, queue = queue_of(max_deliveries=1)
+    failed = []
+
+    def handle(body: str) -> None:
+        raise OSError("the database is down")
+
+    async def handle_async(body: str) -> None:
+        handle(body)
+
+    def counted(message: Message) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            failed.append(str(error))
+            return returned
+
+    queue.handler()(handle_async if is_async else handle)
+    send(queue, b"x")
+    run(service, 1, middleware=[counted])
+    assert failed == ["the database is down"]
+    errors = [error for _, error, _ in letters(service).values()]
+    assert errors == ([] if returned else ["OSError: the database is down"])
+
+
 def twice(message: Message) -> Iterator[None]:
     yield
     yield

@@ -4,8 +4,8 @@ A middleware is a function of a message (of a batch handler: of the list) and of
 rest: ``def`` around ``def`` handlers, ``async def`` around ``async def`` ones. A generator function
 goes around both. It gets the message alone and yields once, where the handler is called: the yield
 gives what the handler returned, or raises what it raised. What the generator returns is the
-outcome; nothing: what came out of the handler. One that ends before it yields keeps the handler
-from being called.
+outcome; nothing: what came out of the handler, also an exception that the generator has caught.
+One that ends before it yields keeps the handler from being called.
 """
 
 from __future__ import annotations
@@ -102,10 +102,18 @@ def _end(steps: _Steps, outcome: Any) -> Any:
 
 
 def _end_with(steps: _Steps, error: BaseException) -> Any:
-    """The middleware may pass the error on, raise another one, or return an outcome instead."""
+    """The middleware may pass the error on, raise another one, or return an outcome instead.
+
+    One that catches it and returns nothing has only looked at it, as one that counts failures does:
+    the handler has failed all the same.
+    """
     try:
         steps.throw(error)
     except StopIteration as end:
-        return end.value
-    steps.close()
-    raise StateError(_TWICE)
+        outcome = end.value
+    else:
+        steps.close()
+        raise StateError(_TWICE)
+    if outcome is None:
+        raise error
+    return outcome
