@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
@@ -71,6 +72,18 @@ def not_awaited(message) -> object:
     return forgotten()
 
 
+def not_iterated_over(message) -> object:
+    return (each for each in [message])
+
+
+def still_under_way(message) -> object:
+    return Future()
+
+
+async def not_awaited_by_a_coroutine(message) -> object:
+    return asyncio.get_running_loop().create_future()
+
+
 def wrong_delay(message) -> object:
     return Nack(delay=-1.0, reason="\udcff")
 
@@ -97,7 +110,10 @@ HANDLERS = [
     (exits, "SystemExit: 3"),
     (broken_text, "BadError"),
     (half_a_pair, "FileNotFoundError: a name of bytes: ?"),
-    (not_awaited, "should have awaited"),
+    (not_awaited, "a coroutine, which it should have awaited: declare it with async def"),
+    (not_iterated_over, "a generator, which nobody runs"),
+    (still_under_way, "a Future, whose work has perhaps not ended: return its result()"),
+    (not_awaited_by_a_coroutine, "a Future, which it should have awaited"),
     (wrong_delay, "?"),
     (not_called, "should have called: return Nack()"),
     (unspeakable, "Unspeakable"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import functools
 import typing
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -11,12 +14,12 @@ from decimal import Decimal
 from enum import Enum
 from types import SimpleNamespace
 from typing import ClassVar, Literal
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from pydantic import BaseModel
 
-from kafkamq import Backoff, ConfigError, Message, Worker
+from kafkamq import Backoff, ConfigError, Message, ParallelConsumer, Worker, aio
 from kafkamq.cli.work import load_worker
 from kafkamq.queue.arguments import Binder, BodyError
 from kafkamq.runtime.rules.run_ahead import RunAhead
@@ -265,6 +268,88 @@ def test_what_cannot_work_is_refused_at_once(backend, options, said) -> None:
     queue = MemoryService().queue("q", backend=backend)
     with pytest.raises(ConfigError, match=said):
         queue.handler(**options)(an_async_handler)
+
+
+def yields(message):
+    yield message
+
+
+async def yields_async(message):
+    yield message
+
+
+class Yields:
+    def __call__(self, message):
+        yield message
+
+    def handle(self, message):
+        yield message
+
+
+def measured(function):
+    @functools.wraps(function)
+    def call(message):
+        return function(message)
+
+    return call
+
+
+class Measured:
+    @measured
+    def __call__(self, message):
+        yield message
+
+
+YIELDING = [
+    yields,
+    yields_async,
+    Yields(),
+    Yields().handle,
+    Measured(),
+    measured(yields),
+    measured(measured(yields_async)),
+    measured(Yields()),
+    contextlib.contextmanager(yields),
+    contextlib.asynccontextmanager(yields_async),
+    functools.cache(yields),
+    functools.partial(measured(Yields().handle)),
+]
+
+
+@pytest.mark.parametrize("function", YIELDING)
+def test_a_handler_that_yields_is_refused(function) -> None:
+    """A call of it would not run it, and look like a success."""
+    with pytest.raises(ConfigError, match=r"yields.* return what comes of it"):
+        MemoryService().queue("q").handler()(function)
+    consumer = ParallelConsumer("t", group_id="g", bootstrap_servers=f"memory://{uuid4().hex}")
+    with consumer, pytest.raises(ConfigError, match="yields"):
+        consumer.poll(function)
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 2}, {"processes": 1}])
+def test_where_nobody_iterates_over_results_they_are_not_yielded(options) -> None:
+    servers = f"memory://{uuid4().hex}"
+    with ParallelConsumer("t", group_id="g", bootstrap_servers=servers, **options) as consumer:
+        for start in (consumer.poll_and_produce, consumer.produce_and_stream, consumer.stream):
+            with pytest.raises(ConfigError, match="yields"):
+                start(yields)
+
+
+def test_an_asyncio_consumer_refuses_what_yields() -> None:
+    async def main() -> None:
+        servers = f"memory://{uuid4().hex}"
+        async with aio.ParallelConsumer("t", group_id="g", bootstrap_servers=servers) as consumer:
+            with pytest.raises(ConfigError, match="yields"):
+                await consumer.poll_and_produce(yields_async)
+
+    asyncio.run(main())
+
+
+def test_decorated_handlers_are_of_their_own_kind() -> None:
+    service = MemoryService()
+    for function in (measured(an_async_handler), functools.partial(an_async_handler)):
+        service.queue("q").handler()(function)
+    assert [spec.is_async for spec in service.handlers] == [False, True]
 
 
 def test_a_worker_needs_one_handler_of_each_queue() -> None:

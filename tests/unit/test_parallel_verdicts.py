@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +21,7 @@ from kafkamq.parallel.dead_letters import ParallelDeadLetters
 from kafkamq.parallel.failure_policy import FailurePolicy
 from kafkamq.parallel.handling import Handling
 from kafkamq.parallel.record import ParallelRecord
+from kafkamq.parallel.results import outgoing
 from kafkamq.queue.sure_writer import Written
 from kafkamq.runtime.steps import take, take_async
 from kafkamq.runtime.thread_executor import ThreadExecutor
@@ -43,6 +45,10 @@ class Array:
 
 async def later() -> None:
     raise AssertionError("nobody awaits it")
+
+
+async def later_by_itself() -> AsyncIterator[None]:
+    yield
 
 
 class Office:
@@ -100,12 +106,34 @@ def test_what_cannot_be_understood_is_a_failure_of_its_record(outcome: object, s
     assert office.failures == []
 
 
-def test_an_awaitable_of_a_plain_handler_ends_the_consumer() -> None:
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        (later, "async def"),
+        (lambda: (each for each in ()), "without yield"),
+        (later_by_itself, "without yield"),
+        (Future, "return its result()"),
+    ],
+)
+def test_work_that_a_handler_returns_ends_the_consumer(
+    outcome: Callable[[], object], said: str
+) -> None:
+    """So does each record's, and nobody would do it."""
     office = Office(max_attempts=2, dead_letter_topic="dead")
-    office.apply(Placed(0, "a"), later())
+    assert office.apply(Placed(0, "a"), outcome()) is not None
     (failure,) = office.failures
-    assert "async def" in str(failure)
+    assert said in str(failure)
     assert office.letters == []
+
+
+def test_a_future_is_no_result() -> None:
+    """One that is done can be iterated over, and has nothing in it."""
+    loop = asyncio.new_event_loop()
+    done = loop.create_future()
+    done.set_result(None)
+    with pytest.raises(ConfigError, match="takes OutgoingRecord"):
+        outgoing(done)
+    loop.close()
 
 
 @pytest.mark.parametrize("outcome", [Array(), [Array()], {"a": 1}, "text", 5, False, Ack()])

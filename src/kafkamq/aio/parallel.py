@@ -12,6 +12,7 @@ from kafkamq.parallel.consumer import ParallelBase
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import OnProduced, Produced
 from kafkamq.parallel.streams import ProducedStream, ResultStream
+from kafkamq.queue.arguments import refuse_generator
 from kafkamq.runtime.inside import is_inside
 from kafkamq.runtime.signals import stopped_by
 
@@ -145,5 +146,7 @@ class ParallelConsumer(ParallelBase):
 
 
 def _check_async(handler: Callable[..., object]) -> None:
-    if not is_async_handler(handler):
+    is_async = is_async_handler(handler)
+    refuse_generator(handler)
+    if not is_async:
         raise ConfigError("the handler is no async def; kafkamq.ParallelConsumer takes a def")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -13,6 +12,7 @@ from kafkamq.errors import ConfigError
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.rules.flow import FlowLimits
 from kafkamq.parallel.rules.shards import NullKeys, Ordering
+from kafkamq.queue.arguments import is_async_function
 from kafkamq.queue.schemas.deserializer import Deserializer
 from kafkamq.runtime.middleware import Middleware
 from kafkamq.runtime.verdicts import Verdict
@@ -219,5 +219,4 @@ def is_async_handler(handler: Callable[..., Any]) -> bool:
             f"the handler is {type(handler).__name__}: give a function, def or async def, that"
             " takes a record"
         )
-    call = getattr(handler, "__call__", None)  # noqa: B004 - an object with an async __call__
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
+    return is_async_function(handler)

@@ -21,6 +21,7 @@ from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import OnProduced, Produced, ProducePublisher, Publisher
 from kafkamq.parallel.streams import ProducedStream, ResultStream
 from kafkamq.parallel.transactions import TransactionCommitter, TransactionPublisher
+from kafkamq.queue.arguments import refuse_generator
 from kafkamq.runtime.inside import is_inside
 from kafkamq.runtime.loop_executor import LoopExecutor
 from kafkamq.runtime.process_executor import ProcessExecutor
@@ -119,12 +120,15 @@ class ParallelBase:
         publisher: Callable[[Engine, FailurePolicy], Publisher | None] = lambda *_: None,
         *,
         takes_all: bool = False,
+        may_yield: bool = False,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         """Give the engine its handler; once."""
         is_async = is_async_handler(handler)
-        self._fork_check.check()
         engine, config = self._engine, self._config
+        is_one_by_one = not (config.batch_size or config.processes)
+        refuse_generator(handler, may_yield=may_yield and is_one_by_one)
+        self._fork_check.check()
         if engine.state is not State.UNUSED:
             raise StateError(
                 f"this parallel consumer is {engine.state.value}: each is given one handler, once"
@@ -225,7 +229,7 @@ class ParallelConsumer(ParallelBase):
                 thread (uvloop's if that is installed), ``concurrency`` at once.
 
         Raises:
-            ConfigError: The handler cannot be called.
+            ConfigError: The handler cannot be called, or yields.
             StateError: It has a handler already, or is closed.
             BrokerError: A topic does not exist, or no broker answers.
         """
@@ -240,7 +244,8 @@ class ParallelConsumer(ParallelBase):
         committed data see each result exactly once.
 
         Args:
-            handler: Returns an ``OutgoingRecord``, several of them, None, or a verdict.
+            handler: Returns an ``OutgoingRecord``, several of them, None, or a verdict. A ``def``
+                may yield them, but for lists and in processes.
             on_produced: Gets record, result, partition and offset of each result, one by one: when
                 Kafka has it, before its record is done; in transactions when it is committed. It
                 must be quick, as results wait for it. What it raises is logged, and does not count.
@@ -248,7 +253,7 @@ class ParallelConsumer(ParallelBase):
         Raises:
             ConfigError, StateError, BrokerError: As ``poll``.
         """
-        self._begin(handler, self._producing(on_produced))
+        self._begin(handler, self._producing(on_produced), may_yield=True)
 
     def produce_and_stream(self, handler: Callable[..., object]) -> Iterator[Produced]:
         """As ``poll_and_produce``; iterates over results, with the places at which Kafka has them.
@@ -262,7 +267,7 @@ class ParallelConsumer(ParallelBase):
         """
         engine = self._engine
         stream = ProducedStream(lambda: engine.is_ending)
-        self._begin(handler, self._producing(stream.put, stream.await_room))
+        self._begin(handler, self._producing(stream.put, stream.await_room), may_yield=True)
         return self._produced(stream)
 
     def _produced(self, stream: ProducedStream) -> Iterator[Produced]:
@@ -282,7 +287,7 @@ class ParallelConsumer(ParallelBase):
         """
         self._check_stream()
         stream = ResultStream(self._engine.work_queue)
-        self._begin(handler, lambda *_: stream, takes_all=True)
+        self._begin(handler, lambda *_: stream, takes_all=True, may_yield=True)
         return self._results(stream)
 
     def _results(self, stream: ResultStream) -> Iterator[tuple[ParallelRecord, object]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import random
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from kafkamq.queue.schemas.deserializer import BodyUnavailableError
 from kafkamq.queue.sure_writer import Written
 from kafkamq.queue.wire.headers import reason_of
 from kafkamq.runtime.steps import Steps
-from kafkamq.runtime.verdicts import VERDICTS, seconds, understood
+from kafkamq.runtime.verdicts import VERDICTS, seconds, understood, unfinished
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.types import Ack, DeadLetterReason, Nack
 
@@ -85,8 +84,8 @@ class FailurePolicy:
             record._failure = Failure(attempt, outcome.error, why, unwritten + 1)
             return Retry(delay_s), outcome.error
         verdict, error = understood(outcome, self.config.retry_on)
-        if inspect.isawaitable(outcome):  # a plain handler that forgot async: so is each record
-            self.fail(error or StateError("the handler returned an awaitable"))
+        if error is not None and unfinished(outcome):  # as it is written: so is each record
+            self.fail(error)
             verdict = Nack(delay=_STOPPED_S)
         elif error is not None:
             verdict = self._verdict_on(record, error, verdict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -134,7 +135,8 @@ class Publisher(Protocol):
 def outgoing(result: object) -> Iterable[OutgoingRecord]:
     """The records in what a handler returned."""
     found = [result] if isinstance(result, OutgoingRecord) else result
-    if not isinstance(found, Iterable):
+    # A future of asyncio can be iterated over, and gives nothing.
+    if inspect.isawaitable(found) or not isinstance(found, Iterable):
         raise ConfigError(f"the handler returned {type(result).__name__}: {_RESULTS}")
     records = list(found)
     for record in records:

@@ -7,7 +7,8 @@ import functools
 import inspect
 import json
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType, MethodType
 from typing import Any, Protocol, get_args, get_origin
 
 from kafkamq.errors import ConfigError, SchemaRegistryError
@@ -15,8 +16,16 @@ from kafkamq.queue.json_values import BodyError, check_type, convert, is_union, 
 from kafkamq.queue.message import Message
 from kafkamq.queue.schemas.deserializer import BodyUnavailableError, Deserializer, Headers
 
-__all__ = ["Binder", "BodyError", "MessageLike", "wants_body"]
+__all__ = [
+    "Binder",
+    "BodyError",
+    "MessageLike",
+    "is_async_function",
+    "refuse_generator",
+    "wants_body",
+]
 
+_MAX_LAYERS = 100  # of decorators; they may go round in a circle
 _JSON_TYPES = (dict, list, int, float, bool, Mapping, Sequence)
 
 
@@ -125,6 +134,54 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     except Exception as error:
         name = getattr(function, "__qualname__", repr(function))
         raise ConfigError(f"the annotations of handler {name} cannot be read: {error}") from error
+
+
+def is_async_function(function: Callable[..., Any]) -> bool:
+    """Whether a call of it has to be awaited: a function, a partial of one, or an object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    call = getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+def refuse_generator(function: Callable[..., Any], *, may_yield: bool = False) -> None:
+    """See that a call of it runs it, which that of a function with ``yield`` does not.
+
+    Args:
+        function: A handler.
+        may_yield: Somebody iterates over what it returns: only ``async def`` may not yield.
+
+    Raises:
+        ConfigError: It yields.
+    """
+    for layer in _layers(function):
+        if inspect.isasyncgenfunction(layer) or (
+            inspect.isgeneratorfunction(layer) and not may_yield
+        ):
+            name = getattr(function, "__qualname__", repr(function))
+            raise ConfigError(
+                f"handler {name} yields, and so a call would not run it: let it do its work, and "
+                "return what comes of it (several things as a list), without yield"
+            )
+
+
+def _layers(function: Any) -> Iterator[Any]:
+    """What stands in front of a handler's body, and that: partials, decorators and objects.
+
+    A decorator that keeps ``__wrapped__`` is taken to call that and to return what it gets, as
+    ``contextlib.contextmanager`` and those that measure do.
+    """
+    for _ in range(_MAX_LAYERS):
+        call = getattr(function, "__call__", None)  # noqa: B004 - of an object
+        yield from (function, call)
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        elif isinstance(call, FunctionType | MethodType):
+            function = call
+        else:
+            return
 
 
 def _is_message(annotation: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -10,7 +9,7 @@ from typing import Any, TypedDict
 
 from kafkamq.config import Backoff, QueueConfig, milliseconds
 from kafkamq.errors import ConfigError
-from kafkamq.queue.arguments import Binder
+from kafkamq.queue.arguments import Binder, is_async_function, refuse_generator
 from kafkamq.queue.rules.capabilities import (
     Feature,
     backend_of,
@@ -51,8 +50,7 @@ class HandlerSpec:
 
     @property
     def is_async(self) -> bool:
-        call = getattr(self.function, "__call__", None)  # noqa: B004 - an async __call__
-        return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
+        return is_async_function(self.function)
 
 
 class HandlerOptions(TypedDict, total=False):
@@ -98,6 +96,7 @@ def make_spec(
             raise TypeError(f"there is no option {name!r}")
     if not callable(function):
         raise ConfigError(f"the handler is a {type(function).__name__}: give a function")
+    refuse_generator(function)
     asked = f"handler of queue {queue.queue_id!r}"
     backend = options.get("backend")
     if backend is not None and backend_of(backend) is not queue.backend:

@@ -221,4 +221,4 @@ def kind_of(outcome: object) -> str:
         return "nack"
     if isinstance(outcome, Reject | BodyError):
         return "reject"
-    return "error" if isinstance(outcome, BaseException) else "ack"
+    return "error" if understood(outcome)[1] is not None else "ack"

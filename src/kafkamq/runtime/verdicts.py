@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import AsyncGenerator, Generator
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import TypeAlias
 
@@ -46,25 +48,42 @@ def understood(
     if isinstance(outcome, Nack):
         try:
             delay_s = None if outcome.delay is None else seconds(outcome.delay)
-        except ConfigError as error:
-            return Nack(), error
+        except ConfigError as refusal:
+            return Nack(), refusal
         return Nack(delay_s, _text(outcome.reason)), None
-    if not isinstance(outcome, Ack):
-        outcome = awaited(outcome)
-        if isinstance(outcome, ConfigError):
-            return Nack(), outcome
-    return Ack(), None
+    error = None if isinstance(outcome, Ack) else unfinished(outcome)
+    return (Ack(), None) if error is None else (Nack(), error)
 
 
 def awaited(outcome: object) -> object:
-    """The outcome; an error instead of an awaitable, which nobody would await."""
-    if outcome is None or not inspect.isawaitable(outcome):
-        return outcome
-    if inspect.iscoroutine(outcome):
-        outcome.close()
-    return ConfigError(
-        "the handler returned something that it should have awaited: declare it with async def"
-    )
+    """The outcome; an error in place of work that nobody would do (``unfinished``)."""
+    return outcome if outcome is None else unfinished(outcome) or outcome
+
+
+def unfinished(outcome: object) -> ConfigError | None:
+    """The error of a handler that returned work which it should have done; None: it did not.
+
+    What it returned ends at some other time, or never: a coroutine or a generator has not even
+    begun.
+    """
+    kind = type(outcome).__name__
+    if inspect.isawaitable(outcome):
+        if inspect.iscoroutine(outcome):
+            outcome.close()
+        return ConfigError(
+            f"the handler returned a {kind}, which it should have awaited: declare it with async "
+            "def, and await it there"
+        )
+    if isinstance(outcome, Generator | AsyncGenerator):
+        return ConfigError(
+            f"the handler returned a {kind}, which nobody runs: let it do its work, and return "
+            "what comes of it (several things as a list), without yield"
+        )
+    if isinstance(outcome, Future):
+        return ConfigError(
+            f"the handler returned a {kind}, whose work has perhaps not ended: return its result()"
+        )
+    return None
 
 
 def seconds(delay: object) -> float:
