@@ -21,8 +21,10 @@ from tests.contract.handlers import die_or_hang
 from tests.unit.test_handlers import Model, Order, parsed
 
 from kafkamq import Backoff, BrokerError, ConfigError, Nack, Reject, StateError, Worker
+from kafkamq.metrics.health import health
 from kafkamq.queue.arguments import BodyError
 from kafkamq.runtime import calls, process_executor
+from kafkamq.runtime.event_loop import LoopThread
 from kafkamq.testing import MemoryService
 
 
@@ -100,6 +102,23 @@ async def exits_in_a_coroutine(message) -> None:
     raise SystemExit(3)
 
 
+async def exits_in_a_task(message) -> None:
+    await asyncio.gather(exits_in_a_coroutine(message))
+
+
+async def interrupts_in_a_task(message) -> None:
+    async def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    await asyncio.create_task(interrupt())
+
+
+async def stops_its_loop(message) -> None:
+    asyncio.get_running_loop().stop()
+    await asyncio.sleep(0.01)
+    raise ValueError("it goes on")
+
+
 async def cancels_itself(message) -> None:
     raise asyncio.CancelledError
 
@@ -118,6 +137,9 @@ HANDLERS = [
     (not_called, "should have called: return Nack()"),
     (unspeakable, "Unspeakable"),
     (exits_in_a_coroutine, "SystemExit: 3"),
+    (exits_in_a_task, "SystemExit: 3"),
+    (interrupts_in_a_task, "KeyboardInterrupt"),
+    (stops_its_loop, "ValueError: it goes on"),
     (cancels_itself, ""),
 ]
 
@@ -350,6 +372,35 @@ def test_a_consumer_that_has_ended_ends_its_worker() -> None:
             worker.wait(30)
     finally:
         worker.stop()
+
+
+def test_a_loop_that_ends_under_its_handlers_ends_the_worker() -> None:
+    """What they were at is given back."""
+    service = MemoryService()
+    queue = service.queue("q", backoff=AT_ONCE)
+    begun = threading.Event()
+
+    @queue.handler(concurrency=1)
+    async def handle(body: str) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    queue.producer().send(b"x")
+    loop = LoopThread()
+    worker = Worker(service, telemetry=False)
+    worker.use_loop(loop)  # type: ignore[arg-type]  # as its own, which nobody else can end
+    worker.start()
+    try:
+        assert begun.wait(30)
+        loop.stop()
+        with pytest.raises(StateError, match="the event loop of the handlers ended"):
+            worker.wait(30)
+        (receiving,) = [each for each in health.states() if each.name == "receiving of q"]
+        assert not receiving.is_ready
+    finally:
+        worker.stop()
+    (message,) = queue.consumer().receive_many(5, 5.0)
+    assert message.delivery_count == 2
 
 
 def test_telemetry_that_fails_costs_no_message(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
+from collections.abc import Callable
 
 _JOIN_S = 10.0
+_log = logging.getLogger(__name__)
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
@@ -20,11 +23,18 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 class LoopThread:
-    """An event loop (uvloop's, if that is installed) and its thread; started when it is needed."""
+    """An event loop (uvloop's, if that is installed) and its thread; started when it is needed.
+
+    A task that raises ``SystemExit`` or ``KeyboardInterrupt`` ends ``run_forever``, wherever it was
+    made, and so does whoever calls the loop's ``stop``. The loop is others' as well, so it goes on,
+    and who awaits the task gets its exception.
+    """
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._is_ending = False
+        self._on_end: list[Callable[[], None]] = []
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop; running."""
@@ -34,20 +44,39 @@ class LoopThread:
             self._thread.start()
         return self._loop
 
+    def tell_of_end(self, told: Callable[[], None]) -> None:
+        """Have it called in the loop's thread behind the loop, whatever has ended that."""
+        self._on_end.append(told)
+
     def _run(self) -> None:
         loop = self._loop
         assert loop is not None
         asyncio.set_event_loop(loop)
         try:
-            loop.run_forever()
+            while not self._is_ending:
+                try:
+                    loop.run_forever()
+                except (SystemExit, KeyboardInterrupt) as error:  # noqa: PERF203 - they are rare
+                    _log.error(
+                        "a task raised %s in the event loop of the handlers, which goes on",
+                        type(error).__name__,
+                        exc_info=error,
+                    )
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
+            for told in self._on_end:
+                told()
             loop.close()
 
     def end_soon(self) -> None:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # closed meanwhile
-                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._loop.call_soon_threadsafe(self._end)
+
+    def _end(self) -> None:
+        assert self._loop is not None
+        self._is_ending = True
+        self._loop.stop()
 
     def stop(self) -> None:
         if self._thread is not None and self._thread.is_alive():

@@ -56,7 +56,11 @@ class Feeder:
         self._paused = threading.Event()
         name = f"kafkamq-feed-{spec.queue.queue_id}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._loop = health.add(f"receiving of {spec.queue.queue_id}", max_age_s=_MAX_TURN_S)
+        self._loop = health.add(
+            f"receiving of {spec.queue.queue_id}",
+            max_age_s=_MAX_TURN_S,
+            is_ready=lambda: not self.faults,
+        )
         longest_ms = self.hung_after_ms or spec.queue.max_lease_ms
         self._handlers = Handlers(
             f"handlers of {spec.queue.queue_id}", longest_ms / 1000, self.executor.slots
@@ -117,7 +121,7 @@ class Feeder:
 
     def _run(self) -> None:
         try:
-            while not self._stopping.is_set():
+            while not (self._stopping.is_set() or self.faults):
                 self._loop.beat()
                 self.queue.tend()
                 if self._paused.is_set():

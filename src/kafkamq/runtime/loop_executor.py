@@ -58,6 +58,7 @@ class LoopExecutor(Generic[R]):
         self._ended = threading.Event()
         self._cancelling = threading.Event()
         self._is_cancelled = False
+        self._has_lost_loop = False
 
     @property
     def _loop(self) -> asyncio.AbstractEventLoop:
@@ -68,6 +69,8 @@ class LoopExecutor(Generic[R]):
 
     def start(self) -> None:
         self._queue.join(self._slots, self)
+        if self._thread is not None:
+            self._thread.tell_of_end(self._lose_loop)
         self._beat = LoopBeat(self._loop)
         self._loop.call_soon_threadsafe(self._begin)
 
@@ -93,9 +96,14 @@ class LoopExecutor(Generic[R]):
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:  # closed
-            if not self._ended.is_set():
-                self._ended.set()
-                self._queue.fail(StateError(_NO_LOOP))
+            self._lose_loop()
+
+    def _lose_loop(self) -> None:
+        """The loop has ended: if its coroutines have not, they never will."""
+        if not self._ended.is_set():
+            self._has_lost_loop = True
+            self._ended.set()
+            self._queue.fail(StateError(_NO_LOOP))
 
     @staticmethod
     def _open(slots: Sequence[Slot[R]]) -> None:
@@ -113,9 +121,11 @@ class LoopExecutor(Generic[R]):
         """End handlers that are still at it, by cancelling them."""
         self._is_cancelled = True
         self._do(self._cancel_all)
-        if not self._call.is_claimed or self._ended.is_set():
+        if not self._call.is_claimed or (self._ended.is_set() and not self._has_lost_loop):
             return
-        if self._cancelling.wait(_BLOCKED_S):
+        if self._has_lost_loop:
+            _log.warning("what the handlers on the event loop that ended were at is given back")
+        elif self._cancelling.wait(_BLOCKED_S):
             self._ended.wait(_CANCEL_S)
         else:
             _log.warning("a handler blocks the event loop; its message is given back")
