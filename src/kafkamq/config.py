@@ -34,6 +34,7 @@ MAX_COUNT = 2**31 - 1  # an int32 on the wire
 MAX_SHOWN = 80  # characters of a value in an error text
 Choice = TypeVar("Choice", bound=Enum)
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_MAX_WAIT_S = 1e9  # 31 years; a wait of ten times as long raises OverflowError
 _TOPIC_NAME_LIMIT = "1-249 of letters, digits, '.', '_' and '-'"
 
 
@@ -52,6 +53,16 @@ def milliseconds(value: float | timedelta, *, name: str, minimum: int = 0) -> in
     if result < minimum:
         raise _refusal(name, value, f"at least {minimum / 1000:g} s")
     return result
+
+
+def wait_seconds(value: float | timedelta, *, name: str) -> float:
+    """How long to wait for an end, in seconds: what is left of a time may be negative, which is 0.
+
+    Raises:
+        ConfigError: not a number, or not finite.
+    """
+    wait_ms = milliseconds(value, name=name, minimum=-(10**15))
+    return max(0.0, min(wait_ms / 1000, _MAX_WAIT_S))
 
 
 def utf8(value: str, *, name: str) -> bytes:

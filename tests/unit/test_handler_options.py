@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import threading
@@ -10,13 +11,24 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from tests.contract import handlers
 from tests.waiting import wait_until
 
-from kafkamq import Ack, Backoff, ConfigError, Message, Nack, Reject, Worker, aio
+from kafkamq import (
+    Ack,
+    Backoff,
+    ConfigError,
+    Message,
+    Nack,
+    ParallelConsumer,
+    Reject,
+    Worker,
+    aio,
+)
 from kafkamq.testing import Clock, MemoryService
 
 SOON = Backoff(first=0.01, max=0.01, jitter=0.0)
@@ -421,3 +433,42 @@ def test_def_handlers_run_in_threads_of_an_asyncio_worker() -> None:
 
     asyncio.run(main())
     assert threads[0].startswith("kafkamq-q-")
+
+
+@pytest.mark.parametrize("drain", [math.inf, math.nan, None, "30s", -1, True])
+def test_the_time_for_the_end_is_one(drain: Any) -> None:
+    """It is needed at a signal, when nobody can mend it."""
+    for worker in (Worker, aio.Worker):
+        with pytest.raises(ConfigError, match=r"drain is .*: it must be"):
+            worker(MemoryService(), drain=drain)
+
+
+@pytest.mark.parametrize("time", [timedelta(seconds=30), 30, 1e11])
+def test_an_end_may_take_long(time: Any) -> None:
+    service, queue = queue_of()
+    queue.handler()(lambda message: None)
+    send(queue, b"x")
+    run(service, 1, drain=time)
+    consumer = ParallelConsumer("t", group_id="g", bootstrap_servers="memory://ends")
+    consumer.close(time, drain=time)
+
+
+def test_a_parallel_consumer_ends_within_a_time_that_is_one() -> None:
+    servers = "memory://ends"
+    with ParallelConsumer("t", group_id="g", bootstrap_servers=servers) as consumer:
+        for end in (
+            lambda: consumer.close(math.inf),
+            lambda: consumer.close(drain="30s"),
+            lambda: consumer.drain(math.nan),
+            lambda: consumer.run(print, timeout=None),
+        ):
+            with pytest.raises(ConfigError, match=r"is .*: it must be"):
+                end()
+        consumer.close(-1.0)  # what is left of a time
+
+    async def main() -> None:
+        async with aio.ParallelConsumer("t", group_id="g", bootstrap_servers=servers) as consumer:
+            with pytest.raises(ConfigError, match="drain is inf"):
+                await consumer.drain(math.inf)
+
+    asyncio.run(main())

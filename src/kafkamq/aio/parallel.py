@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
 
 from kafkamq.errors import ConfigError, DeadlineExceededError
 from kafkamq.parallel.config import is_async_handler
-from kafkamq.parallel.consumer import ParallelBase
+from kafkamq.parallel.consumer import ParallelBase, ending
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import OnProduced, Produced
 from kafkamq.parallel.streams import ProducedStream, ResultStream
@@ -106,7 +107,10 @@ class ParallelConsumer(ParallelBase):
             raise self._engine.failure
 
     async def run(
-        self, handler: Callable[[ParallelRecord], Awaitable[object]], *, timeout: float = 30.0
+        self,
+        handler: Callable[[ParallelRecord], Awaitable[object]],
+        *,
+        timeout: float | timedelta = 30.0,
     ) -> None:
         """``poll``, and wait for the end; being cancelled closes, in the main thread SIGTERM too.
 
@@ -115,6 +119,7 @@ class ParallelConsumer(ParallelBase):
         Raises:
             KafkaMQError: As ``poll`` and ``close``, and what made it stop.
         """
+        ending(timeout)
         with stopped_by(signal.SIGTERM) as stopping:
             try:
                 await self.poll(handler)
@@ -125,23 +130,27 @@ class ParallelConsumer(ParallelBase):
             finally:
                 await self.close(timeout)
 
-    async def drain(self, timeout: float = 60.0) -> None:
+    async def drain(self, timeout: float | timedelta = 60.0) -> None:
         """Poll no more, process what was polled (up to ``timeout`` s), and close."""
         await self.close(drain=timeout)
 
-    async def close(self, timeout: float = 30.0, *, drain: float = 0.0) -> None:
+    async def close(
+        self, timeout: float | timedelta = 30.0, *, drain: float | timedelta = 0.0
+    ) -> None:
         """As ``kafkamq.ParallelConsumer.close``; handlers that outlast ``timeout`` are cancelled.
 
         Raises:
+            ConfigError: ``timeout`` or ``drain`` is no time; nothing has ended.
             DeadlineExceededError: Leaving the group takes longer, and goes on.
         """
+        timeout_s, drain_s = ending(timeout, drain)
         if self._fork_check.is_forked:
             return
         engine = self._engine
-        engine.end(timeout_s=timeout, drain_s=drain)
+        engine.end(timeout_s=timeout_s, drain_s=drain_s)
         if is_inside(self._config):
             return
-        if not await asyncio.to_thread(engine.ended.wait, timeout + drain + self._slack_s):
+        if not await asyncio.to_thread(engine.ended.wait, timeout_s + drain_s + self._slack_s):
             raise DeadlineExceededError("leaving the group takes long, and goes on behind this")
 
 

@@ -31,7 +31,7 @@ class Worker:
         *,
         queues: Iterable[str] | None = None,
         middleware: Sequence[Middleware] = (),
-        drain: float = worker.DRAIN_S,
+        drain: float | timedelta = worker.DRAIN_S,
         on_lease_lost: OnLeaseLost | None = None,
         telemetry: bool | None = None,
         hung_after: float | timedelta | None = None,
@@ -43,7 +43,7 @@ class Worker:
             on_lease_lost: A function or a coroutine function; runs in the event loop.
 
         Raises:
-            ConfigError: ``hung_after`` is no positive time.
+            ConfigError: ``drain`` is no time, or ``hung_after`` no positive one.
         """
         self._lease_lost = None if on_lease_lost is None else LeaseLostHook(on_lease_lost)
         self._sync = worker.Worker(
@@ -118,6 +118,6 @@ class Worker:
             finally:
                 await self.stop()
 
-    async def stop(self, timeout: float | None = None) -> None:
+    async def stop(self, timeout: float | timedelta | None = None) -> None:
         """See ``kafkamq.Worker.stop``."""
         await in_thread(self._sync.stop, timeout)

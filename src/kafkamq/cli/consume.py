@@ -12,7 +12,7 @@ import typer
 from kafkamq.cli import output
 from kafkamq.cli.loading import load_named
 from kafkamq.cli.options import MetricsPort, connected, serving_metrics
-from kafkamq.config import ServiceConfig
+from kafkamq.config import ServiceConfig, wait_seconds
 from kafkamq.errors import ConfigError
 from kafkamq.parallel.consumer import ParallelConsumer
 from kafkamq.runtime.signals import stop_on_signals
@@ -93,7 +93,7 @@ def consume(
     metrics_port: MetricsPort = None,
 ) -> None:
     """Process records with a function, many at once, until Ctrl-C."""
-    function = load_handler(handler)
+    function, drain_s = load_handler(handler), wait_seconds(drain, name="--drain")
     stopping = threading.Event()
     stop_on_signals(stopping.set)
     consumer = ParallelConsumer(
@@ -119,4 +119,4 @@ def consume(
                 if consumer.wait(_SLICE_S):
                     break
         finally:
-            consumer.close(drain=drain)
+            consumer.close(drain=drain_s)

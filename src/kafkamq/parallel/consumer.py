@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from kafkamq.config import ServiceConfig
+from kafkamq.config import ServiceConfig, wait_seconds
 from kafkamq.errors import ConfigError, DeadlineExceededError, StateError
 from kafkamq.parallel.calls import called_for, fan_out_of, processes_of
 from kafkamq.parallel.config import is_async_handler
@@ -36,6 +37,15 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _SLICE_S = 0.2
+
+
+def ending(timeout: float | timedelta, drain: float | timedelta = 0.0) -> tuple[float, float]:
+    """What an end takes at most, in s: for handlers, and before that for what was polled.
+
+    Raises:
+        ConfigError: One of them is no time.
+    """
+    return wait_seconds(timeout, name="timeout"), wait_seconds(drain, name="drain")
 
 
 class ParallelBase:
@@ -308,7 +318,9 @@ class ParallelConsumer(ParallelBase):
             raise self._engine.failure
         return True
 
-    def run(self, handler: Callable[[ParallelRecord], object], *, timeout: float = 30.0) -> None:
+    def run(
+        self, handler: Callable[[ParallelRecord], object], *, timeout: float | timedelta = 30.0
+    ) -> None:
         """``poll``, and wait for the end; in the main thread SIGTERM and Ctrl-C close.
 
         Args:
@@ -318,6 +330,7 @@ class ParallelConsumer(ParallelBase):
         Raises:
             KafkaMQError: As ``poll`` and ``close``, and what made it stop.
         """
+        ending(timeout)
         with stopped_by(signal.SIGINT, signal.SIGTERM) as stopping:
             try:
                 self.poll(handler)
@@ -326,11 +339,11 @@ class ParallelConsumer(ParallelBase):
             finally:
                 self.close(timeout)
 
-    def drain(self, timeout: float = 60.0) -> None:
+    def drain(self, timeout: float | timedelta = 60.0) -> None:
         """Poll no more, process what was polled (up to ``timeout`` s), and close."""
         self.close(drain=timeout)
 
-    def close(self, timeout: float = 30.0, *, drain: float = 0.0) -> None:
+    def close(self, timeout: float | timedelta = 30.0, *, drain: float | timedelta = 0.0) -> None:
         """Begin nothing more, wait for what is in flight, commit, leave the group.
 
         Closing twice is fine, and so is closing what was never used. What is still in flight after
@@ -341,13 +354,15 @@ class ParallelConsumer(ParallelBase):
             drain: s for which what was polled is processed first.
 
         Raises:
+            ConfigError: ``timeout`` or ``drain`` is no time; nothing has ended.
             DeadlineExceededError: Leaving the group takes longer, and goes on.
         """
+        timeout_s, drain_s = ending(timeout, drain)
         engine = self._engine
         if self._fork_check.is_forked:
             return
-        engine.end(timeout_s=timeout, drain_s=drain)
+        engine.end(timeout_s=timeout_s, drain_s=drain_s)
         if is_inside(self._config):
             return
-        if not engine.ended.wait(timeout + drain + self._slack_s):
+        if not engine.ended.wait(timeout_s + drain_s + self._slack_s):
             raise DeadlineExceededError("leaving the group takes long, and goes on behind this")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Protocol
 
-from kafkamq.config import QueueConfig, ServiceConfig, milliseconds
+from kafkamq.config import QueueConfig, ServiceConfig, milliseconds, wait_seconds
 from kafkamq.errors import ConfigError, KafkaMQError, StateError
 from kafkamq.queue.backend import ConsumerPlan
 from kafkamq.queue.consumer import Consumer
@@ -64,7 +64,7 @@ class Worker:
         *,
         queues: Iterable[str] | None = None,
         middleware: Sequence[Middleware] = (),
-        drain: float = DRAIN_S,
+        drain: float | timedelta = DRAIN_S,
         on_lease_lost: Callable[[Message], None] | None = None,
         telemetry: bool | None = None,
         hung_after: float | timedelta | None = None,
@@ -83,12 +83,13 @@ class Worker:
                 after 5 minutes it is not ready. None: the queue's ``max_lease``.
 
         Raises:
-            ConfigError: ``hung_after`` is no positive time.
+            ConfigError: ``drain`` is no time, or ``hung_after`` no positive one.
         """
         self._service = service
         self._queues = None if queues is None else frozenset(queues)
         self._middleware = tuple(middleware)
-        self._drain_s = drain
+        milliseconds(drain, name="drain")  # a setting is no rest of a time: it is not negative
+        self._drain_s = wait_seconds(drain, name="drain")
         self._told = on_lease_lost
         self._telemetry = telemetry
         self._hung_after_ms = None
@@ -285,27 +286,28 @@ class Worker:
         """Ask for the end of ``run``; for signal handlers and other threads."""
         apart(self._stopping.set)
 
-    def stop(self, timeout: float | None = None) -> None:
+    def stop(self, timeout: float | timedelta | None = None) -> None:
         """Begin nothing more, give handlers ``timeout`` s (None: ``drain``) to end, and close.
 
         What was not begun is released; what has not ended by then is nacked. Another stop, or a
         start, that is under way is waited for, but in a handler, which it may wait for.
 
         Raises:
+            ConfigError: ``timeout`` is no time; nothing is stopped.
             KafkaMQError: The first verdicts that could not be confirmed; all is closed.
         """
+        drain_s = self._drain_s if timeout is None else wait_seconds(timeout, name="timeout")
         self._stopping.set()
         if not self._lock.acquire(blocking=not is_inside(self)):
             return
         try:
-            self._stop(timeout)
+            self._stop(drain_s)
         finally:
             self._lock.release()
 
-    def _stop(self, timeout: float | None) -> None:
+    def _stop(self, drain_s: float) -> None:
         feeders, self._feeders = self._feeders, []
         self._stopped += feeders
-        drain_s = self._drain_s if timeout is None else timeout
         deadline_s = time.monotonic() + drain_s
         for feeder in feeders:
             feeder.stop()
