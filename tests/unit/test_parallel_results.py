@@ -160,6 +160,30 @@ def test_behind_a_dead_letter_nothing_is_sent_again() -> None:
     assert (log, works.letters) == ([0, 2, 3], [1])
 
 
+@pytest.mark.parametrize("on_exhausted", [OnExhausted.DEAD_LETTER, OnExhausted.SKIP])
+def test_what_was_given_up_behind_a_refused_result_is_not_handled_again(
+    on_exhausted: OnExhausted,
+) -> None:
+    """Its dead letter is in Kafka: another attempt would write a second one."""
+    works = Works(max_attempts=3, on_exhausted=on_exhausted, dead_letter_topic="dead")
+    publisher = ProducePublisher(
+        works.room.queue, works.policy, ResultProducer({b"0": 1}), timeout_s=5, on_produced=None
+    )
+    begun: list[int] = []
+
+    def handle(record: ParallelRecord) -> object:
+        begun.append(record.offset)
+        if record.offset == 1:
+            return Reject("no good")
+        return OutgoingRecord(topic="out", key=record.key, value=b"%d" % record.offset)
+
+    works.work(handle, publisher, "aaa", is_done=lambda: works.room.committable == 3)
+    works.room.queue.scheduler.check()
+    assert begun == [0, 1, 2, 0, 2]
+    assert works.letters == ([1] if on_exhausted is OnExhausted.DEAD_LETTER else [])
+    assert works.room.stats.processed == 3
+
+
 def test_only_the_first_refusal_of_a_key_is_an_attempt() -> None:
     works = Works(max_attempts=2, dead_letter_topic="dead")
     log = works.produce({b"%d" % number: 1 for number in range(4)}, "aaaa", is_async=False)

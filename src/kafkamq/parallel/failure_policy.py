@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kafkamq.config import Backoff
 from kafkamq.errors import ConfigError, StateError
@@ -60,15 +60,17 @@ class FailurePolicy:
         if not isinstance(decision, GiveUp):
             return self._due(record, decision, error)
         written = self._give_up(record, decision, error)
-        if written is None:
-            is_stopped = self.config.on_exhausted is OnExhausted.STOP
-            return monotonic_ms() + _HELD_MS if is_stopped else None
-        is_answered = yield written.first, self.config.send_timeout_ms / 1000
-        if not is_answered or written.first.exception() is not None:
-            # It is given up all the same: its handler has had its attempts.
-            self.hold(record, decision.reason, written)
+        if written is not None:
+            is_answered = yield written.first, self.config.send_timeout_ms / 1000
+            if not is_answered or written.first.exception() is not None:
+                # It is given up all the same: its handler has had its attempts.
+                self.hold(record, decision.reason, written)
+                return monotonic_ms() + _HELD_MS
+            tell_dead_letter(record, decision.reason, self.config, self.stats)
+        elif self.config.on_exhausted is OnExhausted.STOP:
             return monotonic_ms() + _HELD_MS
-        tell_dead_letter(record, decision.reason, self.config, self.stats)
+        assert record._failure is not None, "it has failed"
+        record._failure = replace(record._failure, is_given_up=True)
         return None
 
     def _decide(

@@ -18,6 +18,7 @@ class Failure:
     error: BaseException | None  # the last one; None: its handler returned a ``Nack``
     reason: str
     unwritten: int = 0  # of the attempts: nobody is to blame: a result unwritten, a body unread
+    is_given_up: bool = False  # it is a dead letter, or skipped
 
 
 @dataclass(slots=True, unsafe_hash=True)  # frozen ones take four times as long to make
@@ -113,6 +114,11 @@ class ParallelRecord:
     def last_error(self) -> BaseException | None:
         """What the attempt before raised, if this one is not the first."""
         return None if self._failure is None else self._failure.error
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether it is a dead letter already, or is skipped."""
+        return self._failure is not None and self._failure.is_given_up
 
     def fields(self) -> tuple[object, ...]:
         """Those of a ``PlainRecord``: the same for another process."""

@@ -267,7 +267,8 @@ def put_off(
 ) -> Collection[ParallelRecord]:
     """Its result could not be published: if it is to be tried again, its run is not finished.
 
-    Nor is what was processed behind it in its order: that is processed again, behind it.
+    Nor is what was processed behind it in its order: that is processed again, behind it. What was
+    given up there is done.
     """
     if due_ms is None:
         return ()
@@ -280,6 +281,7 @@ def put_off(
     failed_run.processed = 1 + run.records.index(record)
     failed_run.failed = [(record, due_ms)]
     behind = set(run.records[failed_run.processed :])
+    failed_run.given_up = [each.offset for each in behind if each.is_given_up]
     worker.outputs = [each for each in worker.outputs if each[0] not in behind]
     return behind
 

@@ -47,12 +47,14 @@ class FailedRun:
     processed: int | None  # how many records from its front were tried; None: all
     # Those that failed, in order, with the times (monotonic ms) of the next attempts.
     failed: list[tuple[ParallelRecord, int]]
+    given_up: list[int] = field(default_factory=list)  # offsets behind those, which are done
 
     def done(self) -> list[int]:
-        """Offsets of what was tried and did not fail."""
+        """Offsets of what was tried and did not fail, or was given up."""
         wrong = {record.offset for record, _ in self.failed}
         tried = self.run.records[: self.processed]
-        return [record.offset for record in tried if record.offset not in wrong]
+        done = [record.offset for record in tried if record.offset not in wrong]
+        return done + self.given_up
 
 
 class ParallelWorkQueue:
@@ -262,6 +264,8 @@ class ParallelWorkQueue:
                 self._stats.processed += len(done)
                 self.scheduler.complete(run.partition, done)
             self.scheduler.release(run, processed=failed_run.processed, failed=failed)
+            for offset in failed_run.given_up:
+                self.scheduler.withdraw(run.partition, offset)
 
     def complete(self, partition: PartitionState[ParallelRecord], offsets: Sequence[int]) -> None:
         """These were handed on, and are done."""
