@@ -165,6 +165,16 @@ def test_reasons_that_lie_far_apart_do_not_hold_them_up(world: World, settler: S
     assert_steady(world, began_s, 2 * 3000)
 
 
+def test_reasons_that_take_longer_than_a_settlement_may_are_read_a_few_at_a_time(
+    world: World, settler: Settler
+) -> None:
+    world.seek_s = 2.0
+    settle_all(world, settler, sparse(3, has_reasons=True), timeout_s=20.0)
+    reports = settle_all(world, settler, sparse(12, has_reasons=True), timeout_s=20.0)
+    assert world.copies == 3 + 12
+    assert len(reports) > 1
+
+
 def test_rows_that_cost_nothing_are_one_transaction(settler: Settler, world: World) -> None:
     world.seek_s = 0.0
     (report,) = settle_all(world, settler, sparse(4000), timeout_s=20.0)

@@ -18,7 +18,7 @@ from kafkamq.transport.record import Record, all_headers
 from kafkamq.transport.record_reader import RecordReader
 from kafkamq.types import MessageId
 
-_MIN_ROWS = 16
+_FIRST_ROWS = 256
 _MAX_AHEAD = 50_000  # messages that are held at once
 _FIRST_AHEAD = 4096  # at first: what is too much of it is cut off while it is read
 _AHEAD_S = 1.0  # what reading them may take: who asked waits for it
@@ -40,10 +40,13 @@ _Log = tuple[int, bytes]
 
 
 class ReadingWindow:
-    """How many rows are read at once: rows wait for it, and it waits in memory."""
+    """How many rows are read at once: rows wait for it, and it waits in memory.
+
+    One at least: where a seek takes seconds, more would take longer than a settlement may.
+    """
 
     def __init__(
-        self, most: int, most_s: float, most_bytes: int = 1 << 62, *, first: int = 16 * _MIN_ROWS
+        self, most: int, most_s: float, most_bytes: int = 1 << 62, *, first: int = _FIRST_ROWS
     ) -> None:
         self.most_s = most_s
         self.most_bytes = most_bytes
@@ -56,7 +59,7 @@ class ReadingWindow:
             return
         share = max(seconds / self.most_s, size_bytes / self.most_bytes, 1e-9)
         fitting = min(int(rows / share), 4 * self.rows, self._most)
-        self.rows = max(_MIN_ROWS, fitting)
+        self.rows = max(1, fitting)
 
 
 class MessageLookup:
