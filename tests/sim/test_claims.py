@@ -77,3 +77,9 @@ def test_a_whole_topic_of_which_messages_were_deleted_is_given_back_whole(seed: 
 def test_a_position_of_ranges_whose_commit_was_lost_is_committed_again() -> None:
     """Where nothing came behind it, the group's position stood still for ever."""
     check(simulate_claims(959))
+
+
+@pytest.mark.parametrize("seed", [70171, 71615])
+def test_heartbeats_of_a_whole_topic_with_transactions_come_in_time(seed: int) -> None:
+    """Half a second between them is less than the requests of a claim took: no topic was whole."""
+    check(simulate_claims(seed))

@@ -82,3 +82,12 @@ def test_b3_a_log_that_was_replaced_is_read_from_its_start(seed: int) -> None:
 def test_members_that_die_all_the_time_repeat_and_lose_nothing(seed: int) -> None:
     limits = replace(QUIET, members=3, faults=Faults(kill_every=200, latency_ms=100))
     assert check(simulate_parallel(seed, limits)).deaths > 3
+
+
+def test_nothing_is_written_to_a_log_whose_lost_records_a_map_still_knows() -> None:
+    """New records at their places would be taken for done, which nobody could tell."""
+    check(simulate_parallel(71021))
+
+
+def test_a_dead_letter_behind_a_refused_result_is_not_written_again() -> None:
+    check(simulate_parallel(74733))

@@ -75,6 +75,11 @@ def test_what_lies_far_apart_comes_out_where_a_seek_takes_seconds() -> None:
     check(simulate(6704))
 
 
+def test_who_tracks_in_batches_notices_partitions_that_a_broker_did_not_tell_of() -> None:
+    """It began with old metadata, and nobody tracked the partition that was added before."""
+    check(simulate(71002))
+
+
 @pytest.mark.faults
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("first", range(SEEDS, SEEDS + MANY_SEEDS, MANY_SEEDS // 10))
