@@ -16,11 +16,12 @@ from confluent_kafka import Message
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.markers.rules.delivery import Carry, DueCause, Settle
 from kafkamq.markers.tracker import message_lookup, rereading, rewriting, settlement
-from kafkamq.markers.tracker.settlement import Settler, SettleReport
+from kafkamq.markers.tracker.settlement import Settler, SettleReport, TransactionSize
 from kafkamq.markers.wire.markers import encode_end, encode_start
 from kafkamq.transport import follower
 from kafkamq.transport import record_reader as reader
 from kafkamq.transport.admin import TopicInfo
+from kafkamq.transport.errors import TransactionAbortedError
 from kafkamq.types import MessageId, Outcome
 
 ID = MessageId(0, 1, b"t" * 16, 1)
@@ -28,6 +29,7 @@ START = encode_start(ID, b"q", b"x" * 100, redeliver_after_ms=10_000, consumer_i
 NACK = encode_end(ID, Outcome.NACK, reason="later", redeliver_after_ms=1000)
 FAR = 1000
 COMMIT_S = 0.03
+TRANSACTION_S = 10.0  # what does not go through by then is aborted
 
 
 @dataclass
@@ -35,11 +37,14 @@ class World:
     """A log in which each seek takes ``seek_s``, and what the settlements do with it."""
 
     seek_s: float
+    bytes_s: float = float("inf")  # what the link to the brokers carries
     now_s: float = 1000.0
     seeks: int = 0
     position: int = 0
     commits: list[float] = field(default_factory=list)  # when
     bounds: list[float] = field(default_factory=list)  # how long a commit might have taken
+    pending: list[Any] = field(default_factory=list)  # records of the open transaction
+    sizes: list[tuple[int, bool]] = field(default_factory=list)  # and whether it was committed
     copies: int = 0
     done: int = 0
 
@@ -89,15 +94,22 @@ class World:
         pass
 
     def abort(self) -> None:
-        raise AssertionError("nothing is aborted")
+        assert not self.sizes[-1][1], "what is not too slow is not aborted"
 
     def produce_records(self, records: list[Any], *, timeout_s: float) -> None:
-        self.copies += len(records) // 2
+        self.pending = records
         self.bounds.append(timeout_s)
 
     def commit(self, _position: int, *, rows_done: int, timeout_s: float, **_: object) -> None:
         self.bounds.append(timeout_s)
-        self.now_s += COMMIT_S
+        size = sum(len(value) for _, _, _, value, _ in self.pending)
+        is_carried = size / self.bytes_s <= TRANSACTION_S
+        self.sizes.append((size, is_carried))
+        if not is_carried:
+            self.now_s += TRANSACTION_S
+            raise TransactionAbortedError("message(s) timed out", is_retriable=True)
+        self.now_s += COMMIT_S + size / self.bytes_s
+        self.copies += len(self.pending) // 2
         self.commits.append(self.now_s)
         self.done = rows_done
 
@@ -206,6 +218,40 @@ def test_a_message_by_reference_does_not_wait_for_the_next_start(
     ]
     reports = settle_all(world, settler, rows, timeout_s=20.0)
     assert [report.copies for report in reports] == [1, 1, 1]
+
+
+def test_a_slow_link_gets_transactions_that_it_can_carry(settler: Settler, world: World) -> None:
+    world.seek_s, world.bytes_s = 0.0, 5000.0
+    settle_all(world, settler, sparse(5000), timeout_s=120.0)
+    assert world.copies == 5000
+    failed = [at for at, (_, is_carried) in enumerate(world.sizes) if not is_carried]
+    assert 2 <= len(failed) < len(world.sizes) / 3
+    for at in failed:
+        assert all(size < world.sizes[at][0] for size, _ in world.sizes[at + 1 : at + 11])
+
+
+def test_a_transaction_grows_again_when_ten_that_were_full_went_through() -> None:
+    size = TransactionSize(10_000_000)
+    for _ in range(2):
+        size.failed(8_000_000)  # twice, by two who had begun before the first one failed
+    assert size.bytes == 4_000_000
+    size.failed(5_000_000)
+    assert size.bytes == 2_500_000
+    for seen, times in ((3_000_000, 9), (2_499_999, 20)):
+        for _ in range(times):
+            size.committed(seen)
+            assert size.bytes == 2_500_000
+        size.failed(5_100_000)  # the ones before do not count any more
+    for wanted in (5_000_000, 10_000_000, 10_000_000):
+        for _ in range(10):
+            size.committed(size.bytes)
+        assert size.bytes == wanted
+    for _ in range(3):
+        size.failed(100)
+    assert size.bytes == 64 * 1024, "there is always room for some"
+    size = TransactionSize(1000)
+    size.failed(100)
+    assert size.bytes == 1000, "never more than is configured"
 
 
 def test_a_look_that_read_nothing_does_not_make_the_next_one_small() -> None:

@@ -112,6 +112,7 @@ class Rewriter:
         )
         self._random = random.Random()  # spreads copies over partitions, decides nothing
         self._max_rows = tracker.max_offsets_per_commit
+        self._max_bytes = tracker.max_transaction_bytes  # of the part that is prepared
         # The row that a broker refused last, by its place, and how often. It is the next one to be
         # written; if another one's refusal is remembered instead, it is refused once more.
         self._refused: tuple[_Place | None, int] = None, 0
@@ -133,6 +134,7 @@ class Rewriter:
         rows: Rows,
         begin: int,
         *,
+        max_bytes: int,
         timeout_s: float = 60.0,
     ) -> Part:
         """The records of as many rows as one transaction may hold (R16), at least one.
@@ -144,6 +146,7 @@ class Rewriter:
             partition: Of the markers, that the rows are of.
             rows: The whole plan.
             begin: First row that is not done.
+            max_bytes: Of its records; the last row may go beyond it.
             timeout_s: Bound of the reading.
 
         Raises:
@@ -152,11 +155,12 @@ class Rewriter:
         began_s = time.monotonic()
         deadline_s, full_s = began_s + timeout_s, began_s + _PART_S
         part = Part(begin, begin)
+        self._max_bytes = max_bytes
         chosen = rows.part(begin, begin + self._max_rows)
         self._aim(None)
         for found in self._rereader.rows(partition, chosen, deadline_s=deadline_s):
             self._rewrite_action(part, partition, found)
-            if part.size_bytes >= self._tracker.max_transaction_bytes or time.monotonic() > full_s:
+            if part.size_bytes >= self._max_bytes or time.monotonic() > full_s:
                 break
         self._end_batches(part, partition)
         # After a refusal parts are small; they grow again while nothing is refused.
@@ -203,7 +207,7 @@ class Rewriter:
         for each in found.messages():
             self._rewrite(part, partition, each)
             part.end += 1
-            if part.size_bytes >= self._tracker.max_transaction_bytes:
+            if part.size_bytes >= self._max_bytes:
                 return
 
     def _aim(self, start: Marker | None) -> None:
@@ -242,7 +246,7 @@ class Rewriter:
         if usual.delivery_count > 1:
             counted.append((DELIVERY_COUNT, b"%d" % usual.delivery_count))
         add, size_bytes = part.records.append, part.size_bytes
-        full, largest = self._tracker.max_transaction_bytes, self._max_message_bytes
+        full, largest = self._max_bytes, self._max_message_bytes
         for at, record in enumerate(found.records):
             skipped = (bits & -bits).bit_length()
             bits >>= skipped

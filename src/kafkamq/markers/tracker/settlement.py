@@ -1,14 +1,15 @@
 """Performs what a tracker planned: copies, dead letters, ENDs and the position, in transactions.
 
 R14-R16, R18, R19. The STARTs are read again from the markers topic by their offsets, because
-payloads never enter a tracker's state; then each part of the plan (at most 50,000 actions, 16 MiB,
-or what two seconds of reading gave) becomes one transaction with the position of the tracker and
+payloads never enter a tracker's state; then each part of the plan (at most 50,000 actions, 16 MiB
+or what goes through in time, or what two seconds of reading gave) becomes one transaction with the position of the tracker and
 the count of rows done.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ _MAX_ATTEMPTS = 8
 _FIRST_PAUSE_S = 0.05
 _MAX_PAUSE_S = 2.0
 _WRITE_S = 8.0  # what a transaction may take; it begins when its rows are ready (R22)
+_LEAST_BYTES = 64 * 1024  # of a transaction, however slow the others were
+_GROWS_AFTER = 10  # transactions that were full
 # Of a member: the partition went to another one of the group.
 _HOPELESS = REFUSALS | {Meaning.NO_MEMBER, Meaning.STALE_MEMBER}
 
@@ -67,17 +70,52 @@ class SettlementError(BrokerError):
         self.actions = tuple(actions)
 
 
+class TransactionSize:
+    """How many bytes a transaction takes: what goes through before it times out. Thread-safe.
+
+    Any failure halves it. Over a slow link a transaction of the same size would time out again and
+    again, and a time-out does not always say so: where the broker is the first to end the
+    transaction, the producer seems to be fenced. A failure of another kind costs next to nothing,
+    since small transactions that succeed make it grow again within seconds.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.bytes = max_bytes
+        self._max_bytes = max_bytes
+        self._full = 0  # transactions of this size that were committed
+        self._lock = threading.Lock()
+
+    def failed(self, size_bytes: int) -> None:
+        """A transaction of so many bytes was not committed, and was not refused for its records."""
+        with self._lock:
+            self.bytes = min(self.bytes, max(size_bytes // 2, _LEAST_BYTES))
+            self._full = 0
+
+    def committed(self, size_bytes: int) -> None:
+        """A transaction of so many bytes was committed; smaller ones than the limit say nothing."""
+        with self._lock:
+            self._full += size_bytes >= self.bytes
+            if self._full >= _GROWS_AFTER:
+                self.bytes = min(2 * self.bytes, self._max_bytes)
+                self._full = 0
+
+
 class Settler:
     """Settles actions of any marker partition of one namespace; one owner thread.
 
     Holds read_committed readers of the markers and messages topics, kept between calls. Settlers
-    that share ``patience`` share their searches for messages that are not there yet.
+    that share ``patience`` share their searches for messages that are not there yet; those that
+    share ``size`` learn from each other how large transactions may be.
     """
 
     def __init__(
-        self, config: ServiceConfig, tracker: TrackerConfig, patience: Patience | None = None
+        self,
+        config: ServiceConfig,
+        tracker: TrackerConfig,
+        patience: Patience | None = None,
+        size: TransactionSize | None = None,
     ) -> None:
-        self._tracker = tracker
+        self._size = size or TransactionSize(tracker.max_transaction_bytes)
         self._rewriter = Rewriter(config, tracker, patience)
 
     def settle(
@@ -197,8 +235,20 @@ class Settler:
             if run.report.transactions and not run.may_read():
                 run.report.left = run.rows.part(done)
                 return
-            part = self._rewriter.part(ledger.key.partition, run.rows, done, timeout_s=run.left_s())
-            if self._write(run, part):
+            part = self._rewriter.part(
+                ledger.key.partition,
+                run.rows,
+                done,
+                max_bytes=self._size.bytes,
+                timeout_s=run.left_s(),
+            )
+            try:
+                is_written = self._write(run, part)
+            except (BrokerError, DeadlineExceededError):
+                self._size.failed(part.size_bytes)
+                raise
+            if is_written:
+                self._size.committed(part.size_bytes)
                 done = part.end
 
     def _write(self, run: _Run, part: Part) -> bool:

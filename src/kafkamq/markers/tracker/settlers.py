@@ -9,7 +9,7 @@ from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.markers.rules.delivery import Carry, Settle
 from kafkamq.markers.tracker.ledger import Ledger
 from kafkamq.markers.tracker.open_ledgers import OpenLedgers
-from kafkamq.markers.tracker.settlement import Settler, SettleReport
+from kafkamq.markers.tracker.settlement import Settler, SettleReport, TransactionSize
 from kafkamq.transport.patience import Patience
 
 SETTLE_S = 20.0
@@ -23,11 +23,12 @@ class Settlers:
         self._config = config
         self._tracker = tracker
         self._patience = Patience()
+        self._size = TransactionSize(tracker.max_transaction_bytes)
         self._idle: SimpleQueue[Settler] = SimpleQueue()
 
     def add(self) -> None:
         """Connect one more."""
-        settler = Settler(self._config, self._tracker, self._patience)
+        settler = Settler(self._config, self._tracker, self._patience, self._size)
         settler.prepare()
         self._idle.put(settler)
 
