@@ -249,3 +249,22 @@ def test_a_letter_gives_its_record_up_when_it_is_written_or_goes_with_its_partit
     assert third.last.cancelled()
     third.end(None)  # too late: whoever has the partition decides again
     assert room.stats.dead_lettered == 2
+
+
+def test_no_letter_is_written_for_a_record_that_was_done_meanwhile() -> None:
+    """Also while its worker has taken nothing else since."""
+    room = Room(dead_letter_topic="dead")
+    letters = ParallelDeadLetters(room.queue.config, room.queue, room.stats)
+    room.add("a")
+    worker, _ = room.workers
+    ((record,),) = [run.records for run in room.queue.take(worker)]
+    refused = Written()
+    letters.hold(room.partition, record, DeadLetterReason.MAX_LEASE, refused)
+    letters.tend()
+    assert not refused.last.cancelled(), "its handler is at it"
+    assert room.work(worker, 2) == [0]
+    assert room.queue.take(worker) == []
+    assert room.committable == 1
+    letters.tend()
+    assert refused.last.cancelled()
+    assert room.stats.dead_lettered == 0

@@ -370,6 +370,9 @@ class ParallelWorkQueue:
     def find(self, partition: PartitionState[ParallelRecord], offset: int) -> ParallelRecord | None:
         """A record that is open, wherever it is."""
         with self.lock:
+            # What a worker took last may be done: it stays there until the worker takes more.
+            if not partition.tracker.is_open(offset):
+                return None
             for worker in self._workers:
                 runs: list[Run[ParallelRecord]] = list(worker.runs)
                 for run in runs:
