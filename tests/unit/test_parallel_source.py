@@ -19,11 +19,11 @@ from kafkamq.transport import follower
 
 
 class Client:
-    """A consumer that is assigned one partition, polls one event, and notes what is asked of it."""
+    """A consumer that is assigned one partition, polls some events, and notes what is asked of it."""
 
-    def __init__(self, event: object, end: int) -> None:
+    def __init__(self, events: list[object], end: int) -> None:
         self.calls: list[str] = []
-        self.events = [event]
+        self.events = events
         self.end = end
 
     def subscribe(self, _: Sequence[str], *, on_assign: Any, **__: object) -> None:
@@ -47,9 +47,12 @@ class Client:
 def test_another_log_is_fetched_also_if_the_one_before_was_paused(
     monkeypatch: pytest.MonkeyPatch, end: int, is_another: bool
 ) -> None:
-    """Its member begins again and knows of no pause; in the same log it ends that itself."""
-    error = KafkaError(KafkaError._AUTO_OFFSET_RESET)
-    client = Client(Message("t", 0, 1000, error=error), end)
+    """Its member begins again and knows of no pause; in the same log it ends that itself.
+
+    Nor does it hear that the log before was read to its end.
+    """
+    codes = KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET
+    client = Client([Message("t", 0, 1000, error=KafkaError(code)) for code in codes], end)
     monkeypatch.setattr(follower, "open_consumer", lambda *_: client)
     service = ServiceConfig(bootstrap_servers="nowhere:1")
     config = ParallelConfig(service=service, topics=("^t",), group_id="g", on_data_loss="skip")
@@ -71,3 +74,4 @@ def test_another_log_is_fetched_also_if_the_one_before_was_paused(
         *(["resume"] if is_another else []),
     ]
     assert not source._group.outside
+    assert not source.ends

@@ -219,6 +219,7 @@ class GroupConsumer(GroupOffsets):
         if not ours:
             return
         for place in ours:
+            self.ends.pop(place, None)
             self.outside.pop(place, None)
         if self._is_eager:
             rest = assigned - ours.keys()
