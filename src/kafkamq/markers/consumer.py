@@ -35,7 +35,6 @@ from kafkamq.queue.namespace import Namespace
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.types import Outcome
 
-IDLE_MS = 1000  # without a receive for so long, the lease renewer looks after the group membership
 MAX_LEAVE_S = 1.0  # how long renewals wait for a batch, when the owner does not
 MAX_EXIT_S = 5.0  # how long the interpreter's end waits for verdicts
 _SLICE_S = 0.25
@@ -207,6 +206,8 @@ class MarkersConsumer(Consumer):
         while True:
             left_s = deadline_s - time.monotonic()
             self._batches.step(start, max(0.0, left_s))
+            if self._reader.is_idle:  # no room, R6, late STARTs: who receives keeps others from it
+                self._reader.tend()
             self._hand_out(handing, n)
             if handing or left_s <= 0 or self._closing.is_set() or self._hurry.is_set():
                 return  # at most once: what is being committed comes with the next receive
@@ -300,8 +301,7 @@ class MarkersConsumer(Consumer):
     def _tend(self) -> None:
         """The lease renewer polls when the owner does not: the group does not wait for it."""
         self._reader.positions.write()
-        idle_ms = monotonic_ms() - self._received_ms
-        if idle_ms < IDLE_MS or self._closing.is_set():
+        if not self._reader.is_idle or self._closing.is_set():
             return
         if self._owner.acquire(blocking=False):
             try:

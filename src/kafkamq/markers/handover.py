@@ -14,7 +14,7 @@ from kafkamq.markers.starts import Batch, Starter
 from kafkamq.markers.transactional_starts import ExactCommitter
 from kafkamq.transport.offset_commits import Commit
 
-_SLICE_S = 0.25
+_SLICE_S = 0.25  # one blocking wait; between two, the group may have to be polled for
 _log = logging.getLogger(__name__)
 
 
@@ -99,7 +99,7 @@ class PlainHandover:
 
     def _has_started(self, batch: Batch, timeout_s: float) -> bool:
         known = {number for late in self._late for number in late.late_routes()}
-        if not self._starter.wait(batch, timeout_s, known):
+        if not self._starter.wait(batch, min(timeout_s, _SLICE_S), known):
             if not batch.is_overdue(known):
                 return False
             self._set_aside(batch)

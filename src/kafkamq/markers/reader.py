@@ -30,6 +30,7 @@ __all__ = ["Membership", "MessageReader", "group_of"]
 MIN_POLL = 100  # records of one consume() ...
 MAX_POLL = 10_000  # ... and at most: where few or none of them are our own
 CLOSE_TIMEOUT_S = 10.0
+IDLE_MS = 1000  # unpolled for so long, a member may hold up its group
 _ASK_AGAIN_S = 0.1
 _WAIT_S = 0.25  # one blocking wait; between two, errors are looked at
 # In place of the position of a partition that is to be read from another place.
@@ -63,6 +64,7 @@ class MessageReader:
         self._gained_s: dict[int, float] = {}  # partition -> when it was assigned, monotonic
         self._polled_per_own = 1.0  # records of the last poll for each message of our own
         self._is_paused = False
+        self._polled_ms = monotonic_ms()
         self._commits = OffsetCommits(self._topic, queue, buffer, self._note)
         self.positions = Positions(config, group_of_workers(config, queue), queue.queue_id)
         self._asked: Future[dict[Place, int]] | None = None  # what is committed
@@ -97,7 +99,7 @@ class MessageReader:
         self._resume()
         usable = min(wanted, self._queue.max_in_flight)
         size = max(MIN_POLL, min(MAX_POLL, round(usable * self._polled_per_own)))
-        polled_ms = monotonic_ms()
+        self._polled_ms = polled_ms = monotonic_ms()
         try:
             records = self._group.poll(size, min(timeout_s, _WAIT_S))
         except BrokerError as error:
@@ -416,13 +418,22 @@ class MessageReader:
         """Whether it has left the group."""
         return not self._group.is_joined
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody has polled for so long that a rebalance may be waiting for it."""
+        return monotonic_ms() - self._polled_ms >= IDLE_MS
+
     def leave(self) -> None:
         """Leave the group: others get the partitions. The next ``poll`` joins it again."""
         self._group.leave()  # ``tend`` serves what follows from it
 
     def tend(self) -> None:
-        """Stay a member while nobody receives: poll, with all partitions paused."""
+        """Stay a member while nothing is wanted: poll, with all partitions paused.
+
+        A rebalance lies behind what was fetched before it; a pause throws that away.
+        """
         self._is_paused = True
+        self._polled_ms = monotonic_ms()
         self._group.pause(self._group.places)
         records = self._group.serve()
         if records:  # of a partition that was assigned just now

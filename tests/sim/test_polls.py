@@ -1,0 +1,179 @@
+"""How long a worker's Kafka client goes without a poll, whatever its application does.
+
+A rebalance waits for the next poll of every member of the group. The clock is virtual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from kafkamq.queue.consumer import Consumer
+from kafkamq.queue.queue import Queue
+from kafkamq.queue.service import Service
+from kafkamq.testing.simulation.scheduler import Scheduler
+from kafkamq.testing.simulation.swapping import swapped
+from kafkamq.transport.clients import open_producer
+from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
+from kafkamq.transport.memory.consumer import Consumer as KafkaConsumer
+
+CLUSTER = "polls"
+SERVERS = f"memory://{CLUSTER}"
+MAX_GAP_S = 2.1
+SECONDS = 100.0
+
+Application = Callable[["World", Service], None]
+
+
+class World:
+    """An application's life of so many seconds, and when the members of groups were polled."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.sleep = scheduler.sleep
+        self.polls: dict[object, list[float]] = {}
+
+    def polled(self, client: KafkaConsumer) -> None:
+        if client in cluster_of(SERVERS).groups.clients:
+            self.polls.setdefault(client, []).append(self.scheduler.now_s())
+
+    @property
+    def goes_on(self) -> bool:
+        return self.scheduler.now_s() < SECONDS
+
+    def longest_gap_s(self) -> float:
+        assert self.polls
+        return max(after - before for at in self.polls.values() for before, after in pairwise(at))
+
+    def live(self, application: Application) -> None:
+        with Service(SERVERS, "n") as service:
+            service.create_topics(partitions=4, marker_partitions=1)
+            application(self, service)
+            for polled_s in self.polls.values():
+                polled_s.append(self.scheduler.now_s())
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    scheduler = Scheduler(1)
+    world = World(scheduler)
+    consume = KafkaConsumer.consume
+
+    def noted(client: KafkaConsumer, *args: Any, **kwargs: Any) -> Any:
+        world.polled(client)
+        return consume(client, *args, **kwargs)
+
+    monkeypatch.setattr(KafkaConsumer, "consume", noted)
+    forget_cluster(CLUSTER)
+    with swapped(scheduler):
+        yield world
+        scheduler.close()
+    forget_cluster(CLUSTER)
+
+
+def filled(service: Service, **options: Any) -> Queue:
+    queue = service.queue("a", **options)
+    with queue.producer() as producer:
+        for _ in range(400):
+            producer.send(b"x")
+        producer.flush(30)
+    return queue
+
+
+def one_by_one(work_s: float, **options: Any) -> Application:
+    def application(world: World, service: Service) -> None:
+        with filled(service, **options).consumer() as consumer:
+            while world.goes_on:
+                message = consumer.receive(1.0)
+                assert message is not None
+                world.sleep(work_s)
+                message.ack()
+
+    return application
+
+
+def many(world: World, service: Service) -> None:
+    with filled(service).consumer() as consumer:
+        while world.goes_on:
+            for message in consumer.receive_many(5, 1.0):
+                world.sleep(0.1)
+                message.ack()
+
+
+def iteration(world: World, service: Service) -> None:
+    with filled(service).consumer() as consumer:
+        for message in consumer:
+            world.sleep(0.5)
+            message.ack()
+            if not world.goes_on:
+                return
+
+
+def with_no_room(timeout_s: float) -> Application:
+    def application(world: World, service: Service) -> None:
+        with filled(service, max_in_flight=2).consumer() as consumer:
+            held = [consumer.receive(1.0) for _ in range(2)]
+            assert all(held)
+            while world.goes_on:
+                assert consumer.receive(timeout_s) is None
+                world.sleep(0.01)
+
+    return application
+
+
+def beside_a_last_delivery(world: World, service: Service) -> None:
+    send_last(service)
+    with service.queue("last").consumer() as holder, filled(service).consumer() as consumer:
+        held = receive(holder)
+        while world.goes_on:
+            consumer.receive(0.5)
+        held.ack()
+
+
+def before_a_last_delivery(world: World, service: Service) -> None:
+    """Its START is late."""
+    send_last(service)
+    with service.queue("last").consumer() as consumer:
+        cluster_of(SERVERS).faults.offline.add(("n.markers", 0))
+        with pytest.raises(Exception, match="START"):
+            consumer.receive(60.0)
+        cluster_of(SERVERS).faults.offline.clear()
+
+
+def send_last(service: Service) -> None:
+    writer = open_producer({"bootstrap.servers": SERVERS}, None)
+    writer.produce("n.messages", b"x", b"last", 0, headers=[("kafkamq-delivery-count", b"5")])
+    writer.flush(5)
+
+
+def receive(consumer: Consumer) -> Any:
+    message = None
+    while message is None:
+        message = consumer.receive(1.0)
+    return message
+
+
+APPLICATIONS = {
+    "0.5 s each": one_by_one(0.5),
+    "0.9 s each": one_by_one(0.9),
+    "60 s each": one_by_one(60.0),
+    "exactly once": one_by_one(0.5, exactly_once=True),
+    "at most once": one_by_one(0.5, delivery="at-most-once"),
+    "many": many,
+    "iteration": iteration,
+    "no room": with_no_room(0.5),
+    "no room, for long": with_no_room(30.0),
+    "no room, never waiting": with_no_room(0.0),
+    "beside a last delivery": beside_a_last_delivery,
+    "before a last delivery": before_a_last_delivery,
+}
+
+
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_a_worker_is_polled_whatever_its_application_does(world: World, name: str) -> None:
+    world.scheduler.run("main", lambda: world.live(APPLICATIONS[name]))
+    assert not world.scheduler.failures
+    assert world.longest_gap_s() <= MAX_GAP_S
