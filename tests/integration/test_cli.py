@@ -280,6 +280,15 @@ def test_doctor_says_when_nothing_can_be_batched(
     assert found["ok"]
 
 
+def test_doctor_says_when_a_dead_worker_is_noticed_too_late(commands: Commands) -> None:
+    session = ("--property", "session.timeout.ms=10000")
+    longer = (*session, "--redelivery-timeout", "17")
+    for extra, is_said in (((), False), (session, True), (longer, False)):
+        (found,) = (one for one in commands.json("doctor", *extra) if "checks" in one)
+        said = [one for one in found["checks"] if one["what"] == "sessions"]
+        assert [one["level"] for one in said] == (["warn"] if is_said else [])
+
+
 def test_doctor_refuses_a_lease_that_the_markers_do_not_outlive(commands: Commands) -> None:
     code, out, _ = run_program(["doctor", "--max-lease", "999999", "--json"], commands.environment)
     assert code == 1

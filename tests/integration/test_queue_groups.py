@@ -21,12 +21,15 @@ from tests.integration.queue_logs import (
 )
 from tests.waiting import deadline_after, wait_until
 
+from kafkamq.config import QueueConfig
 from kafkamq.errors import DataLossError
+from kafkamq.markers.membership import shorten_session
 from kafkamq.markers.overview import doubled_queues, overview
 from kafkamq.markers.reader import group_of
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.message import Message
 from kafkamq.queue.service import Service
+from kafkamq.transport.admin import Admin
 from kafkamq.types import MarkerType, Outcome
 
 
@@ -99,6 +102,22 @@ def test_workers_come_and_go_while_messages_flow(
         assert len(done) == total
         assert set(done.values()) == {1}
         assert len(set(ends(service.config, Outcome.ACK))) == total
+
+
+def test_a_group_of_kafka_4_notices_a_dead_worker_before_its_messages_are_due(
+    bootstrap: str, namespace: str
+) -> None:
+    """There the session is a setting of the group; this broker allows 3 s."""
+    with make_service(bootstrap, namespace, group_protocol="consumer") as service:
+        group = group_of(service.config, "a")
+        with service.queue("a").consumer(), Admin(service.config) as admin:
+            wait_until(lambda: _session_of(admin, group) == "6000")
+            shorten_session(service.config, QueueConfig(queue_id="a", redelivery_timeout_ms=60_000))
+            assert _session_of(admin, group) == "6000"  # it is never made longer
+
+
+def _session_of(admin: Admin, group: str) -> str | None:
+    return admin.group_settings(group).get("consumer.session.timeout.ms")
 
 
 def test_held_messages_keep_their_leases_when_partitions_move(service: Service) -> None:

@@ -39,6 +39,10 @@ def doctor(
     max_lease: Annotated[
         float, typer.Option(min=0.001, help="The longest lease of your queues, in seconds.")
     ] = 43_200.0,
+    redelivery_timeout: Annotated[
+        float,
+        typer.Option(min=0.001, help="The shortest redelivery timeout of your queues, in seconds."),
+    ] = 10.0,
     topic: Topic = "",
     as_json: Json = False,
 ) -> None:
@@ -48,7 +52,11 @@ def doctor(
     """
     checks = [*_machine()]
     if config is not None:
-        checks += cluster_checks(config, max_lease_ms=round(max_lease * 1000))
+        checks += cluster_checks(
+            config,
+            max_lease_ms=round(max_lease * 1000),
+            redelivery_timeout_ms=round(redelivery_timeout * 1000),
+        )
         if topic:
             checks += _of_queue(config, topic, max_lease_ms=round(max_lease * 1000))
     refused = any(check.level == "refuse" for check in checks)

@@ -87,6 +87,7 @@ _DEFAULTS = {
     "group.share.min.heartbeat.interval.ms": "500",
     "group.share.heartbeat.interval.ms": "500",
     # A dead member's partitions have no reader until its session ends; 45 s by default.
+    "group.consumer.min.session.timeout.ms": "3000",
     "group.share.min.session.timeout.ms": "3000",
     "auto.create.topics.enable": "false",
     # A dead producer's transaction ends soon after its timeout, not up to 10 s later.

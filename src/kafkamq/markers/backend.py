@@ -5,6 +5,7 @@ from __future__ import annotations
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import ConfigError, WireError
 from kafkamq.markers.consumer import MarkersConsumer
+from kafkamq.markers.membership import check_session
 from kafkamq.markers.mqgo_workers import look_for_mqgo_workers
 from kafkamq.markers.producer import AnyTopicProducer, MarkersProducer
 from kafkamq.markers.tokens.settler import Settler as QueueSettler
@@ -26,6 +27,7 @@ class _MarkersBackend:
         """See ``QueueBackend.open_consumer``."""
         if not queue.topic:
             look_for_mqgo_workers(connections.namespace, queue)
+        check_session(connections.config, queue)
         return MarkersConsumer(connections.namespace_of(queue), queue, plan.on_lease_lost)
 
     def open_producer(self, connections: Connections, queue: QueueConfig) -> Producer:

@@ -1,16 +1,36 @@
-"""What a worker's Kafka consumer is told, and whom it tells of its membership in the group."""
+"""What a worker's Kafka consumer is told, and whom it tells of its membership in the group.
+
+A worker that is killed between a START and the commit of its offset leaves a message that the next
+owner STARTs again. Where the first lease has ended by then, a tracker copies the message, whatever
+the next owner does with it. So the group is to notice a death well before that (R5): its session
+is shorter than the lease.
+"""
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.errors import KafkaMQError
 from kafkamq.markers.rules.message_set import MessageSet
 from kafkamq.queue.names import group_of_workers
+from kafkamq.transport.admin import Admin
 from kafkamq.transport.group_consumer import COOPERATIVE, GroupConsumer, Owner
 
 MAX_POLL_INTERVAL_MS = 300_000  # Kafka's default
+MIN_SESSION_MS = 6_000
+"""Brokers refuse shorter ones: ``group.min.session.timeout.ms``, unless it was changed."""
+
+MAX_SESSION_MS = 10_000
+"""Where the redelivery timeout would allow more: what nobody had STARTed goes on after this."""
+
+_GROUP_SESSION = "consumer.session.timeout.ms"
+_BROKER_SESSION = "group.consumer.session.timeout.ms"
+_BROKER_MIN = "group.consumer.min.session.timeout.ms"
+_log = logging.getLogger(__name__)
 
 
 class Membership(Protocol):
@@ -48,6 +68,7 @@ def open_member(config: ServiceConfig, queue: QueueConfig, owner: Owner) -> Grou
         group_id=group_of_workers(config, queue),
         # A group that others named may have members of other clients, which all know "range".
         strategy="range" if queue.group_id else COOPERATIVE,
+        session_ms=session_ms_for(queue.redelivery_timeout_ms),
         socket_timeout_ms=10_000,
     )
 
@@ -55,3 +76,108 @@ def open_member(config: ServiceConfig, queue: QueueConfig, owner: Owner) -> Grou
 def max_idle_ms(settings: Mapping[str, object]) -> int:
     """How long a member may go without receiving, as Kafka has it for every consumer."""
     return int(str(settings.get("max.poll.interval.ms", MAX_POLL_INTERVAL_MS)))
+
+
+# The session.
+
+
+def session_ms_for(redelivery_timeout_ms: int) -> int:
+    """The session of a queue's workers: 0.6 of its redelivery timeout, within 6 s and 10 s."""
+    return max(MIN_SESSION_MS, min(MAX_SESSION_MS, _longest_ms(redelivery_timeout_ms)))
+
+
+def _longest_ms(redelivery_timeout_ms: int) -> int:
+    return redelivery_timeout_ms * 3 // 5
+
+
+def session_problem(config: ServiceConfig, redelivery_timeout_ms: int) -> str:
+    """What is wrong with a session that the user has set, and what to write; empty: nothing."""
+    value = str(config.kafka.get("session.timeout.ms", ""))
+    if not value.isdecimal():  # none, or the client says what is wrong with it
+        return ""
+    return _problem("session.timeout.ms", int(value), redelivery_timeout_ms, "or leave it out")
+
+
+def broker_session_problems(
+    config: ServiceConfig, broker: Mapping[str, str], redelivery_timeout_ms: int
+) -> list[str]:
+    """What a broker's settings do to the sessions of workers with this redelivery timeout."""
+    if is_of_brokers(config):
+        least_ms = int(broker.get(_BROKER_MIN, "45000"))
+        end = "on the brokers: a worker sets its group's session as low as that"
+        problem = _problem(_BROKER_MIN, least_ms, redelivery_timeout_ms, end)
+        return [problem] if problem else []
+    least_ms = int(broker.get("group.min.session.timeout.ms", str(MIN_SESSION_MS)))
+    if "session.timeout.ms" in config.kafka or least_ms <= session_ms_for(redelivery_timeout_ms):
+        return []
+    return [
+        f"group.min.session.timeout.ms is {least_ms}: brokers refuse workers, whose session is "
+        f"{session_ms_for(redelivery_timeout_ms)} ms with a redelivery_timeout of "
+        f"{redelivery_timeout_ms / 1000:g} s; set it lower, or the workers' session.timeout.ms to "
+        f"{least_ms}"
+    ]
+
+
+def _problem(name: str, session_ms: int, redelivery_timeout_ms: int, end: str) -> str:
+    wanted_ms = max(MIN_SESSION_MS, _longest_ms(redelivery_timeout_ms))
+    if session_ms <= wanted_ms:
+        return ""
+    return (
+        f"{name} is {session_ms}, more than 0.6 of redelivery_timeout "
+        f"({redelivery_timeout_ms / 1000:g} s): what a killed worker had begun may be on its way "
+        "back already when the next one gets it, whose acknowledgement then counts nothing; set "
+        f"redelivery_timeout to {session_ms / 600:g} or more, or {name} to {wanted_ms} {end}"
+    )
+
+
+def is_of_brokers(config: ServiceConfig) -> bool:
+    """Whether the session is a setting of the brokers and of the group, not of its members."""
+    return str(config.kafka.get("group.protocol", "")).lower() == "consumer"
+
+
+def check_session(config: ServiceConfig, queue: QueueConfig) -> None:
+    """Warn of a session that is too long; one that is the group's is made shorter, if possible.
+
+    Waits for nothing. With ``exactly_once``, and at most once, no session is too long: no START is
+    in the log without the offset behind it.
+    """
+    if queue.exactly_once or queue.is_at_most_once:
+        return
+    if is_of_brokers(config):
+        threading.Thread(
+            target=shorten_session, args=(config, queue), name="kafkamq-session", daemon=True
+        ).start()
+    else:
+        _warn(queue, session_problem(config, queue.redelivery_timeout_ms))
+
+
+def shorten_session(config: ServiceConfig, queue: QueueConfig) -> None:
+    """Set the session of a queue's group (KIP-848), as far as the brokers allow; only ever shorter.
+
+    A refusal is told with what the session is then.
+    """
+    group = group_of_workers(config, queue)
+    timeout_ms = queue.redelivery_timeout_ms
+    session_ms = 45_000
+    try:
+        with Admin(config) as admin:
+            broker = admin.cluster().settings
+            found = admin.group_settings(group)
+            session_ms = int(found.get(_GROUP_SESSION, broker.get(_BROKER_SESSION, "45000")))
+            least_ms = int(broker.get(_BROKER_MIN, "45000"))
+            wanted_ms = max(least_ms, session_ms_for(timeout_ms))
+            if wanted_ms < session_ms and session_ms > _longest_ms(timeout_ms):
+                admin.set_group(group, {_GROUP_SESSION: str(wanted_ms)})
+                session_ms = wanted_ms
+    except KafkaMQError as error:
+        _log.warning(
+            "the session of a group is not known, or stays as it is",
+            extra={"group": group, "ms": session_ms, "error": str(error)},
+        )
+    end = f"on the group {group} (and {_BROKER_MIN} on the brokers as low as that)"
+    _warn(queue, _problem(_GROUP_SESSION, session_ms, timeout_ms, end))
+
+
+def _warn(queue: QueueConfig, problem: str) -> None:
+    if problem:
+        _log.warning("queue %r: %s", queue.queue_id, problem)

@@ -188,6 +188,8 @@ _HINTS = {
     "blocked",
     "_PURGE_QUEUE": "its client ended and was replaced; do it again",
     "_PURGE_INFLIGHT": "its client ended and was replaced; do it again",
+    "INVALID_SESSION_TIMEOUT": "set session.timeout.ms within the brokers' "
+    "group.min.session.timeout.ms and group.max.session.timeout.ms",
     "INVALID_TRANSACTION_TIMEOUT": "lower transaction.timeout.ms, or raise the brokers' "
     "transaction.max.timeout.ms",
 }

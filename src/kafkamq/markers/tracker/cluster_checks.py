@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError
+from kafkamq.markers.membership import broker_session_problems, session_problem
 from kafkamq.markers.overview import doubled_queues
 from kafkamq.queue.topics import check_topics
 from kafkamq.transport.admin import Admin, ClusterInfo
@@ -25,7 +26,9 @@ class Check:
     text: str
 
 
-def cluster_checks(config: ServiceConfig, *, max_lease_ms: int) -> Iterator[Check]:
+def cluster_checks(
+    config: ServiceConfig, *, max_lease_ms: int, redelivery_timeout_ms: int = 10_000
+) -> Iterator[Check]:
     """One check after another; what cannot be asked is a refusal that ends them."""
     try:
         require_brokers(config)
@@ -35,6 +38,7 @@ def cluster_checks(config: ServiceConfig, *, max_lease_ms: int) -> Iterator[Chec
         yield Check("ok", "brokers", f"{len(cluster.brokers)} ({brokers})")
         yield Check("ok", "kafka", kafka_version(config, cluster))
         findings = check_topics(config, max_lease_ms=max_lease_ms, timeout_s=TIMEOUT_S)
+        yield from _sessions(config, cluster, redelivery_timeout_ms)
         yield from _messages(config, cluster, max_lease_ms)
     except (BrokerError, ConfigError, DeadlineExceededError) as error:
         yield Check("refuse", "cluster", str(error))
@@ -43,6 +47,16 @@ def cluster_checks(config: ServiceConfig, *, max_lease_ms: int) -> Iterator[Chec
         yield Check(finding.level, finding.topic or "cluster", finding.text)
     if not findings:
         yield Check("ok", "topics", f"those of namespace {config.namespace} are as they should be")
+
+
+def _sessions(
+    config: ServiceConfig, cluster: ClusterInfo, redelivery_timeout_ms: int
+) -> Iterator[Check]:
+    """How soon the group of a queue notices that a worker is dead."""
+    problems = [session_problem(config, redelivery_timeout_ms)]
+    problems += broker_session_problems(config, cluster.settings, redelivery_timeout_ms)
+    for problem in filter(None, problems):
+        yield Check("warn", "sessions", problem)
 
 
 def _messages(config: ServiceConfig, cluster: ClusterInfo, max_lease_ms: int) -> Iterator[Check]:

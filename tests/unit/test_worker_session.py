@@ -1,0 +1,126 @@
+"""How soon a group notices that a worker is dead: before what it held may be copied."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from kafkamq import Service
+from kafkamq.config import ServiceConfig
+from kafkamq.markers.membership import broker_session_problems, session_problem
+from kafkamq.queue.names import group_of
+from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    name = uuid.uuid4().hex
+    yield name
+    forget_cluster(name)
+
+
+def sessions(service: Service, queue_id: str, timeout_s: float = 30.0) -> list[float]:
+    """Of the members of a queue's group, in seconds."""
+    groups = cluster_of(service.config.bootstrap_servers).groups.groups
+    group_id = group_of(service.config, queue_id)
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        members = groups[group_id].members.values() if group_id in groups else ()
+        if members:
+            return [member.client.session_s for member in members]
+        time.sleep(0.01)
+    return []
+
+
+@pytest.mark.parametrize(
+    ("redelivery_timeout_s", "session_s"),
+    [(2.0, 6.0), (10.0, 6.0), (12.0, 7.2), (20.0, 10.0), (3600.0, 10.0)],
+)
+def test_the_session_follows_the_redelivery_timeout(
+    name: str, redelivery_timeout_s: float, session_s: float
+) -> None:
+    with Service(f"memory://{name}", "n") as service:
+        service.create_topics(partitions=1, marker_partitions=1)
+        queue = service.queue("q", redelivery_timeout=redelivery_timeout_s)
+        with queue.consumer() as consumer:
+            consumer.receive(timeout=0)
+            assert sessions(service, "q") == [session_s]
+
+
+def test_each_queue_of_a_service_has_a_session_of_its_own(name: str) -> None:
+    with Service(f"memory://{name}", "n") as service:
+        service.create_topics(partitions=1, marker_partitions=1)
+        with (
+            service.queue("short").consumer() as first,
+            service.queue("long", redelivery_timeout=60.0).consumer() as second,
+        ):
+            first.receive(timeout=0)
+            second.receive(timeout=0)
+            assert sessions(service, "short") == [6.0]
+            assert sessions(service, "long") == [10.0]
+
+
+@pytest.mark.parametrize(
+    ("session", "options", "is_told"),
+    [
+        ("10000", {}, True),
+        ("6000", {}, False),
+        ("6000", {"redelivery_timeout": 2.0}, False),  # brokers allow no shorter one
+        ("7000", {"redelivery_timeout": 2.0}, True),
+        ("10000", {"redelivery_timeout": 17.0}, False),
+        ("10000", {"exactly_once": True}, False),  # no START without its commit
+        ("10000", {"delivery": "at-most-once"}, False),
+    ],
+)
+def test_a_session_that_is_too_long_is_told_at_the_start(
+    name: str,
+    caplog: pytest.LogCaptureFixture,
+    session: str,
+    options: dict[str, object],
+    *,
+    is_told: bool,
+) -> None:
+    with Service(f"memory://{name}", "n", kafka={"session.timeout.ms": session}) as service:
+        service.create_topics(partitions=1, marker_partitions=1)
+        with service.queue("q", **options).consumer() as consumer:
+            consumer.receive(timeout=0)
+            assert sessions(service, "q") == [int(session) / 1000]  # it is the user's all the same
+    said = [text for text in caplog.messages if "more than 0.6 of redelivery_timeout" in text]
+    assert len(said) == is_told
+
+
+def config(**kafka: str) -> ServiceConfig:
+    named = {name.replace("_", "."): value for name, value in kafka.items()}
+    return ServiceConfig(bootstrap_servers="x:1", namespace="n", kafka=named)
+
+
+def test_what_to_write_is_said() -> None:
+    problem = session_problem(config(session_timeout_ms="30000"), 20_000)
+    assert "session.timeout.ms is 30000" in problem
+    assert "redelivery_timeout to 50 or more" in problem
+    assert "session.timeout.ms to 12000 or leave it out" in problem
+    assert session_problem(config(), 10_000) == ""
+
+
+@pytest.mark.parametrize(
+    ("kafka", "broker", "said"),
+    [
+        ({}, {}, ""),
+        ({}, {"group.min.session.timeout.ms": "8000"}, "brokers refuse workers"),
+        ({"session_timeout_ms": "8000"}, {"group.min.session.timeout.ms": "8000"}, ""),
+        ({"group_protocol": "consumer"}, {}, "group.consumer.min.session.timeout.ms is 45000"),
+        (
+            {"group_protocol": "consumer"},
+            {"group.consumer.min.session.timeout.ms": "6000"},
+            "",
+        ),
+    ],
+)
+def test_what_brokers_allow_is_judged(
+    kafka: dict[str, str], broker: dict[str, str], said: str
+) -> None:
+    problems = broker_session_problems(config(**kafka), broker, 10_000)
+    assert [said in problem for problem in problems] == ([True] if said else [])
