@@ -59,12 +59,14 @@ def test_settings_of_created_topics(config: ServiceConfig) -> None:
         config.marker_topic,
         config.dead_letter_topic,
         config.tracker_topic,
+        config.ledger_topic,
     )
     with Admin(config) as admin:
         topics = admin.topics(names)
-    messages, markers, letters, status = (topics[name].settings for name in names)
-    for settings in (messages, markers, letters):
+    messages, markers, letters, status, ledger = (topics[name].settings for name in names)
+    for settings in (messages, markers, letters, status, ledger):
         assert settings["message.timestamp.type"] == "LogAppendTime"
+    for settings in (messages, markers, letters):
         assert settings["cleanup.policy"] == "delete"
         assert settings["retention.bytes"] == "-1"
         assert settings["unclean.leader.election.enable"] == "false"
@@ -87,6 +89,25 @@ def test_existing_topics_are_checked_and_never_altered(
     assert "compaction" in str(caught.value)
     with Admin(config) as ours:
         assert ours.require_topic(config.marker_topic).settings["cleanup.policy"] == "compact"
+
+
+def test_topics_that_refuse_clients_with_a_fast_clock_are_told(
+    config: ServiceConfig, bootstrap: str
+) -> None:
+    """Those of earlier versions have the time of clients; an hour ahead, and nothing is kept."""
+    names = (config.tracker_topic, config.ledger_topic)
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    old = {"cleanup.policy": "compact", "message.timestamp.type": "CreateTime"}
+    for future in admin.create_topics(
+        [NewTopic(name, 1, 1, config=old) for name in names]
+    ).values():
+        future.result(30)
+    create_topics(config, partitions=1, marker_partitions=1)
+    told = {each.topic: each for each in check_topics(config) if "CreateTime" in each.text}
+    assert set(told) == set(names)
+    for name, finding in told.items():
+        assert finding.level == "warn"
+        assert f"--entity-name {name} --add-config message.timestamp.type=Log" in finding.text
 
 
 def test_missing_topics_are_named(config: ServiceConfig) -> None:

@@ -19,7 +19,13 @@ from kafkamq.queue.namespace import (
     Namespace,
     NamespaceFacts,
 )
-from kafkamq.queue.topics import Finding, check_topics, log_settings, raise_refusals
+from kafkamq.queue.topics import (
+    Finding,
+    check_topics,
+    log_settings,
+    mending_command,
+    raise_refusals,
+)
 from kafkamq.queue.wire.stamps import log_id_of, stamp_of
 from kafkamq.transport.admin import Admin, TopicInfo
 
@@ -168,7 +174,7 @@ def check_any_topic(config: ServiceConfig, *, max_lease_ms: int) -> list[Finding
 
 def _of_topic(topic: TopicInfo, config: ServiceConfig, max_lease_ms: int) -> Iterator[Finding]:
     name, settings = topic.name, topic.settings
-    mend = partial(_command, config.bootstrap_servers, name)
+    mend = partial(mending_command, config.bootstrap_servers, name)
     policy = settings.get("cleanup.policy", "delete")
     if "compact" in policy:
         yield Finding(
@@ -212,10 +218,3 @@ def _of_topic(topic: TopicInfo, config: ServiceConfig, max_lease_ms: int) -> Ite
 
 def _is_broker_time(topic: TopicInfo) -> bool:
     return topic.settings.get("message.timestamp.type", "CreateTime") == "LogAppendTime"
-
-
-def _command(servers: str, topic: str, setting: str) -> str:
-    return (
-        f"set it: kafka-configs.sh --bootstrap-server {servers} --alter --entity-type topics "
-        f"--entity-name {topic} --add-config {setting}"
-    )

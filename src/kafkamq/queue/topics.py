@@ -130,7 +130,6 @@ def _settings(
     max_message_bytes: int,
 ) -> tuple[dict[str, str], ...]:
     """Of messages, markers, dead letters, the compacted topics, and the quarantine."""
-    state = {name: value for name, value in log.items() if name != "message.timestamp.type"}
     large = {**log, "max.message.bytes": str(max_message_bytes + HEADROOM_BYTES)}
     return (
         {
@@ -140,7 +139,7 @@ def _settings(
         },
         {**large, "retention.ms": str(marker_retention_ms)},
         {**large, "retention.ms": "-1"},
-        {**state, "cleanup.policy": "compact", "segment.bytes": str(16 * 1024 * 1024)},
+        {**log, "cleanup.policy": "compact", "segment.bytes": str(16 * 1024 * 1024)},
         {**large, "retention.ms": str(30 * _DAY_MS)},
     )
 
@@ -189,6 +188,9 @@ def _findings(admin: Admin, config: ServiceConfig, max_lease_ms: int) -> list[Fi
         findings += _of_dead_letters(topics[config.dead_letter_topic])
     if config.tracker_topic in topics:
         findings += _of_status(topics[config.tracker_topic])
+    for name in (config.tracker_topic, config.ledger_topic):
+        if name in topics:
+            findings += _of_time(topics[name], config.bootstrap_servers)
     findings += _of_sizes(topics, config)
     copied = (config.message_topic, config.marker_topic, config.dead_letter_topic)
     findings += _of_replication([topics[name] for name in copied if name in topics])
@@ -264,6 +266,26 @@ def _of_status(topic: TopicInfo) -> Iterator[Finding]:
             f"cleanup.policy is {policy}: set it to compact, or the "
             "status of a quiet partition vanishes",
         )
+
+
+def _of_time(topic: TopicInfo, servers: str) -> Iterator[Finding]:
+    kind = _has(topic, "message.timestamp.type", "CreateTime")
+    if kind != "LogAppendTime":
+        yield Finding(
+            "warn",
+            topic.name,
+            f"message.timestamp.type is {kind}: brokers refuse what a client writes whose clock is "
+            "an hour ahead, so positions and status are not kept; "
+            + mending_command(servers, topic.name, "message.timestamp.type=LogAppendTime"),
+        )
+
+
+def mending_command(servers: str, topic: str, setting: str) -> str:
+    """For a finding: what sets this."""
+    return (
+        f"set it: kafka-configs.sh --bootstrap-server {servers} --alter --entity-type topics "
+        f"--entity-name {topic} --add-config {setting}"
+    )
 
 
 def _of_sizes(topics: Mapping[str, TopicInfo], config: ServiceConfig) -> Iterator[Finding]:
