@@ -171,6 +171,33 @@ def test_a_queue_goes_on_where_the_named_group_is(logs: Logs) -> None:
         worker.close()
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_what_no_task_has_read_is_started_before_the_position_passes_it(
+    logs: Logs, reader: QueueReader, is_killed: bool
+) -> None:
+    """Also by the next start of a query that was killed when Spark knew its batch to be done."""
+    for number in range(2):
+        logs.send(4, key=b"emails", partition=number)
+        logs.send(1, key=b"others", partition=number)
+    begin, tasks = plan(reader)
+    end(logs, rows(reader, tasks[:1])[:2])
+    if is_killed:
+        reader.stop()
+        reader = QueueReader(reader.options, SCHEMA)
+    try:
+        assert reader.latestOffset(begin, ReadMaxRows(100)) == begin
+        assert starts(logs) == Counter(dict.fromkeys(range(4), 2)), "once in each partition"
+        started = [m for _, m in logs.said() if m.type is MarkerType.START]
+        assert len({m.consumer_id for m in started}) == 2, "the others' lease is not renewed"
+        assert reader.latestOffset(begin, ReadMaxRows(100)) == begin
+        reader.stop()
+        reader = QueueReader(reader.options, SCHEMA)
+        assert reader.latestOffset(begin, ReadMaxRows(100)) == begin
+        assert starts(logs) == Counter(dict.fromkeys(range(4), 2)), "nor are they STARTed again"
+    finally:
+        reader.stop()
+
+
 def test_what_workers_settled_of_an_unfinished_batch_is_theirs(
     logs: Logs, reader: QueueReader
 ) -> None:

@@ -320,6 +320,36 @@ def test_a_frame_that_is_read_again_is_not_started_after_its_verdicts(
     assert all(ends == [("ACK", "")] for ends in verdicts(logs).values())
 
 
+def test_messages_whose_rows_an_action_skips_are_started_before_the_position_passes_them(
+    spark: SparkSession, logs: Logs, checkpoint: str
+) -> None:
+    """Rows of a task, whole tasks, and a batch that is not read at all."""
+    sent = set()
+    for number in range(2):
+        logs.send(1, key=b"others", partition=number)
+        sent |= {(number, one.offset) for one in logs.send(20, key=b"emails", partition=number)}
+        logs.send(1, key=b"others", partition=number)
+    batches: list[int] = []
+
+    def few(frame: DataFrame, batch: int) -> DataFrame:
+        batches.append(batch)
+        rows = frame.limit(3).collect() if batch == 0 else []
+        tokens = [(row.ack_token,) for row in rows]
+        return frame.sparkSession.createDataFrame(tokens, "ack_token STRING")
+
+    query = ack(
+        read_queue(spark, "emails", max_rows=30),
+        checkpoint=checkpoint,
+        each_batch=few,
+        available_now=True,
+    )
+    finish(query)
+    assert batches == [0, 1]
+    assert (query.total.ends, len(verdicts(logs))) == (3, 3)
+    assert starts(logs) == Counter(dict.fromkeys(sent, 1))
+    assert committed(logs, "emails") == {0: 22, 1: 22}
+
+
 def test_the_later_of_two_queries_on_a_queue_goes_on(
     spark: SparkSession, logs: Logs, checkpoint: str
 ) -> None:

@@ -82,6 +82,13 @@ class Backlog:
         cuts = {number: _end(parts[number], taken[number], ends[number]) for number in parts}
         return {**starts, **cuts}
 
+    def places(self, number: int, start: int, end: int) -> list[int] | None:
+        """The queue's messages between two offsets that no batch before holds; None: not known."""
+        part = self._parts.get(number)
+        if part is None or part.begin > start or part.position < end:
+            return None
+        return part.own[bisect_left(part.own, start) : bisect_left(part.own, end)]
+
     def _part(self, number: int, start: int) -> _Part:
         part = self._parts.get(number)
         if part is None or part.begin > start:

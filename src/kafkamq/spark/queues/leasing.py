@@ -52,6 +52,7 @@ from kafkamq.spark.queues.starting import (
     StartPlan,
     identity_of,
     read_started,
+    start_unread,
 )
 from kafkamq.spark.source.streaming import StreamOffsets, StreamReader, of_another
 from kafkamq.transport.admin import Admin
@@ -69,7 +70,7 @@ RENEWALS_PER_TIMEOUT = 3  # R7
 _MARKERS = ":markers"  # {marker partition: its end when the batch was planned}
 _PLAN = ":plan"  # {queue: what tells this batch from another one of its number}
 _PLAN_BYTES = 4
-_FROM = ":from"  # {partition: where the batch begins, if that is behind the last one's end}
+_FROM = ":from"  # {partition: where the batch begins, at the last one's end or behind it}
 _FACTS_S = 5.0
 _log = logging.getLogger(__name__)
 
@@ -165,6 +166,7 @@ class QueueReader(StreamReader):
         self._group = acknowledge.group_id or group_of(options.config, options.queue_id)
         self._position = QueuePosition(options.config, options.queue_id, self._group, self._is_own)
         self._moved_on: dict[int, int] = {}  # positions of the group, at the first look
+        self._begins: dict[int, int] = {}  # where the batch that was planned last begins
         self._facts_of: NamespaceFacts | None = None
         self._asked_s = 0.0  # monotonic; when the facts were asked for
         self._is_checked = False
@@ -206,8 +208,7 @@ class QueueReader(StreamReader):
         ends = marker_log(self.options.config).ends(range(self._facts().marker_partitions))
         found[_PLAN] = {self.options.queue_id: secrets.token_hex(_PLAN_BYTES)}
         found[_MARKERS] = {str(number): at for number, at in ends.items()}
-        if self._moved_on:
-            found[_FROM] = {str(number): at for number, at in self._moved_on.items()}
+        found[_FROM] = {str(number): at for number, at in self._begins.items()}
         self._planned = found
         return found
 
@@ -221,6 +222,7 @@ class QueueReader(StreamReader):
         self, starts: dict[int, int], ends: dict[int, int], rows: int | None
     ) -> dict[int, int]:
         """About ``rows`` messages of this queue, or one that must be alone (R6)."""
+        self._begins = starts
         return self._backlog.cut(starts, ends, rows or MAX_ROWS)
 
     def _look(self, wanted: LogRange) -> Iterator[list[Record]]:
@@ -266,20 +268,8 @@ class QueueReader(StreamReader):
         self._renew_no_more()
         is_new = self._planned == end
         self._planned = None
-        facts = self._facts()
         wanted = self._ranges(start, end)
-        begins = _numbers(end.get(_MARKERS, {}))
-        plan = StartPlan(
-            consumer_id=self._consumer_id(end),
-            topic_id=facts.message_topic_id,
-            # Where the STARTs of an earlier run are, whatever was added meanwhile (R26).
-            marker_partitions=len(begins) or facts.marker_partitions,
-            markers_now=facts.marker_partitions,
-            max_marker_bytes=facts.max_marker_bytes,
-            message_retention_ms=facts.message_retention_ms,
-            marker_ends=begins,
-            is_repeated=not is_new,
-        )
+        plan = self._plan_of(end, is_repeated=not is_new)
         routes = {route for each in wanted for route in plan.routes(each)}
         if routes:
             self._keep_alive = KeepAlive(
@@ -290,6 +280,21 @@ class QueueReader(StreamReader):
                 self._named(wanted, plan),
             )
         return [QueuePartition(each, plan) for each in wanted]
+
+    def _plan_of(self, end: StreamOffsets, *, is_repeated: bool) -> StartPlan:
+        facts = self._facts()
+        begins = _numbers(end.get(_MARKERS, {}))
+        return StartPlan(
+            consumer_id=self._consumer_id(end),
+            topic_id=facts.message_topic_id,
+            # Where the STARTs of an earlier run are, whatever was added meanwhile (R26).
+            marker_partitions=len(begins) or facts.marker_partitions,
+            markers_now=facts.marker_partitions,
+            max_marker_bytes=facts.max_marker_bytes,
+            message_retention_ms=facts.message_retention_ms,
+            marker_ends=begins,
+            is_repeated=is_repeated,
+        )
 
     def _consumer_id(self, end: StreamOffsets) -> str:
         """Of this run of a batch alone (R7); its plan is the same in all runs."""
@@ -325,7 +330,33 @@ class QueueReader(StreamReader):
             return  # they say nothing of the topic that was recreated
         known = _numbers(offsets.get(self.options.topic, {}))
         done = {n: max(at, self._moved_on.get(n, 0)) for n, at in known.items()}
+        self._start_unread(offsets)
         self._position.commit(done, topic_id)
+
+    def _start_unread(self, end: StreamOffsets) -> None:
+        """START what is not STARTed of the batch that ends there, where the group stands before."""
+        known = _numbers(end.get(self.options.topic, {}))
+        own: dict[LogRange, list[int]] = {}
+        for number, at in _numbers(end.get(_FROM, {})).items():
+            begin = max(at, self._moved_on.get(number, 0), self._begins.get(number, 0))
+            if begin < known.get(number, 0):
+                wanted = LogRange(self.options.topic, number, begin, known[number])
+                own[wanted] = self._own_of(wanted)
+        count = start_unread(self._plan_of(end, is_repeated=True), own, self.options) if own else 0
+        if count:
+            _log.info("messages whose rows nobody read were STARTed", extra={"count": count})
+
+    def _own_of(self, wanted: LogRange) -> list[int]:
+        """The queue's messages in a range."""
+        found = self._backlog.places(wanted.partition, wanted.start, wanted.end)
+        if found is None:  # planned before this start
+            found = [
+                record.offset()
+                for records in log_reader(self.options.config).read(wanted, skips_lost=True)
+                for record in records
+                if self._is_own(record)
+            ]
+        return found
 
     def _renew_no_more(self) -> None:
         if self._keep_alive is not None:

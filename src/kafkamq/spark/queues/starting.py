@@ -16,7 +16,7 @@ were written since it was planned:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -75,6 +75,10 @@ class StartPlan:
         """The marker partitions where something may be said of a range's messages (R26)."""
         return _routes(wanted, self.marker_partitions) | _routes(wanted, self.markers_now)
 
+    def is_of_topic(self, one: MessageId) -> bool:
+        """R13: not of another topic of this name; brokers that are upgraded begin to tell ids."""
+        return not one.topic_id or not self.topic_id or one.topic_id == self.topic_id
+
 
 class QueuePartition(RangePartition):
     """A range of a queue that is acknowledged."""
@@ -125,6 +129,52 @@ def read_started(
     for made in made_of(chunks, batch):
         if made is not None:
             yield made
+
+
+def start_unread(
+    plan: StartPlan, own: Mapping[LogRange, Iterable[int]], options: SourceOptions
+) -> int:
+    """START what no task has STARTed of a batch that is done; returns how many messages.
+
+    A task STARTs what it reads, and an action may leave out rows of a task, or whole tasks, as
+    ``limit(3).collect()`` does. Behind the queue's position nobody would look for these messages,
+    so they are STARTed before it passes them (R5) and come back after the timeout.
+
+    Args:
+        plan: The batch's, as one that is repeated.
+        own: Its ranges, each with the offsets of the queue's messages.
+        options: The stream's.
+    """
+    log, reader = marker_log(options.config), log_reader(options.config)
+    left = {(wanted.partition, offset) for wanted, offsets in own.items() for offset in offsets}
+    routes = sorted({route for wanted in own for route in plan.routes(wanted)})
+    # Behind an open transaction the second look waits for its end: STARTs may be hidden there.
+    for ends_of in (log.ends, log.tops):
+        if left:
+            _take_out_started(left, plan, log, ends_of(routes))
+    for wanted in own:
+        if any(number == wanted.partition for number, _ in left):
+            starter = _Starter(QueuePartition(wanted, plan), options)
+            for records in reader.read(wanted, skips_lost=True):
+                unread = [one for one in records if (wanted.partition, one.offset()) in left]
+                if unread:
+                    starter.take(unread)
+    return len(left)
+
+
+def _take_out_started(
+    left: set[tuple[int, int]], plan: StartPlan, log: MarkerLog, ends: Mapping[int, int]
+) -> None:
+    """Leave in what no START names that was written since the batch was planned."""
+    for route, end in ends.items():
+        for *_, marker in log.read(route, plan.marker_ends.get(route, 0), end):
+            if marker is None or marker.type is not MarkerType.START:
+                continue
+            named = (one for batch in marker.batches for one in batch.message_ids())
+            ids = named if marker.message_id is None else (marker.message_id,)
+            left -= {(one.partition, one.offset) for one in ids if plan.is_of_topic(one)}
+            if not left:
+                return
 
 
 @dataclass(slots=True)
@@ -401,8 +451,8 @@ class _Starter:
             return
         if not wanted.start <= one.offset < wanted.end:
             return
-        if one.topic_id and self._plan.topic_id and one.topic_id != self._plan.topic_id:
-            return  # R13: of another topic; brokers that are upgraded begin to tell ids
+        if not self._plan.is_of_topic(one):
+            return
         if marker.type is MarkerType.START:
             history.started.setdefault(one.offset, (route, one.topic_id))
         elif marker.type is not MarkerType.END:
