@@ -2,8 +2,8 @@
 
 R14-R16, R18, R19. The STARTs are read again from the markers topic by their offsets, because
 payloads never enter a tracker's state; then each part of the plan (at most 50,000 actions, 16 MiB
-or what goes through in time, or what two seconds of reading gave) becomes one transaction with the position of the tracker and
-the count of rows done.
+or what goes through in time, or what two seconds of reading gave) becomes one transaction with the
+position of the tracker and the count of rows done.
 """
 
 from __future__ import annotations
