@@ -84,6 +84,7 @@ class _Reader:
     """One partition: what is polled, and where the group is."""
 
     is_skipping = False
+    is_idle = True  # so that every receive tends, too
 
     def __init__(
         self,
