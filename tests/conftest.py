@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +63,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     from tests.scheduling import ByKind
 
     return ByKind(config, log)
+
+
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    """Note on the threads that are left who left them, for the simulator to name."""
+    for thread in threading.enumerate():
+        vars(thread).setdefault("left_by", nodeid)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

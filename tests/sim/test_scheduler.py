@@ -307,6 +307,28 @@ def test_nothing_runs_after_the_end() -> None:
         world.threading.Lock().acquire()
 
 
+def test_a_real_thread_that_comes_upon_this_world_is_named_with_who_left_it() -> None:
+    world = World()
+    told: list[str] = []
+
+    def ask() -> None:
+        try:
+            world.scheduler.require_own("open clients")
+        except AssertionError as error:
+            told.append(str(error))
+
+    def main() -> None:
+        ask()
+        stranger = threading.Thread(target=ask, name="kafkamq-topics")
+        vars(stranger)["left_by"] = "tests/unit/test_x.py::test_y"
+        stranger.start()
+        stranger.join()
+
+    world.run(main)
+    (text,) = told
+    assert "kafkamq-topics, left by tests/unit/test_x.py::test_y" in text
+
+
 # ---- the names of the shells
 
 

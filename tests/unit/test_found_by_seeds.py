@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 
@@ -14,6 +15,7 @@ from kafkamq.errors import BrokerError, DeadlineExceededError, LeaseLostError
 from kafkamq.markers.positions import Positions
 from kafkamq.markers.tracker.message_lookup import MessageLookup
 from kafkamq.markers.tracker.ticker import Ticker
+from kafkamq.queue.connections import Connections
 from kafkamq.queue.namespace import Namespace
 from kafkamq.queue.service import Service
 from kafkamq.transport import clients, transactions
@@ -89,6 +91,20 @@ def test_a_topic_that_a_broker_has_not_heard_of_is_asked_for_again(cluster: Memo
     cluster.faults.told = lambda _, count: next(told, count)
     facts = Namespace(config_of(cluster)).facts()
     assert (facts.message_partitions, facts.marker_partitions) == (1, 1)
+
+
+def test_a_thread_that_asks_for_topics_ends_with_its_service(cluster: MemoryKafka) -> None:
+    """While no broker answers it would ask on, with one client after the other."""
+    connections = Connections(config_of(cluster))
+    connections.namespace.facts()
+    cluster.faults.is_down = True
+    before = set(threading.enumerate())
+    connections.namespace.refresh_if_old(0.0)
+    (asking,) = set(threading.enumerate()) - before
+    connections.close(5.0)
+    assert not asking.is_alive()
+    connections.namespace.refresh_if_old(0.0)
+    assert set(threading.enumerate()) <= before, "nobody asks again"
 
 
 @pytest.mark.parametrize("lagging", ["partitions", "ids"])

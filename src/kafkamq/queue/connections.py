@@ -116,6 +116,8 @@ class Connections:
                 end(max(1.0, deadline_s - time.monotonic()))
             except KafkaMQError as error:  # noqa: PERF203 - the others are closed as well
                 failures.append(error)
+        for namespace in (self.namespace, *self._topics.values()):
+            namespace.close()
         if failures:
             raise failures[0]
 

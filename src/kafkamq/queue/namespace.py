@@ -15,6 +15,7 @@ from kafkamq.queue.topics import check_topics, raise_refusals
 from kafkamq.transport.admin import Admin, TopicInfo
 
 CONNECT_TIMEOUT_S = 15.0
+_END_S = 5.0  # for the thread that asks again, which gives up at once
 MAX_AGE_S = 300.0  # Kafka's metadata.max.age.ms: new partitions are used after this at the latest
 IDENTITY_AGE_S = 15.0  # of workers: STARTs that name a topic by its former id are soon made again
 COPY_OVERHEAD_BYTES = 1024  # what a copy adds: batch and record framing, origin, count
@@ -77,6 +78,8 @@ class Namespace:
         self.certain_until_s = 0.0  # ... and those before them
         self._looked: set[tuple[str, str]] = set()  # queues and groups
         self._checked: set[int] = set()  # max_lease_ms that the topics allow
+        self._refreshing: threading.Thread | None = None
+        self._is_closed = False
 
     def facts(self) -> NamespaceFacts:
         """The latest facts; asks when nothing is known yet."""
@@ -112,15 +115,34 @@ class Namespace:
         """Ask again when the facts are old, without waiting for the answer."""
         if self._facts is None or time.monotonic() - self._asked_s < max_age_s:
             return
-        self._asked_s = time.monotonic()
-        threading.Thread(target=self._refresh, name="kafkamq-topics", daemon=True).start()
+        with self._lock:
+            before = self._refreshing
+            if self._is_closed or (before is not None and before.is_alive()):
+                return
+            self._asked_s = time.monotonic()
+            self._refreshing = threading.Thread(
+                target=self._refresh, name="kafkamq-topics", daemon=True
+            )
+            self._refreshing.start()
 
     def _refresh(self) -> None:
         """A failure leaves the facts as they are."""
         try:
             self.ask_again()
         except KafkaMQError as error:
-            _log.warning("topics could not be described again", extra={"said": str(error)})
+            if not self._is_closed:
+                _log.warning("topics could not be described again", extra={"said": str(error)})
+
+    def close(self) -> None:
+        """Ask nobody any more; who waits for an answer gives up. Idempotent."""
+        self._is_closed = True
+        with self._lock:
+            thread = self._refreshing
+        if thread is not None:
+            thread.join(_END_S)
+
+    def _admin(self) -> Admin:
+        return Admin(self.config, timeout_s=CONNECT_TIMEOUT_S, is_over=lambda: self._is_closed)
 
     def ask_again(self) -> NamespaceFacts:
         """The facts of now; the same object while nothing has changed."""
@@ -137,7 +159,7 @@ class Namespace:
 
     def _ask(self) -> NamespaceFacts:
         names = (self.config.message_topic, self.config.marker_topic, self.config.dead_letter_topic)
-        with Admin(self.config, timeout_s=CONNECT_TIMEOUT_S) as admin:
+        with self._admin() as admin:
             topics = admin.topics(names)
             for name in names[:2]:
                 if name not in topics:  # raises, and says how to create it, if it is not new

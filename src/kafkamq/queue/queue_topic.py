@@ -47,7 +47,7 @@ class QueueTopic(Namespace):
         return self.facts()
 
     def _ask(self) -> NamespaceFacts:
-        with Admin(self.config, timeout_s=CONNECT_TIMEOUT_S) as admin:
+        with self._admin() as admin:
             topic = admin.require_topic(self._queue.topic)
             letters = admin.topics([self.config.dead_letter_topic])
         limit = topic.max_message_bytes
@@ -130,7 +130,7 @@ class AnyTopic(Namespace):
 
     def _ask(self) -> NamespaceFacts:
         names = [self.config.marker_topic, self.config.dead_letter_topic]
-        with Admin(self.config, timeout_s=CONNECT_TIMEOUT_S) as admin:
+        with self._admin() as admin:
             topics = admin.topics(names)
             for name in (self.config.message_topic, self.config.marker_topic):
                 topics[name] = admin.require_topic(name)

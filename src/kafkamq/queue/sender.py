@@ -58,6 +58,7 @@ class Sender(ThreadedProducer):
         finally:
             atexit.unregister(self._flush_at_exit)
             self.recorder.close()
+            self.namespace.close()
 
     def _flush_at_exit(self) -> None:
         if self._is_closed or self._fork.is_forked:

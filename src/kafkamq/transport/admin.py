@@ -93,7 +93,8 @@ class Admin:
     ``DeadlineExceededError``, naming the servers, when no broker answers within ``timeout_s``.
 
     ``kept_groups``: Those whose offsets are asked for often, each of which keeps a consumer; None:
-    some of all that are asked for.
+    some of all that are asked for. ``is_over``: Whether nobody wants an answer any more: who waits
+    for one gives up then.
     """
 
     def __init__(
@@ -102,8 +103,10 @@ class Admin:
         *,
         timeout_s: float = 30.0,
         kept_groups: Collection[str] | None = None,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         self.config = config
+        self._is_over = is_over
         self._timeout_s = timeout_s
         self._watch = ErrorWatch(config.bootstrap_servers)
         self._client = open_admin(admin_settings(config), self._watch)
@@ -141,7 +144,7 @@ class Admin:
     def _wait(self, client: AdminClient, future: Future[T], doing: str, timeout_s: float) -> T:
         deadline_s = time.monotonic() + timeout_s
         while True:
-            if self._is_closed:
+            if self._is_closed or self._is_over():
                 raise StateError("this Admin is closed")
             client.poll(0)  # serves the error callback
             self._watch.check(doing)

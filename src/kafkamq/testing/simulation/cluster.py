@@ -181,6 +181,7 @@ class SimulatedKafka:
                 client = make(*args, **kwargs)
                 task = self._scheduler.current
                 assert task is not None, "only simulated threads open clients"
+                self._scheduler.require_own("open clients")
                 self._owners[client] = task.process
                 return client
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 import random
+import threading
 import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
@@ -144,6 +145,7 @@ class Scheduler:
         self._timers: list[tuple[int, int, Task, int]] = []
         self._count = 0
         self._stop: BaseException | None = None
+        self._thread = threading.current_thread()  # the real one of all of them
         self._hub: greenlet | None = None
 
     # ---- what simulated code does
@@ -214,6 +216,17 @@ class Scheduler:
         if task is not None and not task.process.is_alive:
             self._switch()
             raise AssertionError("a dead process runs")
+
+    def require_own(self, doing: str) -> None:
+        """Tell of a real thread that somebody has left behind, and that comes upon this world.
+
+        Tests note in ``left_by`` who that was.
+        """
+        thread = threading.current_thread()
+        if thread is not self._thread:
+            left_by = getattr(thread, "left_by", "nobody knows whom")
+            text = f"only simulated threads {doing}, not {thread.name}, left by {left_by}"
+            raise AssertionError(text)
 
     # ---- processes and threads
 
