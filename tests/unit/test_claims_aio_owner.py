@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+import uuid
 
 import pytest
 
-from kafkamq.aio.claims import Consumer
+from kafkamq.aio.claims import Cluster, Consumer
+from kafkamq.claims import init_topic
 from kafkamq.errors import StateError
+from kafkamq.transport.clients import open_producer
+from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
 
 
 class Sync:
@@ -67,3 +71,44 @@ def test_what_comes_while_a_task_is_cancelled_is_for_the_next() -> None:
             await consumer.receive(1)
 
     asyncio.run(run())
+
+
+def test_at_most_once_loses_no_batch_that_nobody_was_given() -> None:
+    """It came after the task was cancelled, and the consumer was closed without a crash."""
+    name = uuid.uuid4().hex
+    servers = f"memory://{name}"
+    cluster_of(servers).create_topic("orders", 1)
+    init_topic(servers, heartbeat_interval=1)
+    producer = open_producer({"bootstrap.servers": servers})
+
+    def send(*numbers: int) -> None:
+        for number in numbers:
+            producer.produce("orders", b"%d" % number)
+        producer.flush(30)
+
+    async def run() -> None:
+        async with Cluster(servers, heartbeat_interval=1) as cluster:
+            member = await cluster.member("a", "billing")
+            async with member.consumer("orders", delivery="at-most-once") as consumer:
+                await consumer.wait_for_claims(1)
+                send(0, 1)
+                first = await consumer.next_batch(30)
+                assert first is not None
+                seen = [message.payload for message in first.messages]
+                waiting = asyncio.create_task(consumer.next_batch(30))
+                await asyncio.sleep(0)
+                waiting.cancel()
+                await asyncio.gather(waiting, return_exceptions=True)
+                end = first.messages[-1].offset + 1
+                send(2, 3, 4)
+                while consumer.positions()["orders", 0] == end:
+                    await asyncio.sleep(0.01)
+            member = await cluster.member("b", "billing")
+            async with member.consumer("orders", delivery="at-most-once") as consumer:
+                while len(seen) < 5 and (batch := await consumer.next_batch(30)) is not None:
+                    seen += [message.payload for message in batch.messages]
+            assert seen == [b"0", b"1", b"2", b"3", b"4"]
+
+    asyncio.run(asyncio.wait_for(run(), 120))
+    producer.close()
+    forget_cluster(name)

@@ -8,7 +8,8 @@
                 message.commit()
 
 A thread of its own receives for each consumer. Cancelling is safe: what a cancelled ``receive``,
-``next_batch`` or ``next_range`` would have returned is returned by the next one.
+``next_batch`` or ``next_range`` would have returned is returned by the next one, or given back by
+``close``.
 """
 
 from __future__ import annotations
@@ -122,6 +123,18 @@ class _Owner:
             del self._pending[name]
             return found
 
+    async def left(self, name: str, timeout_s: float) -> Any:
+        """What cancelled calls of this name would have got, for nobody else; None: nothing."""
+        async with self._turn:
+            pending = self._pending.get(name)
+            if pending is not None:
+                await asyncio.wait([pending], timeout=timeout_s)
+            if pending is None or not pending.done():
+                return None
+            del self._pending[name]
+            is_failed = pending.cancelled() or pending.exception() is not None
+            return None if is_failed else pending.result()
+
     def close(self) -> None:
         self._is_closed = True
         self._thread.shutdown(wait=False)
@@ -223,6 +236,9 @@ class Consumer(_Holder[sync.Consumer]):
         """See ``kafkamq.claims.Consumer.close``."""
         if self._made is not None:
             self._made.stop()  # ends a poll that is under way
+            batch = await self._owner.left("next_batch", timeout)
+            if batch is not None:
+                await in_thread(self._made.give_back, batch)
         await super().close(release=release, drain=drain, timeout=timeout)
         self._owner.close()
 

@@ -155,6 +155,17 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
             elif timeout is not None:
                 return
 
+    def give_back(self, batch: Batch) -> None:
+        """At most once: end the claim in front of a batch of which nobody was handed anything.
+
+        For who ends between ``next_batch`` and its caller; the batch must be the last one.
+        """
+        with self._engine.lock:
+            session = self._claims.sessions.get((batch.topic, batch.partition))
+            is_held = session is not None and session.claimant.token == batch.token
+            if session is not None and is_held and self._batches is not None:
+                self._claims.release(session, offset=batch.messages[0].offset)
+
     def _next_turn(self, deadline_s: float) -> bool:
         """Fill the buffers, and take the next; False: there was nothing before the deadline."""
         self._check()
