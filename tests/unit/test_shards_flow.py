@@ -81,8 +81,8 @@ def test_limits_of_a_map() -> None:
     progress = tracker.progress()
     assert flow.judge_map(3072, progress) == MapVerdict(is_written=True, ceiling=None)
     assert flow.judge_map(3073, progress) == MapVerdict(is_written=True, ceiling=7)
-    assert flow.judge_map(4096, progress) == MapVerdict(is_written=True, ceiling=7)
-    assert flow.judge_map(4097, progress) == MapVerdict(is_written=False, ceiling=7)
+    assert flow.judge_map(4095, progress) == MapVerdict(is_written=True, ceiling=7)
+    assert flow.judge_map(4096, progress) == MapVerdict(is_written=False, ceiling=7)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_limits_of_a_map() -> None:
         ("resume_open", {"max_open": 5, "resume_open": 5}),
         ("resume_open", {"resume_open": -1}),
         ("max_free_map_chars", {"max_free_map_chars": 0}),
-        ("max_free_map_chars", {"max_free_map_chars": 4097}),
+        ("max_free_map_chars", {"max_free_map_chars": 4096}),
     ],
 )
 def test_limits_that_cannot_work(name: str, limits: dict[str, int]) -> None:

@@ -33,7 +33,7 @@ class FlowLimits:
     resume_open: int = 5_000  # a paused partition is fetched again from here on down
     max_open_bytes: int = 256 * 1024 * 1024  # of their values, by the mean of the latest
     max_free_map_chars: int = 3072
-    max_map_chars: int = 4096  # offset.metadata.max.bytes of the broker
+    max_map_chars: int = 4095  # offset.metadata.max.bytes of the broker, less the client's NUL
 
     def __post_init__(self) -> None:
         if self.max_open < 1:

@@ -117,8 +117,9 @@ class MemoryKafka(State):
             self.changed.notify_all()
 
     def is_too_long(self, metadata: str | None) -> bool:
-        """Whether the coordinator takes no such metadata of an offset."""
-        return len((metadata or "").encode()) > int(self.settings["offset.metadata.max.bytes"])
+        """Whether the coordinator takes no such metadata of an offset; a NUL comes with them."""
+        size = len(metadata.encode()) + 1 if metadata else 0
+        return size > int(self.settings["offset.metadata.max.bytes"])
 
     def _topics_changed(self) -> None:
         self.groups.topics_changed()
