@@ -34,7 +34,7 @@ from typing import Any
 from benchmarks.before import python_of
 from benchmarks.broker import broker_at
 from benchmarks.java_peer import build_peer
-from benchmarks.rows import Row, finish, show
+from benchmarks.rows import Row, finish, scaled, show
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import TopicPartition
 
@@ -42,7 +42,8 @@ from kafkamq import Service
 
 _PROGRAMS = Path(__file__).parent / "batch_programs.py"
 _PARTITIONS = 4
-_OTHERS = 400_000
+_OTHERS = scaled(400_000)
+_FEW, _MANY = scaled(1000), scaled(5000)  # in a batch
 
 Measure = Callable[[], float]
 
@@ -106,7 +107,7 @@ class Table:
 
     def hand_out(self) -> Iterator[Row]:
         """Batches of 1,000 and 5,000 beside the floor."""
-        for batch, goal in ((1000, 0.4), (5000, 0.5)):
+        for batch, goal in ((_FEW, 0.4), (_MANY, 0.5)):
             wanted = {"topics": self.full, "count": self.messages - 4 * batch, "batch": batch}
             name = f"receive_many({batch:,}) + ack beside consume({batch:,}) + commit, 100 B"
             yield self.paired(
@@ -115,8 +116,8 @@ class Table:
 
     def beside_kmq(self) -> Iterator[Row]:
         """The same beside kmq's client."""
-        wanted = {"topics": self.full, "count": self.messages - 4000, "batch": 1000}
-        kmq = self.kmq(self.messages - 4000, 1000)
+        wanted = {"topics": self.full, "count": self.messages - 4 * _FEW, "batch": _FEW}
+        kmq = self.kmq(self.messages - 4 * _FEW, _FEW)
         name = "receive_many(1,000) + ack beside kmq's client, 1,000 a poll"
         yield self.paired(name, self.ours("hand_out", **wanted), kmq, 2.5)
 
@@ -127,14 +128,14 @@ class Table:
 
     def exactly_once(self) -> Iterator[Row]:
         """A transaction per batch."""
-        wanted = {"topics": self.full, "count": self.messages // 3, "batch": 1000}
+        wanted = {"topics": self.full, "count": self.messages // 3, "batch": _FEW}
         name = "exactly_once, 1,000 a transaction, beside transactions of offsets"
         ours = self.ours("hand_out", exactly_once=True, **wanted)
         yield self.paired(name, ours, self.ours("floor_transactions", **wanted), 0.5)
 
     def at_most_once(self) -> Iterator[Row]:
         """Committed before it is handed out, and nothing else."""
-        wanted = {"topics": self.full, "count": self.messages - 4000, "batch": 1000}
+        wanted = {"topics": self.full, "count": self.messages - 4 * _FEW, "batch": _FEW}
         ours = self.ours("hand_out", delivery="at-most-once", **wanted)
         name = "at most once beside at least once, receive_many(1,000) + ack"
         yield self.paired(name, ours, self.ours("hand_out", **wanted), 0.9)
@@ -143,25 +144,27 @@ class Table:
         """START + ACK decoded and folded."""
         for run, goal in ((1000, 100), (10, 8)):
             name = f"tracker: messages decoded and folded, {run:,} a record"
-            ours = self.ours("fold", messages=1_000_000 if run > 10 else 400_000, run=run)
-            yield self.paired(name, ours, self.earlier("fold", messages=200_000, run=1), goal)
+            ours = self.ours("fold", messages=scaled(1_000_000 if run > 10 else 400_000), run=run)
+            yield self.paired(
+                name, ours, self.earlier("fold", messages=scaled(200_000), run=1), goal
+            )
         name = "tracker: messages decoded and folded, all single (at least 1 / 1.7)"
-        yield self.gained(name, "fold", 0.588, messages=200_000, run=1)
+        yield self.gained(name, "fold", 0.588, messages=scaled(200_000), run=1)
 
     def memory(self) -> Iterator[Row]:
         """What a tracker keeps."""
-        single = self.ours("memory", messages=200_000, run=1)()
-        runs = self.ours("memory", messages=10_000_000, run=1000)() * 10
+        single = self.ours("memory", messages=scaled(200_000), run=1)()
+        runs = self.ours("memory", messages=scaled(10_000_000), run=1000)() * 10
         yield Row("in flight, all single", single, None, None, "B/message", 200, single <= 200)
         name = "10,000,000 in flight in runs of 1,000"
         yield Row(name, runs, None, None, "MB", 100, runs <= 100)
 
     def marker_bytes(self) -> Iterator[Row]:
         """What a message of 1 KB adds to the markers topic."""
-        table = Table(self.servers, 100_000, 1, "", False)
+        table = Table(self.servers, scaled(100_000), 1, "", False)
         topics = table.topics(payload=b"x" * 1024)
-        table.ours("hand_out", topics=topics, count=90_000, batch=1000)()
-        each = _bytes_in(topics) / 90_000
+        table.ours("hand_out", topics=topics, count=scaled(90_000), batch=_FEW)()
+        each = _bytes_in(topics) / scaled(90_000)
         name = "bytes in the markers topic per message of 1 KB"
         yield Row(name, each, None, None, "B", 4, each <= 4)
 
@@ -180,7 +183,7 @@ class Table:
     def sparse(self) -> Iterator[Row]:
         """Every hundredth message is the queue's."""
         topics = self.topics(share=0.01)
-        wanted = {"topics": topics, "count": self.messages // 100 - 1500, "batch": 1000}
+        wanted = {"topics": topics, "count": self.messages // 100 - scaled(1500), "batch": _FEW}
         yield self.gained("every 100th message is the queue's", "hand_out", 1.3, **wanted)
 
     def due_at_once(self) -> Iterator[Row]:
@@ -195,7 +198,7 @@ class Table:
 
     def outage(self) -> Iterator[Row]:
         """Each message has its own reason and delay, twice."""
-        used = self.ours("outage_mb", servers=self.servers, messages=100_000)()
+        used = self.ours("outage_mb", servers=self.servers, messages=scaled(100_000))()
         name = "an outage: 100,000 nacked with reasons and jitter, twice: memory of the tracker"
         yield Row(name, used, None, None, "MB more", 60, used <= 60)
 
@@ -203,7 +206,7 @@ class Table:
         """Single messages, from sender to worker."""
         topics = Table(self.servers, 1, 1, "", False).topics()
         for percent in (50, 99):
-            wanted = {"topics": topics, "count": 2000, "percent": percent}
+            wanted = {"topics": topics, "count": scaled(2000), "percent": percent}
             name = f"send to receive of single messages, p{percent}"
             yield self.gained(name, "end_to_end", 1.05, unit="s", **wanted)
 
@@ -269,8 +272,8 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON list, last")
     parser.add_argument("--before", default="", metavar="REV", help="an earlier revision beside it")
     parser.add_argument("--no-peer", action="store_true", help="without kmq's client")
-    parser.add_argument("--messages", type=int, default=600_000, help="per round")
-    parser.add_argument("--due", type=int, default=1_000_000, help="messages due at once")
+    parser.add_argument("--messages", type=int, default=scaled(600_000), help="per round")
+    parser.add_argument("--due", type=int, default=scaled(1_000_000), help="messages due at once")
     parser.add_argument("--engines", nargs="+", default=["local", "spark"], help="that settle them")
     parser.add_argument("--rounds", type=int, default=5, help="pairs")
     parser.add_argument("--bootstrap-servers", default="", help="use this cluster")

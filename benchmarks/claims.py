@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from benchmarks.load import LoadProducer
-from benchmarks.rows import Row, finish, show
+from benchmarks.rows import Row, finish, scaled, show
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -42,7 +42,7 @@ from kafkamq.claims import Cluster, init_topic
 from kafkamq.dev import LocalKafka
 
 PEER_CLAIM_S = 30.0  # 64 partitions, greedy: 30-35 s
-OLD, RECENT = 1_000_000, 100_000
+OLD, RECENT = scaled(1_000_000), scaled(100_000)
 KILL_INTERVAL_S = 3.0
 _HOLDER = """
 import sys, time
@@ -197,8 +197,8 @@ class Bench:
                 held = len(cluster.claims())
                 assert held == 1000, held
         ours = statistics.median(took)
-        return Row("ready on 1,000,000 old and 100,000 recent records", ours, None, None, "s", 2.0,
-                   ours <= 2.0)  # fmt: skip
+        what = f"ready on {OLD:,} old and {RECENT:,} recent records"
+        return Row(what, ours, None, None, "s", 2.0, ours <= 2.0)
 
     def _records(self, topic: str, count: int, timestamp_ms: int | None) -> None:
         """Heartbeats of 1000 claims."""
@@ -248,7 +248,9 @@ def main() -> int:
     """Run all rows, or those whose names contain ``--only``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON list, last")
-    parser.add_argument("--messages", type=int, default=200_000, help="at most once, per round")
+    parser.add_argument(
+        "--messages", type=int, default=scaled(200_000), help="at most once, per round"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="rows whose method's name contains this")
     parser.add_argument("--bootstrap-servers", default="")

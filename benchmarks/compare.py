@@ -34,7 +34,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
-from benchmarks.rows import Row, finish, show
+from benchmarks.rows import Row, finish, scaled, show
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaException, ShareConsumer
 
@@ -105,7 +105,7 @@ class Bench:
 
     def work(self) -> None:
         """10,000 messages, 100 handlers at once in one process."""
-        work = Work(messages=10_000, processes=1, concurrency=100, partitions=4)
+        work = Work(messages=scaled(10_000), processes=1, concurrency=100, partitions=4)
         found: dict[str, Measured] = {}
         letters: dict[str, int] = {}
         for name in self._able(*OURS, POOL, MANY):
@@ -196,7 +196,7 @@ class Bench:
 
     def order(self) -> None:
         """200 keys, 8 workers, 2 % of the messages given back once."""
-        work = Work(messages=2000, processes=8, concurrency=4, partitions=8)
+        work = Work(messages=scaled(2000, least=400), processes=8, concurrency=4, partitions=8)
         found = {}
         for name in self._able("offsets", POOL):
             with self.stage(name, work) as stage:
@@ -211,11 +211,12 @@ class Bench:
         """1,000 handlers over 10 processes and 16 partitions."""
         members = self._members(205) if self._has_share else None
         work = Work(processes=10, concurrency=100, partitions=16)
-        items = tuple(Item(each, f"k{each}", 2_000_000) for each in range(4000))
+        count = scaled(4000)
+        items = tuple(Item(each, f"k{each}", 2_000_000) for each in range(count))
         for name in ("markers", "offsets"):
             with self.stage(name, work) as stage:
                 begin_ns = stage.send_backlog(items)
-                stage.wait(range(4000), 60.0)
+                stage.wait(range(count), 60.0)
                 found = judge(items, stage.events, begin_ns=begin_ns)
             self.add(Row(f"handlers at once, 10 processes, 16 partitions: {name}", found.busy,
                          members, found.busy / members if members else None, "handlers", 1000,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 import time
 
-from benchmarks.rows import Row
+from benchmarks.rows import Row, scaled
 
 from kafkamq.markers.rules.leases import Leases
 
-COUNT = 100_000
+COUNT = scaled(100_000)
 TIMEOUT_MS = 10_000
 BEATS_PER_S = 500  # a heart beats for each verdict that comes alone, at most every 2 ms
 

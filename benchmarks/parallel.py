@@ -44,7 +44,7 @@ from benchmarks.auto_rows import AutoCase, auto_rows
 from benchmarks.broker import broker_at
 from benchmarks.java_peer import build_peer
 from benchmarks.load import LoadProducer
-from benchmarks.rows import Row, finish, show
+from benchmarks.rows import Row, finish, scaled, show
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kafkamq import ParallelConsumer, ParallelRecord
@@ -136,21 +136,21 @@ def cases() -> list[Case]:
     found = []
     for at_once in (16, 100):
         for keys in KEY_COUNTS:
-            load = Load(10_000, keys, 5000)
+            load = Load(scaled(10_000), keys, 5000)
             found.append(Case(f"0-5 ms, {keys} keys, KEY, {at_once} at once", load, "key", at_once))
-        load = Load(10_000, 1000, 5000)
+        load = Load(scaled(10_000), 1000, 5000)
         found.append(Case(f"0-5 ms, UNORDERED, {at_once} at once", load, "unordered", at_once))
         found.append(Case(f"0-5 ms, PARTITION, {at_once} at once", load, "partition", at_once))
     for kind, is_zipf in (("even", False), ("Zipf", True)):
-        load = Load(100_000, 1000, 100, is_fixed=True, is_zipf=is_zipf)
+        load = Load(scaled(100_000), 1000, 100, is_fixed=True, is_zipf=is_zipf)
         found.append(Case(f"100 us, 1000 keys {kind}, KEY, 16 at once", load, "key", 16))
         found.append(Case(f"100 us, 1000 keys {kind}, KEY, 100 at once", load, "key", 100))
-    many, one = Load(1_000_000, 10_000), Load(1_000_000, 1)
+    many, one = Load(scaled(1_000_000), 10_000), Load(scaled(1_000_000), 1)
     found.append(Case("no work, 10,000 keys, KEY", many, "key", 16, goal=300_000))
     found.append(Case("no work, UNORDERED", many, "unordered", 16, goal=600_000))
     # One key never passes 910 messages a second there: 1,000,000 of them are for ours alone.
     found.append(Case("no work, one key, KEY", one, "key", 16, goal=100_000, has_peer=False))
-    found.append(Case("no work, one key, 10,000 messages, KEY", Load(10_000, 1), "key", 16))
+    found.append(Case("no work, one key, 10,000 messages, KEY", Load(scaled(10_000), 1), "key", 16))
     return [way for case in found for way in (case, *(case.variants() if case.is_variant else ()))]
 
 
@@ -160,17 +160,21 @@ _AUTO_MESSAGES = {1: 5_000, 2: 10_000, 5: 25_000, 10: 50_000, 20: 80_000, 50: 20
 def auto_cases() -> list[tuple[Load, AutoCase]]:
     """The same loads, for as long as it takes to find a limit."""
     loads = [
-        (f"0-5 ms, {keys} keys, KEY", Load(_AUTO_MESSAGES.get(keys, 400_000), keys, 5000), "key")
+        (
+            f"0-5 ms, {keys} keys, KEY",
+            Load(scaled(_AUTO_MESSAGES.get(keys, 400_000)), keys, 5000),
+            "key",
+        )
         for keys in KEY_COUNTS
     ]
-    many = Load(400_000, 1000, 5000)
+    many = Load(scaled(400_000), 1000, 5000)
     loads.append(("0-5 ms, UNORDERED", many, "unordered"))
-    loads.append(("0-5 ms, PARTITION", Load(5_000, 1, 5000), "partition"))
+    loads.append(("0-5 ms, PARTITION", Load(scaled(5_000), 1, 5000), "partition"))
     for kind, is_zipf in (("even", False), ("Zipf", True)):
-        load = Load(1_000_000, 1000, 100, is_fixed=True, is_zipf=is_zipf)
+        load = Load(scaled(1_000_000), 1000, 100, is_fixed=True, is_zipf=is_zipf)
         loads.append((f"100 us, 1000 keys {kind}, KEY", load, "key"))
-    loads.append(("no work, 10,000 keys, KEY", Load(1_000_000, 10_000), "key"))
-    loads.append(("no work, UNORDERED", Load(1_000_000, 10_000), "unordered"))
+    loads.append(("no work, 10,000 keys, KEY", Load(scaled(1_000_000), 10_000), "key"))
+    loads.append(("no work, UNORDERED", Load(scaled(1_000_000), 10_000), "unordered"))
     found = [
         (load, AutoCase(name, load.topic, load.messages, ordering, handle_async))
         for name, load, ordering in loads
@@ -278,7 +282,7 @@ def run_peer(servers: str, chosen: list[Case], classpath: str) -> list[Result]:
         f"{case.load.topic}:{case.ordering.upper()}:{case.concurrency}:{case.load.messages}"
         for case in chosen
     ]
-    warm_up = Case("", Load(10_000, 1000, 5000), "key", 100)
+    warm_up = Case("", Load(scaled(10_000), 1000, 5000), "key", 100)
     fill(servers, warm_up.load)
     first = f"{warm_up.load.topic}:KEY:100:{warm_up.load.messages}"
     command = ["java", "-Xmx1g", "-cp", classpath, "Bench", servers, first, *rows]

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-__all__ = ["Row", "finish", "show"]
+__all__ = ["Row", "finish", "scaled", "show"]
+
+SCALE = float(os.environ.get("BENCH_SCALE", "1"))
+"""Of all sizes. Below 1 the figures show that each row still measures, and nothing else."""
+
+
+def scaled(size: int, *, least: int = 1) -> int:
+    """How large it is in this run."""
+    return max(least, round(size * SCALE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +44,14 @@ def show(*rows: Row) -> None:
 
 
 def finish(rows: Sequence[Row], *, as_json: bool) -> int:
-    """The last line, if it is wanted; the exit code: 1 when a goal is missed."""
+    """The last line, if it is wanted; the exit code: 1 when a goal is missed.
+
+    Of a run that is scaled down only what is no number is wrong.
+    """
     if as_json:
         print(json.dumps([asdict(row) for row in rows]))
+    if SCALE < 1:
+        return int(not all(row.ours is not None and math.isfinite(row.ours) for row in rows))
     return 0 if all(row.ok for row in rows) else 1
 
 

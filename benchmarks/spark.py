@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.connector import connector_jars
 from benchmarks.load import LoadProducer
-from benchmarks.rows import Row, finish, show
+from benchmarks.rows import Row, finish, scaled, show
 from benchmarks.spark_sink import sink_rates
 from benchmarks.spark_source import source_rates
 from benchmarks.spark_sparse import sparse_row
@@ -49,7 +49,7 @@ from kafkamq.queue.wire.partitions import marker_key, marker_partition
 from kafkamq.spark.parallelism import tracker_tasks
 from kafkamq.spark.session import build_session
 from kafkamq.spark.tracker.tracker import SparkTracker
-from kafkamq.types import MarkerType, MessageId, Outcome
+from kafkamq.types import MarkerType, MessageId, Outcome, expand
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,8 +59,8 @@ MARKER_PARTITIONS = 4
 CHUNK = 500  # messages that a worker STARTs, then ENDs
 SILENT_EVERY = 100
 TIMEOUT_MS = 6_000
-SINGLE_RATE = 110_000  # markers/s for minutes: a bit more than the goal
-WARM_UP = 500_000  # markers; three batches
+SINGLE_RATE = scaled(110_000)  # markers/s for minutes: a bit more than the goal
+WARM_UP = scaled(500_000)  # markers; three batches
 PATIENCE_S = 300.0
 PARTS = ("tracker", "in_flight", "sparse", "sustained", "runs", "source", "sink", "executors")
 
@@ -262,13 +262,14 @@ def lateness(config: ServiceConfig) -> list[int]:
             if message.error() is not None:
                 ended += 1
                 continue
-            marker, (_, stamp_ms) = decode_marker(message.value()), message.timestamp()
-            if marker.message_id is None:
-                continue
-            if marker.type is MarkerType.START:
-                due[marker.message_id] = stamp_ms + marker.redeliver_after_ms
-            elif marker.outcome is Outcome.REDELIVERED:
-                late.append(stamp_ms - due[marker.message_id])
+            _, stamp_ms = message.timestamp()
+            for marker in expand(decode_marker(message.value())):
+                if marker.message_id is None:
+                    continue
+                if marker.type is MarkerType.START:
+                    due[marker.message_id] = stamp_ms + marker.redeliver_after_ms
+                elif marker.outcome is Outcome.REDELIVERED:
+                    late.append(stamp_ms - due[marker.message_id])
     consumer.close()
     return sorted(late)
 
@@ -428,22 +429,22 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print the rows as JSON, last")
-    parser.add_argument("--markers", type=int, default=1_200_000, help="for the throughput")
+    parser.add_argument("--markers", type=int, default=scaled(1_200_000), help="for the throughput")
     parser.add_argument("--seconds", type=float, default=30.0, help="of load for the lateness")
     parser.add_argument(
         "--rate", type=int, nargs="+", default=[5_000, 10_000], help="markers/s of that load"
     )
-    parser.add_argument("--due", type=int, default=1_000_000, help="messages held at once")
-    parser.add_argument("--sparse", type=int, default=100_000, help="SCHEDULEs, far apart")
+    parser.add_argument("--due", type=int, default=scaled(1_000_000), help="messages held at once")
+    parser.add_argument("--sparse", type=int, default=scaled(100_000), help="SCHEDULEs, far apart")
     parser.add_argument("--sparse-batches", type=int, default=15, help="of one record, to measure")
     parser.add_argument("--sustained", type=float, default=300.0, help="seconds of steady load")
-    parser.add_argument("--run-rate", type=int, default=1_000_000, help="messages/s in runs")
+    parser.add_argument("--run-rate", type=int, default=scaled(1_000_000), help="messages/s")
     parser.add_argument("--before", default="", metavar="REV", help="an earlier revision: of runs")
     parser.add_argument("--idle", type=float, default=60.0, help="seconds without any work")
     parser.add_argument("--trigger", type=float, default=1.0, help="seconds between batches")
     parser.add_argument("--master", default="local[2]", help="where Spark runs")
     parser.add_argument("--batches", type=int, default=5, help="of the sink, 200,000 rows each")
-    parser.add_argument("--records", type=int, default=1_000_000, help="for the source")
+    parser.add_argument("--records", type=int, default=scaled(1_000_000), help="for the source")
     parser.add_argument(
         "--rounds", type=int, default=3, help="of source and sink, their peers' in between"
     )

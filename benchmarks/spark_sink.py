@@ -11,6 +11,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.rows import scaled
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from kafkamq.spark.sink.sink import register_sink
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["sink_rates"]
 
-BATCH_ROWS = 200_000
+BATCH_ROWS = scaled(200_000)
 WARM_UP = 2  # batches
 PATIENCE_S = 240
 _COLUMNS = (

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from benchmarks.load import LoadProducer
-from benchmarks.rows import Row
+from benchmarks.rows import Row, scaled
 
 from kafkamq.config import ServiceConfig
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
@@ -52,13 +52,26 @@ LOAD_TOPIC_ID = b"t" * 16
 
 
 def write_pairs(
-    config: ServiceConfig, messages: int, partitions: int, *, rate: float | None = None
+    config: ServiceConfig,
+    messages: int,
+    partitions: int,
+    *,
+    rate: float | None = None,
+    is_over: threading.Event | None = None,
 ) -> None:
     """A START and an END for each of so many messages, in batches, as workers write them.
 
-    ``rate`` is that of the markers, per second; None: as fast as it goes.
+    ``rate`` is that of the markers, per second; None: as fast as it goes. ``is_over`` ends it.
     """
-    _write(config, messages, partitions, timeout_ms=_HOUR_MS, ended=True, rate=rate)
+    _write(
+        config,
+        messages,
+        partitions,
+        timeout_ms=_HOUR_MS,
+        ended=True,
+        rate=rate,
+        is_over=is_over,
+    )
 
 
 def write_starts(config: ServiceConfig, messages: int, partitions: int, *, timeout_ms: int) -> None:
@@ -110,11 +123,14 @@ def _write(
     timeout_ms: int,
     ended: bool,
     rate: float | None = None,
+    is_over: threading.Event | None = None,
 ) -> None:
     producer, encoder = LoadProducer(config.bootstrap_servers), _encoder(timeout_ms)
     headers = (("kafkamq-id", b"0" * 36),)
     began_s = time.perf_counter()
     for first in range(0, messages, 1000):
+        if is_over is not None and is_over.is_set():
+            break
         if rate is not None:
             time.sleep(max(0.0, began_s + 2 * first / rate - time.perf_counter()))
         starts: dict[int, list[dict[str, bytes]]] = {}
@@ -238,7 +254,7 @@ def start_many(config: ServiceConfig, partitions: int) -> list[Row]:
     ]
 
 
-def density(entries: int = 1_000_000) -> list[Row]:
+def density(entries: int = scaled(1_000_000)) -> list[Row]:
     """Bytes of an open message, where a queue has one in so many of its partition's offsets.
 
     What tracemalloc counts; it needs no broker.
