@@ -78,6 +78,7 @@ def test_on_spark() -> None:
     assert re.search(r"SIGKILL to worker-\d ", errors)
 
 
+@pytest.mark.faults
 def test_the_users_own_messages_on_the_local_tracker(tmp_path: Path) -> None:
     file = tmp_path / "mine.jsonl"
     queues = ("orders", "mails", "reports")

@@ -220,6 +220,7 @@ def slow(path: str, body: bytes, calls: Calls) -> tuple[int, bytes]:
     return 200, json.dumps({"name": path[1:]}).encode()
 
 
+@pytest.mark.faults
 @pytest.mark.spark
 def test_spark_prepares_what_is_called_in_parallel(
     bootstrap: str, namespace: str, tmp_path: Path

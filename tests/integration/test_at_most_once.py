@@ -145,7 +145,7 @@ def test_who_does_not_have_it_refuses(service: Service) -> None:
         service.queue("a", delivery="at-most-once", exactly_once=True)
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_killed_workers_repeat_nothing(service: Service, tmp_path: Path) -> None:
     """What they wrote down judges: each message once at most, and a batch a kill is missing."""
     histories: list[Path] = []

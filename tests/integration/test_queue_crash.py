@@ -28,7 +28,7 @@ def start_worker(service: Service) -> subprocess.Popen[bytes]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_killed_workers_lose_nothing(bootstrap: str, namespace: str) -> None:
     with make_service(bootstrap, namespace, partitions=4) as service, tracked(service.config):
         workers = [start_worker(service) for _ in range(3)]

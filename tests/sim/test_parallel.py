@@ -16,7 +16,7 @@ from kafkamq.testing.simulation.parallel.draw import Manner, ParallelLimits, Use
 from kafkamq.testing.simulation.parallel.run import ParallelSimulation, simulate_parallel
 from kafkamq.testing.simulation.parallel.states import PARALLEL_STATES
 
-SEEDS = 160
+SEEDS = 100
 CHUNK = 20
 MANY_SEEDS = 1000
 

@@ -31,10 +31,11 @@ from kafkamq.testing.simulation.simulator import Simulation, simulate
 from kafkamq.testing.simulation.stage import SWAPPED
 from kafkamq.testing.simulation.states import STATES
 
-SEEDS = 500
+SEEDS = 200
 QUICK_SEEDS = examples(SEEDS)
 CHUNK = 25
-MANY_SEEDS = 3000
+STATE_SEEDS = 500  # all states are reached by so many
+MANY_SEEDS = 3300
 
 
 def check(simulation: Simulation) -> Counter[str]:
@@ -63,9 +64,10 @@ def test_seeds(first: int) -> None:
     reached_by(first)
 
 
-@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.timeout(1800)
 def test_the_seeds_reach_every_state() -> None:
-    reached = frozenset[str]().union(*(reached_by(first) for first in range(0, SEEDS, CHUNK)))
+    reached = frozenset[str]().union(*(reached_by(first) for first in range(0, STATE_SEEDS, CHUNK)))
     assert sorted(STATES.union([SWAPPED]) - reached) == []
 
 

@@ -174,6 +174,7 @@ def test_an_older_checkpoint_is_refused(
     assert written(config) == expected(300)
 
 
+@pytest.mark.faults
 def test_slots_change_when_no_batch_is_left_to_be_repeated(
     spark: SparkSession,
     config: ServiceConfig,

@@ -151,6 +151,7 @@ def test_a_batch_that_was_cut_short_is_completed_byte_for_byte(
     assert topics.written() == expected
 
 
+@pytest.mark.faults
 def test_a_batch_that_is_cut_otherwise_is_refused(
     spark: SparkSession, topics: Topics, checkpoint: str, tmp_path: Path
 ) -> None:

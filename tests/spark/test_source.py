@@ -253,6 +253,7 @@ def made(admin: AdminClient, topic: str) -> bool:
     return True
 
 
+@pytest.mark.faults
 def test_times_and_a_partition_that_is_much_larger(
     spark: SparkSession, source: str, bootstrap: str, topic: str, checkpoint: str
 ) -> None:

@@ -139,6 +139,7 @@ def _pair(message_id: MessageId) -> tuple[int, int]:
     return message_id.partition, message_id.offset
 
 
+@pytest.mark.faults
 def test_a_restart_fires_what_fell_due_meanwhile_once_and_behind_its_tick(
     spark: SparkSession, logs: Logs, checkpoint: str
 ) -> None:
@@ -298,6 +299,7 @@ def test_added_marker_partitions_are_tracked_without_a_restart(
     assert read_positions(logs.config, [key])[key].engine.startswith("spark-")
 
 
+@pytest.mark.faults
 def test_a_marker_of_a_newer_version_stops_it_with_what_to_do(
     spark: SparkSession, logs: Logs, checkpoint: str
 ) -> None:
@@ -307,6 +309,7 @@ def test_a_marker_of_a_newer_version_stops_it_with_what_to_do(
             running.wait(PATIENCE_S)
 
 
+@pytest.mark.faults
 def test_a_position_below_the_logs_start_stops_it(
     spark: SparkSession, logs: Logs, checkpoint: str
 ) -> None:

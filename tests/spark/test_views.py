@@ -193,6 +193,7 @@ def test_in_flight_by_log_time(spark: SparkSession, logs: Logs) -> None:
     assert (found[4, 1].outcome, found[1, 1].consumer_id) == ("REJECT", "alive")
 
 
+@pytest.mark.faults
 def test_streamed_deliveries_are_those_of_a_batch(
     spark: SparkSession, logs: Logs, checkpoint: str, tmp_path: Path
 ) -> None:
