@@ -51,7 +51,7 @@ def pytest_report_header() -> str:
 @pytest.hookimpl(tryfirst=True, optionalhook=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Settings) -> object:
     """Give a test what it needs on this machine, whether a mark or pyproject.toml says it."""
-    settings = settings._replace(timeout=within(settings.timeout))
+    settings = pytest_timeout.Settings(within(settings.timeout), *settings[1:])
     return pytest_timeout.pytest_timeout_set_timer(item, settings)
 
 

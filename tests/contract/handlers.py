@@ -7,6 +7,8 @@ import os
 import threading
 import time
 
+from tests.waiting import within
+
 from kafkamq import Reject
 
 
@@ -24,7 +26,7 @@ _met: list[asyncio.Event] = []
 
 def meet(body: bytes) -> None:
     """Ends when three are in it."""
-    _barrier.wait(30)
+    _barrier.wait(within(30))
 
 
 async def meet_async(body: bytes) -> None:
@@ -34,7 +36,7 @@ async def meet_async(body: bytes) -> None:
     if len(_met) % 3 == 0:
         for each in _met[-3:]:
             each.set()
-    await asyncio.wait_for(mine.wait(), 30)
+    await asyncio.wait_for(mine.wait(), within(30))
 
 
 def reject_odd(bodies: list[str]) -> list[Reject | None]:

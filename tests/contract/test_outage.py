@@ -8,7 +8,7 @@ import uuid
 
 import pytest
 from tests.contract.worlds import BACKENDS, world_of
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq import Worker
 from kafkamq.dev import LocalKafka
@@ -40,7 +40,7 @@ def test_a_restart_in_the_middle(name: str) -> None:
             producer = queue.producer()
             for number in range(_COUNT // 2):
                 producer.send(b"%d" % number, key=b"%d" % (number % 20))
-            assert some.wait(60)
+            assert some.wait(within(60))
             broker.kill()
             for number in range(_COUNT // 2, _COUNT):
                 producer.send(b"%d" % number, key=b"%d" % (number % 20))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 from tests.contract.handlers import die_or_hang
 from tests.contract.worlds import World, receive
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq import Ack, ConfigError, Message, Nack, Reject, Worker
 from kafkamq.metrics.health import health
@@ -65,7 +65,7 @@ def test_bodies_and_verdicts(world: World) -> None:
 
 def test_a_handler_of_twice_the_lease_runs_once(world: World) -> None:
     """Or it is refused at once, where leases are not renewed."""
-    lease_s = 1.5
+    lease_s = within(1.5)
     queue = world.queue("long", redelivery_timeout=15.0 if world.backend == "share" else lease_s)
     runs = []
 
@@ -94,7 +94,7 @@ def test_two_queues_one_slow(world: World) -> None:
 
     @slow.handler(concurrency=2)
     def wait(body: bytes) -> None:
-        gate.wait(60)
+        gate.wait(within(60))
 
     @quick.handler(concurrency=2)
     async def note(body: str) -> None:
@@ -125,7 +125,7 @@ def test_a_stop_in_the_middle_loses_nothing(world: World) -> None:
     with queue.producer() as producer:
         for number in range(8):
             producer.send(b"%d" % number, key=b"%d" % number)
-    assert begun.wait(60)
+    assert begun.wait(within(60))
     worker.stop()
     with queue.consumer() as consumer:
         counts = {}
@@ -162,7 +162,7 @@ def test_a_stop_in_the_last_attempt_makes_no_dead_letter(
     worker.start()
     with queue.producer() as producer:
         producer.send(b"x")
-    assert begun.wait(60)
+    assert begun.wait(within(60))
     worker.stop()
     with queue.consumer() as consumer:
         (message,) = receive(consumer, 1)
@@ -193,7 +193,7 @@ def test_no_message_and_timeouts_in_threads(world: World) -> None:
 
     @queue.handler(concurrency=1, timeout=0.2)
     def hang(body: bytes) -> None:
-        gate.wait(60)
+        gate.wait(within(60))
 
     try:
         with Worker(world.service, queues=["hanging"]) as worker:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.cli_tools import Commands
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 from typer.testing import CliRunner
 
 from kafkamq.cli.app import app
@@ -83,7 +83,7 @@ def test_extras_are_those_of_the_package() -> None:
 
 def why_no_namespace() -> str:
     try:
-        subprocess.run([*UNSHARE, "true"], check=True, capture_output=True, timeout=30)
+        subprocess.run([*UNSHARE, "true"], check=True, capture_output=True, timeout=within(30))
     except (OSError, subprocess.SubprocessError) as error:
         return f"no PID namespace here: {error}"
     return ""
@@ -117,7 +117,7 @@ def test_process_1_stops_in_order(
         # In Python's own hands, as soon as it says that it works.
         wait_until(lambda: handles(process, signal.SIGTERM), "a handler of SIGTERM")
         os.kill(int(process.name), signal.SIGTERM)
-        _, errors = holder.communicate(timeout=60)
+        _, errors = holder.communicate(timeout=within(60))
         assert holder.returncode == 0, errors
     finally:
         holder.kill()

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.waiting import within
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -45,7 +46,7 @@ def run(command: list[str], **environment: str) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=within(TIMEOUT_S),
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -19,7 +19,7 @@ import pytest
 from tests.integration.cli_tools import Commands
 from tests.integration.parallel_tools import committed, fill, make_topic, read_all
 from tests.sure_producer import SureProducer
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -59,7 +59,7 @@ class Program:
         assert self.process.poll() is None, self._ended()
 
     def ends_well(self) -> None:
-        code = self.process.wait(TIMEOUT_S)
+        code = self.process.wait(within(TIMEOUT_S))
         assert code == 0, self._ended()
 
     def kill(self) -> None:
@@ -70,7 +70,7 @@ class Program:
     def _ended(self) -> str:
         """What it has written to stderr; all of its lines are read by then."""
         for reader in self._readers:
-            reader.join(TIMEOUT_S)
+            reader.join(within(TIMEOUT_S))
         return "".join(self._errors)
 
 

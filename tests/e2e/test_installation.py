@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.waiting import within
 
 ROOT = Path(__file__).resolve().parents[2]
 UV = Path(sys.executable).with_name("uv")
@@ -27,7 +28,9 @@ with queue.consumer() as consumer:
 
 def run(*command: object) -> str:
     words = [str(word) for word in command]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False, cwd="/")
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=within(200), check=False, cwd="/"
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -56,7 +59,11 @@ def test_a_message_is_sent_and_received_there(bare: Path) -> None:
 
 def test_the_command_asks_for_its_extra(bare: Path) -> None:
     done = subprocess.run(
-        [bare.with_name("kafkamq"), "stat"], capture_output=True, text=True, timeout=60, check=False
+        [bare.with_name("kafkamq"), "stat"],
+        capture_output=True,
+        text=True,
+        timeout=within(60),
+        check=False,
     )
     assert done.returncode == 1
     assert done.stderr == "kafkamq: the command needs typer: pip install 'kafkamq[cli]'\n"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.figures import say
-from tests.waiting import deadline_after
+from tests.waiting import deadline_after, within
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import KafkaMQError
@@ -70,7 +70,7 @@ class Actor:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(20)
+        self.process.wait(within(20))
 
     def stop(self, timeout_s: float = 40.0) -> None:
         """Ask it to end, and wait for that."""

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from tests.faults.stage import Stage
 from tests.integration.tracker_logs import Logs
 from tests.sure_producer import SureProducer
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import DataLossError, WireError
@@ -271,7 +271,7 @@ def _tracker_process(config: ServiceConfig) -> Iterator[subprocess.Popen[bytes]]
         yield process
     finally:
         process.kill()
-        process.wait(30)
+        process.wait(within(30))
 
 
 def _peak_mb(pid: int) -> float:

@@ -17,7 +17,7 @@ from tests.faults.figures import say
 from tests.integration.tracker_logs import Logs, read_topic, tracker_process
 from tests.spark.queue_driver import TIMEOUT_S, children_of, queue_driver
 from tests.spark.test_queues_crash import open_messages, output
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.types import Outcome
 
@@ -98,5 +98,5 @@ def kill(process: subprocess.Popen[bytes], what: str, chance: random.Random) -> 
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(10)  # a lost worker ends the batch, and the query with it
+        process.wait(within(10))  # a lost worker ends the batch, and the query with it
     return 1

@@ -16,7 +16,7 @@ from tests.faults.figures import say
 from tests.integration.tracker_logs import read_topic
 from tests.spark.processes import python_workers, start_driver
 from tests.spark.test_source import produce
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.queue.wire.partitions import key_partition
 
@@ -74,7 +74,7 @@ def test_the_sink_is_killed_fifteen_times(
             assert process.poll() is None, "the driver ended by itself"
             if victim == "driver":
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait(30)
+                process.wait(within(30))
                 process = _start(bootstrap, namespace, tmp_path, BATCH_ROWS[victim])
                 kills += 1
             elif workers := python_workers(process.pid):
@@ -83,7 +83,7 @@ def test_the_sink_is_killed_fifteen_times(
         wait_until(lambda: written() >= COUNT, timeout_s=2 * PATIENCE_S)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait(30)
+        process.wait(within(30))
     found = Counter(
         (record.partition(), record.key(), record.value(), tuple(record.headers() or ()))
         for record in read_topic(bootstrap, out)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.integration.parallel_tools import committed, fill, make
 from tests.unit import parallel_handlers as handlers
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq import ParallelConsumer
 from kafkamq.runtime.process_executor import ProcessExecutor
@@ -105,7 +105,7 @@ def signal_groups(
                 time.sleep(chance.uniform(0.0, 0.3))
             wait_until(lambda: catches_signals(program.pid), what="its handlers")  # noqa: B023
             os.killpg(program.pid, (signal.SIGINT, signal.SIGTERM)[number % 2])
-            assert program.wait(60) == 0
+            assert program.wait(within(60)) == 0
         finally:
             program.kill()
             program.wait()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from confluent_kafka import Consumer, TopicPartition
 from tests.integration.parallel_tools import committed, fill, make_topic
+from tests.waiting import within
 
 MEMBER = Path(__file__).with_name("parallel_member.py")
 PARTITIONS = 6
@@ -84,7 +85,7 @@ def soak(
                 verdict.stops += 1
             running[started] = _start(*settings, number=started)
             started += 1
-            victim.wait(60)
+            victim.wait(within(60))
     finally:
         for member in running.values():
             member.kill()

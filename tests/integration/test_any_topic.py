@@ -19,7 +19,7 @@ from tests.integration.queue_logs import (
     receive_all,
     tracked,
 )
-from tests.waiting import deadline_after, wait_until
+from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq import Message, Queue, Service
 from kafkamq.errors import BrokerError, ConfigError
@@ -252,7 +252,7 @@ def test_its_options_on_the_command_line(bootstrap: str, namespace: str) -> None
 
 def run_cli(*arguments: str, at: tuple[str, str]) -> str:
     command = [sys.executable, "-m", "kafkamq.cli", *arguments, "-b", at[0], "--namespace", at[1]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=within(120), check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -319,7 +319,7 @@ def test_r37_a_topic_that_is_gone_holds_nobody_up_for_long(bootstrap: str, names
     with make_service(bootstrap, namespace) as service, tracked(service.config):
         topic = make_topic(bootstrap, f"{namespace}-g", 1, message_timestamp_type="LogAppendTime")
         write(bootstrap, topic, *({"value": b"%d" % each} for each in range(200)))
-        shared = service.queue("mail", redelivery_timeout=2.0)
+        shared = service.queue("mail", redelivery_timeout=within(2.0))
         shared.producer().send(b"letter").result(30)
         with Service(bootstrap, namespace) as other:
             for queue, count in ((queue_of(other, topic), 200), (other.queue("mail"), 1)):

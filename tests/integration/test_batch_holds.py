@@ -385,7 +385,7 @@ def test_workers_that_are_killed_before_they_write_what_they_gathered(stage: Sta
         for _ in range(3):
             done = subprocess.run(
                 [sys.executable, "-c", _WORKER, config.bootstrap_servers, config.namespace],
-                stdout=subprocess.PIPE, text=True, timeout=120, check=False,
+                stdout=subprocess.PIPE, text=True, timeout=within(120), check=False,
             )  # fmt: skip
             assert done.returncode == -signal.SIGKILL
             confirmed |= set(done.stdout.split())

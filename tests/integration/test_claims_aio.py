@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from tests.integration.claim_logs import ClaimTopics, read_topic
+from tests.waiting import within
 
 from kafkamq.aio.claims import Admin, Cluster, RangeClaims
 from kafkamq.claims import Batch
@@ -77,7 +78,7 @@ def test_claims_with_asyncio(bootstrap: str) -> None:
             assert sorted(written) == [b"7", b"8"]
             assert all(not claim.client for claim in await cluster.claims(topics.group))
 
-    asyncio.run(asyncio.wait_for(run(), 120.0))
+    asyncio.run(asyncio.wait_for(run(), within(120.0)))
 
 
 def test_ranges_with_asyncio(bootstrap: str) -> None:
@@ -136,4 +137,4 @@ def test_ranges_with_asyncio(bootstrap: str) -> None:
             assert rest is not None
             assert (rest.first, rest.next) == (34, 40)
 
-    asyncio.run(asyncio.wait_for(run(), 120.0))
+    asyncio.run(asyncio.wait_for(run(), within(120.0)))

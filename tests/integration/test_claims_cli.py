@@ -16,6 +16,7 @@ from contextlib import contextmanager
 import pytest
 from tests.integration.claim_logs import ClaimTopics
 from tests.integration.cli_tools import Commands
+from tests.waiting import within
 from typer.testing import CliRunner
 
 from kafkamq.claims import Consumer
@@ -184,7 +185,7 @@ def test_a_consumer_that_is_ended_gives_its_partitions_back(
         assert loop["name"] == f"claims of {topics.coordination}"
         assert "kafkamq_claims_messages_handed_out_total 20.0" in get(f"{address}/metrics")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(within(60)) == 0
     finally:
         process.kill()
         process.communicate()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests.integration.claim_logs import ClaimTopics, read_topic
 from tests.integration.claim_worker import STEPS, HandOut, overlaps, read_trace, start
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.claims.rules.log import ClaimLog
 from kafkamq.dev import LocalKafka
@@ -43,7 +43,7 @@ def read_to_the_end(topics: ClaimTopics, traces: list[Path], number: int, *more:
 
 def kill(process: subprocess.Popen[str]) -> None:
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate(timeout=within(30))
 
 
 def counts(trace: list[HandOut]) -> Counter[tuple[int, int]]:
@@ -60,7 +60,7 @@ def die_at_each_step(topics: ClaimTopics, folder: Path, plan: list[tuple[str, in
     traces = [folder / "a.trace", folder / "b.trace"]
     for number, (step, count) in enumerate(plan):
         process = start(traces[number % 3 == 2], topics, "--step", step, "--count", str(count))
-        process.communicate(timeout=120)
+        process.communicate(timeout=within(120))
         assert process.returncode == -signal.SIGKILL, step
     read_to_the_end(topics, traces, 0)
     trace = read_trace(*traces)
@@ -297,7 +297,7 @@ def test_a_broker_that_goes_away_ends_the_leases_and_comes_back(how: str) -> Non
                 kafka.restart()
             else:
                 kafka.resume()
-            consumer.wait_for_claims(2, 90.0)
+            consumer.wait_for_claims(2, within(90.0))
             while len(seen) < 200:
                 message = consumer.receive(30.0)
                 assert message is not None

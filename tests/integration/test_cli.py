@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.integration.cli_tools import Commands, run_program
 from tests.integration.queue_logs import ends, read_topic, set_topic, starts
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 from typer.testing import CliRunner
 
 from kafkamq.cli.app import app
@@ -161,7 +161,7 @@ def test_what_was_not_printed_goes_back_uncounted(commands: Commands) -> None:
     assert process.stdout is not None
     process.stdout.readline()
     process.stdout.close()
-    assert process.wait(60) == 1
+    assert process.wait(within(60)) == 1
     started = [place for place in starts(config) if place is not None]
     settled = ends(config, Outcome.ACK) + ends(config, Outcome.RELEASE)
     assert len(started) > 1
@@ -176,7 +176,7 @@ def test_sigterm_ends_receive_and_leaves_nothing_held(commands: Commands) -> Non
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=within(60))
     assert process.returncode == 0, errors
     assert set(starts(config)) == {*ends(config, Outcome.ACK), *ends(config, Outcome.RELEASE)}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.cli_tools import Commands, run_program
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.cli.app import main
 
@@ -144,7 +144,7 @@ def test_dev_prints_its_address_and_ends_at_once(bootstrap: str) -> None:
         with socket.create_connection((host, int(port)), timeout=60):
             pass
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(within(60)) == 0
     finally:
         process.kill()
         process.communicate()

@@ -26,7 +26,7 @@ from tests.integration.queue_logs import (
     starts,
     tracked,
 )
-from tests.waiting import deadline_after, wait_until
+from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq.dev import LocalKafka, cache_dir_from, java_from
 from kafkamq.errors import BrokerError, DeadlineExceededError, LeaseLostError
@@ -172,7 +172,7 @@ def test_a_transaction_that_was_given_up_decides_first(
 
             def slowly(*args: Any, **named: Any) -> None:
                 is_writing.append(1)
-                assert may_write.wait(60)
+                assert may_write.wait(within(60))
                 write(*args, **named)
 
             def failing() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.dev import network
 from kafkamq.testing.faults import (
@@ -61,7 +61,7 @@ def test_routes_are_cut_and_healed() -> None:
             wait_until(lambda: reaches([], two.address))
         finally:
             listener.kill()
-            listener.wait(10)
+            listener.wait(within(10))
 
 
 @needs_network
@@ -91,7 +91,7 @@ def test_a_network_ends_with_its_owner() -> None:
     assert owner.stdout is not None
     pid, gateway = owner.stdout.readline().split()
     owner.send_signal(signal.SIGKILL)
-    owner.wait(10)
+    owner.wait(within(10))
 
     def addresses() -> str:
         return subprocess.run(["ip", "addr"], capture_output=True, text=True, check=True).stdout

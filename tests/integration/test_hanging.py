@@ -13,7 +13,7 @@ from urllib.error import HTTPError
 
 import pytest
 from tests.integration.parallel_tools import fill, make, make_topic
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq import ParallelRecord, Service, Worker, aio
 from kafkamq.metrics import serve_metrics
@@ -49,7 +49,7 @@ def test_a_parallel_consumer_whose_handlers_hang(
         serve_metrics(0, host="127.0.0.1") as server,
         make(bootstrap, topic, namespace, **options) as consumer,
     ):
-        consumer.poll(lambda record: gate.wait(60) and None)
+        consumer.poll(lambda record: gate.wait(within(60)) and None)
         wait_until(lambda: not consumer.health().is_alive, what="the hang")
         now = consumer.health()
         assert not now.is_ready
@@ -81,7 +81,7 @@ def test_a_loop_of_the_users_that_is_blocked(
     )
 
     async def handle(record: ParallelRecord) -> None:
-        gate.wait(60)
+        gate.wait(within(60))
 
     async def main() -> None:
         async with consumer:
@@ -110,7 +110,7 @@ def test_a_worker_whose_handlers_hang(
 
     @queue.handler(concurrency=2)
     def handle(body: bytes) -> None:
-        gate.wait(60)
+        gate.wait(within(60))
 
     with serve_metrics(0, host="127.0.0.1") as server, Worker(service, hung_after=0.2) as worker:
         with queue.producer() as producer:

@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.integration.queue_logs import make_service, markers, receive_all, starts
 from tests.integration.tracker_logs import Logs
 from tests.sure_producer import SureProducer
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.config import TrackerConfig
 from kafkamq.markers.tracker.ledger import LedgerKey, read_positions
@@ -130,7 +130,7 @@ def test_hole_22_what_waits_to_be_handed_out_keeps_its_lease(
         producer = service.queue("a").producer()
         for delivery in [producer.send(b"x") for _ in range(20)]:
             delivery.result(30)
-        consumer = service.queue("a", redelivery_timeout=1.5, receive_buffer=20).consumer()
+        consumer = service.queue("a", redelivery_timeout=within(1.5), receive_buffer=20).consumer()
         wait_until(lambda: consumer.receive(1.0))
 
         def renewed() -> set[MessageId | None]:

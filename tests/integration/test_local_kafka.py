@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, ShareConsumer
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.sure_producer import SureProducer
-from tests.waiting import deadline_after, wait_until
+from tests.waiting import deadline_after, wait_until, within
 
 import kafkamq.dev.broker as module
 from kafkamq.dev import LocalKafka, LocalKafkaError, cache_dir_from, java_from
@@ -226,7 +226,7 @@ def test_no_broker_outlives_its_parent(ending: signal.Signals) -> None:
         pid = int(pid_text)
         assert is_alive(pid)
         parent.send_signal(ending)
-        parent.wait(60)
+        parent.wait(within(60))
         wait_until(lambda: not is_alive(pid))
         wait_until(lambda: not Path(folder).exists())
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 from tests.integration.tracker_logs import Logs, tracker_process
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.types import MarkerType, MessageId, Outcome
 
@@ -46,7 +46,7 @@ def test_killed_while_firing_loses_nothing_and_repeats_nothing(
             before = len(logs.copied())
             wait_until(lambda before=before: len(logs.copied()) > before + 20, timeout_s=90)
             process.send_signal(signal.SIGKILL)
-            process.wait(10)
+            process.wait(within(10))
             killed_while_firing += len(logs.copied()) < len(silent)
         processes.enter_context(tracker_process(logs.config))
         expected = silent | rejected

@@ -12,7 +12,7 @@ import time
 import pytest
 from confluent_kafka import Producer
 from tests.integration.queue_logs import make_service, receive_all, tracked
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.errors import LeaseLostError
 from kafkamq.markers.tracker.local import LocalTracker
@@ -159,10 +159,10 @@ def _probe(service: Service) -> None:
             assert [loop["name"] for loop in answer["loops"]] == [f"tracker of {config.namespace}"]
         finally:
             tracker.send_signal(signal.SIGTERM)
-            tracker.wait(30)
+            tracker.wait(within(30))
     assert _health(port).returncode == 1  # nobody answers
 
 
 def _health(port: str, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "kafkamq.cli", "health", "--port", port, "--json", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30)
+    return subprocess.run(command, capture_output=True, text=True, timeout=within(30))

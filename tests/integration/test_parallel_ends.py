@@ -83,7 +83,7 @@ def test_a_loop_that_ends_first_fails_its_consumer(bootstrap: str, namespace: st
     wait_until(lambda: consumer.health().state == "failed", what="the end")
     assert isinstance(consumer.failure, StateError)
     assert "event loop" in str(consumer.failure)
-    asyncio.run(asyncio.wait_for(consumer.close(), 60))
+    asyncio.run(asyncio.wait_for(consumer.close(), within(60)))
     seen = Seen()
     with make(bootstrap, topic, namespace) as another:  # it has left
         another.poll(seen)
@@ -105,7 +105,7 @@ def test_a_handler_may_close_its_consumer(bootstrap: str, namespace: str, is_asy
         handle(record)
 
     consumer.poll(handle_async if is_async else handle)
-    assert consumer.wait(60)
+    assert consumer.wait(within(60))
     consumer.close()
     assert committed(bootstrap, namespace, topic)[0] == 31  # it begins nothing more
 
@@ -117,11 +117,11 @@ def test_a_close_ends_a_drain(bootstrap: str, namespace: str) -> None:
 
     def handle(record: ParallelRecord) -> None:
         begun.set()
-        gate.wait(60)
+        gate.wait(within(60))
 
     consumer = make(bootstrap, topic, namespace)
     consumer.poll(handle)
-    assert begun.wait(60)
+    assert begun.wait(within(60))
     drain = threading.Thread(target=consumer.drain, args=(1000.0,))
     drain.start()
     wait_until(lambda: consumer.health().state == "draining")
@@ -144,7 +144,7 @@ def test_a_hook_may_close_its_consumer(bootstrap: str, namespace: str) -> None:
 
     consumer = make(bootstrap, topic, namespace, on_committed=on_committed)
     consumer.poll(Seen())
-    assert consumer.wait(60)
+    assert consumer.wait(within(60))
     assert offsets[-1] == 10
 
 
@@ -215,7 +215,7 @@ def test_runs_in_order_end_after_the_record_that_they_are_at(
     seen = Seen(handle)
     consumer = make(bootstrap, topic, namespace, commit_interval=60)
     consumer.poll(seen)
-    assert begun.wait(60)
+    assert begun.wait(within(60))
     consumer.close()
     assert len(seen) <= 303
     assert committed(bootstrap, namespace, topic) == (len(seen), "")
@@ -313,7 +313,7 @@ def test_a_stall_is_parked_when_the_dead_letters_are_back(
     fill(bootstrap, topic, [f"k{n}" for n in range(10)])
     letters = f"{namespace}-dead"  # there is no such topic yet
     gate = threading.Event()
-    seen = Seen(lambda record: gate.wait(60) and None if record.offset == 4 else None)
+    seen = Seen(lambda record: gate.wait(within(60)) and None if record.offset == 4 else None)
     options = {"stall_after": 1.0, "on_stall": "dead-letter", "dead_letter_topic": letters}
     kafka = {"message.timeout.ms": "1000"}
     with make(bootstrap, topic, namespace, kafka=kafka, **options) as consumer:
@@ -377,7 +377,7 @@ def test_a_stream_on_the_callers_loop(bootstrap: str, namespace: str) -> None:
                     await consumer.close()
         return found
 
-    found = asyncio.run(asyncio.wait_for(main(), 60))
+    found = asyncio.run(asyncio.wait_for(main(), within(60)))
     assert sorted(found) == [(number, 2 * number) for number in range(1000)]
     assert committed(bootstrap, namespace, topic)[0] >= 900  # the last one was not asked behind
 
@@ -402,7 +402,7 @@ def test_produced_results_on_the_callers_loop(bootstrap: str, namespace: str, mo
                     await consumer.close()
         return found
 
-    found = asyncio.run(asyncio.wait_for(main(), 60))
+    found = asyncio.run(asyncio.wait_for(main(), within(60)))
     assert committed(bootstrap, namespace, topic) == (1000, "")
     there = [(record.offset(), record.value()) for record in read_all(bootstrap, results, 1000)]
     assert sorted(found) == sorted(there)
@@ -438,7 +438,7 @@ def test_two_topics_with_the_same_keys_in_a_class_of_ones_own(
 
     def handle(record: ParallelRecord) -> None:
         if record.topic == topics[0] and record.offset == 0:
-            gate.wait(60)  # holds back its key in its topic, and nothing else
+            gate.wait(within(60))  # holds back its key in its topic, and nothing else
         order.setdefault((record.topic, record.key), []).append(record.offset)
 
     with Named(

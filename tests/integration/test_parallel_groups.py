@@ -18,7 +18,7 @@ from tests.integration.parallel_tools import (
     make,
     make_topic,
 )
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq import BrokerError, ConfigError, DataLossError, Nack, ParallelConsumer, aio
 from kafkamq.parallel.wire.offsets import encode
@@ -68,7 +68,7 @@ def test_work_of_an_old_assignment_counts_nowhere(bootstrap: str, namespace: str
     fill(bootstrap, topic, ["a"] * 5, partition=0)
     fill(bootstrap, topic, ["b"] * 5, partition=1)
     gate = threading.Event()
-    slow = Seen(lambda record: gate.wait(60) and None)
+    slow = Seen(lambda record: gate.wait(within(60)) and None)
     first = make(bootstrap, topic, namespace, revoke_timeout=0.2)
     first.poll(slow)
     wait_until(lambda: slow.at_once == 2)
@@ -93,7 +93,7 @@ def test_a_full_partition_that_goes_and_comes_back_is_read(bootstrap: str, names
         fill(bootstrap, topic, ["a"] * 1500, partition=partition)
     gate = threading.Event()
     first = make(bootstrap, topic, namespace, max_open=20, revoke_timeout=0.2)
-    first.poll(lambda record: gate.wait(60) and None)
+    first.poll(lambda record: gate.wait(within(60)) and None)
     wait_until(
         lambda: [assignment.is_paused for assignment in first._engine.assignments()] == [True, True]
     )
@@ -146,7 +146,7 @@ def test_where_a_new_group_begins(bootstrap: str, namespace: str) -> None:
     consumer = make(bootstrap, topic, f"{namespace}-none", start="none")
     consumer.poll(Seen())
     with pytest.raises(DataLossError, match="no committed offset"):
-        consumer.wait(60)
+        consumer.wait(within(60))
     consumer.close()
 
 
@@ -161,7 +161,7 @@ def test_deleted_records_are_an_error_or_skipped(bootstrap: str, namespace: str)
     consumer = make(bootstrap, topic, f"{namespace}-raise")
     consumer.poll(Seen())
     with pytest.raises(DataLossError, match=r"7 records .* are gone"):
-        consumer.wait(60)
+        consumer.wait(within(60))
     consumer.close()
     seen = Seen()
     with make(bootstrap, topic, f"{namespace}-skip", on_data_loss="skip") as consumer:
@@ -369,7 +369,7 @@ def test_a_handler_that_forgot_async(bootstrap: str, namespace: str) -> None:
     with make(bootstrap, topic, namespace) as consumer:
         consumer.poll(lambda record: coroutine(record))
         with pytest.raises(ConfigError, match="async def"):
-            consumer.wait(60)
+            consumer.wait(within(60))
     assert committed(bootstrap, namespace, topic)[0] <= 0
 
 

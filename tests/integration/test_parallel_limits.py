@@ -21,7 +21,7 @@ from tests.integration.parallel_tools import (
     make,
     make_topic,
 )
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq import DataLossError, ParallelRecord
 
@@ -156,7 +156,7 @@ def test_an_offset_that_was_removed(bootstrap: str, namespace: str) -> None:
         consumer.poll(seen)
         if expected is None:
             with pytest.raises(DataLossError, match="no committed offset"):
-                consumer.wait(60)
+                consumer.wait(within(60))
         else:
             wait_until(lambda: committed(bootstrap, group, topic) == (5, ""))  # noqa: B023
         consumer.close()
@@ -186,7 +186,7 @@ def test_records_without_a_key_in_no_order(bootstrap: str, namespace: str) -> No
     topic = make_topic(bootstrap, namespace)
     fill(bootstrap, topic, [None if n % 2 else "a" for n in range(200)])
     gate = threading.Event()
-    seen = Seen(lambda record: gate.wait(60) and None if record.offset == 1 else None)
+    seen = Seen(lambda record: gate.wait(within(60)) and None if record.offset == 1 else None)
     with make(bootstrap, topic, namespace, null_keys="parallel") as consumer:
         consumer.poll(seen)
         wait_until(lambda: len(seen) == 199, what="all others")

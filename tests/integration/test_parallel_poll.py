@@ -17,7 +17,7 @@ from tests.integration.parallel_tools import (
     make_topic,
     read_all,
 )
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq import Nack, ParallelRecord, Reject, StateError, aio
 from kafkamq.config import Backoff
@@ -94,7 +94,7 @@ def test_on_the_callers_event_loop(bootstrap: str, namespace: str) -> None:
             assert consumer.health().is_ready
         assert sorted(offsets) == list(range(100))
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), within(60)))
     assert committed(bootstrap, namespace, topic) == (100, "")
 
 
@@ -102,7 +102,7 @@ def test_a_restart_repeats_only_what_was_stuck(bootstrap: str, namespace: str) -
     topic = make_topic(bootstrap, namespace)
     fill(bootstrap, topic, [f"k{n}" for n in range(20_001)])
     gate = threading.Event()
-    seen = Seen(lambda record: gate.wait(60) and None if record.offset == 0 else None)
+    seen = Seen(lambda record: gate.wait(within(60)) and None if record.offset == 0 else None)
     consumer = make(bootstrap, topic, namespace, max_open=30_000, exact_metadata=True)
     consumer.poll(seen)
     wait_until(lambda: len(seen) == 20_000, what="all but the first")
@@ -231,7 +231,7 @@ def test_a_stuck_record_holds_nobody_else_up(bootstrap: str, namespace: str) -> 
     topic = make_topic(bootstrap, namespace)
     fill(bootstrap, topic, [f"k{n % 50}" for n in range(5000)])
     gate, told = threading.Event(), []
-    seen = Seen(lambda record: gate.wait(60) and None if record.offset == 3000 else None)
+    seen = Seen(lambda record: gate.wait(within(60)) and None if record.offset == 3000 else None)
     with make(
         bootstrap,
         topic,
@@ -260,7 +260,7 @@ def test_a_stalled_record_is_parked_so_that_the_offset_moves(
         if record.offset == 7 and is_retry:
             return Nack(delay=60)
         if record.offset == 7:
-            gate.wait(60)
+            gate.wait(within(60))
             raise OSError("after all")  # nobody waits for it any more
         return None
 
@@ -295,7 +295,7 @@ def test_foreign_metadata(bootstrap: str, namespace: str) -> None:
     consumer = make(bootstrap, topic, namespace, on_foreign_metadata="raise", exact_metadata=True)
     consumer.poll(Seen())
     with pytest.raises(Exception, match="no offset map"):
-        consumer.wait(60)
+        consumer.wait(within(60))
     assert consumer.health().state == "failed"
     consumer.close()
     assert committed(bootstrap, namespace, topic)[0] == 4

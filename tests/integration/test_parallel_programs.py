@@ -21,7 +21,7 @@ from tests.integration.parallel_tools import (
     make_topic,
     read_all,
 )
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.metrics import families, health
 
@@ -46,7 +46,7 @@ def test_consume(bootstrap: str, namespace: str, tmp_path: Path) -> None:
         wait_until(lambda: (tmp_path / "seen").exists(), what="the first record")
         wait_until(lambda: len((tmp_path / "seen").read_text().split()) == 200)
         program.send_signal(signal.SIGINT)
-        assert program.wait(60) == 0
+        assert program.wait(within(60)) == 0
     finally:
         program.kill()
         program.wait()
@@ -106,7 +106,7 @@ def test_the_enrichment_example(bootstrap: str, namespace: str) -> None:
     try:
         wait_until(lambda: committed(bootstrap, "enrichment", orders) == (100, ""), timeout_s=40)
         program.send_signal(signal.SIGINT)
-        assert program.wait(60) == 0
+        assert program.wait(within(60)) == 0
     finally:
         program.kill()
         program.wait()

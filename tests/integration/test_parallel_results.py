@@ -19,7 +19,7 @@ from tests.integration.parallel_tools import (
     make_topic,
     read_all,
 )
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq import BrokerError, ConfigError, Nack, OutgoingRecord, ParallelRecord, Produced
 from kafkamq.config import Backoff
@@ -284,7 +284,7 @@ def test_processes_that_hang_or_cannot_begin(
     consumer = make(bootstrap, topic, namespace, processes=1, max_attempts=1, on_exhausted="skip")
     consumer.poll(Unloadable())
     with pytest.raises(ConfigError, match="before it could begin"):
-        consumer.wait(60)
+        consumer.wait(within(60))
     consumer.close()
     assert committed(bootstrap, namespace, topic)[0] <= 0  # it is no record's fault
 

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, ConsumerGroupState
 from confluent_kafka.admin import AdminClient
 from tests.integration.parallel_soak import soak
 from tests.integration.parallel_tools import committed, fill, make, make_topic
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.dev import LocalKafka, cache_dir_from, java_from
 
@@ -129,7 +129,7 @@ def test_what_is_done_while_the_group_waits_for_a_member_is_committed(
 
     def handle(record: object) -> None:
         begun.set()
-        assert may_end.wait(60)
+        assert may_end.wait(within(60))
         done.append(record)
 
     member = make(
@@ -152,7 +152,7 @@ def test_what_is_done_while_the_group_waits_for_a_member_is_committed(
         wait_until(lambda: len(assigned) == 1, what="one partition each")
         wait_until(lambda: group() == (ConsumerGroupState.STABLE, 2), what="two members")
         fill(bootstrap, topic, ["k"], partition=assigned[0])
-        assert begun.wait(30)
+        assert begun.wait(within(30))
         silent.send_signal(signal.SIGSTOP)
         newcomer = Consumer(
             {

@@ -26,7 +26,7 @@ from tests.integration.parallel_tools import (
     make_topic,
     read_all,
 )
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq import BrokerError, OutgoingRecord, ParallelRecord
 from kafkamq.dev import LocalKafka, cache_dir_from, java_from
@@ -108,7 +108,7 @@ def test_a_group_that_becomes_forbidden_is_an_error_that_names_it(
         wait_until(lambda: committed(bootstrap, namespace, topic)[0] > 0, what="a commit")
         forbid(bootstrap, namespace)
         with pytest.raises(BrokerError, match=namespace) as caught:
-            consumer.wait(60)
+            consumer.wait(within(60))
         assert "AUTHORIZATION" in caught.value.code
         assert consumer.health().state == "failed"
         consumer.close()
@@ -139,7 +139,7 @@ def test_a_broker_that_takes_no_maps(namespace: str) -> None:
         consumer = make(bootstrap, topic, f"{namespace}-transactional", **options)
         consumer.poll_and_produce(handle)
         with pytest.raises(BrokerError, match=r"raise offset\.metadata\.max\.bytes"):
-            consumer.wait(60)
+            consumer.wait(within(60))
         assert consumer.health().state == "failed"
 
 
@@ -162,7 +162,7 @@ def test_revoked_in_the_middle_of_a_transaction(
 
     def handle(record: ParallelRecord) -> OutgoingRecord:
         if record.offset > 50:  # so that there is work left when the other one joins
-            joining.wait(60)
+            joining.wait(within(60))
         return OutgoingRecord(topic=results, value=b"%d %d" % (record.partition, record.offset))
 
     joining = threading.Event()
@@ -176,7 +176,7 @@ def test_revoked_in_the_middle_of_a_transaction(
     def slow(*plan: object) -> None:
         if joining.is_set() and not revoked.is_set():
             is_inside.set()
-            assert revoked.wait(60)
+            assert revoked.wait(within(60))
         send_offsets(*plan)
 
     def told(partitions: object) -> None:
@@ -192,7 +192,7 @@ def test_revoked_in_the_middle_of_a_transaction(
     )
     second = make(bootstrap, topic, namespace, **options)
     joining.set()
-    assert is_inside.wait(60)
+    assert is_inside.wait(within(60))
     second.poll_and_produce(handle)
     wait_until(lambda: len(second.health().partitions) == 1, "a partition each", 40)
     ends = log_ends(bootstrap, topic, 2)
@@ -239,7 +239,7 @@ def test_results_without_their_offsets_are_never_committed(bootstrap: str, names
 
         engine.committer.send = told
         consumer.poll_and_produce(handle)
-        assert sent.wait(60)
+        assert sent.wait(within(60))
         wait_until(lambda: engine.work_queue.open_count() == 0, what="all results")
         with engine.work_queue.lock:  # as if the partition had gone with no commit in time
             (assignment,) = engine.assignments()
@@ -280,7 +280,7 @@ def test_commits_do_not_wait_for_the_thread_that_polls(bootstrap: str, namespace
     thread = threading.Thread(target=poll)
     thread.start()
     try:
-        assert is_assigned.wait(60)
+        assert is_assigned.wait(within(60))
         began_s = time.monotonic()
         for offset in range(1, 21):
             exact.commit([OffsetCommit(topic, 0, offset, "x" * 100)])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.integration.queue_logs import ends, tracked
+from tests.waiting import within
 
 from kafkamq.aio import Consumer, Message, Service
 from kafkamq.config import Backoff
@@ -26,7 +27,7 @@ async def make_service(bootstrap: str, namespace: str) -> AsyncIterator[Service]
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(main, 120))
+    asyncio.run(asyncio.wait_for(main, within(120)))
 
 
 async def receive_all(consumer: Consumer, count: int) -> list[Message]:
@@ -99,7 +100,7 @@ def test_the_wait_of_a_cancelled_receive_is_over(bootstrap: str, namespace: str)
             waiting = asyncio.create_task(consumer.receive(timeout=60))
             await asyncio.sleep(1)  # it runs
             waiting.cancel()
-            assert await asyncio.wait_for(consumer.receive(timeout=0.1), 20) is None
+            assert await asyncio.wait_for(consumer.receive(timeout=0.1), within(20)) is None
 
     run(main())
 

@@ -19,7 +19,7 @@ from tests.integration.queue_logs import (
     starts,
     tracked,
 )
-from tests.waiting import deadline_after, wait_until
+from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq.config import QueueConfig
 from kafkamq.errors import DataLossError
@@ -124,12 +124,12 @@ def test_held_messages_keep_their_leases_when_partitions_move(service: Service) 
     """Their KEEPALIVEs and ENDs still count, whoever owns the partition now (R7, R8)."""
     with tracked(service.config):
         send(service, "a", *(b"%d" % number for number in range(20)))
-        queue = service.queue("a", redelivery_timeout=2.0)
+        queue = service.queue("a", redelivery_timeout=within(2.0))
         first = queue.consumer()
         messages = receive_all(first, 20)
         second = queue.consumer()
         wait_until(lambda: _owned(first) == 1 and _owned(second) == 1)
-        time.sleep(3.0)
+        time.sleep(within(3.0))
         for message in messages:
             message.ack()
         first.flush()
@@ -307,7 +307,7 @@ def test_who_does_not_receive_for_too_long_leaves_the_rest_to_others(
         make_service(bootstrap, namespace, partitions=1, **kafka) as service,
         tracked(service.config),
     ):
-        queue = service.queue("a", redelivery_timeout=3.0, receive_buffer=10)
+        queue = service.queue("a", redelivery_timeout=within(3.0), receive_buffer=10)
         send(service, "a", *(b"%d" % number for number in range(50)))
         busy = queue.consumer()
         hands: list[Message] = []

@@ -20,7 +20,7 @@ from tests.integration.queue_logs import (
     set_topic,
     tracked,
 )
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.config import Backoff
 from kafkamq.errors import ConfigError, StateError
@@ -91,7 +91,7 @@ def test_deliveries_are_futures(service: Service) -> None:
 
     delivery = producer.send(b"x")
     delivery.add_done_callback(call)
-    assert called.wait(60)
+    assert called.wait(within(60))
     assert told == [delivery]
     assert delivery.done()
     delivery.add_done_callback(call)  # done already: at once

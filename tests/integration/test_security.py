@@ -19,7 +19,7 @@ from tests.integration.queue_logs import receive_all
 from tests.integration.roles import ACTIONS, ROLES, load_tracker, rights_of
 from tests.integration.secured import Right, SecuredKafka, secured_kafka
 from tests.integration.tracker_logs import Logs, read_topic
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq import Service
 from kafkamq.config import ServiceConfig
@@ -257,7 +257,7 @@ def test_a_command_with_a_wrong_password(secured: SecuredKafka, namespace: str) 
     }
     done = subprocess.run(
         [sys.executable, "-m", "kafkamq.cli", "stat"],
-        env=environment, capture_output=True, text=True, timeout=60, check=False,
+        env=environment, capture_output=True, text=True, timeout=within(60), check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert "sasl.password" in done.stderr
@@ -320,12 +320,12 @@ def test_spark_works_over_sasl_ssl_and_shows_no_secret(
         seen = pages(address) + command_lines()
         assert namespace in seen  # the right pages, the right processes
         assert CANARY not in seen
-        process.communicate(b"stop\n", timeout=60)
+        process.communicate(b"stop\n", timeout=within(60))
         assert process.returncode == 0, output.read_text(errors="replace")[-3000:]
     finally:
         if process.poll() is None:
             os.killpg(process.pid, 9)
-            process.wait(20)
+            process.wait(within(20))
     places = [output, *(path for path in events.rglob("*") if path.is_file())]
     places += [path for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()]
     assert len(places) > 5

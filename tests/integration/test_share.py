@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from tests.contract.worlds import World, receive, world_of
 from tests.sure_producer import SureProducer
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq import ConfigError, LeaseLostError, Nack, Reject, Worker
 from kafkamq.dev import LocalKafka
@@ -112,7 +112,7 @@ def test_an_outage_longer_than_locks_and_sessions(is_paused: bool) -> None:
                 producer.send(b"%d" % number)
             wait_until(lambda: len(seen) > 50, "some of them")
             broker.pause() if is_paused else broker.kill()
-            first.wait(13.0)  # the outage: nothing can be seen from outside
+            first.wait(within(13.0))  # the outage: nothing can be seen from outside
             broker.resume() if is_paused else broker.restart()
             for number in range(100, 200):
                 producer.send(b"%d" % number)
@@ -184,7 +184,7 @@ def test_dead_letters_that_are_refused_for_a_minute() -> None:
             for number in range(100):
                 sender.produce(queue.config.topic, b"%d" % number)
             sender.confirm(30)
-            assert not first.wait(60.0)
+            assert not first.wait(within(60.0))
             assert world.letters(queue) == []
             topic_settings(broker.bootstrap_servers, letters, max_message_bytes="2000000")
             for number in range(100, 150):

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.waiting import within
 
 MODULE = """
 from kafkamq import Worker
@@ -61,7 +62,7 @@ def test_a_signal_drains(tmp_path: Path, number: signal.Signals) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "begun a\n"
         process.send_signal(number)
-        out, errors = process.communicate(timeout=60)
+        out, errors = process.communicate(timeout=within(60))
         assert process.returncode == 0, errors
         assert out == "ended a\n"
     finally:
@@ -87,7 +88,7 @@ def test_a_signal_to_the_whole_group_drains(tmp_path: Path, number: signal.Signa
         assert process.stdout.readline() == "begun a\n"
         os.killpg(process.pid, number)
         (tmp_path / "gate").touch()
-        out, errors = process.communicate(timeout=60)
+        out, errors = process.communicate(timeout=within(60))
         assert process.returncode == 0, errors
         assert out.startswith("ended a\n"), errors
     finally:

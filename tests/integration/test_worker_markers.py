@@ -23,7 +23,7 @@ from tests.integration.queue_logs import (
     starts,
     tracked,
 )
-from tests.waiting import deadline_after, wait_until
+from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq.config import Backoff
 from kafkamq.errors import LeaseLostError, StateError
@@ -174,7 +174,7 @@ def test_a_worker_that_dies_of_it_takes_nothing_else_along(service: Service) -> 
     """R6 and max_deliveries: the crash is the failure, and only of what was handled alone."""
     with tracked(service.config):
         send(service, "a", b"poison", b"innocent")
-        queue = service.queue("a", redelivery_timeout=1.5, max_deliveries=2)
+        queue = service.queue("a", redelivery_timeout=within(1.5), max_deliveries=2)
         worker = queue.consumer()
         assert {message.delivery_count for message in receive_all(worker, 2)} == {1}
         die(worker)
@@ -220,12 +220,12 @@ def test_max_lease_ends_what_is_renewed_for_ever(service: Service) -> None:
 def test_extend_holds_longer_than_a_paused_process_renews(service: Service) -> None:
     send(service, "a", b"x")
     with tracked(service.config):
-        consumer = service.queue("a", redelivery_timeout=1.5).consumer()
+        consumer = service.queue("a", redelivery_timeout=within(1.5)).consumer()
         (message,) = receive_all(consumer, 1)
         message.extend(30)
         wait_until(lambda: message.deadline > time.monotonic() + 20)
         consumer._lease_renewer.stop()  # the process is stopped, so nothing is renewed
-        time.sleep(2.5)
+        time.sleep(within(2.5))
         message.ack(wait=True)
     assert not ends(service.config, Outcome.REDELIVERED)
 
@@ -265,7 +265,7 @@ def test_on_lease_lost_may_take_long_raise_and_close_the_consumer(service: Servi
     def lost(message: Message) -> None:
         told.append(message)
         if len(told) == 1:
-            assert go_on.wait(60)
+            assert go_on.wait(within(60))
         elif len(told) == 2:
             raise SystemExit("as sys.exit() does")
         elif len(told) == 3:
@@ -282,7 +282,7 @@ def test_on_lease_lost_may_take_long_raise_and_close_the_consumer(service: Servi
         wait_until(lambda: not consumer._ack_writer.has_news.is_set())
     assert sum(thread.name == "kafkamq-lease-lost" for thread in threading.enumerate()) == 1
     go_on.set()
-    assert has_closed.wait(60)
+    assert has_closed.wait(within(60))
     assert consumer.is_closed
     wait_until(lambda: len(told) == 4)
     assert {each.message_id for each in told} == {each.message_id for each in messages}
@@ -297,7 +297,7 @@ def test_on_lease_lost_and_another_thread_close_at_the_same_time(service: Servic
     def lost(message: Message) -> None:
         del message
         is_told.set()
-        assert is_closing.wait(60)
+        assert is_closing.wait(within(60))
         consumer.close(20)
         has_closed.set()
 
@@ -305,7 +305,7 @@ def test_on_lease_lost_and_another_thread_close_at_the_same_time(service: Servic
         on_lease_lost=lost
     )
     receive_all(consumer, 1)
-    assert is_told.wait(60)
+    assert is_told.wait(within(60))
     release = consumer._ack_writer.close
 
     def close_verdicts(timeout_s: float) -> object:
@@ -402,14 +402,14 @@ def test_flush_waits_for_an_end_that_another_thread_writes_again(
 
     def slow(*arguments: Any) -> None:
         taken.set()
-        assert go_on.wait(60)
+        assert go_on.wait(within(60))
         write(*arguments)
 
     monkeypatch.setattr(writer, "write", slow)
     consumer._ack_writer.end_failed(
         EndRecord(consumer._ack_writer, [message._lease])
     )  # as its delivery report would say
-    assert taken.wait(60)
+    assert taken.wait(within(60))
     flushing = threading.Thread(target=consumer.flush)
     flushing.start()
     flushing.join(0.5)
@@ -434,7 +434,7 @@ def test_a_batch_that_waits_for_kafka_is_not_lost(service: Service) -> None:
 def test_keepalives_of_a_consumer_are_one_record_per_partition(service: Service) -> None:
     """R7: however many messages it holds."""
     send(service, "a", *[b"x"] * 100)
-    consumer = service.queue("a", redelivery_timeout=1.5).consumer()
+    consumer = service.queue("a", redelivery_timeout=within(1.5)).consumer()
     receive_all(consumer, 1)
     with consumer._state.lock:
         consumer._state.leases._new_partitions.clear()  # as if 60 s had passed
@@ -457,7 +457,7 @@ def _keepalives(service: Service) -> list:
 def test_new_owners_renew_by_message_id_at_first(service: Service) -> None:
     """R7: for 60 s after getting a partition."""
     send(service, "a", b"x")
-    consumer: Consumer = service.queue("a", redelivery_timeout=1.5).consumer()
+    consumer: Consumer = service.queue("a", redelivery_timeout=within(1.5)).consumer()
     (message,) = receive_all(consumer, 1)
     wait_until(lambda: _keepalives(service))
     assert {r.marker.message_id for r in _keepalives(service)} == {message.message_id}

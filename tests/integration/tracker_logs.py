@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 from tests.sure_producer import SureProducer
+from tests.waiting import within
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import WireError
@@ -370,4 +371,4 @@ def tracker_process(
         yield process
     finally:
         process.send_signal(signal.SIGKILL)
-        process.wait(10)
+        process.wait(within(10))

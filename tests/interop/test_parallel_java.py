@@ -16,7 +16,7 @@ from tests.integration.parallel_tools import (
     make,
     make_topic,
 )
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 HARNESS = Path(__file__).parents[2] / "benchmarks" / "peers" / "parallel-consumer"
 pytestmark = [
@@ -28,7 +28,9 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def classpath() -> str:
     command = ["mvn", "-q", "-B", "compile", "dependency:build-classpath"]
-    subprocess.run([*command, "-Dmdep.outputFile=target/cp"], cwd=HARNESS, check=True, timeout=200)
+    subprocess.run(
+        [*command, "-Dmdep.outputFile=target/cp"], cwd=HARNESS, check=True, timeout=within(200)
+    )
     target = HARNESS / "target"
     return f"{target / 'classes'}{os.pathsep}{(target / 'cp').read_text().strip()}"
 
@@ -38,7 +40,7 @@ def handover(classpath: str, *arguments: str) -> dict:
         ["java", "-cp", classpath, "Handover", *arguments],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=within(90),
         check=False,
     )
     assert found.returncode == 0, found.stderr

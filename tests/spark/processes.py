@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.waiting import within
+
 __all__ = [
     "below",
     "command_of",
@@ -60,7 +62,7 @@ def driver(
         yield process
     finally:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait(30)
+        process.wait(within(30))
 
 
 def below(top: int) -> dict[int, int]:

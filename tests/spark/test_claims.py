@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 from tests.integration.claim_logs import ClaimTopics
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.claims import Admin
 from kafkamq.config import ServiceConfig
@@ -57,7 +57,7 @@ def test_a_query_reads_what_is_held_and_stops_when_it_is_lost(
             hold.flush()
             Admin(cluster, topics.group).pause(60.0)  # whatever ends a claim
             with pytest.raises(LeaseLostError, match="are lost"):
-                guard.wait(60.0)
+                guard.wait(within(60.0))
         assert not query.isActive
         seen = cluster.member("o", topics.group)
         assert {seen.claim_of(topics.work, number).offset for number in held} == {10}
@@ -126,7 +126,7 @@ def test_a_query_whose_guard_fails_is_stopped() -> None:
     query = Query()
     guard = claimed_assign(Held(), "t").guard(query)  # type: ignore[arg-type]
     with pytest.raises(ZeroDivisionError):
-        guard.wait(30.0)
+        guard.wait(within(30.0))
     assert not query.isActive
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.tracker_logs import Logs, tracker_process
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.types import Outcome
 
@@ -102,7 +102,7 @@ def test_the_documented_recipe_when_its_driver_is_killed_before_the_ends(
     with tracker_process(logs.config):
         with driver(logs, tmp_path, recipe) as spark:
             spark.tell("die")
-            assert spark.process.wait(60) == -signal.SIGKILL
+            assert spark.process.wait(within(60)) == -signal.SIGKILL
         await_copies(logs)
         with driver(logs, tmp_path, recipe) as spark:
             assert Counter(spark.tell("rows")) == ONCE

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.waiting import within
 
 from kafkamq.errors import ConfigError
 from kafkamq.spark import map_messages
@@ -92,7 +93,7 @@ def test_coroutines_are_in_flight_together(spark: SparkSession) -> None:
             state["begun"] += 1
             if state["begun"] == 300:
                 event.set()
-            await asyncio.wait_for(event.wait(), 60)
+            await asyncio.wait_for(event.wait(), within(60))
 
         return handler
 

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from tests.integration.tracker_logs import read_topic
 from tests.spark.tracker_runs import PATIENCE_S, Logs, settled, verdict, wait_until_live
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.spark import ack, read_queue, register, running
 from kafkamq.spark import queue_streams as queues
@@ -164,7 +164,7 @@ def test_a_queue_that_is_acknowledged_follows_the_executors(
         stream = read_queue(spark, "emails", max_rows=8)
         rows = stream.select("ack_token", "value")
         query = ack(rows, checkpoint=checkpoint, topic=out, available_now=True, **options)
-        assert query.wait(120), "the query did not end"
+        assert query.wait(within(120)), "the query did not end"
         assert query.total.late == 0
         note = read_note(spark, checkpoint, topic=logs.config.ledger_topic)
         assert note is not None

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from tests.integration.tracker_logs import Logs, read_topic
-from tests.waiting import deadline_after, wait_until
+from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq.errors import ConfigError, FencedError
 from kafkamq.queue.names import group_of
@@ -35,7 +35,7 @@ def logs(spark: SparkSession, bootstrap: str, namespace: str) -> Logs:
 
 
 def finish(query: AckQuery) -> None:
-    assert query.wait(120), "the query did not end"
+    assert query.wait(within(120)), "the query did not end"
 
 
 def verdicts(logs: Logs) -> dict[MessageId, list[tuple[str, str]]]:
@@ -178,7 +178,7 @@ def test_a_repeated_batch_leaves_out_what_a_tracker_or_a_worker_settled(
         )
 
     with pytest.raises(Exception, match="the sink is full"):
-        run(fails).wait(120)
+        run(fails).wait(within(120))
     started = {
         marker.message_id.offset: (marker.message_id, marker.consumer_id)
         for _, marker in logs.said()
@@ -237,7 +237,7 @@ def test_leases_are_renewed_while_a_batch_is_worked_on(
             time.sleep(0.1)
 
     query = ack(
-        read_queue(spark, "emails", redelivery_timeout=3.0),
+        read_queue(spark, "emails", redelivery_timeout=within(3.0)),
         checkpoint=checkpoint,
         each_batch=waits,
         available_now=True,
@@ -370,7 +370,7 @@ def test_the_later_of_two_queries_on_a_queue_goes_on(
         later = start("later")
         try:
             with pytest.raises(FencedError, match=r"^queue 'emails': another query .*this one end"):
-                earlier.wait(120)
+                earlier.wait(within(120))
             logs.send(3, key=b"emails")
             wait_until(lambda: committed(logs, "emails")[0] == 5, timeout_s=120)
         finally:
@@ -415,6 +415,6 @@ def test_what_cannot_work_is_said(spark: SparkSession, logs: Logs, checkpoint: s
             consumer.poll(0.1)
             assert time.monotonic() < deadline_s, "the worker got nothing"
         with pytest.raises(ConfigError, match=r"^queue 'emails' has live workers"):
-            ack(stream, checkpoint=checkpoint, available_now=True).wait(120)
+            ack(stream, checkpoint=checkpoint, available_now=True).wait(within(120))
     finally:
         consumer.close()

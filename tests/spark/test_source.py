@@ -13,7 +13,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from tests.integration.raw_producer import write_raw
 from tests.sure_producer import SureProducer
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.config import ServiceConfig
 from kafkamq.spark.daemon import THREADLESS
@@ -357,6 +357,6 @@ def test_the_daemons_imports_start_no_thread() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=within(60),
     )
     assert done.stdout.strip() == "1", done.stderr
