@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 from pyspark import cloudpickle
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from tests.integration.queue_logs import delete_group
@@ -22,6 +24,7 @@ from kafkamq.errors import DataLossError
 from kafkamq.markers.positions import Positions
 from kafkamq.queue.names import group_of
 from kafkamq.spark.options import parse_source_options
+from kafkamq.spark.queues import leasing
 from kafkamq.spark.queues.leasing import QueueReader
 from kafkamq.spark.source import streaming
 from kafkamq.transport.admin import Admin
@@ -119,6 +122,40 @@ def test_what_workers_did_since_is_not_done_again(
     forget(logs)
     _, tasks = plan(start(logs, queries), stopped if has_checkpoint else None)
     assert offsets(rows(queries[-1], tasks)) == [5, 6], "what nobody had begun, and what follows"
+
+
+@pytest.mark.parametrize("goes_on_as", ["it runs", "query", "worker"])
+def test_a_quiet_queue_outlives_the_messages_of_others(
+    logs: Logs, queries: list[QueueReader], monkeypatch: pytest.MonkeyPatch, goes_on_as: str
+) -> None:
+    """Its position passes them, so nothing of it is missing when they are deleted."""
+    monkeypatch.setattr(leasing, "PASS_S", 0.0)
+    logs.send(2, key=b"emails")
+    query = start(logs, queries)
+    planned, tasks = plan(query)
+    end(logs, rows(query, tasks))
+    logs.send(5, key=b"others")
+    assert query.latestOffset(planned, ReadMaxRows(100)) == planned, "they are no batch"
+    place = TopicPartition(logs.config.message_topic, 0, 6)
+    admin = AdminClient({"bootstrap.servers": logs.bootstrap})
+    admin.delete_records([place])[place].result(30)
+    logs.send(1, key=b"emails", value=b"mine")
+    if goes_on_as == "worker":
+        query.stop()
+        service = Service(logs.bootstrap, logs.namespace)
+        with service, service.queue("emails").consumer() as consumer:
+            message = consumer.receive(30)
+            assert message is not None
+            assert message.payload == b"mine"
+            message.ack()
+        return
+    if goes_on_as == "query":
+        query = start(logs, queries)
+    planned, tasks = plan(query, planned)
+    assert offsets(rows(query, tasks)) == [7]
+    assert query.latestOffset(planned, ReadMaxRows(100)) == planned
+    _, tasks = plan(start(logs, queries))
+    assert tasks == [], "nor is it behind the batch"
 
 
 def test_the_position_in_a_topic_is_not_that_in_the_one_recreated(

@@ -30,6 +30,11 @@ class _Part:
     last: list[int] = field(default_factory=list)  # those of them that are last deliveries
 
     @property
+    def first(self) -> int:
+        """The place of the first message, or how far there is none."""
+        return self.own[0] if self.own else self.position
+
+    @property
     def ready(self) -> int:
         """Messages in front of the first last delivery."""
         return bisect_left(self.own, self.last[0]) if self.last else len(self.own)
@@ -88,6 +93,13 @@ class Backlog:
         if part is None or part.begin > start or part.position < end:
             return None
         return part.own[bisect_left(part.own, start) : bisect_left(part.own, end)]
+
+    def begins(self, starts: Mapping[int, int]) -> dict[int, int]:
+        """Where the next batch begins in each partition: only other queues' messages are before."""
+        return {
+            number: max(start, self._parts[number].first) if number in self._parts else start
+            for number, start in starts.items()
+        }
 
     def _part(self, number: int, start: int) -> _Part:
         part = self._parts.get(number)

@@ -72,6 +72,7 @@ _PLAN = ":plan"  # {queue: what tells this batch from another one of its number}
 _PLAN_BYTES = 4
 _FROM = ":from"  # {partition: where the batch begins, at the last one's end or behind it}
 _FACTS_S = 5.0
+PASS_S = 10.0  # the group's position passes other queues' messages this often
 _log = logging.getLogger(__name__)
 
 
@@ -166,7 +167,9 @@ class QueueReader(StreamReader):
         self._group = acknowledge.group_id or group_of(options.config, options.queue_id)
         self._position = QueuePosition(options.config, options.queue_id, self._group, self._is_own)
         self._moved_on: dict[int, int] = {}  # positions of the group, at the first look
-        self._begins: dict[int, int] = {}  # where the batch that was planned last begins
+        self._begins: dict[int, int] = {}  # where the batch begins that was looked for last
+        self._passed: dict[int, int] = {}  # those of them that are committed
+        self._pass_s = 0.0  # monotonic; when they are the next time
         self._facts_of: NamespaceFacts | None = None
         self._asked_s = 0.0  # monotonic; when the facts were asked for
         self._is_checked = False
@@ -203,6 +206,7 @@ class QueueReader(StreamReader):
             self._moved_on = self._position.find(known, self._facts().message_topic_id)
         self._done(start)
         found = super().latestOffset(start, limit)
+        self._pass_others()
         if found[topic] == start.get(topic):
             return {name: dict(values) for name, values in start.items()}
         ends = marker_log(self.options.config).ends(range(self._facts().marker_partitions))
@@ -222,8 +226,9 @@ class QueueReader(StreamReader):
         self, starts: dict[int, int], ends: dict[int, int], rows: int | None
     ) -> dict[int, int]:
         """About ``rows`` messages of this queue, or one that must be alone (R6)."""
-        self._begins = starts
-        return self._backlog.cut(starts, ends, rows or MAX_ROWS)
+        found = self._backlog.cut(starts, ends, rows or MAX_ROWS)
+        self._begins = self._backlog.begins(starts)
+        return found
 
     def _look(self, wanted: LogRange) -> Iterator[list[Record]]:
         lossy = not self.options.fail_on_data_loss
@@ -245,7 +250,7 @@ class QueueReader(StreamReader):
             at < int(known.get(str(n), 0)) for n, at in starts.items()
         ):
             self._backlog.clear()  # of the log that was replaced
-            self._moved_on = {}
+            self._moved_on = self._passed = {}
         untold = [number for number in ends if str(number) not in known]
         if known and untold and self._is_same(start):  # added, or a broker knew nothing of them
             self._moved_on |= self._position.find(untold, self._facts().message_topic_id)
@@ -329,9 +334,21 @@ class QueueReader(StreamReader):
         if self._id_of(offsets) not in ("", topic_id.hex()) and topic_id:
             return  # they say nothing of the topic that was recreated
         known = _numbers(offsets.get(self.options.topic, {}))
-        done = {n: max(at, self._moved_on.get(n, 0)) for n, at in known.items()}
+        passed = [self._moved_on, self._passed]
+        done = {n: max([at, *(each.get(n, 0) for each in passed)]) for n, at in known.items()}
         self._start_unread(offsets)
         self._position.commit(done, topic_id)
+
+    def _pass_others(self) -> None:
+        """Commit what is behind other queues' messages alone, now and then.
+
+        These are no batch, so the checkpoint does not pass them. A position that stood still before
+        them would be outside of the log when they are deleted: the next start would miss records.
+        """
+        if time.monotonic() >= self._pass_s:
+            self._pass_s = time.monotonic() + PASS_S
+            self._passed = self._begins
+            self._position.commit(self._passed, self._facts().message_topic_id)
 
     def _start_unread(self, end: StreamOffsets) -> None:
         """START what is not STARTed of the batch that ends there, where the group stands before."""
