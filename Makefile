@@ -46,8 +46,11 @@ check: lint ## lint, and the tests that need no JVM: rules, wire formats, simula
 	QUICK_TESTS=1 $(BIN)/python -m pytest -q -m "not faults and not slow and not spark" -n $(CORES) \
 		$(FAULTS_rules) $(PYTEST_ARGS)
 
-# Most of them wait for Kafka most of the time; tests/scheduling.py says who takes what.
-test: JOBS := $(if $(filter file,$(origin JOBS)),6,$(JOBS))
+# Most of them wait for Kafka most of the time: three for each core, each with a broker and so with
+# up to 2 GiB; tests/scheduling.py says who takes what.
+TEST_JOBS = $(shell $(PYTHON) -c 'import os; memory = os.sysconf("SC_PAGE_SIZE") * \
+	os.sysconf("SC_PHYS_PAGES"); print(max(1, min(3 * os.cpu_count(), memory >> 31)))')
+test: JOBS := $(if $(filter file,$(origin JOBS)),$(TEST_JOBS),$(JOBS))
 test: lint ## lint, then all tests but the fault suite
 	@tools/check_machine java
 	@test "$(CI)" != true || test -e /usr/bin/chromium || $(MAKE) --no-print-directory chromium
