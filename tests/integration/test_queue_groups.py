@@ -162,8 +162,9 @@ def test_a_busy_worker_does_not_hold_up_the_group(service: Service) -> None:
 
 
 def test_a_partition_that_was_paused_when_it_went_is_read_when_it_is_back(
-    service: Service,
+    service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("kafkamq.markers.reader.PAUSE_MS", 0)
     send(service, "a", b"x")
     queue = service.queue("a")
     first = queue.consumer()

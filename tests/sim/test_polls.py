@@ -35,9 +35,12 @@ class World:
         self.scheduler = scheduler
         self.sleep = scheduler.sleep
         self.polls: dict[object, list[float]] = {}
+        self.sizes: list[int] = []
+        self.pauses = 0
 
-    def polled(self, client: KafkaConsumer) -> None:
+    def polled(self, client: KafkaConsumer, size: int) -> None:
         if client in cluster_of(SERVERS).groups.clients:
+            self.sizes.append(size)
             self.polls.setdefault(client, []).append(self.scheduler.now_s())
 
     @property
@@ -60,13 +63,18 @@ class World:
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     scheduler = Scheduler(1)
     world = World(scheduler)
-    consume = KafkaConsumer.consume
+    consume, pause = KafkaConsumer.consume, KafkaConsumer.pause
 
-    def noted(client: KafkaConsumer, *args: Any, **kwargs: Any) -> Any:
-        world.polled(client)
-        return consume(client, *args, **kwargs)
+    def noted(client: KafkaConsumer, size: int, timeout_s: float) -> Any:
+        world.polled(client, size)
+        return consume(client, size, timeout_s)
+
+    def noted_pause(client: KafkaConsumer, partitions: Any) -> None:
+        world.pauses += 1
+        pause(client, partitions)
 
     monkeypatch.setattr(KafkaConsumer, "consume", noted)
+    monkeypatch.setattr(KafkaConsumer, "pause", noted_pause)
     forget_cluster(CLUSTER)
     with swapped(scheduler):
         yield world
@@ -177,3 +185,27 @@ def test_a_worker_is_polled_whatever_its_application_does(world: World, name: st
     world.scheduler.run("main", lambda: world.live(APPLICATIONS[name]))
     assert not world.scheduler.failures
     assert world.longest_gap_s() <= MAX_GAP_S
+
+
+def test_a_poll_that_nobody_wants_changes_nothing_for_the_next_one(world: World) -> None:
+    """It takes one record, half of which are another queue's, and fetches nothing again."""
+
+    def application(world: World, service: Service) -> None:
+        with service.queue("other").producer() as other, service.queue("a").producer() as own:
+            for number in range(2000):
+                (other if number % 2 else own).send(b"x")
+        with service.queue("a", receive_buffer=10).consumer() as consumer:
+            while world.goes_on:
+                receive(consumer).ack()
+                world.sleep(0.2)
+
+    world.scheduler.run("main", lambda: world.live(application))
+    assert 1 in world.sizes
+    assert not world.pauses
+    assert max(world.sizes) < 500
+
+
+def test_a_worker_that_wants_nothing_for_long_takes_no_more_records(world: World) -> None:
+    world.scheduler.run("main", lambda: world.live(with_no_room(0.5)))
+    assert world.pauses > 50
+    assert world.sizes.count(1) > 90

@@ -16,7 +16,7 @@ from kafkamq.markers.membership import Membership, max_idle_ms, open_member
 from kafkamq.markers.message import MarkersAcknowledger, MarkersMessage, messages_of
 from kafkamq.markers.offset_commits import OffsetCommits
 from kafkamq.markers.positions import Positions
-from kafkamq.markers.rules.fetch_buffer import FetchBuffer, Run
+from kafkamq.markers.rules.fetch_buffer import MAX_AGE_MS, FetchBuffer, Run
 from kafkamq.queue.names import group_of, group_of_workers
 from kafkamq.queue.wire.headers import ID
 from kafkamq.transport.clock import monotonic_ms
@@ -31,6 +31,7 @@ MIN_POLL = 100  # records of one consume() ...
 MAX_POLL = 10_000  # ... and at most: where few or none of them are our own
 CLOSE_TIMEOUT_S = 10.0
 IDLE_MS = 1000  # unpolled for so long, a member may hold up its group
+PAUSE_MS = MAX_AGE_MS  # what nobody wanted for so long is read again anyway
 _ASK_AGAIN_S = 0.1
 _WAIT_S = 0.25  # one blocking wait; between two, errors are looked at
 # In place of the position of a partition that is to be read from another place.
@@ -64,7 +65,7 @@ class MessageReader:
         self._gained_s: dict[int, float] = {}  # partition -> when it was assigned, monotonic
         self._polled_per_own = 1.0  # records of the last poll for each message of our own
         self._is_paused = False
-        self._polled_ms = monotonic_ms()
+        self._polled_ms = self._wanted_ms = monotonic_ms()  # the last poll; ... for messages
         self._commits = OffsetCommits(self._topic, queue, buffer, self._note)
         self.positions = Positions(config, group_of_workers(config, queue), queue.queue_id)
         self._asked: Future[dict[Place, int]] | None = None  # what is committed
@@ -99,7 +100,7 @@ class MessageReader:
         self._resume()
         usable = min(wanted, self._queue.max_in_flight)
         size = max(MIN_POLL, min(MAX_POLL, round(usable * self._polled_per_own)))
-        self._polled_ms = polled_ms = monotonic_ms()
+        self._polled_ms = self._wanted_ms = polled_ms = monotonic_ms()
         try:
             records = self._group.poll(size, min(timeout_s, _WAIT_S))
         except BrokerError as error:
@@ -145,7 +146,8 @@ class MessageReader:
             next_offsets=following,
             count=len(records),
         )
-        if following:  # else nothing is known: all of it is read again
+        # Else nothing is known: all of it is read again, or it is one record, whoever's.
+        if following and len(records) > 1:
             self._polled_per_own = len(records) / own if own else MAX_POLL
 
     def _run(
@@ -428,16 +430,18 @@ class MessageReader:
         self._group.leave()  # ``tend`` serves what follows from it
 
     def tend(self) -> None:
-        """Stay a member while nothing is wanted: poll, with all partitions paused.
+        """Stay a member while nothing is wanted: poll.
 
-        A rebalance lies behind what was fetched before it; a pause throws that away.
+        That takes a record each time, and in the end all partitions are paused. Not at once: a
+        pause throws away what was fetched ahead, which would be fetched again for every batch.
         """
-        self._is_paused = True
         self._polled_ms = monotonic_ms()
-        self._group.pause(self._group.places)
+        if self._polled_ms - self._wanted_ms >= PAUSE_MS:
+            self._is_paused = True
+            self._group.pause(self._group.places)
         records = self._group.serve()
-        if records:  # of a partition that was assigned just now
-            self._take(records, monotonic_ms())
+        if records:
+            self._take(records, self._polled_ms)
         self._commit_skipped()  # asynchronous: nothing here may wait
 
     def _resume(self) -> None:
