@@ -23,6 +23,7 @@ from kafkamq.markers.rules.batching import (
     oldest_by_reference_ms,
 )
 from kafkamq.markers.rules.leases import Leases
+from kafkamq.markers.rules.renewals import Terms, plan_renewals
 from kafkamq.markers.wire.markers import decode_marker, encode_marker
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.message import Message
@@ -424,6 +425,23 @@ def test_keepalives_by_id_are_batches_but_for_what_was_extended() -> None:  # R3
     leases.renewed(again[1], 2100, 2100)
     assert [lease.holder_id for lease in held] == ["me again", "me again", "me", "me again"]
     assert held[0].deadline_ms == 2000 + 3000
+
+
+def test_a_keepalive_by_id_passes_over_what_is_acked_while_it_is_planned() -> None:  # R30
+    """An ACK takes no lock: a lease may lose its last message after it was chosen."""
+    leases = Leases("me", redelivery_timeout_ms=3000, max_lease_ms=60_000, batch_markers=True)
+    held = [leases.start(0, [offset, offset + 1], (b"", 0), 1) for offset in (4, 6)]
+    for lease in held:
+        leases.started(lease, 0, 0)
+    leases.committed(held, 0)
+    held[0].held.clear()  # as two ACKs do
+    terms = Terms("me again", 3000, number=1, monotonic_ms=1000)
+    (renewal,) = plan_renewals(held, terms, (), batch_markers=True)
+    (batch,) = renewal.batches
+    assert [each.offset for each in batch.message_ids()] == [6, 7]
+    assert renewal.leases == (held[1],)
+    held[1].held.clear()
+    assert not plan_renewals(held, terms, (), batch_markers=True)
 
 
 def test_a_queue_without_them_is_so_for_handlers_and_for_asyncio(kafka: Kafka) -> None:

@@ -156,9 +156,10 @@ class Lease:
         """Its messages as markers name them."""
         return batch_of(self.partition, self.log, self.offsets)
 
-    def held_batch(self) -> MessageBatch:
-        """Those of its messages that have no verdict, of which there is one at least."""
-        return batch_of(self.partition, self.log, sorted(self.held))
+    def held_batch(self) -> MessageBatch | None:
+        """Those of its messages that have no verdict; None: there is none any more."""
+        held = sorted(self.held)  # once: an ACK takes messages out of it without a lock
+        return batch_of(self.partition, self.log, held) if held else None
 
     def take_held(self) -> Collection[int]:
         """The messages without a verdict, which get none any more; broken off, it is repeated."""

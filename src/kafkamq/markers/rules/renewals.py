@@ -25,7 +25,7 @@ class Terms:
 def plan_renewals(
     held: Sequence[Lease], terms: Terms, new_partitions: Collection[int], *, batch_markers: bool
 ) -> list[Renewal]:
-    """The fewest KEEPALIVEs that renew these leases, each of which has messages."""
+    """The fewest KEEPALIVEs that renew these leases, each of which had messages a moment ago."""
     consumer_id, timeout_ms, now_ms = terms.consumer_id, terms.timeout_ms, terms.monotonic_ms
     together, named = defaultdict[int, list[Lease]](list), defaultdict[int, list[Lease]](list)
     single: list[Renewal] = []
@@ -49,7 +49,8 @@ def plan_renewals(
         for partition, leases in together.items()
     ]
     for partition, leases in named.items():
-        for batches, of in join((lease.held_batch(), lease) for lease in leases):
+        still = ((lease.held_batch(), lease) for lease in leases)
+        for batches, of in join((batch, lease) for batch, lease in still if batch is not None):
             if len(of) == 1 and len(of[0].offsets) == 1:
                 single.append(single_renewal(of[0], terms))
                 continue
