@@ -93,8 +93,10 @@ class Kafka:
 @pytest.fixture
 def kafka() -> Iterator[Kafka]:
     made = Kafka()
+    first = made.service
     yield made
     made.service.close()
+    first.close()  # where a test has put another one in its place
     forget_cluster(made.name)
 
 
