@@ -8,7 +8,7 @@ import functools
 import typing
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -82,6 +82,12 @@ class Odd:
     how: complex = 0j
 
 
+@dataclass
+class Initialized:
+    id: int
+    text: InitVar[str] = ""
+
+
 class Level(Enum):
     LOW = 1
     HIGH = 2
@@ -109,6 +115,7 @@ def of_union_keys(body: dict[int | str, str]) -> None: ...
 def of_bytes_literal(body: list[Literal[b"x"]]) -> None: ...
 def of_priced(body: Priced) -> None: ...
 def of_odd(body: Odd) -> None: ...
+def of_initialized(body: list[Initialized]) -> None: ...
 
 
 STOCK = Stock({7: Line("x"), -1: Line("y")})
@@ -225,6 +232,7 @@ def test_what_has_a_default_keeps_it() -> None:
         of_two,
         of_set,
         of_odd,
+        of_initialized,
         of_float_keys,
         of_level_keys,
         of_literal_keys,

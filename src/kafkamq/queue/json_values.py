@@ -193,9 +193,16 @@ def _is_model(annotation: Any) -> bool:
 
 def _field_types(kind: Any, where: str) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(kind)
+        hints = typing.get_type_hints(kind)
     except Exception as error:
         raise ConfigError(f"{where}: the fields of {kind!r} cannot be read: {error}") from error
+    for name, hint in hints.items():
+        if isinstance(hint, dataclasses.InitVar):  # no field, and so nothing would be given
+            raise ConfigError(
+                f"{where}.{name} is an InitVar, which no body is read for: make it a field, or make "
+                "the object with deserializer="
+            )
+    return hints
 
 
 def _fits(value: Any, wanted: Any) -> bool:
