@@ -19,7 +19,7 @@ from kafkamq.transport import follower
 
 
 class Client:
-    """A consumer that is assigned one partition, polls some events, and notes what it is asked."""
+    """A consumer that is assigned one partition, polls events, and notes what is asked of it."""
 
     def __init__(self, events: list[object], end: int) -> None:
         self.calls: list[str] = []
