@@ -11,7 +11,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+)
 from tests.sure_producer import SureProducer
 from tests.waiting import deadline_after
 
@@ -27,6 +33,18 @@ def make_topic(bootstrap: str, name: str, partitions: int = 1, **config: str) ->
     settings = {key.replace("_", "."): value for key, value in config.items()}
     admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(30)
     return name
+
+
+def topic_settings(bootstrap: str, topic: str, **settings: str) -> None:
+    """Set some of a topic's settings; ``_`` is a dot in their names."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    entries = [
+        ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
+        for name, value in settings.items()
+    ]
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result()
 
 
 def fill(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -10,10 +11,11 @@ from dataclasses import replace
 import pytest
 from confluent_kafka import Message
 from tests.integration.cli_tools import Commands
-from tests.integration.parallel_tools import fill, make, make_topic
+from tests.integration.parallel_tools import fill, make, make_topic, topic_settings
 from tests.integration.queue_logs import receive_all
 from tests.integration.raw_producer import write_raw
 from tests.sure_producer import SureProducer
+from tests.waiting import wait_until, within
 from tests.waiting import wait_until
 
 from kafkamq import Reject, Service
@@ -124,7 +126,8 @@ def test_a_redriven_message_is_itself_and_starts_again(letters: Letters) -> None
     (report,) = letters.commands.json("dlq", "redrive", "--id", "one")
     assert report == {
         "selected": 1, "redriven": 1, "already_redriven": 0, "payload_lost": 0,
-        "queue_unknown": 0, "headers_unreadable": 0, "dry_run": False,
+        "queue_unknown": 0, "headers_unreadable": 0, "refused": 0, "refusals": [],
+        "dry_run": False,
     }  # fmt: skip
     (record,) = letters.records(letters.config.message_topic)
     headers = list(record.headers() or ())
@@ -239,6 +242,34 @@ def test_a_dead_letter_of_the_last_resort_finds_its_queue(letters: Letters) -> N
     }
     stayed = [letter["queue_id"] for letter in letters.commands.json("dlq", "peek")]
     assert sorted(stayed) == ["", "q"]
+
+
+def test_what_does_not_fit_any_more_is_named_and_the_others_go(letters: Letters) -> None:
+    """Batches of small ones, which are larger than the topic takes, go in smaller transactions."""
+    config = letters.config
+    small = [f"m{number}" for number in range(8)]
+    letters.write(*small[:4], payload=b"s" * 400)
+    letters.write("large", payload=os.urandom(3000))
+    letters.write(*small[4:], payload=b"s" * 400)
+    (large,) = (letter for letter in read_dead_letters(config) if letter.id == "large")
+    bootstrap = config.bootstrap_servers
+    topic_settings(bootstrap, config.message_topic, max_message_bytes="1000")
+    process = letters.commands.process("dlq", "redrive", "--everything")
+    _, notes = process.communicate(timeout=within(60))
+    assert process.returncode == 1, notes
+    assert letters.redriven() == dict.fromkeys(small, 1)
+    place = f"{config.dead_letter_topic}[{large.partition}]@{large.offset}"
+    assert f"{place} cannot be: its message, with a payload of 3,000 bytes, is larger than" in notes
+    assert f"max.message.bytes of {config.message_topic} allows: raise it there" in notes
+    report = redrive(config, Selection())
+    assert (report.selected, report.redriven, report.already_redriven) == (1, 0, 8)
+    ((refused,), count) = report.refusals, report.refused
+    assert (refused.topic, refused.partition, refused.offset, count) == (
+        config.dead_letter_topic, large.partition, large.offset, 1,
+    )  # fmt: skip
+    topic_settings(bootstrap, config.message_topic, max_message_bytes="100000")
+    wait_until(lambda: redrive(config, Selection()).redriven == 1)
+    assert letters.redriven() == dict.fromkeys([*small, "large"], 1)
 
 
 # Redrives until its second transaction is written, and waits there to be killed.

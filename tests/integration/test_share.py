@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin import AdminClient, ConfigResource
 from tests.contract.worlds import World, receive, world_of
+from tests.integration.parallel_tools import topic_settings
 from tests.sure_producer import SureProducer
 from tests.waiting import wait_until, within
 
@@ -119,18 +120,6 @@ def test_an_outage_longer_than_locks_and_sessions(is_paused: bool) -> None:
             wait_until(lambda: len(seen) == 200, "all of them")
             assert not first.wait(0.0)
             assert not second.wait(0.0)
-
-
-def topic_settings(bootstrap: str, topic: str, **settings: str) -> None:
-    """Set some of a topic's settings; ``_`` is a dot in their names."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    entries = [
-        ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
-        for name, value in settings.items()
-    ]
-    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result()
 
 
 def test_a_dead_letter_that_is_too_large_comes_back_whole(world: World, bootstrap: str) -> None:

@@ -225,7 +225,8 @@ def redrive_command(
     """Send dead letters back into their queues, each once however often this is run.
 
     A message keeps its id, key, payload and headers, and starts with its first delivery. The dead
-    letter stays, marked as redriven.
+    letter stays, marked as redriven. One that is too large for its topic by now is named, and the
+    exit code is 1; the others are sent.
     """
     if not (queue_id or reason or identity or where or everything or dry_run):
         raise ConfigError("choose with --queue, --reason, --id or --where, or say --everything")
@@ -243,6 +244,8 @@ def redrive_command(
         output.print_json({**asdict(report), "dry_run": dry_run})
     else:
         _say_redriven(report, dry_run=dry_run)
+    if report.refused:
+        raise typer.Exit(1)
 
 
 def _say_redriven(report: RedriveReport, *, dry_run: bool) -> None:
@@ -260,6 +263,10 @@ def _say_redriven(report: RedriveReport, *, dry_run: bool) -> None:
         )
     if report.queue_unknown:
         output.note(f"{report.queue_unknown:,} cannot be: nothing says which queue was theirs.")
+    for each in report.refusals:
+        output.note(f"{each.topic}[{each.partition}]@{each.offset} cannot be: {each.error}.")
+    if report.refused > len(report.refusals):
+        output.note(f"{report.refused - len(report.refusals):,} more cannot be for their size.")
 
 
 group = typer.Typer(

@@ -38,6 +38,7 @@ REDRIVEN_FROM = "kafkamq-redriven-from"
 
 MAX_TRANSACTION_RECORDS = 500
 MAX_TRANSACTION_BYTES = 4 * 1024 * 1024
+MAX_REFUSALS = 100  # of a report: those beyond are counted
 MAX_ATTEMPTS = 5  # of one transaction whose outcome is unknown or that was aborted
 _KEY_PREFIX = "redrive"
 _log = logging.getLogger(__name__)
@@ -86,6 +87,16 @@ class DeadLetter:
     payload_at: Origin | None = None  # the payload did not fit; it is there (R11)
 
 
+@dataclass(frozen=True, slots=True)
+class RefusedLetter:
+    """A dead letter that stays where it is, as the topic of its queue does not take it."""
+
+    topic: str
+    partition: int
+    offset: int
+    error: str  # why, and what to do
+
+
 @dataclass(slots=True)
 class RedriveReport:
     """What a redrive did, or would do."""
@@ -96,6 +107,8 @@ class RedriveReport:
     payload_lost: int = 0  # of the selected: nothing is left to send
     queue_unknown: int = 0  # of the selected: neither the letter nor its original names a queue
     headers_unreadable: int = 0  # of the selected: a name is not UTF-8; a copy would lose them
+    refused: int = 0  # of the selected: too large for the topic of their queue
+    refusals: list[RefusedLetter] = field(default_factory=list)  # the first ones of these
 
 
 def redrive_transactional_id(config: ServiceConfig) -> str:
@@ -121,7 +134,8 @@ def redrive(
     """Sends chosen dead letters back into their queues, each exactly once.
 
     The message keeps id, key, payload and its sender's headers. It starts again, with its first
-    delivery and its whole TTL; ``kafkamq-redriven-from`` names the dead letter.
+    delivery and its whole TTL; ``kafkamq-redriven-from`` names the dead letter. One that is too
+    large for its topic by now is ``refused`` in the report, and stays; the others go.
 
     Raises:
         FencedError: Another redrive of this namespace has started: it goes on with the rest.
@@ -222,15 +236,25 @@ class _Writer:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what is pending; a transaction of unknown outcome is looked up, not repeated."""
+        """Writes what is pending."""
         pending, self._pending, self._bytes = self._pending, [], 0
+        self._write(pending)
+
+    def _write(self, pending: list[tuple[DeadLetter, StoredMessage]]) -> None:
+        """In one transaction; one of unknown outcome is looked up, not repeated.
+
+        Where something in it is too large it is found by halves: only the broker knows, as what
+        counts is the compressed batch.
+        """
         for attempt in range(1, MAX_ATTEMPTS + 1):
             if not pending:
                 return
             try:
                 self._commit(pending)
-            except (OutcomeUnknownError, TransactionAbortedError) as error:
-                if attempt == MAX_ATTEMPTS:
+            except BrokerError as error:
+                is_refused = self._producer.too_large > 0 and not isinstance(error, FencedError)
+                may_repeat = isinstance(error, OutcomeUnknownError | TransactionAbortedError)
+                if not is_refused and (attempt == MAX_ATTEMPTS or not may_repeat):
                     raise
                 _log.warning("a redrive transaction is repeated", extra={"error": str(error)})
                 before = len(pending)
@@ -238,9 +262,28 @@ class _Writer:
                 done, _ = _read_done(self._config)
                 pending = [item for item in pending if self._done_key(item[0]) not in done]
                 self._count(before - len(pending))
+                if is_refused and len(pending) == 1:
+                    self._refuse(*pending[0])
+                    return
+                if is_refused:
+                    self._write(pending[: len(pending) // 2])
+                    self._write(pending[len(pending) // 2 :])
+                    return
             else:
                 self._count(len(pending))
                 return
+
+    def _refuse(self, letter: DeadLetter, message: StoredMessage) -> None:
+        """Name one that is too large, and leave it where it is."""
+        report, topic = self._report, self._topic_of(letter)
+        report.refused += 1
+        if len(report.refusals) < MAX_REFUSALS:
+            error_text = (
+                f"its message, with a payload of {len(message.payload or b''):,} bytes, is larger"
+                f" than max.message.bytes of {topic} allows: raise it there, and redrive again"
+            )
+            place = self._config.dead_letter_topic, letter.partition, letter.offset
+            report.refusals.append(RefusedLetter(*place, error_text))
 
     def _count(self, amount: int) -> None:
         self._report.redriven += amount
