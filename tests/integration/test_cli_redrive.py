@@ -16,7 +16,6 @@ from tests.integration.queue_logs import receive_all
 from tests.integration.raw_producer import write_raw
 from tests.sure_producer import SureProducer
 from tests.waiting import wait_until, within
-from tests.waiting import wait_until
 
 from kafkamq import Reject, Service
 from kafkamq.config import ServiceConfig
