@@ -199,8 +199,8 @@ def _field_types(kind: Any, where: str) -> dict[str, Any]:
     for name, hint in hints.items():
         if isinstance(hint, dataclasses.InitVar):  # no field, and so nothing would be given
             raise ConfigError(
-                f"{where}.{name} is an InitVar, which no body is read for: make it a field, or make "
-                "the object with deserializer="
+                f"{where}.{name} is an InitVar, which no body is read for: make it a field, or "
+                "make the object with deserializer="
             )
     return hints
 
