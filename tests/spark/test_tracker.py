@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,12 +31,19 @@ from tests.sure_producer import SureProducer
 from tests.waiting import wait_until
 
 from kafkamq.config import TrackerConfig
-from kafkamq.errors import DataLossError, FencedError, StateError, UnsupportedVersionError
-from kafkamq.markers.tracker.ledger import LedgerKey, read_positions
+from kafkamq.errors import (
+    DataLossError,
+    FencedError,
+    KafkaMQError,
+    StateError,
+    UnsupportedVersionError,
+)
+from kafkamq.markers.tracker.ledger import Ledger, LedgerKey, read_positions
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.metrics.catalog import LATENESS, SPARK_RUNNING
 from kafkamq.metrics.health import health
 from kafkamq.queue.wire.headers import read_message_headers
+from kafkamq.spark.checkpoint import CheckpointNote, write_note
 from kafkamq.spark.tracker import tracker as tracker_module
 from kafkamq.spark.tracker.tracker import SparkTracker
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome, expand
@@ -222,6 +230,35 @@ def test_an_older_copy_of_the_checkpoint_is_refused(
     tracker = SparkTracker(logs.config, checkpoint=checkpoint, spark=spark)
     with pytest.raises(StateError, match="checkpoint older than its ledger"):
         tracker.start()
+
+
+@pytest.mark.parametrize("why", ["an older copy", "no folder", "deleted unread"])
+def test_a_start_that_is_refused_leaves_the_tracker_that_runs_alone(
+    spark: SparkSession, logs: Logs, checkpoint: str, why: str
+) -> None:
+    """R22: a claim would fence it, and nobody would track."""
+    config = logs.config
+    note = CheckpointNote.new("spark", topic=config.marker_topic, tasks=1)
+    running = Ledger(config, LedgerKey.of_markers(config, 0), engine=note.engine, epoch=1)
+    try:
+        running.open()
+        running.begin()
+        running.commit(0, batch=50, rows_done=0)
+        if why == "an older copy":
+            write_note(spark, checkpoint, note)
+        elif why == "no folder":
+            Path(checkpoint).write_text("a file")
+            checkpoint += "/below"
+        else:
+            place = TopicPartition(config.marker_topic, 0, logs.raw_marker(0, b"\xff") + 1)
+            admin = AdminClient({"bootstrap.servers": logs.bootstrap})
+            admin.delete_records([place])[place].result(30)
+        with pytest.raises(KafkaMQError, match=r"older than its ledger|below|were deleted before"):
+            SparkTracker(config, checkpoint=checkpoint, spark=spark).start()
+        running.begin()
+        running.commit(0, batch=51, rows_done=0)
+    finally:
+        running.close()
 
 
 @pytest.mark.faults

@@ -62,6 +62,21 @@ class CheckpointNote:
                     "the newest one, or start with an empty folder (nothing is lost)"
                 )
 
+    def require_usable(
+        self, spark: SparkSession, checkpoint: str, positions: Mapping[int, Position]
+    ) -> None:
+        """Refuse a folder where a start would fail that has claimed the ledgers.
+
+        Raises:
+            StateError: As ``require_newest``; Spark's own error: no file can be written there.
+        """
+        self.require_newest(positions, last_batch(spark, self.place(checkpoint)))
+        files, folder = _folder(spark, checkpoint)
+        files.mkdirs(folder)
+        draft = _path(spark, folder, ".kafkamq.draft")
+        files.create(draft, True).close()
+        files.delete(draft, False)
+
     def tasks_of(self, batch: int) -> int:
         """Into how many slots a batch of a sink is cut: always the same, however often it runs."""
         return self.tasks if batch >= self.since else self.tasks_before

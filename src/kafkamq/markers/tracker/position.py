@@ -83,9 +83,7 @@ def require_inside(key: LedgerKey, position: int, first: int, end: int) -> None:
 
 
 def require_unbroken(config: ServiceConfig, partitions: int) -> None:
-    """Refuse a start that knows of nothing, where a log without a ledger has lost records.
-
-    Partitions with a ledger are not looked at: whoever reads on there meets what is missing.
+    """Refuse a start without state, where a log has lost records that nobody read.
 
     Raises:
         DataLossError: As ``require_inside``.
@@ -94,11 +92,9 @@ def require_unbroken(config: ServiceConfig, partitions: int) -> None:
     keys = [LedgerKey.of_markers(config, number) for number in range(partitions)]
     with Admin(config) as admin:
         known = read_ledgers(admin, keys, stable=False)
-        missing = [key for key in keys if key not in known]
-        if not missing:
-            return
-        told = told_positions(config)
-        bounds = admin.log_bounds(config.marker_topic, [key.partition for key in missing])
-    for key in missing:
+        told = told_positions(config) if len(known) < len(keys) else {}
+        bounds = admin.log_bounds(config.marker_topic, range(partitions))
+    for key in keys:
         first, end = bounds[key.partition]
-        require_inside(key, told.get(key.partition, first), first, end)
+        position = known[key].position if key in known else told.get(key.partition, first)
+        require_inside(key, position, first, end)

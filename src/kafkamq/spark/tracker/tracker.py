@@ -26,7 +26,7 @@ from kafkamq.errors import (
     WireError,
 )
 from kafkamq.markers.rules.hold import NEVER
-from kafkamq.markers.tracker.ledger import Claim, Ledger, LedgerKey, claim
+from kafkamq.markers.tracker.ledger import Claim, Ledger, LedgerKey, claim, read_ledgers
 from kafkamq.markers.tracker.metrics import TrackerMetrics
 from kafkamq.markers.tracker.position import require_unbroken
 from kafkamq.markers.tracker.succession import Succession
@@ -219,6 +219,8 @@ class SparkTracker:
         config, topic = self.config, self.config.marker_topic
         with Admin(config) as admin:
             info = admin.require_topic(topic)
+            keys = [LedgerKey.of_markers(config, number) for number in range(info.partitions)]
+            known = read_ledgers(admin, keys, stable=False)
         self._partitions = info.partitions
         there = cores(spark)
         wanted = self._tasks or tracker_tasks(info.partitions, there)
@@ -229,8 +231,11 @@ class SparkTracker:
         if self._tasks is None:  # grow, when the last look said so, and never shrink
             wanted = max(wanted, note.tasks) if self._is_growing else note.tasks
         is_moving = note.tasks != wanted
+        # A claim fences the tracker that runs, and writes positions: judge this start before it.
         if is_new or is_moving:
-            require_unbroken(config, info.partitions)  # before the claim writes positions
+            require_unbroken(config, info.partitions)
+        found = {} if is_moving else {key.partition: each for key, each in known.items()}
+        note.require_usable(spark, self._checkpoint, found)
         self._succession.take_over(note.engine)
         self._claimed = claimed = claim(
             config,
