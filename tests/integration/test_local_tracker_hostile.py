@@ -166,7 +166,7 @@ def test_a_newer_version_stops_the_tracker(logs: Logs) -> None:
     stops = pytest.raises(UnsupportedVersionError, match="upgrade")
     with stops as caught, tracker.in_thread():
         wait_until(lambda: tracker.is_live)
-        offset = logs.raw_marker(1, b"\x08\x02" + encode_end(MessageId(0, 1), Outcome.ACK))
+        offset = logs.raw_marker(1, b"\x08\x03" + encode_end(MessageId(0, 1), Outcome.ACK))
         wait_until(lambda: tracker.is_over)
     assert (caught.value.partition, caught.value.offset) == (1, offset)
     assert not logs.read(logs.config.quarantine_topic)
