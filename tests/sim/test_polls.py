@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kafkamq.markers.rules.leases import Leases
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.queue import Queue
 from kafkamq.queue.service import Service
@@ -209,3 +210,21 @@ def test_a_worker_that_wants_nothing_for_long_takes_no_more_records(world: World
     world.scheduler.run("main", lambda: world.live(with_no_room(0.5)))
     assert world.pauses > 50
     assert world.sizes.count(1) > 90
+
+
+def test_what_a_rebalance_takes_is_told_to_the_leases(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[int] = []
+    monkeypatch.setattr(Leases, "lost_partition", lambda _, number, __: lost.append(number))
+
+    def application(_: World, service: Service) -> None:
+        queue = filled(service)
+        with queue.consumer() as first:
+            held = receive(first)
+            with queue.consumer() as second:
+                receive(second).ack()
+                assert len(lost) == 2
+            held.ack()
+
+    world.scheduler.run("main", lambda: world.live(application))

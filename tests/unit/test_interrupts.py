@@ -83,8 +83,7 @@ class _Writer:
 class _Reader:
     """One partition: what is polled, and where the group is."""
 
-    is_skipping = False
-    is_idle = True  # so that every receive tends, too
+    is_skipping, is_idle = False, True  # so every receive tends, too
 
     def __init__(
         self,

@@ -400,6 +400,35 @@ class TestFirstStart:
         leases.committed([lease], 1)
         assert not leases.is_lapsed(message_id, 10 * T)
 
+    def test_a_lapsed_one_is_forgotten_with_what_lies_before_a_commit(self) -> None:
+        leases, message_id = self.failed_batch()
+        assert leases.is_lapsed(message_id, T)
+        held(leases, 1, at_ms=T)
+        assert leases.is_lapsed(message_id, T)  # the same chunk
+        held(leases, CHUNK_OFFSETS, at_ms=T)
+        assert not leases.may_be_lapsed
+
+    def test_what_went_to_another_worker_is_forgotten_in_time(self) -> None:
+        leases, message_id = self.failed_batch()
+        other = start(leases, MessageId(1, 0), 1)
+        leases.started(other, 0, LOG)
+        leases.failed([other])
+        leases.answered(message_set(MessageBatch(0, b"", 0, 7, 1), MessageBatch(1, b"", 0, 7, 1)))
+        leases.lost_partition(0, 0)
+        leases.plan_renewals(NEW_PARTITION_MS - 1)
+        assert leases.is_lapsed(MessageId(0, 7), T)  # its reports may be late
+        leases.plan_renewals(NEW_PARTITION_MS)
+        assert not any(leases.is_lapsed(each, T) for each in (message_id, MessageId(0, 7)))
+        assert all(leases.is_lapsed(MessageId(1, offset), T) for offset in (0, 7))
+
+    def test_what_is_known_of_a_partition_that_comes_back_is_kept(self) -> None:
+        """An eager group takes all partitions away, and gives most of them back."""
+        leases, message_id = self.failed_batch()
+        leases.lost_partition(0, 0)
+        leases.gained_partition(0, 3000)
+        leases.plan_renewals(2 * NEW_PARTITION_MS)
+        assert leases.is_lapsed(message_id, T)
+
     def test_what_is_remembered_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("kafkamq.markers.rules.leases.MAX_REMEMBERED_STARTS", 2)
         leases = make()

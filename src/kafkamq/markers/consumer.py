@@ -293,6 +293,10 @@ class MarkersConsumer(Consumer):
     def _lost(self, partitions: Sequence[int]) -> None:
         """Partitions went to others; leases of what is held stay."""
         self._batches.lost(partitions)
+        now_ms = monotonic_ms()
+        with self._state.lock:
+            for partition in partitions:
+                self._state.leases.lost_partition(partition, now_ms)
         _log.info(
             "partitions were revoked",
             extra={"queue": self.queue_id, "partitions": list(partitions)},

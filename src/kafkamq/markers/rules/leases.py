@@ -16,9 +16,10 @@ one step for all threads, and ``collect`` finds out later what is missing there.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Sequence
 
+from kafkamq.markers.rules.batching import batch_of
 from kafkamq.markers.rules.lease import (
     ACKED,
     FirstStart,
@@ -66,9 +67,11 @@ class Leases:
         self._noted: deque[Lease] = deque()  # of which messages may have been acked since
         self._settled: list[Lease] = []  # parts whose ENDs are to be written
         self._number = 0  # of the last renewals
-        self._first_starts: dict[MessageId, FirstStart] = {}
+        # A dict finds its oldest entry by walking over all that were dropped before.
+        self._first_starts = OrderedDict[MessageId, FirstStart]()
         self._answered = MessageSet()
         self._new_partitions: dict[int, int] = {}  # message partition -> renew by id until
+        self._lost_partitions: dict[int, int] = {}  # -> remember their first STARTs until
         self._ended: list[Lease] = []  # found to be over, and not told yet
         self._look_ms = _NEVER_MS  # no HELD lease ends before that
         self._id_is_spent = False
@@ -109,6 +112,11 @@ class Leases:
     def gained_partition(self, partition: int, monotonic_ms: int) -> None:
         """A partition of the messages topic was assigned (R7's 60 s)."""
         self._new_partitions[partition] = monotonic_ms + NEW_PARTITION_MS
+        self._lost_partitions.pop(partition, None)
+
+    def lost_partition(self, partition: int, monotonic_ms: int) -> None:
+        """It went, perhaps to come back at once (eager groups); its reports may be late."""
+        self._lost_partitions[partition] = monotonic_ms + NEW_PARTITION_MS
 
     # From START to hand-out (R5).
 
@@ -122,10 +130,12 @@ class Leases:
 
         Its START answers for it, so it needs no other one and must not be handed out.
         """
-        if message_id in self._answered:
-            return True
         first = self._first_starts.get(message_id)
-        return first is not None and monotonic_ms >= first.deadline_ms
+        if first is not None and monotonic_ms >= first.deadline_ms:
+            # It gets no lease, whose commit would forget it; these go with what lies before one.
+            self._answered.add(batch_of(message_id.partition, message_id.log, [message_id.offset]))
+            del self._first_starts[message_id]
+        return message_id in self._answered
 
     def answered(self, messages: MessageSet) -> None:
         """Their STARTs are in the log, by whoever; polled again, they are lapsed (R5).
@@ -242,7 +252,7 @@ class Leases:
             if not (unless_known and message_id in self._first_starts):
                 self._first_starts[message_id] = first
         while len(self._first_starts) > MAX_REMEMBERED_STARTS:
-            del self._first_starts[next(iter(self._first_starts))]
+            self._first_starts.popitem(last=False)
 
     def _lose(self, lease: Lease) -> None:
         self._id_is_spent = True  # a KEEPALIVE of the consumer would keep it alive
@@ -343,6 +353,11 @@ class Leases:
     def _drop_old_partitions(self, monotonic_ms: int) -> None:
         for partition in [p for p, end in self._new_partitions.items() if monotonic_ms >= end]:
             del self._new_partitions[partition]
+        for partition in [p for p, end in self._lost_partitions.items() if monotonic_ms >= end]:
+            del self._lost_partitions[partition]
+            self._answered.drop_before(partition, _NEVER_MS)
+            for each in [each for each in self._first_starts if each.partition == partition]:
+                del self._first_starts[each]
 
     def _renewal(self, lease: Lease, monotonic_ms: int) -> Renewal:
         terms = Terms(self._consumer_id, self._timeout_ms, self._number, monotonic_ms)
