@@ -48,6 +48,9 @@ class FixedNamespace:
     def refresh_if_old(self, _: float = 0.0) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
 
 def record(
     offset: int,
