@@ -201,8 +201,8 @@ def test_revoked_in_the_middle_of_a_transaction(
             [committed(bootstrap, namespace, topic, p) for p in range(2)]
             == [(end, "") for end in ends]
         ),
-        60,
         "all of it",
+        60,
     )
     first.close()
     second.close()
