@@ -28,6 +28,20 @@ def test_a_message_of_another_topic_or_epoch_is_another_one() -> None:
     assert (messages.end(0), messages.end(1)) == (fifth + 1, 0)
 
 
+def test_what_is_taken_out_is_in_it_no_more() -> None:
+    messages = MessageSet()
+    messages.add(MessageBatch(0, A, 1, 10, 0b1111))
+    messages.discard(MessageBatch(0, A, 1, 12, 0b1001))
+    messages.discard(MessageBatch(0, B, 1, 10, 0b1))
+    assert [offset for offset in range(30) if MessageId(0, offset, A, 1) in messages] == [
+        10,
+        11,
+        13,
+    ]
+    messages.discard(MessageBatch(0, A, 1, 8, 0b111111))
+    assert not messages
+
+
 def test_of_a_batch_that_begins_before_an_offset_the_rest_is_taken() -> None:
     messages = MessageSet()
     assert messages.add(MessageBatch(0, A, 1, 10, 0b1111), 12)

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 from confluent_kafka import Message as Record
 
 from kafkamq.config import ServiceConfig
+from kafkamq.errors import BrokerError
 from kafkamq.markers import positions as module
-from kafkamq.markers.positions import AGAIN_S, MARGIN_MS, Positions
-from kafkamq.markers.wire.markers import encode_start
+from kafkamq.markers.positions import AGAIN_S, LOOK_BACK_MS, MARGIN_MS, Positions
+from kafkamq.markers.wire.markers import encode_end, encode_start
 from kafkamq.markers.wire.positions import (
     GroupPosition,
     decode_group_position,
     encode_group_position,
     position_prefix,
 )
-from kafkamq.types import MessageId
+from kafkamq.transport.admin import TopicInfo
+from kafkamq.types import MessageId, Outcome
 
 TOPIC_ID = b"t" * 16
 DAY_MS = 86_400_000
@@ -55,12 +58,81 @@ class Markers:
         self._since_ms = since_ms
         return dict.fromkeys(range(len(self._logs)), 0)
 
-    def _scan(self, *_: object, **__: object) -> Iterator[Record]:
-        for partition, log in enumerate(self._logs):
-            for log_ms, value in log:
+    def _scan(
+        self, _config: ServiceConfig, _topic: str, starts: dict[int, int], **_: object
+    ) -> Iterator[Record]:
+        for partition in starts:
+            for log_ms, value in self._logs[partition]:
                 if log_ms >= self._since_ms:
                     self.read.append(log_ms)
                     yield Record(partition=partition, value=value, timestamp=(2, log_ms))
+
+
+class Brokers:
+    """What they say of the only marker partition; ``asked_ms``: of which times they were asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, latest_ms: int) -> None:
+        self.latest_ms = latest_ms
+        self.asked_ms: list[int] = []
+        monkeypatch.setattr(module, "Admin", lambda *_, **__: nullcontext(self))
+
+    def require_topic(self, _: str) -> TopicInfo:
+        return TopicInfo("kafkamq.markers", TOPIC_ID, 1, 1, {})
+
+    def latest_times(self, _: str, partitions: list[int]) -> dict[int, int]:
+        return dict.fromkeys(partitions, self.latest_ms)
+
+    def offsets_for_times(self, _: str, times_ms: dict[int, int]) -> dict[int, int]:
+        self.asked_ms += times_ms.values()
+        return dict.fromkeys(times_ms, 0)
+
+
+def end(partition: int, offset: int, outcome: Outcome) -> bytes:
+    return encode_end(MessageId(partition, offset, TOPIC_ID, 1), outcome, consumer_id="c")
+
+
+def test_what_a_former_owner_started_is_overtaken_when_its_lease_is_nearly_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    began = 30 * DAY_MS
+    Markers(
+        monkeypatch,
+        [
+            (began, start(0, 6)),  # committed
+            (began, start(0, 7)),
+            (began, start(0, 8)),
+            (began, start(1, 7)),  # of a partition that is another's
+            (began + 200, end(0, 8, Outcome.ACK)),  # the position was set back behind it
+            (began + 7400, start(0, 9)),
+            (began + 7500, start(0, 10)),
+            (began + 7500, end(0, 10, Outcome.REDELIVERED)),
+        ],
+    )
+    brokers = Brokers(monkeypatch, latest_ms=began + 7500)
+
+    def offsets(since_ms: int, timeout_ms: int) -> list[int]:
+        found = positions().overtaken({0: 7}, since_ms, timeout_ms)
+        of_0 = [offset for offset in range(20) if MessageId(0, offset, TOPIC_ID, 1) in found]
+        assert len(of_0) == len(found)
+        return of_0
+
+    assert offsets(began - 1, 10_000) == [7, 10]  # three quarters of it are over
+    assert offsets(0, 10_004) == [10]
+    assert brokers.asked_ms == [began - 1, began + 7500 - LOOK_BACK_MS]
+    assert offsets(began + 1, 10_000) == []  # no message is as old as that: nothing is read
+    assert len(brokers.asked_ms) == 2
+
+
+def test_markers_that_cannot_be_read_keep_nobody_from_working(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BrokerError("not allowed", code="TOPIC_AUTHORIZATION_FAILED")
+
+    monkeypatch.setattr(module, "Admin", refuse)
+    with caplog.at_level("INFO"):
+        assert not positions().overtaken({0: 7}, 0, 10_000)
+    assert "cannot be read" in caplog.text
 
 
 def test_what_lies_between_the_times_of_two_positions_is_not_read(

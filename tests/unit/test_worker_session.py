@@ -1,18 +1,26 @@
-"""How soon a group notices that a worker is dead: before what it held may be copied."""
+"""How soon a group notices that a worker is dead: before what it held may be copied.
+
+And what becomes of messages where it did not.
+"""
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
+from confluent_kafka import KafkaError
 
-from kafkamq import Service
+from kafkamq import Consumer, Message, Service
 from kafkamq.config import ServiceConfig
 from kafkamq.markers.membership import broker_session_problems, session_problem
+from kafkamq.markers.tracker.local import LocalTracker
+from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.names import group_of
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
+from kafkamq.transport.memory.faults import Fault
+from kafkamq.types import Marker, MarkerType, Outcome, expand
 
 
 @pytest.fixture
@@ -124,3 +132,66 @@ def test_what_brokers_allow_is_judged(
 ) -> None:
     problems = broker_session_problems(config(**kafka), broker, 10_000)
     assert [said in problem for problem in problems] == ([True] if said else [])
+
+
+def markers(service: Service) -> list[Marker]:
+    """Of each message one, in the order of the only partition."""
+    cluster = cluster_of(service.config.bootstrap_servers)
+    (partition,) = cluster.topics[service.config.marker_topic].partitions
+    found = [decode_marker(each.value or b"") for each in partition.records if each]
+    return [marker for each in found for marker in expand(each)]
+
+
+def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def receive(consumer: Consumer) -> Message:
+    messages: list[Message] = []
+    until(lambda: messages.extend(consumer.receive_many(1, 0.1)) or messages)
+    return messages[0]
+
+
+def started(service: Service) -> int:
+    starts = [each for each in markers(service) if each.type is MarkerType.START]
+    return len({each.message_id for each in starts})
+
+
+def redelivered(service: Service) -> int:
+    ends = [each for each in markers(service) if each.type is MarkerType.END]
+    return sum(each.outcome is Outcome.REDELIVERED for each in ends)
+
+
+def test_what_a_dead_worker_had_started_is_not_handed_out_beside_its_copy(name: str) -> None:
+    """It was killed before its commit, and nobody had its partition before the lease had ended."""
+    refused = Fault(error=KafkaError(KafkaError.REBALANCE_IN_PROGRESS))
+    with Service(f"memory://{name}", "n") as service:
+        service.create_topics(partitions=1, marker_partitions=1)
+        faults = cluster_of(service.config.bootstrap_servers).faults
+        queue = service.queue("q", redelivery_timeout=0.5)
+        producer = queue.producer()
+        producer.send(b"first").result(30)
+        dying = queue.consumer()
+        receive(dying).ack(wait=True)
+        faults.plan = lambda kind, *_: refused if kind == "commit" else None
+        for payload in (b"0", b"1", b"2"):
+            producer.send(payload).result(30)
+        until(lambda: dying.receive(0.1) or started(service) == 4)
+        dying.close()
+        faults.plan = None
+        with LocalTracker(service.config).in_thread():
+            until(lambda: redelivered(service) == 3)
+            with queue.consumer() as successor:
+                messages: list[Message] = []
+                until(lambda: messages.extend(successor.receive_many(9, 0.1)) or len(messages) >= 3)
+                for message in messages:
+                    message.ack()
+                successor.flush()
+        assert {(each.payload, each.delivery_count) for each in messages} == {
+            (b"0", 2),
+            (b"1", 2),
+            (b"2", 2),
+        }

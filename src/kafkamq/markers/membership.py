@@ -3,7 +3,7 @@
 A worker that is killed between a START and the commit of its offset leaves a message that the next
 owner STARTs again. Where the first lease has ended by then, a tracker copies the message, whatever
 the next owner does with it. So the group is to notice a death well before that (R5): its session
-is shorter than the lease.
+is shorter than the lease. ``Positions.overtaken`` finds those where it was not.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _problem(name: str, session_ms: int, redelivery_timeout_ms: int, end: str) -
     return (
         f"{name} is {session_ms}, more than 0.6 of redelivery_timeout "
         f"({redelivery_timeout_ms / 1000:g} s): what a killed worker had begun may be on its way "
-        "back already when the next one gets it, whose acknowledgement then counts nothing; set "
+        "back already when the next one gets its partitions, and comes as another delivery; set "
         f"redelivery_timeout to {session_ms / 600:g} or more, or {name} to {wanted_ms} {end}"
     )
 

@@ -5,7 +5,8 @@ Kafka drops the committed offsets of a group that has been empty for ``offsets.r
 again what was acked. So workers also write their positions to the namespace's compacted ledger, at
 most once a second and never while anybody waits for it. A query on Spark does so after each batch.
 Who finds nothing committed looks there. A killed worker may leave the ledger a moment behind; the
-STARTs since then say what it had begun, and what is STARTed is the tracker's to answer for.
+STARTs since then say what it had begun, and what is STARTed is the tracker's to answer for. So it
+is with what is committed: the STARTs behind it are those of a worker that was killed just then.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import BrokerError, WireError
+from kafkamq.errors import BrokerError, KafkaMQError, WireError
 from kafkamq.markers.rules.message_set import MessageSet
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.markers.wire.positions import (
@@ -28,7 +29,7 @@ from kafkamq.markers.wire.positions import (
     position_prefix,
 )
 from kafkamq.queue.wire.keys import split_key
-from kafkamq.queue.wire.partitions import key_partition
+from kafkamq.queue.wire.partitions import CHUNK_OFFSETS, key_partition, marker_partition
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.errors import (
     KafkaError,
@@ -42,11 +43,14 @@ from kafkamq.transport.record import Record
 from kafkamq.transport.record_reader import RecordReader
 from kafkamq.transport.scan import scan
 from kafkamq.transport.settings import producer_settings
-from kafkamq.types import MarkerType, MessageBatch
+from kafkamq.types import Marker, MarkerType, MessageBatch, Outcome
 
 MARGIN_MS = 60_000  # brokers' clocks differ; STARTs come for so long after the latest one known
 REFUSED_S = 60.0  # after a refusal the next try waits so long
 AGAIN_S = 600.0  # what has not changed is written again: a former owner's record may come late
+LOOK_BACK_MS = 600_000  # what a former owner STARTed is not looked for further back
+_LOOK_CHUNKS = 4  # of 4096 offsets, behind what is committed: it had no more under way
+_LOOK_S = 2.0  # how long a worker's polls wait for a look, with each of its steps
 _WITHOUT = (Meaning.FORBIDDEN, Meaning.NO_TOPIC)
 """A worker without the right to read goes on, as one of the version before did."""
 _log = logging.getLogger(__name__)
@@ -303,25 +307,101 @@ class Positions:
                     until_ms = max(until_ms, log_ms + MARGIN_MS)
 
     def _started_by(self, record: Record) -> Iterator[MessageBatch]:
-        try:
-            marker = decode_marker(record.value())
-        except WireError:  # the tracker's to count
-            return
+        marker = _decoded_marker(record)
+        return _messages_of(marker) if marker and self._is_own_start(marker) else iter(())
+
+    def _is_own_start(self, marker: Marker) -> bool:
         if marker.type is not MarkerType.START:
-            return
+            return False
         queue_key = split_key(marker.key)[0]
-        if queue_key != self._queue_key and (queue_key or not marker.batches):
-            return  # batches without a key are of several queues (R29)
-        yield from marker.batches
-        one = marker.message_id
-        if one is not None:
-            yield MessageBatch(one.partition, *one.log, one.offset, 1)
+        # Batches without a key are of several queues (R29).
+        return queue_key == self._queue_key or bool(not queue_key and marker.batches)
+
+    def overtaken(self, first: Mapping[int, int], since_ms: int, timeout_ms: int) -> MessageSet:
+        """Messages that a former owner had STARTed, and whose leases are over, or nearly so.
+
+        It was killed before it committed their offsets. A START of ours would come too late: a
+        tracker brings them back, whatever becomes of ours. Verdicts of a worker say that the
+        position was set back on purpose: such messages are left out.
+
+        Best effort and bounded: without an answer, or on brokers before Kafka 3.0, none is found.
+
+        Args:
+            first: The first offset of the queue by partition, at or behind what is committed.
+            since_ms: Broker time of the oldest of these messages; 0: not known.
+            timeout_ms: The redelivery timeout.
+        """
+        over_ms = timeout_ms * 3 // 4  # the rest is for our START to get there
+        started: list[tuple[int, MessageBatch]] = []
+        settled: list[MessageBatch] = []
+        until_s = time.monotonic() + _LOOK_S
+        try:
+            now_ms, starts = self._recent_markers(first, since_ms, over_ms)
+            where = self._config, self._config.marker_topic, starts
+            for record in scan(*where, group_id=self._group, stall_s=_LOOK_S):
+                log_ms = record.timestamp()[1]
+                now_ms = max(now_ms, log_ms)
+                marker = _decoded_marker(record)
+                if time.monotonic() > until_s:
+                    break
+                if marker is None:
+                    continue
+                if self._is_own_start(marker):
+                    started += [(log_ms, each) for each in _messages_of(marker)]
+                elif marker.type is not MarkerType.END or marker.of_schedule:
+                    continue
+                elif marker.outcome in (Outcome.REDELIVERED, Outcome.DEAD_LETTERED):
+                    started += [(-over_ms, each) for each in _messages_of(marker)]
+                else:
+                    settled += _messages_of(marker)
+        except KafkaMQError as error:
+            _log.info("STARTs of a former owner cannot be read", extra={"error": str(error)})
+        overtaken = MessageSet()
+        for log_ms, batch in started:
+            if log_ms + over_ms <= now_ms and batch.partition in first:
+                overtaken.add(batch, first[batch.partition])
+        for batch in settled:
+            overtaken.discard(batch)
+        return overtaken
+
+    def _recent_markers(
+        self, first: Mapping[int, int], since_ms: int, over_ms: int
+    ) -> tuple[int, dict[int, int]]:
+        """Their latest time, and where to read those of these messages; empty: all are recent."""
+        topic = self._config.marker_topic
+        with Admin(self._config, timeout_s=_LOOK_S) as admin:
+            count = admin.require_topic(topic).partitions
+            numbers = {
+                marker_partition(partition, offset + chunk * CHUNK_OFFSETS, count)
+                for partition, offset in first.items()
+                for chunk in range(_LOOK_CHUNKS)
+            }
+            times = admin.latest_times(topic, sorted(numbers))
+            now_ms = max(times.values(), default=0)
+            if since_ms + over_ms > now_ms:
+                return now_ms, {}
+            back_ms = max(since_ms, now_ms - LOOK_BACK_MS, 0)
+            return now_ms, admin.offsets_for_times(topic, dict.fromkeys(times, back_ms))
 
     def _markers_since(self, since_ms: int) -> dict[int, int]:
         topic = self._config.marker_topic
         with Admin(self._config) as admin:
             numbers = range(admin.require_topic(topic).partitions)
             return admin.offsets_for_times(topic, dict.fromkeys(numbers, max(0, since_ms)))
+
+
+def _decoded_marker(record: Record) -> Marker | None:
+    try:
+        return decode_marker(record.value())
+    except WireError:  # the tracker's to count
+        return None
+
+
+def _messages_of(marker: Marker) -> Iterator[MessageBatch]:
+    yield from marker.batches
+    one = marker.message_id
+    if one is not None:
+        yield MessageBatch(one.partition, *one.log, one.offset, 1)
 
 
 def _times(positions: Collection[GroupPosition]) -> list[tuple[int, int]]:

@@ -23,7 +23,7 @@ from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import is_retriable
 from kafkamq.transport.group_consumer import COMMITTED
 from kafkamq.transport.offset_commits import Commit
-from kafkamq.transport.record import Place, Record, take_only
+from kafkamq.transport.record import LOG_APPEND_TIME, Place, Record, take_only
 
 __all__ = ["Membership", "MessageReader", "group_of"]
 
@@ -64,6 +64,7 @@ class MessageReader:
         self._place_s = 0.0  # monotonic: nobody is asked before
         self._gained_s: dict[int, float] = {}  # partition -> when it was assigned, monotonic
         self._polled_per_own = 1.0  # records of the last poll for each message of our own
+        self._fresh: set[int] = set()  # assigned, and not looked at for a former owner's STARTs
         self._is_paused = False
         self._polled_ms = self._wanted_ms = monotonic_ms()  # the last poll; ... for messages
         self._commits = OffsetCommits(self._topic, queue, buffer, self._note)
@@ -140,6 +141,8 @@ class MessageReader:
             if run.messages:
                 runs.append(run)
                 own += len(run.messages)
+        if self._fresh:
+            self._look_behind(runs)
         self._buffer.polled(
             runs,
             first_offsets=first,
@@ -149,6 +152,25 @@ class MessageReader:
         # Else nothing is known: all of it is read again, or it is one record, whoever's.
         if following and len(records) > 1:
             self._polled_per_own = len(records) / own if own else MAX_POLL
+
+    def _look_behind(self, runs: Iterable[Run[MarkersMessage]]) -> None:
+        """What a former owner STARTed and did not commit may be on its way back already (R5)."""
+        first = {run.partition: run for run in reversed(list(runs)) if run.partition in self._fresh}
+        if not first:
+            return
+        self._fresh.difference_update(first)
+        times = [run.messages[0]._record.timestamp() for run in first.values()]
+        overtaken = self.positions.overtaken(
+            {partition: run.offsets[0] for partition, run in first.items()},
+            min(time_ms if kind == LOG_APPEND_TIME else 0 for kind, time_ms in times),
+            self._queue.redelivery_timeout_ms,
+        )
+        if overtaken:
+            _log.info(
+                "a former owner had STARTed messages, whose leases have ended: they come again",
+                extra={"queue": self._queue.queue_id, "messages": len(overtaken)},
+            )
+            self._member._answered(overtaken)
 
     def _run(
         self, partition: int, records: Sequence[Record], polled_ms: int
@@ -440,7 +462,10 @@ class MessageReader:
             self._is_paused = True
             self._group.pause(self._group.places)
         records = self._group.serve()
-        if records:
+        if records:  # of a partition that was assigned just now; a look at it would wait
+            fresh = self._fresh.intersection(map(Record.partition, records))
+            self._buffer.revoked(fresh)
+            self._unplaced.update(dict.fromkeys(fresh, _UNKNOWN))
             self._take(records, self._polled_ms)
         self._commit_skipped()  # asynchronous: nothing here may wait
 
@@ -453,6 +478,8 @@ class MessageReader:
     def assigned(self, places: Sequence[Place]) -> Mapping[Place, int]:
         """Told by the group consumer, inside its calls: read on where the group is."""
         self._gained_s.update((number, monotonic()) for _, number in places)
+        if not self._queue.exactly_once and not self._queue.is_at_most_once:
+            self._fresh.update(number for _, number in places)
         self._member._gained([number for _, number in places])
         return dict.fromkeys(places, COMMITTED)
 
@@ -464,6 +491,7 @@ class MessageReader:
         for number in numbers:
             self._unplaced.pop(number, None)
             self._gained_s.pop(number, None)
+            self._fresh.discard(number)
             self._commits.forget(number)  # it may come back with another's position
         self._buffer.revoked(numbers)
         self._member._lost(numbers)

@@ -21,6 +21,7 @@ def scan(
     starts: Mapping[int, int] | None = None,
     *,
     group_id: str = READER_GROUP,
+    stall_s: float = STALL_S,
 ) -> Generator[Record, None, None]:
     """The committed records of a topic up to the end of each partition, each in log order.
 
@@ -52,8 +53,8 @@ def scan(
             follower.require_inside()
             if records or follower.ends:
                 last_news_s = time.monotonic()
-            elif time.monotonic() - last_news_s > STALL_S:
-                raise follower.deadline(STALL_S)
+            elif time.monotonic() - last_news_s > stall_s:
+                raise follower.deadline(stall_s)
             missing -= follower.ends.keys()
             yield from records
     finally:

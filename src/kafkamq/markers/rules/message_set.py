@@ -36,6 +36,14 @@ class MessageSet:
             self._chunks[chunk] = self._chunks.get(chunk, 0) | bits << at
         return bits != 0
 
+    def discard(self, batch: MessageBatch) -> None:
+        """Take those of a batch out, as far as they are in it."""
+        number, at = divmod(batch.base_offset, CHUNK_OFFSETS)
+        chunk = batch.partition, batch.topic_id, batch.leader_epoch, number
+        bits = self._chunks.pop(chunk, 0) & ~(batch.bits << at)
+        if bits:
+            self._chunks[chunk] = bits
+
     def update(self, other: MessageSet) -> None:
         """Add all of another one."""
         for chunk, bits in other._chunks.items():
