@@ -6,10 +6,12 @@ import asyncio
 import itertools
 import threading
 import uuid
+from collections.abc import Iterator
 
 import pytest
+from tests.waiting import within
 
-from kafkamq.aio.claims import Cluster, Consumer
+from kafkamq.aio.claims import Admin, Cluster, Consumer
 from kafkamq.claims import init_topic
 from kafkamq.errors import StateError
 from kafkamq.transport.clients import open_producer
@@ -30,8 +32,11 @@ class Sync:
         assert self.gate.wait(30)
         return f"message {next(self._number)}"
 
-    def next_batch(self, timeout: float) -> str:
+    def find_batch(self, timeout: float) -> str:
         return f"batch {next(self._number)}"
+
+    def take(self, batch: str) -> bool:
+        return True
 
     def stop(self) -> None: ...
 
@@ -73,12 +78,20 @@ def test_what_comes_while_a_task_is_cancelled_is_for_the_next() -> None:
     asyncio.run(run())
 
 
-def test_at_most_once_loses_no_batch_that_nobody_was_given() -> None:
-    """It came after the task was cancelled, and the consumer was closed without a crash."""
+@pytest.fixture
+def servers() -> Iterator[str]:
+    """A cluster with the topic "orders" of one partition, and a coordination topic."""
     name = uuid.uuid4().hex
     servers = f"memory://{name}"
     cluster_of(servers).create_topic("orders", 1)
     init_topic(servers, heartbeat_interval=1)
+    yield servers
+    forget_cluster(name)
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_at_most_once_loses_no_batch_that_nobody_was_given(servers: str, is_paused: bool) -> None:
+    """It came after the task was cancelled, and its claim ended without a crash."""
     producer = open_producer({"bootstrap.servers": servers})
 
     def send(*numbers: int) -> None:
@@ -88,6 +101,7 @@ def test_at_most_once_loses_no_batch_that_nobody_was_given() -> None:
 
     async def run() -> None:
         async with Cluster(servers, heartbeat_interval=1) as cluster:
+            admin = Admin(cluster, "billing")
             member = await cluster.member("a", "billing")
             async with member.consumer("orders", delivery="at-most-once") as consumer:
                 await consumer.wait_for_claims(1)
@@ -103,6 +117,11 @@ def test_at_most_once_loses_no_batch_that_nobody_was_given() -> None:
                 send(2, 3, 4)
                 while consumer.positions()["orders", 0] == end:
                     await asyncio.sleep(0.01)
+                if is_paused:
+                    await admin.pause(60)
+                    while consumer.claims:
+                        await asyncio.sleep(0.01)
+                    await admin.resume()
             member = await cluster.member("b", "billing")
             async with member.consumer("orders", delivery="at-most-once") as consumer:
                 while len(seen) < 5 and (batch := await consumer.next_batch(30)) is not None:
@@ -111,4 +130,21 @@ def test_at_most_once_loses_no_batch_that_nobody_was_given() -> None:
 
     asyncio.run(asyncio.wait_for(run(), 120))
     producer.close()
-    forget_cluster(name)
+
+
+def test_a_close_that_is_cancelled_while_another_task_waits_goes_on(servers: str) -> None:
+    async def run() -> None:
+        async with Cluster(servers, heartbeat_interval=1) as cluster:
+            member = await cluster.member("a", "billing")
+            consumer = await member.consumer("orders", delivery="at-most-once")
+            await consumer.wait_for_claims(1)
+            waiting = asyncio.create_task(consumer.next_batch(30))
+            await asyncio.sleep(0)
+            closing = asyncio.create_task(consumer.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            assert await waiting is None
+            while consumer.claims:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(run(), within(10)))

@@ -8,8 +8,8 @@
                 message.commit()
 
 A thread of its own receives for each consumer. Cancelling is safe: what a cancelled ``receive``,
-``next_batch`` or ``next_range`` would have returned is returned by the next one, or given back by
-``close``.
+``next_batch`` or ``next_range`` would have returned is returned by the next one, or given back with
+its claim.
 """
 
 from __future__ import annotations
@@ -100,14 +100,14 @@ class _Owner:
         self._thread = ThreadPoolExecutor(1, "kafkamq-aio-claims")
         self._pending: dict[str, asyncio.Future[Any]] = {}
         self._turn = asyncio.Lock()
-        self._is_closed = False
+        self._closing: asyncio.Future[None] | None = None
 
     async def run(self, name: str, call: Callable[[], T]) -> T:
         """Its result, or that of the call of this name that was cancelled before it."""
         async with self._turn:
             pending = self._pending.get(name)
             if pending is None:
-                if self._is_closed:
+                if self._closing is not None:
                     raise StateError("it is closed")
                 loop = asyncio.get_running_loop()
                 pending = self._pending[name] = loop.run_in_executor(self._thread, call)
@@ -123,21 +123,12 @@ class _Owner:
             del self._pending[name]
             return found
 
-    async def left(self, name: str, timeout_s: float) -> Any:
-        """What cancelled calls of this name would have got, for nobody else; None: nothing."""
-        async with self._turn:
-            pending = self._pending.get(name)
-            if pending is not None:
-                await asyncio.wait([pending], timeout=timeout_s)
-            if pending is None or not pending.done():
-                return None
-            del self._pending[name]
-            is_failed = pending.cancelled() or pending.exception() is not None
-            return None if is_failed else pending.result()
-
-    def close(self) -> None:
-        self._is_closed = True
-        self._thread.shutdown(wait=False)
+    async def close(self, call: Callable[[], None]) -> None:
+        """Make the last call, behind the one that is under way; it outlives its cancellation."""
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().run_in_executor(self._thread, call)
+            self._thread.shutdown(wait=False)
+        await asyncio.shield(self._closing)
 
 
 class _Holder(Entered, Generic[_Held]):
@@ -203,7 +194,13 @@ class Consumer(_Holder[sync.Consumer]):
 
     async def next_batch(self, timeout: float = 1.0) -> Batch | None:
         """See ``kafkamq.claims.Consumer.next_batch``."""
-        return await self._owner.run("next_batch", lambda: self._sync.next_batch(timeout))
+        made = self._sync
+        while True:  # what a cancelled call found is not taken: it goes back with its claim
+            batch = await self._owner.run("next_batch", lambda: made.find_batch(timeout))
+            if batch is None or made.take(batch):
+                return batch
+            if made.is_stopped:
+                return None
 
     async def batches(self, timeout: float | None = None) -> AsyncIterator[Batch]:
         """See ``kafkamq.claims.Consumer.batches``."""
@@ -236,11 +233,8 @@ class Consumer(_Holder[sync.Consumer]):
         """See ``kafkamq.claims.Consumer.close``."""
         if self._made is not None:
             self._made.stop()  # ends a poll that is under way
-            batch = await self._owner.left("next_batch", timeout)
-            if batch is not None:
-                await in_thread(self._made.give_back, batch)
-        await super().close(release=release, drain=drain, timeout=timeout)
-        self._owner.close()
+            close = self._made.close
+            await self._owner.close(lambda: close(release=release, drain=drain, timeout=timeout))
 
 
 class Admin:
@@ -296,8 +290,7 @@ class RangeClaims(Entered):
         """See ``kafkamq.claims.RangeClaims.close``."""
         if self._made is not None:
             self._made.stop()  # ends a wait that is under way
-            await self._owner.run("close", lambda: self._sync.close(timeout))
-            self._owner.close()
+            await self._owner.close(lambda: self._sync.close(timeout))
 
     @property
     def _sync(self) -> sync.RangeClaims:

@@ -81,9 +81,6 @@ class AtMostOnceBatches:
             buffer.offered, buffer.is_handed_out, buffer.is_wanted = (), False, False
             self._buffers[buffer.session] = self._buffers.pop(buffer.session)  # its turn is over
             self._offer(is_idle=False)
-            if not claimant.take_batch(lease_clock_ms()):  # last: what came before takes time
-                continue
-            self._engine.stats.handed_out += len(messages)
             return Batch(*buffer.session.place, claimant.token, messages)
         return None
 

@@ -124,6 +124,18 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
         Raises:
             As ``receive``.
         """
+        deadline_s = time.monotonic() + timeout
+        while True:
+            batch = self.find_batch(deadline_s - time.monotonic())
+            if batch is None or self.take(batch):
+                return batch
+
+    def find_batch(self, timeout: float) -> Batch | None:
+        """As ``next_batch``, but the application has it only when ``take`` says so.
+
+        For those between whom and the application it may be lost. At most once, a claim that ends
+        gives back what was not taken; so take each batch before the next one is asked for.
+        """
         self._check()
         deadline_s = time.monotonic() + timeout
         while not self._is_stopped:
@@ -146,6 +158,18 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
                     return Batch(*session.place, session.claimant.token, messages)
         return None
 
+    def take(self, batch: Batch) -> bool:
+        """The application has the batch from now on; False: it may not, for its claim has ended."""
+        if self._batches is None:
+            return True
+        with self._engine.lock:
+            session = self._claims.sessions.get((batch.topic, batch.partition))
+            if session is None or session.claimant.token != batch.token:
+                return False
+            is_taken = session.claimant.take_batch(lease_clock_ms())
+            self._engine.stats.handed_out += len(batch) if is_taken else 0
+            return is_taken
+
     def batches(self, timeout: float | None = None) -> Iterator[Batch]:
         """Batches, until ``stop``, or until none came for ``timeout`` seconds."""
         while not self._is_stopped:
@@ -154,17 +178,6 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
                 yield batch
             elif timeout is not None:
                 return
-
-    def give_back(self, batch: Batch) -> None:
-        """At most once: end the claim in front of a batch of which nobody was handed anything.
-
-        For who ends between ``next_batch`` and its caller; the batch must be the last one.
-        """
-        with self._engine.lock:
-            session = self._claims.sessions.get((batch.topic, batch.partition))
-            is_held = session is not None and session.claimant.token == batch.token
-            if session is not None and is_held and self._batches is not None:
-                self._claims.release(session, offset=batch.messages[0].offset)
 
     def _next_turn(self, deadline_s: float) -> bool:
         """Fill the buffers, and take the next; False: there was nothing before the deadline."""
