@@ -70,7 +70,10 @@ class Fetched:
 
 
 class Broker:
-    """``refuses`` letters, or copies, as long as it says so."""
+    """``refuses`` letters, or copies, as long as it says so.
+
+    Members that were given nothing leave when ``lets_leave``.
+    """
 
     def __init__(self, lock_s: float) -> None:
         self.lock = threading.Lock()
@@ -78,6 +81,8 @@ class Broker:
         self.log: list[Entry] = []
         self.dead_letters: list[Form] = []
         self.refuses_letters = False
+        self.lets_leave = threading.Event()
+        self.lets_leave.set()
         self._held: list[tuple[Form, Future[None]]] = []
 
     def send(self, payload: bytes) -> None:
@@ -142,6 +147,7 @@ class Client:
         self._broker = broker
         self._answered: Any = None
         self._given: set[int] = set()
+        self._is_idle = True
 
     def set_acknowledgement_commit_callback(self, answered: Any) -> None:
         self._answered = answered
@@ -157,6 +163,7 @@ class Client:
                     entry.count += 1
                     entry.until_s = time.monotonic() + self._broker.lock_s
                     found.append(Fetched(entry))
+                    self._is_idle = False
         if not found:
             time.sleep(0.01)
         return found
@@ -175,7 +182,8 @@ class Client:
         given, self._given = self._given, set()
         self._answered({TopicPartition("t", 0): given}, None)
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        assert not self._is_idle or self._broker.lets_leave.wait(60)
 
 
 class Box(TopicDeadLetterWriter):

@@ -11,10 +11,12 @@ from tests.unit.share_broker import Broker, open_share, share_group
 from tests.waiting import deadline_after, wait_until
 
 from kafkamq import Worker
+from kafkamq.errors import DeadlineExceededError
 from kafkamq.queue import topic_consumer as base
 from kafkamq.queue.dead_letter_writer import TopicDeadLetterWriter
 from kafkamq.queue.sure_writer import Written
 from kafkamq.queue.topic_message import TopicMessage
+from kafkamq.share import queue_consumer as share
 from kafkamq.testing import MemoryService
 from kafkamq.types import DeadLetterReason
 
@@ -161,6 +163,27 @@ def test_an_ack_that_came_too_late_does_not_make_unseen_deliveries_seen(
         finally:
             consumer.close()
         assert (broker.dead_letters, broker.archived) == ([], [])
+
+
+def test_members_that_leave_slowly_do_not_keep_others_from_copying(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else what was on its last delivery but one would be a dead letter that no handler saw."""
+    monkeypatch.setattr(share, "QUIET_S", 0.2)
+    with share_group(monkeypatch, lock_s=60.0) as broker:
+        broker.lets_leave.clear()
+        broker.send(b"x")
+        (entry,) = broker.log
+        entry.count = 3
+        consumer = open_share(broker)  # of several members, of which one gets it
+        try:
+            wait_until(lambda: entry.count == 4, "its delivery")
+            with pytest.raises(DeadlineExceededError, match="leaving the share group"):
+                consumer.close(timeout=2.0)
+        finally:
+            broker.lets_leave.set()
+        assert [each.form.value for each in broker.log] == [b"x", b"x"]
+        assert broker.log[0].state == "ACCEPT"
 
 
 def test_a_letter_that_is_too_large_refers_to_its_payload() -> None:

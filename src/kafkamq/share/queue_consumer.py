@@ -288,21 +288,24 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
             self._ready.clear()
         for member in self._members:
             member.stop()
+        quiet_s = min(deadline_s, time.monotonic() + QUIET_S)
         for member in self._members:
-            member.await_quiet(max(0.0, min(QUIET_S, deadline_s - time.monotonic())))
+            member.await_quiet(max(0.0, quiet_s - time.monotonic()))
         # A member fetches in the background, also when it is not polled: those that hold nothing
         # leave first, or they would be given, and give back, what the others give back or copy.
+        # In an outage they leave slowly, and the others wait only so long until they release.
         idle = [member for member in self._members if not member.messages()]
-        self._leave(idle, deadline_s)
-        self._move_the_rest(min(deadline_s, time.monotonic() + MOVE_S))
-        self._leave([member for member in self._members if member not in idle], deadline_s)
-
-    def _leave(self, members: Sequence[Member], deadline_s: float) -> None:
-        for member in members:
+        for member in idle:
             member.leave()
-        for member in members:
-            if not member.join(max(0.1, deadline_s - time.monotonic())):
-                raise DeadlineExceededError("leaving the share group takes long, and goes on")
+        idle_s = time.monotonic() + min(QUIET_S, (deadline_s - time.monotonic()) / 2)
+        for member in idle:
+            member.join(max(0.0, idle_s - time.monotonic()))
+        self._move_the_rest(min(deadline_s, time.monotonic() + MOVE_S))
+        for member in self._members:
+            member.leave()
+        left = [member.join(max(0.1, deadline_s - time.monotonic())) for member in self._members]
+        if not all(left):
+            raise DeadlineExceededError("leaving the share group takes long, and goes on")
 
     def _move_the_rest(self, deadline_s: float) -> None:
         """Before members leave, and so release: what would come to its last delivery unseen."""
