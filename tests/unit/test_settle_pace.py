@@ -248,9 +248,12 @@ def test_a_transaction_grows_again_when_ten_that_were_full_went_through() -> Non
         assert size.bytes == wanted
     for _ in range(3):
         size.failed(100)
+    assert size.bytes == 10_000_000, "what is small did not fail for its size"
+    for _ in range(3):
+        size.failed(70_000)
     assert size.bytes == 64 * 1024, "there is always room for some"
     size = TransactionSize(1000)
-    size.failed(100)
+    size.failed(70_000)
     assert size.bytes == 1000, "never more than is configured"
 
 
@@ -262,3 +265,16 @@ def test_a_look_that_read_nothing_does_not_make_the_next_one_small() -> None:
     assert window.rows == rows
     window.took(rows, 50.0)
     assert window.rows == rows // 10
+
+
+def test_reads_that_cost_the_same_for_many_rows_are_of_many_rows() -> None:
+    """Where each takes 0.3 s, one row at a time would be three a second."""
+    window = message_lookup.ReadingWindow(5000, 0.25)
+    for _ in range(20):
+        window.took(window.rows, 0.3)
+    assert window.rows == 16
+    window.took(1, 0.3)  # the last row of a plan
+    window.took(window.rows, 0.3)
+    assert window.rows == 16
+    window.took(16, 32.0)
+    assert window.rows == 2, "as many as can be read in time"

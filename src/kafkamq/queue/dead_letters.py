@@ -256,12 +256,14 @@ class _Writer:
                 may_repeat = isinstance(error, OutcomeUnknownError | TransactionAbortedError)
                 if not is_refused and (attempt == MAX_ATTEMPTS or not may_repeat):
                     raise
-                _log.warning("a redrive transaction is repeated", extra={"error": str(error)})
-                before = len(pending)
                 self._producer.init()
-                done, _ = _read_done(self._config)
-                pending = [item for item in pending if self._done_key(item[0]) not in done]
-                self._count(before - len(pending))
+                if isinstance(error, OutcomeUnknownError):  # else nothing of it is in the logs
+                    before = len(pending)
+                    done, _ = _read_done(self._config)
+                    pending = [item for item in pending if self._done_key(item[0]) not in done]
+                    self._count(before - len(pending))
+                if not is_refused:
+                    _log.warning("a redrive transaction is repeated", extra={"error": str(error)})
                 if is_refused and len(pending) == 1:
                     self._refuse(*pending[0])
                     return

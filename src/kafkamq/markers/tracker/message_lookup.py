@@ -19,6 +19,8 @@ from kafkamq.transport.record_reader import RecordReader
 from kafkamq.types import MessageId
 
 _FIRST_ROWS = 256
+_LEAST_ROWS = 16  # of a read, unless they take longer than
+_LEAST_S = 4.0  # this: a settlement may not take much longer
 _MAX_AHEAD = 50_000  # messages that are held at once
 _FIRST_AHEAD = 4096  # at first: what is too much of it is cut off while it is read
 _AHEAD_S = 1.0  # what reading them may take: who asked waits for it
@@ -42,7 +44,9 @@ _Log = tuple[int, bytes]
 class ReadingWindow:
     """How many rows are read at once: rows wait for it, and it waits in memory.
 
-    One at least: where a seek takes seconds, more would take longer than a settlement may.
+    As many as take ``most_s``, but at least 16: where a read costs the same for one row and for
+    many, fewer would only be slower. Where a seek takes seconds these would take longer than a
+    settlement may, and it is fewer.
     """
 
     def __init__(
@@ -59,7 +63,8 @@ class ReadingWindow:
             return
         share = max(seconds / self.most_s, size_bytes / self.most_bytes, 1e-9)
         fitting = min(int(rows / share), 4 * self.rows, self._most)
-        self.rows = max(1, fitting)
+        least = min(_LEAST_ROWS, int(rows * _LEAST_S / max(seconds, 1e-9)))
+        self.rows = max(1, least, fitting)
 
 
 class MessageLookup:

@@ -76,7 +76,8 @@ class TransactionSize:
     Any failure halves it. Over a slow link a transaction of the same size would time out again and
     again, and a time-out does not always say so: where the broker is the first to end the
     transaction, the producer seems to be fenced. A failure of another kind costs next to nothing,
-    since small transactions that succeed make it grow again within seconds.
+    since small transactions that succeed make it grow again within seconds. The failure of a
+    transaction that takes the least, as one of a tracker at rest, says nothing about the size.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -87,6 +88,8 @@ class TransactionSize:
 
     def failed(self, size_bytes: int) -> None:
         """A transaction of so many bytes was not committed, and was not refused for its records."""
+        if size_bytes <= _LEAST_BYTES:
+            return
         with self._lock:
             self.bytes = min(self.bytes, max(size_bytes // 2, _LEAST_BYTES))
             self._full = 0
