@@ -397,3 +397,39 @@ LeasesMachine.TestCase.settings = settings(
     max_examples=examples(300), stateful_step_count=40, deadline=None
 )
 TestLeases = LeasesMachine.TestCase
+
+
+# ---- what was found
+
+
+def check(machine: LeasesMachine) -> None:
+    machine.core_is_sound()
+    machine.certain_leases_stand()
+    machine.what_the_worker_holds_stands()
+    machine.timely_verdicts_were_accepted()
+
+
+def test_of_keepalives_that_an_outage_writes_at_once_the_last_one_counts() -> None:
+    machine = LeasesMachine()
+    machine.begin(timeout_ms=1000, max_lease_ms=43_200_000, is_batched=False)
+    machine.receive(count=2)
+    machine.extend(pick=0, extension_ms=4000)
+    machine.pass_time(step_ms=2500, serve=True, outage=True)
+    machine.reports_come()
+    for step_ms in (900, 900, 300):
+        machine.stand_still(step_ms=step_ms)
+        check(machine)
+
+
+def test_a_keepalive_renews_no_message_that_was_acked_before_and_so_is_not_named() -> None:
+    machine = LeasesMachine()
+    machine.begin(timeout_ms=1000, max_lease_ms=43_200_000, is_batched=True)
+    machine.receive(count=2)
+    machine.acknowledge(pick=0, is_plain=True)
+    machine.gain(partition=0)
+    machine.stand_still(step_ms=900)
+    machine.pass_time(step_ms=334, serve=False, outage=False)
+    machine.write_ends()
+    machine.reports_come()
+    check(machine)
+    assert [each.in_time for each in machine.known if each.has_verdict] == [False]

@@ -205,3 +205,16 @@ class Renewal:
     def is_by_id(self) -> bool:
         """Whether it names messages, so that its writer holds them from then on."""
         return self.message_id is not None or bool(self.batches)
+
+    def names(self, lease: Lease) -> bool:
+        """Whether it renews a part of its leases; one that was acked before is in no batch."""
+        if not self.batches:
+            return True
+        return any(
+            batch.partition == lease.partition
+            and all(
+                at >= batch.base_offset and batch.bits >> (at - batch.base_offset) & 1
+                for at in lease.offsets
+            )
+            for batch in self.batches
+        )

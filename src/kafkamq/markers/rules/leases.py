@@ -298,7 +298,8 @@ class Leases:
         """A KEEPALIVE was delivered; it does not revive what has ended."""
         for lease in renewal.leases:
             for part in lease.parts:
-                if part.number >= renewal.number:  # a verdict that came since
+                # A verdict that came since; an ACK may have come before its KEEPALIVE was made.
+                if part.number >= renewal.number and renewal.names(part):
                     self._renew(part, renewal, monotonic_ms, log_ms)
             self._renew(lease, renewal, monotonic_ms, log_ms)
 
@@ -308,7 +309,10 @@ class Leases:
             return
         if lease.log_deadline_ms >= log_ms:  # also of a settled one: R9
             until_ms = min(log_ms + after_ms, lease.log_begin_ms + self._max_lease_ms)
-            lease.log_deadline_ms = max(lease.log_deadline_ms, until_ms)
+            # One by id sets the deadline, as trackers fold it. An outage writes several at one log
+            # time, of which each asks for less than the one before.
+            if renewal.is_by_id or until_ms > lease.log_deadline_ms:
+                lease.log_deadline_ms = until_ms
         if lease.state is _ACKNOWLEDGED or monotonic_ms >= lease.deadline_ms:
             return
         until_ms = min(renewal.written_ms + after_ms, lease.begin_ms + self._max_lease_ms)
