@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.waiting import wait_until
 from kafkamq import Ack, DeadlineExceededError, Reject, StateError
 from kafkamq.config import Backoff
 from kafkamq.parallel.config import OnExhausted
+from kafkamq.parallel.dead_letters import ParallelDeadLetters
 from kafkamq.parallel.failure_policy import FailurePolicy, Unwritten
 from kafkamq.parallel.handling import Handling
 from kafkamq.parallel.record import ParallelRecord
@@ -23,10 +25,11 @@ from kafkamq.queue.json_values import BodyError
 from kafkamq.queue.schemas.deserializer import BodyUnavailableError
 from kafkamq.queue.sure_writer import Written
 from kafkamq.runtime.loop_executor import LoopExecutor
-from kafkamq.runtime.steps import take
+from kafkamq.runtime.steps import Steps, take
 from kafkamq.runtime.thread_executor import ThreadExecutor
 from kafkamq.runtime.work_queue import Executor, HandlerCall
 from kafkamq.transport.clock import monotonic_ms
+from kafkamq.types import DeadLetterReason
 
 SOON = Backoff(first=0.01, max=0.01, jitter=0.0)
 
@@ -66,8 +69,11 @@ class Works:
     def __init__(self, **settings: Any) -> None:
         self.room = Room(backoff=SOON, **settings)
         self.letters: list[int] = []
+        self.failures: list[BaseException] = []
+        queue, stats = self.room.queue, self.room.stats
+        self.dead_letters = ParallelDeadLetters(queue.config, queue, stats)
         self.policy = FailurePolicy(
-            self.room.queue.config, self.room.stats, self.write, pytest.fail, pytest.fail
+            queue.config, stats, self.write, self.failures.append, self.hold
         )
 
     def write(self, record: ParallelRecord, *_: object) -> Written:
@@ -75,6 +81,9 @@ class Works:
         written = Written()
         written.end(None)
         return written
+
+    def hold(self, record: ParallelRecord, reason: DeadLetterReason, written: Written) -> None:
+        self.dead_letters.hold(self.room.partition, record, reason, written)
 
     def work(
         self,
@@ -182,6 +191,120 @@ def test_what_was_given_up_behind_a_refused_result_is_not_handled_again(
     assert begun == [0, 1, 2, 0, 2]
     assert works.letters == ([1] if on_exhausted is OnExhausted.DEAD_LETTER else [])
     assert works.room.stats.processed == 3
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_a_record_whose_dead_letter_is_refused_is_not_handled_again_behind_another(
+    is_early: bool,
+) -> None:
+    """The one before it is tried again; it waits for its letter, and what is behind it waits."""
+    works = Works(max_attempts=1, dead_letter_topic="dead")
+    refused = Written()
+    refused.first.set_exception(RuntimeError("not now"))
+    results = ResultProducer({b"0": 2})
+    results.why = KafkaError(KafkaError._MSG_TIMED_OUT)
+    begun: list[int] = []
+
+    def write(record: ParallelRecord, *_: object) -> Written:
+        works.letters.append(record.offset)
+        return refused
+
+    def handle(record: ParallelRecord) -> object:
+        begun.append(record.offset)
+        if record.offset == 1:
+            return Reject("no good")
+        if is_early and len(begun) == 3:  # while what is before it is tried again
+            refused.last.set_result(None)
+        return OutgoingRecord(topic="out", key=record.key, value=b"%d" % record.offset)
+
+    def is_done() -> bool:
+        if results.log and not refused.last.done():
+            refused.last.set_result(None)
+        return works.room.committable == 3
+
+    works.policy = replace(works.policy, write=write)
+    publisher = ProducePublisher(
+        works.room.queue, works.policy, results, timeout_s=5, on_produced=None
+    )
+    works.work(handle, publisher, "aaa", is_done=is_done)
+    works.room.queue.scheduler.check()
+    assert begun == [0, 1, 0, 0, 2]
+    assert works.letters == [1]
+    assert works.room.queue.held == set()
+
+
+def test_a_letter_that_is_written_before_its_run_is_released_is_the_only_one() -> None:
+    works = Works(max_attempts=1, dead_letter_topic="dead")
+    refused = Written()
+    refused.first.set_exception(RuntimeError("not now"))
+    results = ResultProducer({b"0": 1})
+    results.why = KafkaError(KafkaError._MSG_TIMED_OUT)
+    begun: list[int] = []
+
+    def write(record: ParallelRecord, *_: object) -> Written:
+        works.letters.append(record.offset)
+        return refused
+
+    def granted(_: float) -> bool:  # before the result is sent
+        if works.letters and not refused.last.done():
+            refused.last.set_result(None)
+        return True
+
+    def handle(record: ParallelRecord) -> object:
+        begun.append(record.offset)
+        if record.offset == 1:
+            return Reject("no good")
+        return OutgoingRecord(topic="out", key=record.key, value=b"%d" % record.offset)
+
+    works.policy = replace(works.policy, write=write)
+    publisher = ProducePublisher(
+        works.room.queue, works.policy, results, 5, None, await_room=granted
+    )
+    works.work(handle, publisher, "aaa", is_done=lambda: works.room.committable == 3)
+    works.room.queue.scheduler.check()
+    assert (begun, works.letters) == ([0, 1, 0, 2], [1])
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_whatever_ends_the_reading_of_results_is_an_attempt(
+    is_async: bool, kind: type[BaseException]
+) -> None:
+    works = Works(max_attempts=2, dead_letter_topic="dead")
+    results = ResultProducer({})
+    publisher = ProducePublisher(
+        works.room.queue, works.policy, results, timeout_s=5, on_produced=None
+    )
+
+    def lazily(record: ParallelRecord) -> Iterator[OutgoingRecord]:
+        if record.offset == 1:
+            raise kind
+        yield OutgoingRecord(topic="out", key=record.key, value=b"%d" % record.offset)
+
+    works.work(
+        lazily,
+        publisher,
+        "aaa",
+        is_async=is_async,
+        is_done=lambda: bool(works.failures) or works.room.committable == 3,
+    )
+    assert (works.failures, works.letters) == ([], [1])
+    assert results.log[-1] == 2
+
+
+def test_a_loop_whose_slot_ends_fails_its_consumer() -> None:
+    """Else nothing is handled any more, and nobody knows."""
+
+    class Broken:
+        def publish(self, worker: object) -> Steps[None]:
+            raise SystemExit(3)
+            yield
+
+    works = Works()
+    works.work(
+        lambda _: "result", Broken(), "a", is_async=True, is_done=lambda: bool(works.failures)
+    )
+    assert isinstance(works.failures[0], SystemExit)
 
 
 def test_only_the_first_refusal_of_a_key_is_an_attempt() -> None:

@@ -7,6 +7,7 @@ stays open, and what is behind it in its order waits, until the letter is in Kaf
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 
 from kafkamq.parallel.callbacks import tell
@@ -74,6 +75,8 @@ class ParallelDeadLetters:
         written: Written,
     ) -> None:
         """Nobody waits for it: its record is given up when Kafka has it; any thread."""
+        if reason is not DeadLetterReason.MAX_LEASE:  # whose handler may still end well
+            self._work_queue.held.add(record)
         self._held[written] = partition, record
         written.last.add_done_callback(lambda _: self._ended(partition, record, reason, written))
 
@@ -100,8 +103,13 @@ class ParallelDeadLetters:
     ) -> None:
         self._held.pop(written, None)
         if written.last.cancelled() or written.last.exception() is not None:
+            self._work_queue.held.discard(record)
             return
+        # First, for a worker that puts it back in this moment, behind another that failed.
+        if record._failure is not None:
+            record._failure = replace(record._failure, is_given_up=True)
         self._work_queue.give_up(partition, record.offset)
+        self._work_queue.held.discard(record)
         tell_dead_letter(record, reason, self._config, self._stats)
 
 

@@ -14,6 +14,7 @@ from kafkamq.parallel.config import OnExhausted, ParallelConfig, Verdict
 from kafkamq.parallel.dead_letters import tell_dead_letter
 from kafkamq.parallel.record import Failure, ParallelRecord
 from kafkamq.parallel.stats import Stats
+from kafkamq.parallel.work_queue import HELD_MS
 from kafkamq.queue.rules.retry import Done, GiveUp, Retry, backoff_delay_ms, judge
 from kafkamq.queue.schemas.deserializer import BodyUnavailableError
 from kafkamq.queue.sure_writer import Written
@@ -23,7 +24,6 @@ from kafkamq.runtime.verdicts import VERDICTS, seconds, understood, unfinished
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.types import Ack, DeadLetterReason, Nack
 
-_HELD_MS = 366 * 86_400_000  # who is given up is not tried again: its letter ends this
 _MAX_DELAY_S = 366 * 86_400.0
 _DELAY_S = 1.0  # where the user's function of it fails
 _STOPPED_S = 3600.0  # a record that stops the consumer is not tried again by it
@@ -65,10 +65,10 @@ class FailurePolicy:
             if not is_answered or written.first.exception() is not None:
                 # It is given up all the same: its handler has had its attempts.
                 self.hold(record, decision.reason, written)
-                return monotonic_ms() + _HELD_MS
+                return monotonic_ms() + HELD_MS
             tell_dead_letter(record, decision.reason, self.config, self.stats)
         elif self.config.on_exhausted is OnExhausted.STOP:
-            return monotonic_ms() + _HELD_MS
+            return monotonic_ms() + HELD_MS
         assert record._failure is not None, "it has failed"
         record._failure = replace(record._failure, is_given_up=True)
         return None

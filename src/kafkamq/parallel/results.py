@@ -211,7 +211,7 @@ class ProducePublisher:
             sent.add()
             try:
                 outs = outgoing(result)
-            except Exception as error:  # noqa: BLE001 - also what a generator raises
+            except BaseException as error:  # noqa: BLE001 - also what a generator raises
                 sent.done(record, error)
                 continue
             try:
@@ -281,7 +281,6 @@ def put_off(
     failed_run.processed = 1 + run.records.index(record)
     failed_run.failed = [(record, due_ms)]
     behind = set(run.records[failed_run.processed :])
-    failed_run.given_up = [each.offset for each in behind if each.is_given_up]
     worker.outputs = [each for each in worker.outputs if each[0] not in behind]
     return behind
 

@@ -196,7 +196,7 @@ class TransactionCommitter(Committer):
                 continue
             try:
                 fine.append((record, list(outgoing(result))))
-            except Exception as error:  # noqa: BLE001 - also what a generator raises
+            except BaseException as error:  # noqa: BLE001 - also what a generator raises
                 failed.append((record, error))
         worker.outputs = fine
         return failed

@@ -23,9 +23,11 @@ from kafkamq.runtime.rules.fan_out import Totals
 from kafkamq.runtime.rules.hanging import Call
 from kafkamq.runtime.rules.pace import RateLimit, RunSize
 from kafkamq.runtime.work_queue import ParkedSlots, Slot, Waker
+from kafkamq.transport.clock import monotonic_ms
 
 MAX_TAKE = 512  # records in one worker's hands
 MAX_RUN = 64  # records of one shard in the hands of a process
+HELD_MS = 366 * 86_400_000  # who is given up is not tried again: its letter ends this
 STUCK_S = 0.02  # a worker that is at it for so long keeps only what it has begun
 Failed = list[tuple[ParallelRecord, int]] | None
 
@@ -47,7 +49,11 @@ class FailedRun:
     processed: int | None  # how many records from its front were tried; None: all
     # Those that failed, in order, with the times (monotonic ms) of the next attempts.
     failed: list[tuple[ParallelRecord, int]]
-    given_up: list[int] = field(default_factory=list)  # offsets behind those, which are done
+    @property
+    def given_up(self) -> list[int]:
+        """Offsets of what was given up, and is done, behind those that were tried."""
+        untried = [] if self.processed is None else self.run.records[self.processed :]
+        return [record.offset for record in untried if record.is_given_up]
 
     def done(self) -> list[int]:
         """Offsets of what was tried and did not fail, or was given up."""
@@ -67,6 +73,8 @@ class ParallelWorkQueue:
             ordering=config.ordering, null_keys=config.null_keys
         )
         self.is_stopped = False
+        # Given up, but for their dead letters: they wait, and what is behind them in their order.
+        self.held: set[ParallelRecord] = set()
         self.is_deferred = False  # what a handler has returned from is done only when published
         self._stats = stats
         self._is_paused = False
@@ -124,6 +132,8 @@ class ParallelWorkQueue:
             parked = self._parked
             is_closed = self._is_paused or self.is_stopped or parked.is_over
             runs = [] if is_closed else self._take(now_s, limit)
+            if self.held:
+                runs = [run for run in runs if self._may_begin(run)]
             if runs:
                 self._hand_out(worker, runs, limit)
                 worker.began_s = now_s
@@ -184,6 +194,19 @@ class ParallelWorkQueue:
         if runs:
             self._batch_since_s = None
         return runs
+
+    def _may_begin(self, run: Run[ParallelRecord]) -> bool:
+        """Put back what is held and all behind it; False: the run is nothing but that.
+
+        A record that is held comes here when one before it in its order is tried again.
+        """
+        at = next((at for at, each in enumerate(run.records) if each in self.held), None)
+        if at == 0:
+            failed = [(run.records[0], monotonic_ms() + HELD_MS)]
+            self.scheduler.release(run, processed=1, failed=failed)
+        elif at is not None:
+            self.scheduler.reclaim(run, run.records[at:])
+        return at != 0
 
     def _has_lingered(self, now_s: float) -> bool:
         """Whether a list that is not full has waited long enough."""

@@ -163,7 +163,8 @@ class LoopExecutor(Generic[R]):
             if not self._is_cancelled:
                 self._queue.fail(StateError(_NO_LOOP))
             raise
-        except Exception as error:  # noqa: BLE001 - a slot less must not go unnoticed
+        # They end each task that they pass through, as handlers and results may raise them.
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # a slot less is no secret
             self._queue.fail(error)
         finally:
             self._beat.stop()
