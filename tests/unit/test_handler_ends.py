@@ -8,23 +8,27 @@ import functools
 import importlib
 import logging
 import os
+import sqlite3
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Optional
+from unittest.mock import MagicMock
 
 import pytest
 from pydantic import BaseModel
 from tests.contract.handlers import die_or_hang
 from tests.unit.test_handlers import Model, Order, parsed
 
-from kafkamq import Backoff, BrokerError, ConfigError, Nack, Reject, StateError, Worker
+from kafkamq import Ack, Backoff, BrokerError, ConfigError, Nack, Reject, StateError, Worker
 from kafkamq.metrics.health import health
 from kafkamq.queue.arguments import BodyError
 from kafkamq.runtime import calls, process_executor
 from kafkamq.runtime.event_loop import LoopThread
+from kafkamq.runtime.verdicts import understood
 from kafkamq.testing import MemoryService
 
 
@@ -76,6 +80,23 @@ def not_awaited(message) -> object:
 
 def not_iterated_over(message) -> object:
     return (each for each in [message])
+
+
+def not_gathered(message) -> object:
+    return [exits_in_a_coroutine(message)]
+
+
+def not_mapped(message) -> object:
+    return map(exits, [message])
+
+
+@contextlib.contextmanager
+def managed(message):
+    yield
+
+
+def not_entered(message) -> object:
+    return managed(message)
 
 
 def still_under_way(message) -> object:
@@ -131,6 +152,9 @@ HANDLERS = [
     (half_a_pair, "FileNotFoundError: a name of bytes: ?"),
     (not_awaited, "a coroutine, which it should have awaited: declare it with async def"),
     (not_iterated_over, "a generator, which nobody runs"),
+    (not_gathered, "a list with coroutines, which it should have awaited"),
+    (not_mapped, "a map, which nobody runs"),
+    (not_entered, "a _GeneratorContextManager, which nobody runs"),
     (still_under_way, "a Future, whose work has perhaps not ended: return its result()"),
     (not_awaited_by_a_coroutine, "a Future, which it should have awaited"),
     (wrong_delay, "?"),
@@ -155,6 +179,14 @@ def test_a_handler_that_ends_oddly_gives_its_message_back(function, said: str) -
         while worker.handled < 2:
             assert not worker.wait(0.01)
     assert [said in letter.error for letter in service.dead_letters()] == [True, True]
+
+
+@pytest.mark.parametrize(
+    "outcome", [sqlite3.connect(":memory:").execute("select 1"), StringIO(), MagicMock(), [1]]
+)
+def test_what_is_left_of_work_that_was_done_is_no_failure(outcome: object) -> None:
+    """A cursor is an iterator and a response is a context manager."""
+    assert understood(outcome) == (Ack(), None)
 
 
 def test_a_result_that_cannot_be_compared_counts_as_done() -> None:

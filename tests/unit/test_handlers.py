@@ -88,6 +88,12 @@ class Initialized:
     text: InitVar[str] = ""
 
 
+@dataclass
+class BarelyInitialized:
+    id: int
+    text: InitVar = ""
+
+
 class Level(Enum):
     LOW = 1
     HIGH = 2
@@ -116,6 +122,7 @@ def of_bytes_literal(body: list[Literal[b"x"]]) -> None: ...
 def of_priced(body: Priced) -> None: ...
 def of_odd(body: Odd) -> None: ...
 def of_initialized(body: list[Initialized]) -> None: ...
+def of_barely_initialized(body: BarelyInitialized) -> None: ...
 
 
 STOCK = Stock({7: Line("x"), -1: Line("y")})
@@ -233,6 +240,7 @@ def test_what_has_a_default_keeps_it() -> None:
         of_set,
         of_odd,
         of_initialized,
+        of_barely_initialized,
         of_float_keys,
         of_level_keys,
         of_literal_keys,
@@ -302,10 +310,17 @@ def measured(function):
     return call
 
 
-class Measured:
-    @measured
-    def __call__(self, message):
-        yield message
+class YieldsWhenCalled(Yields):
+    def __init__(self, message):
+        self.message = message
+
+
+def drained(function):
+    @functools.wraps(function)
+    def call(message):
+        return list(function(message))
+
+    return call
 
 
 YIELDING = [
@@ -313,14 +328,10 @@ YIELDING = [
     yields_async,
     Yields(),
     Yields().handle,
-    Measured(),
-    measured(yields),
-    measured(measured(yields_async)),
-    measured(Yields()),
     contextlib.contextmanager(yields),
     contextlib.asynccontextmanager(yields_async),
     functools.cache(yields),
-    functools.partial(measured(Yields().handle)),
+    functools.partial(Yields().handle),
 ]
 
 
@@ -332,6 +343,18 @@ def test_a_handler_that_yields_is_refused(function) -> None:
     consumer = ParallelConsumer("t", group_id="g", bootstrap_servers=f"memory://{uuid4().hex}")
     with consumer, pytest.raises(ConfigError, match="yields"):
         consumer.poll(function)
+
+
+def test_a_decorator_that_runs_what_yields_is_accepted() -> None:
+    """What another one returns is looked at when it is called."""
+    service = MemoryService()
+    for name, function in (
+        ("q", drained(yields)),
+        ("r", measured(yields)),
+        ("s", YieldsWhenCalled),
+    ):
+        service.queue(name).handler()(function)
+    assert len(service.handlers) == 3
 
 
 @pytest.mark.parametrize("options", [{"batch_size": 2}, {"processes": 1}])

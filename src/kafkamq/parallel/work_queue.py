@@ -49,6 +49,7 @@ class FailedRun:
     processed: int | None  # how many records from its front were tried; None: all
     # Those that failed, in order, with the times (monotonic ms) of the next attempts.
     failed: list[tuple[ParallelRecord, int]]
+
     @property
     def given_up(self) -> list[int]:
         """Offsets of what was given up, and is done, behind those that were tried."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -168,16 +169,19 @@ def refuse_generator(function: Callable[..., Any], *, may_yield: bool = False) -
 def _layers(function: Any) -> Iterator[Any]:
     """What stands in front of a handler's body, and that: partials, decorators and objects.
 
-    A decorator that keeps ``__wrapped__`` is taken to call that and to return what it gets, as
-    ``contextlib.contextmanager`` and those that measure do.
+    Decorators of ``contextlib`` and ``functools.lru_cache`` run nothing of what the function
+    returns. Others may: what they return is looked at when they are called (``unfinished``).
     """
     for _ in range(_MAX_LAYERS):
-        call = getattr(function, "__call__", None)  # noqa: B004 - of an object
+        is_class = isinstance(function, type)  # whose call makes an object, no more
+        call = None if is_class else getattr(function, "__call__", None)  # noqa: B004
         yield from (function, call)
         if isinstance(function, functools.partial):
             function = function.func
-        elif hasattr(function, "__wrapped__"):
-            function = function.__wrapped__
+        elif isinstance(function, functools._lru_cache_wrapper) or (
+            getattr(function, "__globals__", None) is vars(contextlib)
+        ):
+            function = getattr(function, "__wrapped__", None)
         elif isinstance(call, FunctionType | MethodType):
             function = call
         else:

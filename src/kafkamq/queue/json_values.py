@@ -197,10 +197,11 @@ def _field_types(kind: Any, where: str) -> dict[str, Any]:
     except Exception as error:
         raise ConfigError(f"{where}: the fields of {kind!r} cannot be read: {error}") from error
     for name, hint in hints.items():
-        if isinstance(hint, dataclasses.InitVar):  # no field, and so nothing would be given
+        is_init_var = hint is dataclasses.InitVar or isinstance(hint, dataclasses.InitVar)
+        if is_init_var:  # no field, and so nothing would be given
             raise ConfigError(
                 f"{where}.{name} is an InitVar, which no body is read for: make it a field, or "
-                "make the object with deserializer="
+                "annotate the argument Any and make the object with deserializer="
             )
     return hints
 

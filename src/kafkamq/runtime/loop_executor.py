@@ -163,8 +163,7 @@ class LoopExecutor(Generic[R]):
             if not self._is_cancelled:
                 self._queue.fail(StateError(_NO_LOOP))
             raise
-        # They end each task that they pass through, as handlers and results may raise them.
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # a slot less is no secret
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - as in threads
             self._queue.fail(error)
         finally:
             self._beat.stop()

@@ -5,7 +5,9 @@ Whatever they say, it is about this record: what cannot be understood is a failu
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import itertools
 import math
 from collections.abc import AsyncGenerator, Generator
 from concurrent.futures import Future
@@ -20,6 +22,19 @@ from kafkamq.types import Ack, Nack, Reject
 
 VERDICTS = (Ack, Nack, Reject)
 Verdict: TypeAlias = Ack | Nack | Reject
+
+
+# What does its work when somebody iterates over it or enters it. Not every iterator and context
+# manager is that: a database's cursor and an HTTP client's response are what is left of work.
+_LAZY = (
+    Generator,
+    AsyncGenerator,
+    map,
+    filter,
+    itertools.starmap,
+    contextlib._GeneratorContextManager,
+    contextlib._AsyncGeneratorContextManager,
+)
 
 
 def is_verdict(outcome: object) -> bool:
@@ -74,7 +89,14 @@ def unfinished(outcome: object) -> ConfigError | None:
             f"the handler returned a {kind}, which it should have awaited: declare it with async "
             "def, and await it there"
         )
-    if isinstance(outcome, Generator | AsyncGenerator):
+    if isinstance(outcome, list | tuple) and any(map(inspect.iscoroutine, outcome)):
+        for each in filter(inspect.iscoroutine, outcome):
+            each.close()
+        return ConfigError(
+            f"the handler returned a {kind} with coroutines, which it should have awaited: declare "
+            "it with async def, and await them there, for example by asyncio.gather"
+        )
+    if isinstance(outcome, _LAZY):
         return ConfigError(
             f"the handler returned a {kind}, which nobody runs: let it do its work, and return "
             "what comes of it (several things as a list), without yield"
