@@ -69,6 +69,8 @@ test-faults-%: $(VENV)/.installed
 	$(if $(FAULTS_$*),,$(error PART is one or more of $(PARTS)))
 	$(BIN)/python -m pytest -m faults -n $(JOBS) $(if $(filter rules,$*),,--dist loadfile) \
 		$(FAULTS_$*) $(PYTEST_ARGS) || test $$? = $(NONE)
+	$(if $(filter rules,$*),FRESH_EXAMPLES=1 $(BIN)/python -m pytest -m "not faults" -n $(CORES) -o timeout=1800 \
+		tests/model tests/wire $(PYTEST_ARGS) || test $$? = $(NONE))
 
 chromium: ## Debian's browser for the tests of the pages, by apt
 	apt-get update --quiet=2

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_timeout
 from hypothesis import HealthCheck, settings
+from tests.examples import IS_FRESH
 from tests.faults.figures import MARK
 from tests.spark_starts import spark_environment
 from tests.waiting import SLOWNESS, measure_slowness, within
@@ -29,7 +30,12 @@ if TYPE_CHECKING:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says how busy the machine is, and nothing about the code.
-settings.register_profile("kafkamq", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "kafkamq",
+    deadline=None,
+    derandomize=not IS_FRESH,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("kafkamq")
 
 

@@ -18,7 +18,7 @@ from kafkamq.dev.demo.verdict import verdict_rows
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.faults]
 
 
 def _drop_ack(log: FakeLog) -> None:

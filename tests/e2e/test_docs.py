@@ -22,7 +22,8 @@ MORE = [ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "examples" / "RE
 _BLOCK = re.compile(r"^```(\w+) run\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#]+?)(#[^)]*)?\)")
 TIMEOUT_S = 120
-LONG = {"jobs", "sink", "spark"}  # start Spark, again for each block
+# Each of these starts a broker or Spark for itself, which takes longer than all that it shows.
+LONG = {"any-topic", "claims", "compare", "jobs", "operations", "parallel", "sink", "spark"}
 
 
 def blocks(language: str) -> list[object]:

@@ -19,6 +19,7 @@ def left_behind(bootstrap: str, namespace: str) -> list[str]:
     return [name for name in names if namespace in name]
 
 
+@pytest.mark.faults
 def test_a_killed_process_and_a_report(bootstrap: str, namespace: str, tmp_path: Path) -> None:
     report = tmp_path / "report.html"
     arguments = ("--only", "offsets", "--workers", "2", "--lease", "6", "--report", str(report))

@@ -148,6 +148,7 @@ def test_share_groups_are_available(own_broker: LocalKafka, namespace: str) -> N
     assert got
 
 
+@pytest.mark.faults
 def test_a_folder_is_kept_and_opened_again(tmp_path: Path, namespace: str) -> None:
     with LocalKafka(data_dir=tmp_path / "kafka ä", **OPTIONS) as broker:
         create_topic(broker.bootstrap_servers, namespace)
@@ -182,6 +183,7 @@ def test_a_broker_that_dies_after_formatting_says_why(tmp_path: Path) -> None:
         broker.start()
 
 
+@pytest.mark.faults
 def test_a_taken_port_leads_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
     find = module.free_port_pair
     taken = find()

@@ -394,7 +394,7 @@ class LeasesMachine(RuleBasedStateMachine):
 
 
 LeasesMachine.TestCase.settings = settings(
-    max_examples=examples(300), stateful_step_count=40, deadline=None
+    max_examples=examples(150), stateful_step_count=40, deadline=None
 )
 TestLeases = LeasesMachine.TestCase
 

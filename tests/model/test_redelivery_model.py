@@ -413,7 +413,7 @@ def assert_rebuilt(
 
 TestRedeliveryModel = Redelivery.TestCase
 TestRedeliveryModel.settings = settings(
-    max_examples=examples(300),
+    max_examples=examples(120),
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -264,6 +264,7 @@ def test_an_audit_tells_who_did_what(history: MessageHistory, tmp_path: Path) ->
     assert "No attempt was found" in history.commands.notes("audit", "--queue", "nosuch")
 
 
+@pytest.mark.faults
 def test_an_audit_counts_the_messages_of_batches(history: MessageHistory) -> None:
     acked, lost = history.send("orders", "o5", "o6")
     logs = history.logs
@@ -276,6 +277,7 @@ def test_an_audit_counts_the_messages_of_batches(history: MessageHistory) -> Non
     assert sum(orders["lateness"]) == 2
 
 
+@pytest.mark.faults
 def test_an_id_that_was_sent_again_is_one_line_of_an_audit(history: MessageHistory) -> None:
     (again,) = history.send("orders", "o3")
     history.work("orders", again, outcome=Outcome.NACK, consumer="bob")

@@ -11,6 +11,7 @@ from kafkamq import Service
 from kafkamq.spark.tracker.tracker import SparkTracker
 
 
+@pytest.mark.faults
 def test_a_checkpoint_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
     with (
         left_behind(tmp_path) as kafka,
