@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from confluent_kafka import Consumer as KafkaConsumer
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from tests.integration.queue_logs import (
     delete_group,
     die,
@@ -235,3 +235,43 @@ def test_a_new_queue_reads_no_more_of_the_ledger_than_may_be_its_own(
             assert ack_all(consumer, 1) == [b"new"]
     places = {number for number, is_forked in seen if is_forked}
     assert 1 <= len(places) <= 2, "a partition of the ledger for one of the messages topic"
+
+
+@pytest.mark.parametrize("writes_in_transactions", [False, True])
+def test_a_quiet_queue_outlives_the_messages_of_others(
+    bootstrap: str, namespace: str, monkeypatch: pytest.MonkeyPatch, writes_in_transactions: bool
+) -> None:
+    """Its worker's position passes these, and the control record of a transaction."""
+    monkeypatch.setattr("kafkamq.markers.offset_commits.COMMIT_INTERVAL_MS", 100)
+    settings: dict[str, str | int | float | bool] = {"bootstrap.servers": bootstrap}
+    if writes_in_transactions:
+        settings["transactional.id"] = namespace
+    with (
+        make_service(bootstrap, namespace, partitions=1) as service,
+        Admin(service.config) as admin,
+    ):
+        topic, group = service.config.message_topic, group_of(service.config, "quiet")
+        send(service, "quiet", b"one")
+        with service.queue("quiet").consumer() as consumer:
+            assert ack_all(consumer, 1) == [b"one"]
+            others = Producer(settings)
+            if writes_in_transactions:
+                others.init_transactions(30)
+                others.begin_transaction()
+            for _ in range(10):
+                others.produce(topic, b"x", b"others")
+            if writes_in_transactions:
+                others.commit_transaction(30)
+            others.flush(30)
+
+            def has_passed() -> bool:
+                consumer.receive(timeout=0.1)
+                (found,) = admin.committed([(group, (topic, 0))])
+                return found.offset == 1 + 10 + writes_in_transactions
+
+            wait_until(has_passed, "the position behind all that was written")
+        everything = TopicPartition(topic, 0, -1)
+        admin.wait(admin.client.delete_records([everything])[everything], "deleting")
+        send(service, "quiet", b"two")
+        with service.queue("quiet").consumer() as consumer:
+            assert ack_all(consumer, 1) == [b"two"]

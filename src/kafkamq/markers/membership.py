@@ -70,6 +70,7 @@ def open_member(config: ServiceConfig, queue: QueueConfig, owner: Owner) -> Grou
         strategy="range" if queue.group_id else COOPERATIVE,
         session_ms=session_ms_for(queue.redelivery_timeout_ms),
         socket_timeout_ms=10_000,
+        enable_partition_eof=True,  # a transaction's last record is seen by nothing else
     )
 
 

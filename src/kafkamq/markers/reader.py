@@ -111,6 +111,8 @@ class MessageReader:
             return
         if records:
             self._take(records, polled_ms)
+        if self._group.ends:
+            self._see_ends()
         if self._group.outside:
             self._see_outside()
         if self._unplaced:
@@ -202,6 +204,19 @@ class MessageReader:
 
     def _is_own(self, key: bytes | None) -> bool:
         return key == self._key or (key is not None and key.startswith(self._prefix))
+
+    def _see_ends(self) -> None:
+        """Pass what no record is polled of: control records of transactions.
+
+        A position in front of them would be outside of the log when all of it is deleted.
+        """
+        polled, held = self._buffer.positions(), self._buffer.held
+        ends = {
+            number: end
+            for (_, number), end in self._group.ends.items()
+            if number not in self._unplaced and number not in held and end > polled.get(number, end)
+        }
+        self._buffer.polled([], first_offsets={}, next_offsets=ends, count=len(ends))
 
     def _see_outside(self) -> None:
         """Positions that are not in the log are found again."""
