@@ -15,6 +15,7 @@ from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.markers.tracker.local_standby import run_standing_by
 from kafkamq.markers.tracker.status_reader import StatusReader
 from kafkamq.markers.tracker.succession import Succession
+from kafkamq.markers.wire.signs import SignKind
 
 
 @pytest.fixture
@@ -65,6 +66,7 @@ def test_r36_a_local_tracker_waits_for_another_engine_and_joins_its_own(logs: Lo
     with Succession(logs.config) as spark:
         spark.take_over("spark")
         spark.active(claimed(logs, "spark"))
+        wait_until(lambda: "spark" in _signs(logs))  # else nobody is there to wait for
         waits.start()
         waits.join(7.0)
         assert not _statuses(logs), "it works beside the other engine"
@@ -86,3 +88,9 @@ def test_r36_a_local_tracker_waits_for_another_engine_and_joins_its_own(logs: Lo
 def _statuses(logs: Logs) -> set[str]:
     with closing(StatusReader(logs.config)) as reader:
         return {status.engine for status in reader.read_to_end().values()}
+
+
+def _signs(logs: Logs) -> set[str]:
+    with closing(StatusReader(logs.config)) as reader:
+        reader.read_to_end()
+        return {sign.engine for sign in reader.take_signs() if sign.kind is SignKind.ACTIVE}
