@@ -441,3 +441,47 @@ class TestFirstStart:
             True,
             True,
         ]
+
+
+def overtaken(leases: Leases, *offsets: int, began_ms: int, now_ms: int = 0) -> None:
+    starts = {MessageId(0, offset): (LOG + began_ms, 70 + offset) for offset in offsets}
+    leases.overtaken(starts, now_ms, LOG + now_ms)
+
+
+def test_a_former_owners_start_answers_for_a_message_as_soon_as_its_lease_is_over() -> None:
+    """That is asked when ours is planned, however long ago the markers were read."""
+    leases = make()
+    overtaken(leases, 0, began_ms=-1000)
+    assert not leases.is_lapsed(MessageId(0, 0), T - 1000 - T // 16 - 1)
+    assert leases.is_lapsed(MessageId(0, 0), T - 1000 - T // 16)
+
+
+def test_within_a_former_owners_lease_a_message_is_started_again_and_renewed_by_id() -> None:
+    leases = make()
+    leases.gained_partition(0, 0)
+    overtaken(leases, 0, 1, began_ms=-1000)
+    in_time, late = start(leases, MessageId(0, 0), 1), start(leases, MessageId(0, 1), 1)
+    for lease in (in_time, late):
+        leases.started(lease, 10, LOG + 10)
+    assert (in_time.start_offset, in_time.log_begin_ms) == (70, LOG - 1000)
+    leases.committed([in_time], 20)
+    leases.committed([late], T - 1000)
+    assert in_time.state is LeaseState.HELD
+    assert late.state is LeaseState.LOST  # a tracker may be copying it
+    renewals = leases.plan_renewals(1000)
+    assert [renewal.message_id for renewal in renewals] == [MessageId(0, 0)]
+    leases.renewed(renewals[0], 1100, LOG + 1100)
+    assert leases.may_hand_out(in_time, 1000 + T - 1)
+    assert not leases.may_be_lapsed  # both were forgotten with the commit
+
+
+def test_what_is_known_of_a_start_of_our_own_is_not_replaced_by_what_the_markers_say() -> None:
+    leases = make()
+    own = start(leases, MessageId(0, 0), 1)
+    leases.started(own, 0, LOG + 5, 99)
+    leases.failed([own])
+    overtaken(leases, 0, began_ms=-10 * T)
+    assert not leases.is_lapsed(MessageId(0, 0), T - 1)
+    again = start(leases, MessageId(0, 0), 1)
+    leases.started(again, 100, LOG + 100, 120)
+    assert (again.start_offset, again.deadline_ms) == (99, T)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import nullcontext
 
@@ -9,7 +10,7 @@ import pytest
 from confluent_kafka import Message as Record
 
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import BrokerError
+from kafkamq.errors import BrokerError, DeadlineExceededError
 from kafkamq.markers import positions as module
 from kafkamq.markers.positions import AGAIN_S, LOOK_BACK_MS, MARGIN_MS, Positions
 from kafkamq.markers.wire.markers import encode_end, encode_start
@@ -86,12 +87,15 @@ class Brokers:
         self.asked_ms += times_ms.values()
         return dict.fromkeys(times_ms, 0)
 
+    def log_ends(self, _: str) -> dict[int, tuple[int, int]]:
+        return {0: (40, 50)}
+
 
 def end(partition: int, offset: int, outcome: Outcome) -> bytes:
     return encode_end(MessageId(partition, offset, TOPIC_ID, 1), outcome, consumer_id="c")
 
 
-def test_what_a_former_owner_started_is_overtaken_when_its_lease_is_nearly_over(
+def test_what_a_former_owner_started_is_found_and_what_has_a_verdict_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     began = 30 * DAY_MS
@@ -102,25 +106,47 @@ def test_what_a_former_owner_started_is_overtaken_when_its_lease_is_nearly_over(
             (began, start(0, 7)),
             (began, start(0, 8)),
             (began, start(1, 7)),  # of a partition that is another's
+            (began + 100, start(0, 7)),  # the first one counts
             (began + 200, end(0, 8, Outcome.ACK)),  # the position was set back behind it
-            (began + 7400, start(0, 9)),
-            (began + 7500, start(0, 10)),
-            (began + 7500, end(0, 10, Outcome.REDELIVERED)),
+            (began + 300, start(0, 9)),
+            (began + 7400, start(0, 10)),
+            (began + 7450, end(0, 10, Outcome.REDELIVERED)),
+            (began + 7500, start(0, 8)),  # and nobody committed it again
         ],
     )
-    brokers = Brokers(monkeypatch, latest_ms=began + 7500)
-
-    def offsets(since_ms: int, timeout_ms: int) -> list[int]:
-        found = positions().overtaken({0: 7}, since_ms, timeout_ms)
-        of_0 = [offset for offset in range(20) if MessageId(0, offset, TOPIC_ID, 1) in found]
-        assert len(of_0) == len(found)
-        return of_0
-
-    assert offsets(began - 1, 10_000) == [7, 10]  # three quarters of it are over
-    assert offsets(0, 10_004) == [10]
-    assert brokers.asked_ms == [began - 1, began + 7500 - LOOK_BACK_MS]
-    assert offsets(began + 1, 10_000) == []  # no message is as old as that: nothing is read
+    brokers = Brokers(monkeypatch, latest_ms=began + 7400)
+    found = positions().overtaken({0: 7}, began - 1)
+    assert {of.offset: at_ms - began for of, (at_ms, _) in found.starts.items()} == {
+        7: 0,
+        9: 300,
+        8: 7500,
+    }
+    assert MessageId(0, 10, TOPIC_ID, 1) in found.redelivered
+    assert len(found.redelivered) == 1
+    assert (found.is_whole, found.latest_ms) == (True, began + 7500)
+    positions().overtaken({0: 7}, 0)
+    assert brokers.asked_ms == [began - 1, began + 7400 - LOOK_BACK_MS]
+    found = positions().overtaken({0: 7}, began + 7401)  # no marker is as young as the messages
+    assert (found.starts, found.is_whole) == ({}, True)
     assert len(brokers.asked_ms) == 2
+
+
+def test_of_markers_that_are_read_in_part_only_copies_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else what was acked, and is replayed, would be left out: its END was not read."""
+    log = [(1, start(0, 7)), (1, start(0, 8)), (2, end(0, 8, Outcome.REDELIVERED))]
+
+    def part(*_: object, ends: dict[int, int], until_s: float, **__: object) -> Iterator[Record]:
+        assert (ends, until_s < math.inf) == ({0: 50}, True)
+        for log_ms, value in log:
+            yield Record(partition=0, value=value, timestamp=(2, log_ms))
+        raise DeadlineExceededError("a transaction is open")
+
+    Brokers(monkeypatch, latest_ms=9)
+    monkeypatch.setattr(module, "scan", part)
+    found = positions().overtaken({0: 7}, 1)
+    assert (found.starts, found.is_whole, len(found.redelivered)) == ({}, False, 1)
 
 
 def test_markers_that_cannot_be_read_keep_nobody_from_working(
@@ -131,7 +157,9 @@ def test_markers_that_cannot_be_read_keep_nobody_from_working(
 
     monkeypatch.setattr(module, "Admin", refuse)
     with caplog.at_level("INFO"):
-        assert not positions().overtaken({0: 7}, 0, 10_000)
+        found = positions().overtaken({0: 7}, 0)
+    assert not found.is_whole
+    assert not found.starts
     assert "cannot be read" in caplog.text
 
 

@@ -7,17 +7,25 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import KafkaError
 
 from kafkamq import Consumer, Message, Service
-from kafkamq.config import ServiceConfig
+from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.markers.membership import broker_session_problems, session_problem
+from kafkamq.markers.message import MarkersMessage
+from kafkamq.markers.positions import Positions
+from kafkamq.markers.reader import MessageReader
+from kafkamq.markers.rules.fetch_buffer import FetchBuffer
+from kafkamq.markers.rules.lease import Overtaken
+from kafkamq.markers.rules.message_set import MessageSet
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.names import group_of
+from kafkamq.transport.group_consumer import GroupOffsets
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
 from kafkamq.transport.memory.faults import Fault
 from kafkamq.types import Marker, MarkerType, Outcome, expand
@@ -195,3 +203,118 @@ def test_what_a_dead_worker_had_started_is_not_handed_out_beside_its_copy(name: 
             (b"1", 2),
             (b"2", 2),
         }
+
+
+def test_a_dead_workers_message_that_the_next_one_starts_too_late_is_not_handed_out_twice(
+    name: str,
+) -> None:
+    """It got the partition in time, and was busy with other messages until the leases had ended."""
+    refused = Fault(error=KafkaError(KafkaError.REBALANCE_IN_PROGRESS))
+    with Service(f"memory://{name}", "n") as service:
+        service.create_topics(partitions=1, marker_partitions=1)
+        faults = cluster_of(service.config.bootstrap_servers).faults
+        producer = service.queue("q").producer()
+        producer.send(b"first").result(30)
+        dying = service.queue("q", redelivery_timeout=2.0).consumer()
+        receive(dying).ack(wait=True)
+        faults.plan = lambda kind, *_: refused if kind == "commit" else None
+        for number in range(4):
+            producer.send(b"%d" % number).result(30)
+        until(lambda: dying.receive(0.1) or started(service) == 5)
+        dying.close()
+        faults.plan = None
+        queue = service.queue("q", redelivery_timeout=2.0, receive_buffer=1)
+        with LocalTracker(service.config).in_thread(), queue.consumer() as successor:
+            messages = [receive(successor)]
+            until(lambda: redelivered(service) >= 2)
+            while len({each.payload for each in messages}) < 4:
+                messages[-1].ack(wait=True)
+                messages.append(receive(successor))
+            messages[-1].ack(wait=True)
+            until(lambda: MarkerType.START not in latest(service))
+            assert successor.receive(0.1) is None
+        assert len(messages) == 4
+
+
+def latest(service: Service) -> set[MarkerType]:
+    """Of each message the last marker's type."""
+    last = {each.message_id: each.type for each in markers(service) if each.message_id}
+    return set(last.values())
+
+
+def test_a_look_at_a_dead_workers_starts_that_is_interrupted_is_repeated(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, looks = Positions.overtaken, []
+
+    def interrupted_once(self: Positions, *of: Any) -> Overtaken:
+        looks.append(of)
+        if len(looks) == 1:
+            raise KeyboardInterrupt
+        return look(self, *of)
+
+    monkeypatch.setattr(Positions, "overtaken", interrupted_once)
+    with Service(f"memory://{name}", "n") as service:
+        service.create_topics(partitions=1, marker_partitions=1)
+        service.queue("q").producer().send(b"x").result(30)
+        with service.queue("q").consumer() as consumer:
+            with pytest.raises(KeyboardInterrupt):
+                receive(consumer)
+            receive(consumer).ack()
+    assert len(looks) == 2
+
+
+def test_a_look_that_failed_is_not_repeated_at_once_and_what_is_polled_is_handed_out(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[object] = []
+    monkeypatch.setattr(Positions, "overtaken", lambda *of: looks.append(of) or Overtaken())
+    with Service(f"memory://{name}", "n") as service:
+        service.create_topics(partitions=1, marker_partitions=1)
+        producer = service.queue("q").producer()
+        with service.queue("q").consumer() as consumer:
+            for number in range(3):
+                producer.send(b"%d" % number).result(30)
+                receive(consumer).ack()
+    assert len(looks) == 1
+
+
+class Member:
+    """Nobody who wants to know."""
+
+    def _gained(self, _: Sequence[int]) -> None: ...
+    def _lost(self, _: Sequence[int]) -> None: ...
+    def _answered(self, _: MessageSet) -> None: ...
+    def _overtaken(self, _: Overtaken) -> None: ...
+    def _broker_ms(self) -> int | None: ...
+    def _topic_id(self) -> bytes:
+        return b""
+
+    def _stamp(self) -> bytes:
+        return b""
+
+    def _is_topic_another(self) -> bool:
+        return False
+
+
+def test_a_recreated_topic_is_read_from_its_start_though_nobody_receives(name: str) -> None:
+    """What a poll of a member that only stays one gets does not change where it is to be read."""
+    with Service(f"memory://{name}", "n") as service:
+        service.create_topics(partitions=1, marker_partitions=1)
+        other = service.queue("other").producer()
+        for _ in range(200):
+            other.send(b"x").result(30)
+        place = service.config.message_topic, 0
+        GroupOffsets(service.config, group_of(service.config, "q")).commit({place: 50})
+        buffer = FetchBuffer[MarkersMessage]()
+        queue = QueueConfig(queue_id="q")
+        reader = MessageReader(service.config, queue, buffer, Member(), cast("Any", None))
+        until(lambda: reader.poll(1, 0.1) or buffer.positions())
+        assert buffer.positions()[0] > 50
+        reader.reread_topic(time.monotonic() + 60)
+        for _ in range(20):
+            reader.tend()
+        assert not buffer.positions()
+        until(lambda: reader.poll(1, 0.1) or buffer.positions())
+        assert buffer.positions() == {0: 0}
+        reader.close()

@@ -23,6 +23,7 @@ from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.reader import MessageReader, group_of
 from kafkamq.markers.rules.fetch_buffer import FetchBuffer
 from kafkamq.markers.rules.handout import ReceiveAhead
+from kafkamq.markers.rules.lease import Overtaken
 from kafkamq.markers.rules.message_set import MessageSet
 from kafkamq.markers.starts import Starter
 from kafkamq.markers.state import ConsumerState
@@ -270,6 +271,17 @@ class MarkersConsumer(Consumer):
         """STARTs of these are in the log: a tracker answers for them."""
         with self._state.lock:
             self._state.leases.answered(messages)
+
+    def _overtaken(self, found: Overtaken) -> None:
+        """A former owner's STARTs are known; the latest markers may be newer than the clock."""
+        state = self._state
+        now_ms = max(self._starter.now_ms(), found.latest_ms)
+        with state.lock:
+            state.leases.answered(found.redelivered)
+            state.leases.overtaken(found.starts, monotonic_ms(), now_ms)
+
+    def _broker_ms(self) -> int | None:
+        return self._state.broker_ms()
 
     def _topic_id(self) -> bytes:
         return self._starter.facts.message_topic_id

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import KafkaMQError
+from kafkamq.markers.rules.lease import Overtaken
 from kafkamq.markers.rules.message_set import MessageSet
 from kafkamq.queue.names import group_of_workers
 from kafkamq.transport.admin import Admin
@@ -44,6 +45,12 @@ class Membership(Protocol):
 
     def _answered(self, messages: MessageSet) -> None:
         """STARTs of these are in the log, though no offset behind them is committed."""
+
+    def _overtaken(self, found: Overtaken) -> None:
+        """What a former owner had begun in partitions that were assigned."""
+
+    def _broker_ms(self) -> int | None:
+        """The brokers' time; None: not known yet."""
 
     def _topic_id(self) -> bytes:
         """Of the messages' topic as STARTs name it; empty: unknown."""

@@ -20,6 +20,7 @@ from functools import partial
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, KafkaMQError, WireError
+from kafkamq.markers.rules.lease import Overtaken
 from kafkamq.markers.rules.message_set import MessageSet
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.markers.wire.positions import (
@@ -50,7 +51,7 @@ REFUSED_S = 60.0  # after a refusal the next try waits so long
 AGAIN_S = 600.0  # what has not changed is written again: a former owner's record may come late
 LOOK_BACK_MS = 600_000  # what a former owner STARTed is not looked for further back
 _LOOK_CHUNKS = 4  # of 4096 offsets, behind what is committed: it had no more under way
-_LOOK_S = 2.0  # how long a worker's polls wait for a look, with each of its steps
+_LOOK_S = 2.0  # how long a worker's polls wait for a look, with all of its steps
 _WITHOUT = (Meaning.FORBIDDEN, Meaning.NO_TOPIC)
 """A worker without the right to read goes on, as one of the version before did."""
 _log = logging.getLogger(__name__)
@@ -317,59 +318,63 @@ class Positions:
         # Batches without a key are of several queues (R29).
         return queue_key == self._queue_key or bool(not queue_key and marker.batches)
 
-    def overtaken(self, first: Mapping[int, int], since_ms: int, timeout_ms: int) -> MessageSet:
-        """Messages that a former owner had STARTed, and whose leases are over, or nearly so.
+    def overtaken(self, first: Mapping[int, int], since_ms: int) -> Overtaken:
+        """What a former owner had STARTed, which was killed before it committed the offsets.
 
-        It was killed before it committed their offsets. A START of ours would come too late: a
-        tracker brings them back, whatever becomes of ours. Verdicts of a worker say that the
-        position was set back on purpose: such messages are left out.
+        A START of ours may come when the lease of the first one is over: then a tracker brings the
+        message back, whatever becomes of ours. Verdicts of a worker say that the position was set
+        back on purpose: such messages are left out.
 
-        Best effort and bounded: without an answer, or on brokers before Kafka 3.0, none is found.
+        Best effort and bounded: without an answer only copies that were seen count. On brokers
+        before Kafka 3.0 none is found.
 
         Args:
             first: The first offset of the queue by partition, at or behind what is committed.
             since_ms: Broker time of the oldest of these messages; 0: not known.
-            timeout_ms: The redelivery timeout.
         """
-        over_ms = timeout_ms * 3 // 4  # the rest is for our START to get there
-        started: list[tuple[int, MessageBatch]] = []
-        settled: list[MessageBatch] = []
+        found = Overtaken()
         until_s = time.monotonic() + _LOOK_S
         try:
-            now_ms, starts = self._recent_markers(first, since_ms, over_ms)
+            found.latest_ms, starts, ends = self._recent_markers(first, since_ms, until_s)
             where = self._config, self._config.marker_topic, starts
-            for record in scan(*where, group_id=self._group, stall_s=_LOOK_S):
-                log_ms = record.timestamp()[1]
-                now_ms = max(now_ms, log_ms)
-                marker = _decoded_marker(record)
-                if time.monotonic() > until_s:
-                    break
-                if marker is None:
-                    continue
-                if self._is_own_start(marker):
-                    started += [(log_ms, each) for each in _messages_of(marker)]
-                elif marker.type is not MarkerType.END or marker.of_schedule:
-                    continue
-                elif marker.outcome in (Outcome.REDELIVERED, Outcome.DEAD_LETTERED):
-                    started += [(-over_ms, each) for each in _messages_of(marker)]
-                else:
-                    settled += _messages_of(marker)
+            for record in scan(*where, group_id=self._group, ends=ends, until_s=until_s):
+                self._add_former(found, record, first)
+            found.is_whole = True
         except KafkaMQError as error:
+            found.starts.clear()
             _log.info("STARTs of a former owner cannot be read", extra={"error": str(error)})
-        overtaken = MessageSet()
-        for log_ms, batch in started:
-            if log_ms + over_ms <= now_ms and batch.partition in first:
-                overtaken.add(batch, first[batch.partition])
-        for batch in settled:
-            overtaken.discard(batch)
-        return overtaken
+        return found
+
+    def _add_former(self, found: Overtaken, record: Record, first: Mapping[int, int]) -> None:
+        marker = _decoded_marker(record)
+        log_ms = record.timestamp()[1]
+        found.latest_ms = max(found.latest_ms, log_ms)
+        if marker is None or marker.of_schedule:
+            return
+        is_start = self._is_own_start(marker)
+        if not is_start and marker.type is not MarkerType.END:
+            return
+        is_copied = marker.outcome in (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
+        of_start = log_ms, record.offset() or 0
+        for batch in _messages_of(marker):
+            if batch.partition not in first:
+                continue
+            if not is_start and is_copied:
+                found.redelivered.add(batch, first[batch.partition])
+            elif not is_start:
+                found.redelivered.discard(batch)
+            for message_id in batch.message_ids():
+                if not is_start:
+                    found.starts.pop(message_id, None)
+                elif message_id.offset >= first[batch.partition]:
+                    found.starts.setdefault(message_id, of_start)
 
     def _recent_markers(
-        self, first: Mapping[int, int], since_ms: int, over_ms: int
-    ) -> tuple[int, dict[int, int]]:
-        """Their latest time, and where to read those of these messages; empty: all are recent."""
+        self, first: Mapping[int, int], since_ms: int, until_s: float
+    ) -> tuple[int, dict[int, int], dict[int, int]]:
+        """Their latest time, and from where to where those of these messages are."""
         topic = self._config.marker_topic
-        with Admin(self._config, timeout_s=_LOOK_S) as admin:
+        with Admin(self._config, until_s=until_s) as admin:
             count = admin.require_topic(topic).partitions
             numbers = {
                 marker_partition(partition, offset + chunk * CHUNK_OFFSETS, count)
@@ -377,11 +382,13 @@ class Positions:
                 for chunk in range(_LOOK_CHUNKS)
             }
             times = admin.latest_times(topic, sorted(numbers))
-            now_ms = max(times.values(), default=0)
-            if since_ms + over_ms > now_ms:
-                return now_ms, {}
-            back_ms = max(since_ms, now_ms - LOOK_BACK_MS, 0)
-            return now_ms, admin.offsets_for_times(topic, dict.fromkeys(times, back_ms))
+            latest_ms = max(times.values(), default=0)
+            if latest_ms < since_ms or not times:
+                return latest_ms, {}, {}
+            back_ms = max(since_ms, latest_ms - LOOK_BACK_MS, 0)
+            starts = admin.offsets_for_times(topic, dict.fromkeys(times, back_ms))
+            ends = admin.log_ends(topic) if starts else {}
+        return latest_ms, starts, {number: end for number, (_, end) in ends.items()}
 
     def _markers_since(self, since_ms: int) -> dict[int, int]:
         topic = self._config.marker_topic

@@ -33,6 +33,7 @@ CLOSE_TIMEOUT_S = 10.0
 IDLE_MS = 1000  # unpolled for so long, a member may hold up its group
 PAUSE_MS = MAX_AGE_MS  # what nobody wanted for so long is read again anyway
 _ASK_AGAIN_S = 0.1
+_LOOK_AGAIN_S = 5.0  # after a look at a former owner's STARTs that failed
 _WAIT_S = 0.25  # one blocking wait; between two, errors are looked at
 # In place of the position of a partition that is to be read from another place.
 _UNKNOWN = -1  # from what is committed
@@ -65,6 +66,7 @@ class MessageReader:
         self._gained_s: dict[int, float] = {}  # partition -> when it was assigned, monotonic
         self._polled_per_own = 1.0  # records of the last poll for each message of our own
         self._fresh: set[int] = set()  # assigned, and not looked at for a former owner's STARTs
+        self._look_s = 0.0  # monotonic: nobody looks at them before
         self._is_paused = False
         self._polled_ms = self._wanted_ms = monotonic_ms()  # the last poll; ... for messages
         self._commits = OffsetCommits(self._topic, queue, buffer, self._note)
@@ -156,23 +158,39 @@ class MessageReader:
             self._polled_per_own = len(records) / own if own else MAX_POLL
 
     def _look_behind(self, runs: Iterable[Run[MarkersMessage]]) -> None:
-        """What a former owner STARTed and did not commit may be on its way back already (R5)."""
+        """What a former owner STARTed and did not commit is a tracker's, or soon may be (R5)."""
         first = {run.partition: run for run in reversed(list(runs)) if run.partition in self._fresh}
-        if not first:
-            return
-        self._fresh.difference_update(first)
-        times = [run.messages[0]._record.timestamp() for run in first.values()]
-        overtaken = self.positions.overtaken(
-            {partition: run.offsets[0] for partition, run in first.items()},
-            min(time_ms if kind == LOG_APPEND_TIME else 0 for kind, time_ms in times),
-            self._queue.redelivery_timeout_ms,
-        )
-        if overtaken:
-            _log.info(
-                "a former owner had STARTed messages, whose leases have ended: they come again",
-                extra={"queue": self._queue.queue_id, "messages": len(overtaken)},
-            )
-            self._member._answered(overtaken)
+        old = {number: run.offsets[0] for number, run in first.items() if self._may_be_begun(run)}
+        if old:
+            if monotonic() < self._look_s:  # a look failed just now; these may be STARTed
+                return
+            times = [first[number].messages[0]._record.timestamp() for number in old]
+            since_ms = min(time_ms if kind == LOG_APPEND_TIME else 0 for kind, time_ms in times)
+            found = self.positions.overtaken(old, since_ms)
+            if found.starts or found.redelivered:
+                _log.info(
+                    "a former owner had STARTed messages: what it cannot finish comes again",
+                    extra={
+                        "queue": self._queue.queue_id,
+                        "started": len(found.starts),
+                        "redelivered": len(found.redelivered),
+                    },
+                )
+                self._member._overtaken(found)
+            if not found.is_whole:
+                self._look_s = monotonic() + _LOOK_AGAIN_S
+                return
+        self._fresh.difference_update(first)  # last: a look that is broken off is repeated
+
+    def _may_be_begun(self, run: Run[MarkersMessage]) -> bool:
+        """Whether a former owner may have STARTed its first message, and ours may come too late."""
+        kind, time_ms = run.messages[0]._record.timestamp()
+        now_ms = self._member._broker_ms()
+        if kind != LOG_APPEND_TIME or now_ms is None:
+            return True
+        owned_ms = (monotonic() - self._gained_s.get(run.partition, monotonic())) * 1000
+        age_ms = now_ms - time_ms
+        return age_ms >= owned_ms and age_ms + MAX_AGE_MS >= self._queue.redelivery_timeout_ms
 
     def _run(
         self, partition: int, records: Sequence[Record], polled_ms: int
@@ -480,7 +498,8 @@ class MessageReader:
         if records:  # of a partition that was assigned just now; a look at it would wait
             fresh = self._fresh.intersection(map(Record.partition, records))
             self._buffer.revoked(fresh)
-            self._unplaced.update(dict.fromkeys(fresh, _UNKNOWN))
+            for partition in fresh:
+                self._unplaced.setdefault(partition, _UNKNOWN)
             self._take(records, self._polled_ms)
         self._commit_skipped()  # asynchronous: nothing here may wait
 

@@ -278,7 +278,7 @@ class Starter:
             if not run.offsets:
                 return
         if self._is_at_most_once:
-            _add(batch, Lease.unwatched(run.partition, run.offsets, log, self._now_ms()), run)
+            _add(batch, Lease.unwatched(run.partition, run.offsets, log, self.now_ms()), run)
             return
         number = marker_partition(run.partition, run.offsets[0], facts.marker_partitions)
         route = batch.routes.setdefault(number, RouteStarts())
@@ -312,7 +312,7 @@ class Starter:
             messages=[run.messages[at] for at in rest],
         )
 
-    def _now_ms(self) -> int:
+    def now_ms(self) -> int:
         """The brokers' time, as well as it is known."""
         return self._state.broker_ms() or time.time_ns() // NS_PER_MS
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -90,7 +91,8 @@ class Admin:
     """One admin client of a namespace; context manager; thread-safe.
 
     Every method raises ``BrokerError`` at once for wrong credentials, and
-    ``DeadlineExceededError``, naming the servers, when no broker answers within ``timeout_s``.
+    ``DeadlineExceededError``, naming the servers, when no broker answers within ``timeout_s``,
+    or until the monotonic time ``until_s``, whatever was asked before.
 
     ``kept_groups``: Those whose offsets are asked for often, each of which keeps a consumer; None:
     some of all that are asked for. ``is_over``: Whether nobody wants an answer any more: who waits
@@ -102,12 +104,14 @@ class Admin:
         config: ServiceConfig,
         *,
         timeout_s: float = 30.0,
+        until_s: float = math.inf,
         kept_groups: Collection[str] | None = None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         self.config = config
         self._is_over = is_over
         self._timeout_s = timeout_s
+        self._until_s = until_s
         self._watch = ErrorWatch(config.bootstrap_servers)
         self._client = open_admin(admin_settings(config), self._watch)
         self._committed = CommittedOffsets(config, self._watch, kept=kept_groups)
@@ -172,7 +176,7 @@ class Admin:
         self, doing: str, call: Callable[[_Attempt], T], *, attempt_s: float = _ATTEMPT_S
     ) -> T:
         """Repeat a question within the bound, while the answer is that it may be repeated."""
-        deadline_s = time.monotonic() + self._timeout_s
+        deadline_s = min(time.monotonic() + self._timeout_s, self._until_s)
         failures = 0
         while True:
             client = self._client

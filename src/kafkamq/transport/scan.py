@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Generator, Mapping
 
@@ -21,13 +22,22 @@ def scan(
     starts: Mapping[int, int] | None = None,
     *,
     group_id: str = READER_GROUP,
-    stall_s: float = STALL_S,
+    ends: Mapping[int, int] | None = None,
+    until_s: float = math.inf,
 ) -> Generator[Record, None, None]:
     """The committed records of a topic up to the end of each partition, each in log order.
 
+    Args:
+        config: Of the client.
+        topic: What is read.
+        starts: The first offset by partition; None: all there is.
+        group_id: Of the client.
+        ends: Offsets to read to at least, also where a transaction is open before them.
+        until_s: Monotonic: longest wait.
+
     Raises:
         BrokerError: The topic does not exist, a start is outside the log, or the broker refuses.
-        DeadlineExceededError: No broker answers.
+        DeadlineExceededError: No broker answers, or the time is over.
     """
     if starts is None:
         with Admin(config) as admin:
@@ -37,6 +47,7 @@ def scan(
         starts = {number: first for number, (first, end) in bounds.items() if end > first}
     if not starts:
         return
+    wanted = ends or {}
     missing = {(topic, partition) for partition in starts}
     follower = Follower(
         config,
@@ -49,13 +60,17 @@ def scan(
         follower.place({(topic, partition): offset for partition, offset in starts.items()})
         last_news_s = time.monotonic()
         while missing:
+            if time.monotonic() > until_s:
+                raise follower.deadline(0.0)
             records = follower.poll(_BATCH, 0.2)
             follower.require_inside()
             if records or follower.ends:
                 last_news_s = time.monotonic()
-            elif time.monotonic() - last_news_s > stall_s:
-                raise follower.deadline(stall_s)
-            missing -= follower.ends.keys()
+            elif time.monotonic() - last_news_s > STALL_S:
+                raise follower.deadline(STALL_S)
+            missing -= {
+                place for place, end in follower.ends.items() if end >= wanted.get(place[1], 0)
+            }
             yield from records
     finally:
         follower.close()

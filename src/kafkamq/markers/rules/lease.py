@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from kafkamq.markers.rules.batching import batch_of
+from kafkamq.markers.rules.message_set import MessageSet
 from kafkamq.types import MessageBatch, MessageId, Outcome
 
 
@@ -55,6 +56,23 @@ class FirstStart:
     log_begin_ms: int
     log_deadline_ms: int
     start_offset: int
+
+
+@dataclass(slots=True)
+class Overtaken:
+    """What the markers say of messages whose former owner did not commit their offsets.
+
+    Attributes:
+        starts: Broker time and offset of the first START of what has no END, by message.
+        redelivered: Those that have copies, or became dead letters.
+        latest_ms: Broker time of the latest marker.
+        is_whole: Whether all markers were read; else ``starts`` is empty, as an END may be missing.
+    """
+
+    starts: dict[MessageId, tuple[int, int]] = field(default_factory=dict)
+    redelivered: MessageSet = field(default_factory=MessageSet)
+    latest_ms: int = 0
+    is_whole: bool = False
 
 
 ACKED = Verdict(Outcome.ACK)

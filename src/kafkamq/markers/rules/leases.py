@@ -17,7 +17,7 @@ one step for all threads, and ``collect`` finds out later what is missing there.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from kafkamq.markers.rules.batching import batch_of
 from kafkamq.markers.rules.lease import (
@@ -42,7 +42,7 @@ _LEASES_PER_MS = 500
 _NEVER_MS = 1 << 62
 
 MAX_REMEMBERED_STARTS = 100_000
-"""First STARTs of failed batches that are remembered; the oldest are dropped."""
+"""First STARTs of failed batches, and of former owners; the oldest are dropped."""
 
 # Looking a member up in its class takes as long as the rest of a line.
 _STARTING, _STARTED, _HELD, _ACKNOWLEDGED, _LOST = LeaseState
@@ -144,6 +144,23 @@ class Leases:
         are remembered until what is behind them is committed.
         """
         self._answered.update(messages)
+
+    def overtaken(
+        self, starts: Mapping[MessageId, tuple[int, int]], monotonic_ms: int, broker_ms: int
+    ) -> None:
+        """First STARTs by a former owner, each with its broker time and offset (R5).
+
+        They count as those of our own failed batches, which are known better and stay. Their
+        leases end a little earlier here than they do, as the brokers' time is never exact.
+        """
+        lasts_ms = self._timeout_ms - self._timeout_ms // 16
+        for message_id, (log_ms, offset) in starts.items():
+            begin_ms = monotonic_ms + log_ms - broker_ms
+            first = FirstStart(
+                begin_ms, begin_ms + lasts_ms, log_ms, log_ms + self._timeout_ms, offset
+            )
+            self._first_starts.setdefault(message_id, first)
+        self._drop_oldest()
 
     def start(
         self, partition: int, offsets: Sequence[int], log: tuple[bytes, int], marker_partition: int
@@ -251,6 +268,9 @@ class Leases:
         for message_id in lease.message_ids():
             if not (unless_known and message_id in self._first_starts):
                 self._first_starts[message_id] = first
+        self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
         while len(self._first_starts) > MAX_REMEMBERED_STARTS:
             self._first_starts.popitem(last=False)
 
