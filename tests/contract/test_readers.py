@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -12,7 +13,7 @@ from tests.sure_producer import write_records
 from tests.waiting import wait_until
 
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import DataLossError, StateError
+from kafkamq.errors import DataLossError, DeadlineExceededError, StateError
 from kafkamq.transport import record_reader
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.clients import open_producer
@@ -359,3 +360,23 @@ def test_a_transaction_finds_a_partition_that_was_added_meanwhile(
     reader = RecordReader(config, topic)
     assert reader.read(PARTITIONS, int(is_many)) is not None
     reader.close()
+
+
+def test_a_scan_that_is_told_the_ends_waits_for_an_open_transaction(
+    config: ServiceConfig, topic: str
+) -> None:
+    write(config, topic, 1)
+    producer = TransactionalProducer(config, f"{topic}-open")
+    producer.init()
+    producer.begin()
+    producer.produce((topic, 0, None, b"y", ()))
+    producer.flush()
+    with Admin(config) as admin:
+        end = admin.log_ends(topic)[0][1]
+    with pytest.raises(DeadlineExceededError):
+        list(scan(config, topic, {0: 0}, ends={0: end}, until_s=time.monotonic() + 1.0))
+    records = scan(config, topic, {0: 0}, ends={0: end})
+    assert next(records).offset() == 0
+    producer.commit()
+    assert [record.offset() for record in records] == [1]
+    producer.close()
