@@ -8,14 +8,21 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from confluent_kafka import KafkaError
 
 from kafkamq import Consumer, Message, Service
 from kafkamq.config import QueueConfig, ServiceConfig
-from kafkamq.markers.membership import broker_session_problems, session_problem
+from kafkamq.markers import membership
+from kafkamq.markers.membership import (
+    broker_session_problems,
+    session_problem,
+    shorten_session,
+)
 from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.positions import Positions
 from kafkamq.markers.reader import MessageReader
@@ -131,6 +138,14 @@ def test_what_to_write_is_said() -> None:
         (
             {"group_protocol": "consumer"},
             {"group.consumer.min.session.timeout.ms": "6000"},
+            "3 x group.consumer.min.heartbeat.interval.ms is 15000",
+        ),
+        (
+            {"group_protocol": "consumer"},
+            {
+                "group.consumer.min.session.timeout.ms": "6000",
+                "group.consumer.min.heartbeat.interval.ms": "2000",
+            },
             "",
         ),
     ],
@@ -140,6 +155,33 @@ def test_what_brokers_allow_is_judged(
 ) -> None:
     problems = broker_session_problems(config(**kafka), broker, 10_000)
     assert [said in problem for problem in problems] == ([True] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("least_beat_ms", "changes"),
+    [
+        ("5000", {"consumer.session.timeout.ms": "15000"}),
+        (
+            "500",
+            {"consumer.session.timeout.ms": "6000", "consumer.heartbeat.interval.ms": "2000"},
+        ),
+    ],
+)
+def test_a_group_of_kafka_4_has_three_heartbeats_in_a_session(
+    monkeypatch: pytest.MonkeyPatch, least_beat_ms: str, changes: dict[str, str]
+) -> None:
+    """One that is late must not cost a worker its partitions."""
+    least = "group.consumer.min.session.timeout.ms", "group.consumer.min.heartbeat.interval.ms"
+    settings = dict(zip(least, ("6000", least_beat_ms), strict=True))
+    admin = Mock()
+    admin.cluster.return_value.settings = settings
+    admin.group_settings.return_value = {
+        "consumer.session.timeout.ms": "45000",
+        "consumer.heartbeat.interval.ms": "5000",
+    }
+    monkeypatch.setattr(membership, "Admin", lambda *_: nullcontext(admin))
+    shorten_session(config(group_protocol="consumer"), QueueConfig(queue_id="q"))
+    assert admin.set_group.call_args.args[1] == changes
 
 
 def markers(service: Service) -> list[Marker]:

@@ -31,6 +31,10 @@ MAX_SESSION_MS = 10_000
 _GROUP_SESSION = "consumer.session.timeout.ms"
 _BROKER_SESSION = "group.consumer.session.timeout.ms"
 _BROKER_MIN = "group.consumer.min.session.timeout.ms"
+_GROUP_BEAT = "consumer.heartbeat.interval.ms"
+_BROKER_BEAT = "group.consumer.heartbeat.interval.ms"
+_BROKER_MIN_BEAT = "group.consumer.min.heartbeat.interval.ms"
+_BEATS = 3  # heartbeats in a session: one that is late must not cost the membership
 _log = logging.getLogger(__name__)
 
 
@@ -111,9 +115,9 @@ def broker_session_problems(
 ) -> list[str]:
     """What a broker's settings do to the sessions of workers with this redelivery timeout."""
     if is_of_brokers(config):
-        least_ms = int(broker.get(_BROKER_MIN, "45000"))
+        least_ms, name = _least(broker)
         end = "on the brokers: a worker sets its group's session as low as that"
-        problem = _problem(_BROKER_MIN, least_ms, redelivery_timeout_ms, end)
+        problem = _problem(name, least_ms, redelivery_timeout_ms, end)
         return [problem] if problem else []
     least_ms = int(broker.get("group.min.session.timeout.ms", str(MIN_SESSION_MS)))
     if "session.timeout.ms" in config.kafka or least_ms <= session_ms_for(redelivery_timeout_ms):
@@ -135,6 +139,14 @@ def _problem(name: str, session_ms: int, redelivery_timeout_ms: int, end: str) -
         f"({redelivery_timeout_ms / 1000:g} s): what a killed worker had begun may be on its way "
         "back already when the next one gets its partitions, and comes as another delivery; set "
         f"redelivery_timeout to {session_ms / 600:g} or more, or {name} to {wanted_ms} {end}"
+    )
+
+
+def _least(broker: Mapping[str, str]) -> tuple[int, str]:
+    """The shortest session that a group of these brokers may have (KIP-848), and what says so."""
+    return max(
+        (int(broker.get(_BROKER_MIN, "45000")), _BROKER_MIN),
+        (int(broker.get(_BROKER_MIN_BEAT, "5000")) * _BEATS, f"{_BEATS} x {_BROKER_MIN_BEAT}"),
     )
 
 
@@ -166,23 +178,27 @@ def shorten_session(config: ServiceConfig, queue: QueueConfig) -> None:
     """
     group = group_of_workers(config, queue)
     timeout_ms = queue.redelivery_timeout_ms
-    session_ms = 45_000
+    session_ms, name = 45_000, _BROKER_MIN
     try:
         with Admin(config) as admin:
             broker = admin.cluster().settings
             found = admin.group_settings(group)
             session_ms = int(found.get(_GROUP_SESSION, broker.get(_BROKER_SESSION, "45000")))
-            least_ms = int(broker.get(_BROKER_MIN, "45000"))
+            beat_ms = int(found.get(_GROUP_BEAT, broker.get(_BROKER_BEAT, "5000")))
+            least_ms, name = _least(broker)
             wanted_ms = max(least_ms, session_ms_for(timeout_ms))
             if wanted_ms < session_ms and session_ms > _longest_ms(timeout_ms):
-                admin.set_group(group, {_GROUP_SESSION: str(wanted_ms)})
+                changes = {_GROUP_SESSION: str(wanted_ms)}
+                if beat_ms * _BEATS > wanted_ms:
+                    changes[_GROUP_BEAT] = str(wanted_ms // _BEATS)
+                admin.set_group(group, changes)
                 session_ms = wanted_ms
     except KafkaMQError as error:
         _log.warning(
             "the session of a group is not known, or stays as it is",
             extra={"group": group, "ms": session_ms, "error": str(error)},
         )
-    end = f"on the group {group} (and {_BROKER_MIN} on the brokers as low as that)"
+    end = f"on the group {group} (and {name} on the brokers as low as that)"
     _warn(queue, _problem(_GROUP_SESSION, session_ms, timeout_ms, end))
 
 
