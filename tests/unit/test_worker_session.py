@@ -18,6 +18,7 @@ from confluent_kafka import KafkaError
 from kafkamq import Consumer, Message, Service
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.markers import membership
+from kafkamq.markers import reader as reader_module
 from kafkamq.markers.membership import (
     broker_session_problems,
     session_problem,
@@ -337,6 +338,30 @@ class Member:
 
     def _is_topic_another(self) -> bool:
         return False
+
+
+def test_looks_that_fail_are_given_up_in_the_end(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A namespace may write more than is read in the time for a look: it costs that a few times."""
+    late_s = 0.0
+    monkeypatch.setattr(reader_module, "monotonic", lambda: time.monotonic() + late_s)
+    looks: list[float] = []
+    monkeypatch.setattr(Positions, "overtaken", lambda *_: looks.append(late_s) or Overtaken())
+    with Service(f"memory://{name}", "n") as service:
+        service.create_topics(partitions=1, marker_partitions=1)
+        producer = service.queue("q").producer()
+        for _ in range(1000):
+            producer.send(b"x").result(30)
+        buffer = FetchBuffer[MarkersMessage]()
+        queue = QueueConfig(queue_id="q")
+        reader = MessageReader(service.config, queue, buffer, Member(), cast("Any", None))
+        for _ in range(8):
+            before = len(buffer)
+            until(lambda: reader.poll(100, 0.1) or len(buffer) > before)  # noqa: B023
+            late_s += 6.0
+        reader.close()
+    assert 1 < len(looks) <= 4
 
 
 def test_a_recreated_topic_is_read_from_its_start_though_nobody_receives(name: str) -> None:

@@ -34,6 +34,7 @@ IDLE_MS = 1000  # unpolled for so long, a member may hold up its group
 PAUSE_MS = MAX_AGE_MS  # what nobody wanted for so long is read again anyway
 _ASK_AGAIN_S = 0.1
 _LOOK_AGAIN_S = 5.0  # after a look at a former owner's STARTs that failed
+_LOOK_FOR_S = 15.0  # of owning a partition; there may be more of them than can be read in time
 _WAIT_S = 0.25  # one blocking wait; between two, errors are looked at
 # In place of the position of a partition that is to be read from another place.
 _UNKNOWN = -1  # from what is committed
@@ -179,6 +180,8 @@ class MessageReader:
                 self._member._overtaken(found)
             if not found.is_whole:
                 self._look_s = monotonic() + _LOOK_AGAIN_S
+                since_s = monotonic() - _LOOK_FOR_S
+                self._fresh -= {number for number in old if self._gained_s[number] < since_s}
                 return
         self._fresh.difference_update(first)  # last: a look that is broken off is repeated
 
