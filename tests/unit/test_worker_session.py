@@ -356,10 +356,10 @@ def test_looks_that_fail_are_given_up_in_the_end(
         buffer = FetchBuffer[MarkersMessage]()
         queue = QueueConfig(queue_id="q")
         reader = MessageReader(service.config, queue, buffer, Member(), cast("Any", None))
-        for _ in range(8):
+        for _ in range(10):
             before = len(buffer)
             until(lambda: reader.poll(100, 0.1) or len(buffer) > before)  # noqa: B023
-            late_s += 6.0
+            late_s += 3.0
         reader.close()
     assert 1 < len(looks) <= 4
 
