@@ -123,7 +123,7 @@ def test_a_cancelled_receive_loses_no_message(bootstrap: str, namespace: str) ->
 
             sending = asyncio.create_task(send())
             cancelled = 0
-            while len(got) < total:
+            while len(got) < total or cancelled <= 3:
                 task = asyncio.create_task(consumer.receive_many(5, 0.3))
                 await asyncio.sleep(chance.random() * 0.02)
                 if chance.random() < 0.6:
@@ -137,7 +137,6 @@ def test_a_cancelled_receive_loses_no_message(bootstrap: str, namespace: str) ->
                     got[message.payload] += 1
                     await message.ack()
             await sending
-            assert cancelled > 3
             assert set(got.values()) == {1}
             await consumer.flush()
 
