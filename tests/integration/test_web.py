@@ -82,14 +82,17 @@ def test_the_index_follows_restarts_and_is_made_anew(
     index, views = following(config, path)
     try:
         lives(service)
-        wait_until(lambda: shows(views, lambda row: (row["letters"], row["delayed"]) == (2, 2)))
-        (row,) = [row for row in views.overview()["queues"] if row["queue"] == "orders"]
-        assert (row["messages"], row["waiting"], row["in_flight"], row["due"]) == (21, 0, 0, 0)
+        wanted = {"letters": 2, "delayed": 2, "messages": 21}
+        wanted |= {"waiting": 0, "in_flight": 0, "due": 0}
+        wait_until(lambda: shows(views, lambda row: wanted.items() <= row.items()), "all of it")
+        wait_until(lambda: views.queue("quiet") is not None)
         (unseen,) = views.queue("quiet")["waiting_messages"]  # type: ignore[index]
         assert unseen["id"] == "unseen"
         before = views.overview()["queues"]
         steps = life(views, "order-0")
-        assert steps == ["SENT", "START", "REJECT", "DEAD LETTER", "DEAD_LETTERED"]
+        assert steps[:3] == ["SENT", "START", "REJECT"]
+        # One transaction of two topics: the brokers may stamp either of its records first.
+        assert sorted(steps[3:]) == ["DEAD LETTER", "DEAD_LETTERED"]
         assert life(views, "order-5") == ["SENT", "START", "ACK"]
     finally:
         index.close()

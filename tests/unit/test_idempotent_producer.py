@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -176,6 +178,19 @@ def test_a_new_partition_is_asked_for(kafka: Kafka) -> None:
     producer.flush(5.0)
     assert kafka.told == [None, None]
     producer.close()
+
+
+def test_each_record_has_its_report_where_the_thread_that_closes_stands_still(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = SimpleNamespace(monotonic=itertools.count(0.0).__next__)  # between two looks
+    monkeypatch.setattr(module, "time", seconds)
+    producer = kafka.producer()
+    kafka.cluster.faults.is_down = True
+    for _ in range(3):
+        kafka.write(producer)
+    producer.close()
+    assert len(kafka.told) == 3
 
 
 def test_a_closed_one_says_so(kafka: Kafka) -> None:

@@ -10,6 +10,7 @@ one held would never be sent, so it is reported as failed at once.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -64,12 +65,15 @@ def end_producer(client: Producer, *, flush_s: float = 0.0) -> None:
     if len(client):
         with suppress(KafkaException, SystemError):
             partial(client.purge)()
-    while len(client) and time.monotonic() < deadline_s:
+    held, left = math.inf, len(client)
+    # Once at least, and on while reports come: this thread may have stood still for so long.
+    while left and (left < held or time.monotonic() < deadline_s):
         try:
             with suppress(KafkaException, SystemError):  # reports stand behind it
                 partial(client.flush)(_FLUSH_SLICE_S)
-        except Exception:  # noqa: BLE001, PERF203 - the other reports must come all the same
+        except Exception:  # noqa: BLE001 - the other reports must come all the same
             _log.exception("a delivery report could not be passed on")
+        held, left = left, len(client)
     # It may return with a fatal error raised, which would come up in any later line: calls through
     # ``partial`` are checked for that.
     with suppress(KafkaException, SystemError):
