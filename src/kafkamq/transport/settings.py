@@ -51,6 +51,11 @@ _DEFAULTS: dict[Role, dict[str, object]] = {
         # A transaction right behind another one is refused until that one's markers are written;
         # librdkafka's 100 ms would be the cost of every transaction.
         "retry.backoff.ms": 10,
+        # Connections that rest are closed by brokers, and by what stands before them. When the last
+        # one is, librdkafka bootstraps again: it drops the brokers that it knew, and a commit of
+        # offsets waits for the one that it remembers as the group's coordinator, mostly without end
+        # (librdkafka issue 5511). ``TransactionalProducer.init`` bootstraps anew in any case.
+        "metadata.recovery.strategy": "none",
     },
     Role.ADMIN: {},
     Role.SHARE: {},
