@@ -198,7 +198,7 @@ def test_no_message_and_timeouts_in_threads(world: World) -> None:
     try:
         with Worker(world.service, queues=["hanging"]) as worker:
             assert worker.handled == 0
-            queue.producer().send(b"x").result(30)
+            queue.producer().send(b"x").result(within(30))
             wait_until(lambda: len(world.letters(queue)) == 1, "the dead letter")
         (letter,) = world.letters(queue)
         assert "took longer than 0.2 s" in letter.error
@@ -217,5 +217,5 @@ def test_pause(world: World) -> None:
             return
         worker.pause("paused")
         worker.resume("paused")
-        queue.producer().send(b"x").result(30)
+        queue.producer().send(b"x").result(within(30))
         wait_until(lambda: seen == [b"x"], "the message")

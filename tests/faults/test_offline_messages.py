@@ -11,7 +11,7 @@ from tests.faults.test_late_starts import ALONE
 from tests.integration.queue_logs import die, make_service, receive_all, tracked
 from tests.integration.test_batch_holds import Stage, impatient, places
 from tests.sure_producer import SureProducer
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.config import ServiceConfig
 from kafkamq.queue.names import group_of
@@ -38,7 +38,7 @@ def make_messages(cluster: KafkaCluster, admin: AdminClient, config: ServiceConf
     replicas = [[victim], *[[others[n % 2]] for n in range(1, PARTITIONS)]]
     topic = config.message_topic
     new = NewTopic(topic, PARTITIONS, replica_assignment=replicas, config=ALONE)
-    admin.create_topics([new])[topic].result(30)
+    admin.create_topics([new])[topic].result(within(30))
     return victim
 
 
@@ -53,7 +53,7 @@ def test_it_holds_up_what_it_has_and_loses_nothing(
     victim = make_messages(kafka_cluster, admin, config)
 
     def has_leader() -> bool:
-        found = admin.list_topics(topic, timeout=10).topics[topic].partitions
+        found = admin.list_topics(topic, timeout=within(10)).topics[topic].partitions
         return found[OFFLINE].leader >= 0
 
     with make_service(servers, namespace) as service, tracked(service.config) as tracker:

@@ -19,7 +19,7 @@ from confluent_kafka.admin import (
     NewTopic,
 )
 from tests.sure_producer import SureProducer
-from tests.waiting import deadline_after
+from tests.waiting import deadline_after, within
 
 from kafkamq import ParallelConsumer, ParallelRecord
 from kafkamq.metrics import families
@@ -31,7 +31,7 @@ Place = tuple[int, int]  # partition, offset
 def make_topic(bootstrap: str, name: str, partitions: int = 1, **config: str) -> str:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     settings = {key.replace("_", "."): value for key, value in config.items()}
-    admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(30)
+    admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(within(30))
     return name
 
 

@@ -371,7 +371,7 @@ def test_a_letter_of_a_queue_with_its_own_topic_goes_back_there(letters: Letters
     with Service(config.bootstrap_servers, config.namespace) as service:
         queue = service.queue("own", backend="offsets")
         queue.create_topics(partitions=2)
-        queue.producer().send(b"x", key="k", id="one").result(30)
+        queue.producer().send(b"x", key="k", id="one").result(within(30))
         with queue.consumer() as consumer:
             (message,) = receive_all(consumer, 1)
             message.reject("no", wait=True)

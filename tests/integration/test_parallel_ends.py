@@ -128,7 +128,7 @@ def test_a_close_ends_a_drain(bootstrap: str, namespace: str) -> None:
     consumer.close(timeout=0.1)
     assert consumer.health().state == "closed"
     gate.set()
-    drain.join(60)
+    drain.join(within(60))
     assert not drain.is_alive()
 
 

@@ -201,7 +201,7 @@ def test_pause_resume_and_drain(bootstrap: str, namespace: str) -> None:
     wait_until(lambda: committed(bootstrap, namespace, topic)[0] > 0)
     consumer.resume()
     wait_until(lambda: len(seen) > count)
-    consumer.drain(timeout=60)
+    consumer.drain(timeout=within(60))
     assert len(seen) == 400
     assert consumer.health().state == "closed"
     assert committed(bootstrap, namespace, topic) == (400, "")

@@ -150,7 +150,7 @@ def forbid(bootstrap: str, group: str) -> None:
     )  # fmt: skip
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for future in admin.create_acls([binding]).values():
-        future.result(20)
+        future.result(within(20))
 
 
 def test_revoked_in_the_middle_of_a_transaction(
@@ -213,7 +213,7 @@ def test_revoked_in_the_middle_of_a_transaction(
 def log_ends(bootstrap: str, topic: str, partitions: int) -> list[int]:
     reader = Consumer({"bootstrap.servers": bootstrap, "group.id": "ends"})
     places = [TopicPartition(topic, number) for number in range(partitions)]
-    ends = [reader.get_watermark_offsets(place, timeout=20)[1] for place in places]
+    ends = [reader.get_watermark_offsets(place, timeout=within(20))[1] for place in places]
     reader.close()
     return ends
 
@@ -290,5 +290,5 @@ def test_commits_do_not_wait_for_the_thread_that_polls(bootstrap: str, namespace
             exact.commit([OffsetCommit(topic, 0, 60, "x" * 5000)])  # too long for the broker
     finally:
         is_over.set()
-        thread.join(30)
+        thread.join(within(30))
         consumer.close()

@@ -52,7 +52,7 @@ def tracked_service(service: Service) -> Iterator[Service]:
 def send(service: Service, queue_id: str, *payloads: bytes) -> None:
     producer = service.queue(queue_id).producer()
     for delivery in [producer.send(payload) for payload in payloads]:
-        delivery.result(30)
+        delivery.result(within(30))
 
 
 def test_01_receive_honours_the_deadline(service: Service) -> None:

@@ -42,7 +42,7 @@ def service(bootstrap: str, namespace: str) -> Iterator[Service]:
 def send(service: Service, queue_id: str, *payloads: bytes) -> None:
     producer = service.queue(queue_id).producer()
     for delivery in [producer.send(payload) for payload in payloads]:
-        delivery.result(30)
+        delivery.result(within(30))
 
 
 PROTOCOLS = {
@@ -97,7 +97,7 @@ def test_workers_come_and_go_while_messages_flow(
             time.sleep(0.05)
         stop.set()
         for thread in threads:
-            thread.join(60)
+            thread.join(within(60))
         assert not failures
         assert len(done) == total
         assert set(done.values()) == {1}
@@ -225,7 +225,7 @@ def test_a_new_queue_begins_at_the_log_s_start_and_commits_that(service: Service
         {"bootstrap.servers": service.config.bootstrap_servers, "group.id": group(service, "a")}
     )
     asked = [TopicPartition(service.config.message_topic, number) for number in (0, 1)]
-    wait_until(lambda: all(each.offset > 0 for each in reader.committed(asked, timeout=30)))
+    wait_until(lambda: all(each.offset > 0 for each in reader.committed(asked, timeout=within(30))))
     reader.close()
 
 

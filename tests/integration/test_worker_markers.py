@@ -48,7 +48,7 @@ def service(bootstrap: str, namespace: str) -> Iterator[Service]:
 def send(service: Service, queue_id: str, *payloads: bytes) -> None:
     producer = service.queue(queue_id).producer()
     for delivery in [producer.send(payload) for payload in payloads]:
-        delivery.result(30)
+        delivery.result(within(30))
 
 
 def committed(service: Service, queue_id: str) -> dict[int, int]:
@@ -61,7 +61,7 @@ def committed(service: Service, queue_id: str) -> dict[int, int]:
     )
     try:
         asked = [TopicPartition(config.message_topic, number) for number in (0, 1)]
-        found = reader.committed(asked, timeout=30)
+        found = reader.committed(asked, timeout=within(30))
     finally:
         reader.close()
     return {each.partition: each.offset for each in found if each.offset >= 0}
@@ -415,7 +415,7 @@ def test_flush_waits_for_an_end_that_another_thread_writes_again(
     flushing.join(0.5)
     assert flushing.is_alive()
     go_on.set()
-    flushing.join(60)
+    flushing.join(within(60))
     assert len(ends(service.config, Outcome.ACK)) == 2
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 from tests.unit.worker_parts import FixedNamespace, Parts, record
-from tests.waiting import deadline_after
+from tests.waiting import deadline_after, within
 
 from kafkamq import aio
 from kafkamq.config import Backoff
@@ -55,14 +55,14 @@ class Kafka:
     def send(self, count: int) -> None:
         for number in range(count):
             self.producer.send(b"%d" % number)
-        self.producer.flush(30)
+        self.producer.flush(within(30))
 
     def consumer(self, **queue: Any) -> Consumer:
         """One that knows the brokers' time: it has handed out, and acked, a message before."""
         self.send(1)
         settings = {"batch_markers": True, "receive_buffer": 1, "max_lease": 3600.0, **queue}
         consumer = self.service.queue("q", **settings).consumer()
-        message = consumer.receive(30)
+        message = consumer.receive(within(30))
         assert message is not None
         message.ack(wait=True)
         return consumer
@@ -126,7 +126,7 @@ def test_few_among_others_are_started_together(kafka: Kafka) -> None:
         for _ in range(20):
             other.send(b"not ours")
         kafka.send(1)
-    other.flush(30)
+    other.flush(within(30))
     taken = []
     while sum(taken) < 100:
         messages = consumer.receive_many(100)
@@ -271,7 +271,7 @@ def test_the_last_delivery_has_a_start_of_its_own(kafka: Kafka) -> None:
     consumer = kafka.consumer(max_deliveries=2)
     kafka.producer.send(b"once", headers={})
     (partition,) = kafka.cluster.topics[MESSAGES].partitions
-    kafka.producer.flush(30)
+    kafka.producer.flush(within(30))
     copy = partition.records[-1]
     assert copy is not None
     copy.headers = [*(copy.headers or ()), ("kafkamq-delivery-count", b"2")]

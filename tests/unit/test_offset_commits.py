@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from tests.waiting import within
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, StateError
@@ -58,7 +59,7 @@ def test_a_commit_that_may_succeed_later_is_no_error(code: int, outcome: Commit)
     group: Any = Group({}, fails=code)
     committer = Committer("t", "g")
     committer.begin(group, {0: 1})
-    assert committer.wait(10.0) is outcome
+    assert committer.wait(within(10.0)) is outcome
     assert committer.finish(lambda: None, 10.0)
 
 
@@ -67,7 +68,7 @@ def test_a_commit_that_never_succeeds_is_one() -> None:
     committer = Committer("t", "g")
     committer.begin(group, {0: 1})
     with pytest.raises(BrokerError, match="GROUP_AUTHORIZATION_FAILED"):
-        committer.wait(10.0)
+        committer.wait(within(10.0))
     assert not committer.is_pending
     assert committer.finish(lambda: None, 10.0)
 
@@ -109,6 +110,6 @@ def test_a_commit_that_waits_for_its_turn_leaves_out_what_was_revoked_meanwhile(
         for partition in revoked:
             committer.forget(partition)
         turn.set()
-        assert committer.wait(10.0) is Commit.DONE
+        assert committer.wait(within(10.0)) is Commit.DONE
         assert asked == left
     assert committer.finish(lambda: None, 10.0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.transport.plain_commits import OffsetCommit, PlainCommits
 
@@ -93,7 +93,7 @@ def test_the_polling_thread_begins_it_and_hears_of_it(
     parts.commits.heard(None, [TopicPartition("t", 0, 6)])  # an older one's
     assert parts.outcome == []
     answer(parts)
-    thread.join(10)
+    thread.join(within(10))
     assert parts.outcome == [outcome]
 
 
@@ -102,7 +102,7 @@ def test_what_the_client_refuses_at_once_is_told() -> None:
     parts.client.error = KafkaError(KafkaError._STATE)
     thread = parts.commit()
     parts.serve_until_begun()
-    thread.join(10)
+    thread.join(within(10))
     assert parts.outcome == [KafkaError._STATE]
 
 
@@ -125,7 +125,7 @@ def test_who_commits_does_so_itself_while_the_polling_thread_waits() -> None:
     parts = Parts()
     parts.commits.tend()
     thread = parts.commit()
-    thread.join(10)
+    thread.join(within(10))
     assert parts.outcome == ["committed"]
     assert parts.client.commits == [(False, 7, thread.ident)]
     with parts.commits.inside():  # it polls again
@@ -135,7 +135,7 @@ def test_who_commits_does_so_itself_while_the_polling_thread_waits() -> None:
     parts.serve_until_begun()
     wait_until(lambda: parts.commits.serve() or len(parts.client.commits) == 2)
     answered(parts)
-    thread.join(10)
+    thread.join(within(10))
     assert not thread.is_alive()
 
 

@@ -14,6 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 from confluent_kafka import KafkaError
+from tests.waiting import within
 
 from kafkamq import Consumer, Message, Service
 from kafkamq.config import QueueConfig, ServiceConfig
@@ -224,12 +225,12 @@ def test_what_a_dead_worker_had_started_is_not_handed_out_beside_its_copy(name: 
         faults = cluster_of(service.config.bootstrap_servers).faults
         queue = service.queue("q", redelivery_timeout=0.5)
         producer = queue.producer()
-        producer.send(b"first").result(30)
+        producer.send(b"first").result(within(30))
         dying = queue.consumer()
         receive(dying).ack(wait=True)
         faults.plan = lambda kind, *_: refused if kind == "commit" else None
         for payload in (b"0", b"1", b"2"):
-            producer.send(payload).result(30)
+            producer.send(payload).result(within(30))
         until(lambda: dying.receive(0.1) or started(service) == 4)
         dying.close()
         faults.plan = None
@@ -257,12 +258,12 @@ def test_a_dead_workers_message_that_the_next_one_starts_too_late_is_not_handed_
         service.create_topics(partitions=1, marker_partitions=1)
         faults = cluster_of(service.config.bootstrap_servers).faults
         producer = service.queue("q").producer()
-        producer.send(b"first").result(30)
+        producer.send(b"first").result(within(30))
         dying = service.queue("q", redelivery_timeout=2.0).consumer()
         receive(dying).ack(wait=True)
         faults.plan = lambda kind, *_: refused if kind == "commit" else None
         for number in range(4):
-            producer.send(b"%d" % number).result(30)
+            producer.send(b"%d" % number).result(within(30))
         until(lambda: dying.receive(0.1) or started(service) == 5)
         dying.close()
         faults.plan = None
@@ -299,7 +300,7 @@ def test_a_look_at_a_dead_workers_starts_that_is_interrupted_is_repeated(
     monkeypatch.setattr(Positions, "overtaken", interrupted_once)
     with Service(f"memory://{name}", "n") as service:
         service.create_topics(partitions=1, marker_partitions=1)
-        service.queue("q").producer().send(b"x").result(30)
+        service.queue("q").producer().send(b"x").result(within(30))
         with service.queue("q").consumer() as consumer:
             with pytest.raises(KeyboardInterrupt):
                 receive(consumer)
@@ -317,7 +318,7 @@ def test_a_look_that_failed_is_not_repeated_at_once_and_what_is_polled_is_handed
         producer = service.queue("q").producer()
         with service.queue("q").consumer() as consumer:
             for number in range(3):
-                producer.send(b"%d" % number).result(30)
+                producer.send(b"%d" % number).result(within(30))
                 receive(consumer).ack()
     assert len(looks) == 1
 
@@ -352,7 +353,7 @@ def test_looks_that_fail_are_given_up_in_the_end(
         service.create_topics(partitions=1, marker_partitions=1)
         producer = service.queue("q").producer()
         for _ in range(1000):
-            producer.send(b"x").result(30)
+            producer.send(b"x").result(within(30))
         buffer = FetchBuffer[MarkersMessage]()
         queue = QueueConfig(queue_id="q")
         reader = MessageReader(service.config, queue, buffer, Member(), cast("Any", None))
@@ -370,7 +371,7 @@ def test_a_recreated_topic_is_read_from_its_start_though_nobody_receives(name: s
         service.create_topics(partitions=1, marker_partitions=1)
         other = service.queue("other").producer()
         for _ in range(200):
-            other.send(b"x").result(30)
+            other.send(b"x").result(within(30))
         place = service.config.message_topic, 0
         GroupOffsets(service.config, group_of(service.config, "q")).commit({place: 50})
         buffer = FetchBuffer[MarkersMessage]()
