@@ -259,7 +259,7 @@ def test_what_does_not_fit_any_more_is_named_and_the_others_go(letters: Letters)
     assert letters.redriven() == dict.fromkeys(small, 1)
     place = f"{config.dead_letter_topic}[{large.partition}]@{large.offset}"
     assert f"{place} cannot be: its message, with a payload of 3,000 bytes, is larger than" in notes
-    assert f"max.message.bytes of {config.message_topic} allows: raise it there" in notes
+    assert f"max.message.bytes of {config.message_topic} allows: raise it, and" in notes
     report = redrive(config, Selection())
     assert (report.selected, report.redriven, report.already_redriven) == (1, 0, 8)
     ((refused,), count) = report.refusals, report.refused

@@ -33,6 +33,7 @@ from kafkamq.queue.wire.keys import split_key
 from kafkamq.queue.wire.partitions import key_partition, marker_key
 from kafkamq.queue.wire.stamps import stamped_copy_headers, unstamped
 from kafkamq.transport.patience import Patience
+from kafkamq.transport.settings import size_limit
 from kafkamq.transport.transactions import NewRecord
 from kafkamq.types import (
     DeadLetterReason,
@@ -361,7 +362,7 @@ class Rewriter:
         self, part: Part, partition: int, found: Found, start: Marker, topic: str, refusals: int
     ) -> None:
         """R11: never a stall; the payload lives as long as the record that still has it."""
-        text = f"its copy is larger than max.message.bytes of {topic}"
+        text = f"its copy is larger than {size_limit(self._config, topic)}"
         lost = DeadLetter(_LOST, _joined(text, found.error))
         self._bury(part, partition, found, start, lost, max(1, refusals), with_payload=True)
 
