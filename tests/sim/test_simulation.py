@@ -31,11 +31,11 @@ from kafkamq.testing.simulation.simulator import Simulation, simulate
 from kafkamq.testing.simulation.stage import SWAPPED
 from kafkamq.testing.simulation.states import STATES
 
-SEEDS = 200
+SEEDS = 125
 QUICK_SEEDS = examples(SEEDS)
 CHUNK = 25
 STATE_SEEDS = 500  # all states are reached by so many
-MANY_SEEDS = 3300
+MANY_SEEDS = 3380
 
 
 def check(simulation: Simulation) -> Counter[str]:

@@ -253,13 +253,14 @@ def test_a_dead_workers_message_that_the_next_one_starts_too_late_is_not_handed_
     name: str,
 ) -> None:
     """It got the partition in time, and was busy with other messages until the leases had ended."""
+    lease_s = within(2.0)  # the successor renews its own in time
     refused = Fault(error=KafkaError(KafkaError.REBALANCE_IN_PROGRESS))
     with Service(f"memory://{name}", "n") as service:
         service.create_topics(partitions=1, marker_partitions=1)
         faults = cluster_of(service.config.bootstrap_servers).faults
         producer = service.queue("q").producer()
         producer.send(b"first").result(within(30))
-        dying = service.queue("q", redelivery_timeout=2.0).consumer()
+        dying = service.queue("q", redelivery_timeout=lease_s).consumer()
         receive(dying).ack(wait=True)
         faults.plan = lambda kind, *_: refused if kind == "commit" else None
         for number in range(4):
@@ -267,7 +268,7 @@ def test_a_dead_workers_message_that_the_next_one_starts_too_late_is_not_handed_
         until(lambda: dying.receive(0.1) or started(service) == 5)
         dying.close()
         faults.plan = None
-        queue = service.queue("q", redelivery_timeout=2.0, receive_buffer=1)
+        queue = service.queue("q", redelivery_timeout=lease_s, receive_buffer=1)
         with LocalTracker(service.config).in_thread(), queue.consumer() as successor:
             messages = [receive(successor)]
             until(lambda: redelivered(service) >= 2)
