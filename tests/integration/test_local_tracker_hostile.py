@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -159,6 +160,17 @@ def test_what_comes_behind_a_logs_former_end_is_found(logs: Logs) -> None:
         assert found.value() == b"large"
     assert reader.read(0, 5) is None
     reader.close()
+
+
+def test_starts_that_name_nothing_hold_up_no_other_one(tracked: Logs) -> None:
+    """R18: while they are looked for for a minute."""
+    (id_,) = tracked.send()
+    inventions = [MessageId(99, 0), replace(id_, offset=1 << 40), replace(id_, topic_id=b"x" * 16)]
+    tracked.start(*inventions, timeout_ms=1, value=None, by_reference=True)
+    tracked.start(id_, timeout_ms=100)
+    wait_until(lambda: tracked.ends(Outcome.REDELIVERED, Outcome.DEAD_LETTERED) != [])
+    assert tracked.ends(Outcome.REDELIVERED) == [id_]
+    assert not tracked.dead_letters()
 
 
 def test_a_newer_version_stops_the_tracker(logs: Logs) -> None:

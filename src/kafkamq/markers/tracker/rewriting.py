@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import logging
 import random
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.errors import KafkaMQError
 from kafkamq.markers.rules.batching import join
 from kafkamq.markers.rules.delivery import Carry, Copy, DeadLetter, DueCause, Settle, decide
 from kafkamq.markers.rules.hold import lowest
-from kafkamq.markers.rules.rows import Rows
-from kafkamq.markers.tracker.rereading import Found, FoundAction, Rereader
+from kafkamq.markers.rules.rows import cut
+from kafkamq.markers.tracker.reading import Found, FoundAction, Rereader
 from kafkamq.markers.wire.markers import encode_end, encode_known_end, encode_schedule
 from kafkamq.markers.wire.message_batches import encode_batches
 from kafkamq.queue.wire.headers import (
@@ -32,7 +32,6 @@ from kafkamq.queue.wire.headers import (
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.queue.wire.partitions import key_partition, marker_key
 from kafkamq.queue.wire.stamps import stamped_copy_headers, unstamped
-from kafkamq.transport.patience import Patience
 from kafkamq.transport.settings import size_limit
 from kafkamq.transport.transactions import NewRecord
 from kafkamq.types import (
@@ -51,7 +50,6 @@ _log = logging.getLogger(__name__)
 _OVERHEAD_BYTES = 128  # of a record and its batch, beyond key, value and headers
 _HEADER_BYTES = 8
 _COPY_BYTES = _OVERHEAD_BYTES + 400  # with an origin, which names a topic, and a count
-_PART_S = 2.0
 _Place = tuple[int, int, MessageId]
 """Of a row: marker partition and offset of its START, and the message."""
 
@@ -61,10 +59,15 @@ _LOST = DeadLetterReason.PAYLOAD_LOST
 
 @dataclass(slots=True)
 class Part:
-    """The records of one transaction: rows ``begin`` to ``end`` (half-open) of a plan."""
+    """The records of one transaction.
 
-    begin: int
-    end: int
+    Attributes:
+        rows: How many are done with it, those that are awaited among them.
+        awaited: Of these.
+    """
+
+    rows: int = 0
+    awaited: list[Settle | Carry] = field(default_factory=list)
     size_bytes: int = 0
     records: list[NewRecord] = field(default_factory=list)
     copies: int = 0
@@ -101,19 +104,21 @@ class Part:
 
 
 class Rewriter:
-    """Prepares the parts of plans; one owner thread."""
+    """Prepares the records of windows; one owner thread.
+
+    ``rereader``: Whose topics the copies go to. ``waits``: A part ends before a row that is
+    awaited; else that row is one of the part's, without a record.
+    """
 
     def __init__(
-        self, config: ServiceConfig, tracker: TrackerConfig, patience: Patience | None = None
+        self, config: ServiceConfig, tracker: TrackerConfig, rereader: Rereader, *, waits: bool
     ) -> None:
+        self._waits = waits
         self._config = config
         self._tracker = tracker
-        self._rereader = Rereader(
-            config, max_ahead_bytes=tracker.max_transaction_bytes, patience=patience
-        )
+        self._rereader = rereader
         self._random = random.Random()  # spreads copies over partitions, decides nothing
-        self._max_rows = tracker.max_offsets_per_commit
-        self._max_bytes = tracker.max_transaction_bytes  # of the part that is prepared
+        self._max_bytes = 0  # of the part that is prepared
         # The row that a broker refused last, by its place, and how often. It is the next one to be
         # written; if another one's refusal is remembered instead, it is refused once more.
         self._refused: tuple[_Place | None, int] = None, 0
@@ -121,98 +126,78 @@ class Rewriter:
         # our records there (R38), and why nothing can be written to it.
         self._topic, self._stamp, self._lack = "", b"", ""
 
-    def prepare(self) -> None:
-        """Connect before there is something to do."""
-        self._rereader.prepare()
-
-    def close(self) -> None:
-        """Close the readers; idempotent."""
-        self._rereader.close()
-
-    def part(
-        self,
-        partition: int,
-        rows: Rows,
-        begin: int,
-        *,
-        max_bytes: int,
-        timeout_s: float = 60.0,
-    ) -> Part:
-        """The records of as many rows as one transaction may hold (R16), at least one.
-
-        Where each row costs a seek a part ends after two seconds: what is read is written while
-        the rest still has to be read.
+    def part(self, partition: int, window: Sequence[FoundAction], *, max_bytes: int) -> Part:
+        """The records of as many rows of a window as one transaction may hold (R16), at least one.
 
         Args:
             partition: Of the markers, that the rows are of.
-            rows: The whole plan.
-            begin: First row that is not done.
-            max_bytes: Of its records; the last row may go beyond it.
-            timeout_s: Bound of the reading.
+            window: What was read of the rows.
+            max_bytes: Of the records; the last row may go beyond it.
 
         Raises:
-            BrokerError, DeadlineExceededError: The STARTs could not be read in time.
+            BrokerError, DeadlineExceededError: Brokers did not tell what the topics are.
         """
-        began_s = time.monotonic()
-        deadline_s, full_s = began_s + timeout_s, began_s + _PART_S
-        part = Part(begin, begin)
+        part = Part()
         self._max_bytes = max_bytes
-        chosen = rows.part(begin, begin + self._max_rows)
         self._aim(None)
-        for found in self._rereader.rows(partition, chosen, deadline_s=deadline_s):
-            self._rewrite_action(part, partition, found)
-            if part.size_bytes >= self._max_bytes or time.monotonic() > full_s:
+        for found in window:
+            if not self._rewrite_action(part, partition, found):
                 break
         self._end_batches(part, partition)
-        # After a refusal parts are small; they grow again while nothing is refused.
-        self._max_rows = min(self._tracker.max_offsets_per_commit, 2 * self._max_rows)
         return part
 
-    def refused(self, partition: int, rows: Rows, part: Part) -> None:
-        """A broker refused a record of this part for its size: find which one, by halves.
+    def refused(self, partition: int, row: Settle | Carry) -> None:
+        """A broker refused the records of one row for their size.
 
-        The one that is left alone becomes a dead letter by reference (R11), and if even that is
-        too large, one without the user's key and headers.
+        It becomes a dead letter by reference (R11), and if even that is too large, one without the
+        user's key and headers.
         """
-        count = part.end - part.begin
-        if count > 1:
-            self._max_rows = count // 2
-            return
-        place = _place(partition, rows.part(part.begin, part.begin + 1)[0])
+        place = _place(partition, row)
         refused, times = self._refused
         self._refused = place, 1 + (times if place == refused else 0)
-        self._max_rows = 1
 
-    def _rewrite_action(self, part: Part, partition: int, found: FoundAction) -> None:
-        """The records of as many messages of an action as the part has room for."""
-        row, start = found.row, found.start
+    def _rewrite_action(self, part: Part, partition: int, found: FoundAction) -> bool:
+        """The records of as many messages of an action as the part has room for; is there more?"""
+        start, known = found.start, found.known
         if (start.message_topic if start else "") != self._topic or self._topic:
-            self._aim(start)
-        if (
-            start is not None
-            and not self._topic
-            and start.batches
-            and found.refers
-            and not self._is_refused(partition, row.start_offset)
-        ):
-            assert isinstance(row, Settle), "it refers to messages"
-            usual = decide(
-                row,
-                Marker(MarkerType.START, max_deliveries=start.max_deliveries),
-                start_timestamp_ms=found.timestamp_ms,
-                max_deliveries=self._tracker.max_deliveries,
-            )
-            if isinstance(usual, Copy):
-                self._copy_all(part, partition, found, row, usual)
-                return
-        for each in found.messages():
-            self._rewrite(part, partition, each)
-            part.end += 1
-            if part.size_bytes >= self._max_bytes:
-                return
+            known = known if self._aim(start) else 0
+        before, usual = part.rows, self._usual(partition, found) if known else None
+        if usual is not None:
+            self._copy_all(part, partition, found, usual)
+        else:
+            for number in range(known):
+                if part.size_bytes >= self._max_bytes:
+                    break
+                self._rewrite(part, partition, found.message(number))
+                part.rows += 1
+        if part.rows - before == known < found.size:
+            if self._waits:
+                return False
+            part.awaited.append(cut(found.row, known))
+            part.rows += found.size - known
+        return part.size_bytes < self._max_bytes
 
-    def _aim(self, start: Marker | None) -> None:
-        """Where the copies of this START's messages go; None: the namespace's topic."""
+    def _usual(self, partition: int, found: FoundAction) -> Copy | None:
+        """What becomes of those messages of a batch that say nothing by which they are judged."""
+        row, start = found.row, found.start
+        if start is None or self._topic or not (start.batches and found.refers):
+            return None
+        if self._is_refused(partition, row.start_offset):
+            return None
+        assert isinstance(row, Settle), "it refers to messages"
+        usual = decide(
+            row,
+            Marker(MarkerType.START, max_deliveries=start.max_deliveries),
+            start_timestamp_ms=found.timestamp_ms,
+            max_deliveries=self._tracker.max_deliveries,
+        )
+        return usual if isinstance(usual, Copy) else None
+
+    def _aim(self, start: Marker | None) -> bool:
+        """Where the copies of this START's messages go; None: the namespace's topic.
+
+        False: that is awaited. Whoever writes STARTs chooses the topic, so no error of it is ours.
+        """
         self._topic = "" if start is None else start.message_topic
         self._stamp, self._lack = b"", ""
         if not self._topic:
@@ -221,22 +206,27 @@ class Rewriter:
             self._lack = f"{self._topic} is no topic of a queue"
         else:
             lookup = self._rereader.lookup_of(start)
-            topic = lookup.require_place()
-            if topic is None:
+            try:
+                topic = lookup.place()
+            except KafkaMQError:
+                return False
+            if topic is not None:
+                self._messages, self._stamp = topic, lookup.stamp
+            elif lookup.is_gone():
                 self._lack = f"topic {self._topic} does not exist any more"
             else:
-                self._messages, self._stamp = topic, lookup.stamp
+                return False
         self._max_message_bytes = _limit(self._messages.settings)
+        return True
 
     def _is_refused(self, partition: int, start_offset: int) -> bool:
         """Whether one of the START's messages was too large."""
         place, _ = self._refused
         return place is not None and place[:2] == (partition, start_offset)
 
-    def _copy_all(
-        self, part: Part, partition: int, found: FoundAction, row: Settle, usual: Copy
-    ) -> None:
+    def _copy_all(self, part: Part, partition: int, found: FoundAction, usual: Copy) -> None:
         """Messages of a batch; most of them say nothing that a delivery is judged by."""
+        row = found.row
         first = row.message_id
         bits, other, copies = row.bits, 0, 0
         offset = first.offset - 1
@@ -254,7 +244,7 @@ class Rewriter:
             offset += skipped
             if size_bytes >= full:
                 break
-            part.end += 1
+            part.rows += 1
             if record is not None:
                 headers: Headers = record.headers() or ()  # type: ignore[assignment]  # a list
                 key, value = record.key() or b"", record.value()
