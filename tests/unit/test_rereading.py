@@ -263,20 +263,27 @@ def test_what_a_lagging_broker_does_not_know_is_looked_for_at_once(
     assert numbers(read(rereader, rows)) == [0, None, 2, None, None, None, None, None]
 
 
+@pytest.mark.parametrize("is_led", [False, True])
 def test_a_partition_that_does_not_answer_holds_up_no_other_one(
-    cluster: MemoryKafka, rereader: Rereader, monkeypatch: pytest.MonkeyPatch
+    cluster: MemoryKafka, rereader: Rereader, monkeypatch: pytest.MonkeyPatch, is_led: bool
 ) -> None:
     """R18: it is left alone for a while, and never taken for gone."""
     moments = [0.0]
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + moments[0])
     monkeypatch.setattr(patience, "time", clock)
     rows = write(cluster, 6)
-    cluster.faults.offline.add((CONFIG.message_topic, 1))
+    place, never = (CONFIG.message_topic, 1), Fault(latency_s=1e6)
+    if is_led:
+        cluster.faults.plan = lambda kind, _, at: never if (kind, at) == ("fetch", place) else None
+    else:
+        cluster.faults.offline.add(place)
     awaited = [0, "awaited", 2, "awaited", 4, "awaited"]
     for after_s in (0.0, 3.0, 3.0, 1000.0):
         moments[0] += after_s
         assert numbers(read(rereader, rows)) == awaited
     cluster.faults.offline.clear()
+    cluster.faults.plan = None
+    rereader.messages.ask_again()
     moments[0] += 1000.0
     assert numbers(read(rereader, rows)) == list(range(6))
 

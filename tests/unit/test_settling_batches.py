@@ -29,6 +29,7 @@ from kafkamq.markers.wire.markers import (
     decode_marker,
     encode_batch_start,
     encode_end,
+    encode_start,
     encode_tick,
 )
 from kafkamq.queue.topics import create_topics
@@ -330,8 +331,11 @@ def test_messages_that_are_too_large_are_not_held_against_their_batch(logs: Logs
     assert logs.copies() == Counter(map(place, ids))
 
 
-TO_FIRST = next(key for n in range(99) if not key_partition(key := b"q\0%d" % n, PARTITIONS))
-"""The key of messages whose copies go to partition 0."""
+TO_FIRST, TO_SECOND = (
+    next(key for n in range(99) if key_partition(key := b"q\0%d" % n, PARTITIONS) == number)
+    for number in range(PARTITIONS)
+)
+"""Keys of messages whose copies go to partition 0, and to partition 1."""
 
 
 def awaited(report: SettleReport) -> list[MessageId]:
@@ -370,6 +374,30 @@ def test_what_cannot_be_read_holds_up_nothing_else_and_is_not_lost(logs: Logs, w
     logs.settle(2)
     assert logs.copies() == Counter(map(place, ids))
     assert len(logs.letters()) == (2 if what == "topic id" else 0)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_cannot_be_written_holds_up_nothing_else(logs: Logs, waits: bool) -> None:
+    """R32: copies go where there is a leader; where their key allows it, they are awaited."""
+
+    def send_to_first(count: int, key: bytes) -> list[MessageId]:
+        return [one for one in logs.send(2 * count, key=key) if one.partition == 0]
+
+    free = [*send_to_first(20, b"q"), *send_to_first(4, TO_FIRST)]
+    bound = send_to_first(4, TO_SECOND)
+    logs.start([*free[:10], *bound[:3], *free[10:]])
+    one = encode_start(bound[3], TO_SECOND, b"x", redeliver_after_ms=1000, consumer_id="c")
+    logs.mark(one)
+    logs.pass_time()
+    logs.cluster.faults.offline.add((CONFIG.message_topic, 1))
+    report = logs.settle(timeout_s=0.6, waits=waits)
+    hidden = awaited(report) + [each.message_id for each in each_message(report.left)]
+    assert set(bound) <= set(hidden)
+    assert waits or hidden == bound
+    assert logs.copies() == Counter(place(one) for one in free if one not in hidden)
+    logs.cluster.faults.offline.clear()
+    logs.settle(2)
+    assert logs.copies() == Counter(map(place, free + bound))
 
 
 def test_an_owner_that_cannot_ask_again_waits_for_what_is_awaited(logs: Logs) -> None:

@@ -59,6 +59,7 @@ class TopicInfo:
     partitions: int
     replication_factor: int
     settings: Mapping[str, str] = field(default_factory=dict)
+    leaderless: frozenset[int] = frozenset()  # partitions that nobody leads now
 
     @property
     def max_message_bytes(self) -> int:
@@ -410,6 +411,9 @@ def _topics(names: Sequence[str], attempt: _Attempt) -> dict[str, TopicInfo]:
             len(topic.partitions),
             min((len(part.replicas) for part in topic.partitions), default=0),
             settings[name],
+            frozenset(
+                part.id for part in topic.partitions if part.leader is None or part.leader.id < 0
+            ),
         )
         for name, topic in found.items()
     }

@@ -133,7 +133,7 @@ class MessageLookup:
             BrokerError: It does not exist.
         """
         now_s = time.monotonic()
-        if not self._topics or now_s - self._topics_s >= max_age_s:
+        if not self._topics_s or now_s - self._topics_s >= max_age_s:
             names = (self._config.message_topic, self._config.dead_letter_topic)
             try:
                 self._topics = {name: self._described(name) for name in names}
@@ -142,6 +142,10 @@ class MessageLookup:
                     raise
             self._topics_s = now_s
         return self._topics[name]
+
+    def ask_again(self) -> None:
+        """What the topics are is asked anew, when it is needed next."""
+        self._topics_s = 0.0
 
     def _described(self, name: str) -> TopicInfo:
         """A queue's own topic may be gone: it has no partitions then, and its messages are lost."""
@@ -185,7 +189,7 @@ class MessageLookup:
         name = self._config.message_topic
         source = self.topic(name)
         unknown = {log for log in logs if not _is_in(log, source)}
-        # Never refused on the word of an old answer: the partition may be a new one.
+        # Never refused on the word of an old answer: the partition may be a new one, or led again.
         if unknown and time.monotonic() - self._topics_s >= _FRESH_S:
             source = self.topic(name, max_age_s=_FRESH_S)
             unknown = {log for log in logs if not _is_in(log, source)}
@@ -194,6 +198,8 @@ class MessageLookup:
             partition, topic_id = log
             if not source.partitions:
                 is_over = self.is_gone()
+            elif partition in source.leaderless:
+                is_over = False
             elif _is_same(
                 topic_id, source
             ):  # one search for it and for its end, as readers name it
@@ -236,8 +242,10 @@ class MessageLookup:
             patience=self._patience,
             left=left,
         )
+        if left:
+            self.ask_again()  # some may have no leader
         if any(found.values()) and not _is_same(self._id_now(), source):
-            self._topics.clear()  # it was recreated: what was read may be of the new one
+            self.ask_again()  # it was recreated: what was read may be of the new one
             found, awaited = {}, awaited | known
         result: list[tuple[Sequence[Record | None], bool]] = []
         for (one, bits), place in zip(spans[: count or 1], places, strict=False):
@@ -519,9 +527,10 @@ def _same(one: MessageId, place: _Place, found: _Read) -> Sequence[Record | None
 
 
 def _is_in(log: _Log, topic: TopicInfo) -> bool:
-    """Whether the topic has such a partition, and is that of this id, where both are known."""
+    """Whether it can be read: the topic has the partition, and is that of this id (R13)."""
     partition, topic_id = log
-    return partition < topic.partitions and _is_same(topic_id, topic)
+    is_there = partition < topic.partitions and partition not in topic.leaderless
+    return is_there and _is_same(topic_id, topic)
 
 
 def _is_same(topic_id: bytes, topic: TopicInfo) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kafkamq.config import ServiceConfig, TrackerConfig
@@ -16,7 +16,7 @@ from kafkamq.errors import KafkaMQError
 from kafkamq.markers.rules.batching import join
 from kafkamq.markers.rules.delivery import Carry, Copy, DeadLetter, DueCause, Settle, decide
 from kafkamq.markers.rules.hold import lowest
-from kafkamq.markers.rules.rows import cut
+from kafkamq.markers.rules.rows import cut, size_of
 from kafkamq.markers.tracker.reading import Found, FoundAction, Rereader
 from kafkamq.markers.wire.markers import encode_end, encode_known_end, encode_schedule
 from kafkamq.markers.wire.message_batches import encode_batches
@@ -32,6 +32,7 @@ from kafkamq.queue.wire.headers import (
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.queue.wire.partitions import key_partition, marker_key
 from kafkamq.queue.wire.stamps import stamped_copy_headers, unstamped
+from kafkamq.transport.admin import TopicInfo
 from kafkamq.transport.settings import size_limit
 from kafkamq.transport.transactions import NewRecord
 from kafkamq.types import (
@@ -168,14 +169,25 @@ class Rewriter:
             for number in range(known):
                 if part.size_bytes >= self._max_bytes:
                     break
-                self._rewrite(part, partition, found.message(number))
+                message = found.message(number)
+                if self._has_no_leader(message.row, message.start):
+                    if not self._await(part, message.row):
+                        break
+                    continue
+                self._rewrite(part, partition, message)
                 part.rows += 1
-        if part.rows - before == known < found.size:
-            if self._waits:
-                return False
-            part.awaited.append(cut(found.row, known))
-            part.rows += found.size - known
+        if part.rows - before < known:
+            return False
+        if known < found.size and not self._await(part, cut(found.row, known)):
+            return False
         return part.size_bytes < self._max_bytes
+
+    def _await(self, part: Part, row: Settle | Carry) -> bool:
+        """These messages are done without a record; False: the part ends before them."""
+        if not self._waits:
+            part.awaited.append(row)
+            part.rows += size_of(row)
+        return not self._waits
 
     def _usual(self, partition: int, found: FoundAction) -> Copy | None:
         """What becomes of those messages of a batch that say nothing by which they are judged."""
@@ -217,6 +229,7 @@ class Rewriter:
             else:
                 return False
         self._max_message_bytes = _limit(self._messages.settings)
+        self._targets = _targets(self._messages)
         return True
 
     def _is_refused(self, partition: int, start_offset: int) -> bool:
@@ -230,8 +243,8 @@ class Rewriter:
         first = row.message_id
         bits, other, copies = row.bits, 0, 0
         offset = first.offset - 1
-        topic, number = self._messages, first.partition
-        target = int(self._random.random() * topic.partitions)
+        topic, number, lost = self._messages, first.partition, self._messages.leaderless
+        target = self._random.choice(self._targets)
         place = f"{topic.name}/{number}/".encode("ascii")
         counted: list[Header] = []
         if usual.delivery_count > 1:
@@ -244,6 +257,11 @@ class Rewriter:
             offset += skipped
             if size_bytes >= full:
                 break
+            if lost and record is not None and self._is_to(lost, record.key()):
+                if not self._await(part, cut(row, at, at + 1)):
+                    break
+                other |= 1 << offset - first.offset
+                continue
             part.rows += 1
             if record is not None:
                 headers: Headers = record.headers() or ()  # type: ignore[assignment]  # a list
@@ -255,7 +273,7 @@ class Rewriter:
                         is_usual = False
                 if is_usual and size <= largest:
                     origin = b"%b%d/%d" % (place, offset, record.timestamp()[1])
-                    to = self._spread(key, topic.partitions) if b"\0" in key else target
+                    to = self._spread(key, topic) if b"\0" in key else target
                     add((topic.name, to, key, value, (*headers, (ORIGIN, origin), *counted)))
                     size_bytes += size
                     copies += 1
@@ -318,7 +336,7 @@ class Rewriter:
         else:
             first = None if row.of_schedule else self._origin(partition, found)
             headers = copy_headers(start.headers, delivery_count=count, origin=first)
-            to = self._spread(key, topic.partitions)
+            to = self._spread(key, topic)
         size_bytes = _size(key, value, headers)
         if size_bytes > self._max_message_bytes:
             return False
@@ -396,7 +414,7 @@ class Rewriter:
                 )
         if refusals >= 2:
             key = None
-        part.add(topic.name, self._spread(key, topic.partitions), key, value, headers)
+        part.add(topic.name, self._spread(key, topic), key, value, headers)
         self._end(part, partition, found, Outcome.DEAD_LETTERED, cut_text(why.error))
         part.dead_letters += 1
         part.payload_lost += why.reason is _LOST
@@ -451,11 +469,25 @@ class Rewriter:
             )
         return self._origin(partition, found)
 
-    def _spread(self, key: bytes | None, partitions: int) -> int:
-        """Partition of a copy: by its key when the sender gave one, else any."""
+    def _has_no_leader(self, row: Settle | Carry, start: Marker | None) -> bool:
+        """Whether nobody leads the partition where a copy of the message must go."""
+        lost = self._messages.leaderless
+        if not lost or self._lack or start is None:
+            return False
+        if self._topic:
+            return row.message_id.partition % self._messages.partitions in lost
+        return self._is_to(lost, start.key)
+
+    def _is_to(self, partitions: Container[int], key: bytes | None) -> bool:
+        """Whether a copy with this key goes to one of these, and to no other one."""
+        is_given = key is not None and split_key(key)[1] is not None
+        return is_given and key_partition(key or b"", self._messages.partitions) in partitions
+
+    def _spread(self, key: bytes | None, topic: TopicInfo) -> int:
+        """Partition of a copy or letter: by its key when the sender gave one, else any."""
         if key is not None and split_key(key)[1] is not None:
-            return key_partition(key, partitions)
-        return int(self._random.random() * partitions)
+            return key_partition(key, topic.partitions)
+        return self._random.choice(_targets(topic))
 
 
 def _place(partition: int, row: Settle | Carry) -> _Place:
@@ -467,6 +499,14 @@ def _size(key: bytes | None, value: bytes | None, headers: Headers) -> int:
     for name, content in headers:
         size += _HEADER_BYTES + len(name) + len(content or b"")
     return size
+
+
+def _targets(topic: TopicInfo) -> Sequence[int]:
+    """Where it can be written to."""
+    numbers = range(topic.partitions)
+    if not topic.leaderless:
+        return numbers
+    return [number for number in numbers if number not in topic.leaderless] or numbers
 
 
 def _limit(settings: Mapping[str, str]) -> int:

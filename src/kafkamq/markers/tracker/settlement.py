@@ -382,6 +382,7 @@ class Settlement:
             if self._is_too_large(part, error):
                 return False
             settler.size.failed(part.size_bytes)
+            settler.rereader.messages.ask_again()  # a partition may have no leader any more
             raise
         settler.size.committed(part.size_bytes, time.monotonic() - began_s)
         settler.window.written(part.rows - sum(map(size_of, part.awaited)), part.size_bytes)
