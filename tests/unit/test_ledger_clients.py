@@ -18,7 +18,7 @@ from kafkamq.markers.tracker.ledger import Ledger, LedgerKey, newest_start
 from kafkamq.markers.tracker.open_ledgers import OpenLedgers
 from kafkamq.markers.tracker.takeover import PartitionStarter
 from kafkamq.markers.wire.ledger import Position, encode_position
-from kafkamq.transport import committed_offsets as committed
+from kafkamq.transport import commits as committed
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.errors import ErrorWatch
 

@@ -31,7 +31,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its __all__
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError, StateError
 from kafkamq.transport.clients import open_admin
-from kafkamq.transport.committed_offsets import CommittedOffsets
+from kafkamq.transport.commits import CommittedOffsets, OffsetCommit
 from kafkamq.transport.errors import UNANSWERED, ErrorWatch, Meaning, broker_error, meaning
 from kafkamq.transport.port import AdminClient
 from kafkamq.transport.record import Place
@@ -300,7 +300,7 @@ class Admin:
 
     def committed(
         self, requests: Sequence[tuple[str, Place]], *, stable: bool = True
-    ) -> list[TopicPartition]:
+    ) -> list[OffsetCommit]:
         """Committed offsets: one per (group, partition) asked for, in that order.
 
         An offset below 0: nothing committed. ``stable``: wait for transactions that are under way

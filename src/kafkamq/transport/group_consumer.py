@@ -7,32 +7,23 @@ callbacks return. So the owner is told there, says where to read, and ends its w
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kafkamq.config import ServiceConfig
+from kafkamq.transport.commits import GroupOffsets
 from kafkamq.transport.errors import broker_error, is_retriable, kafka_error
-from kafkamq.transport.follower import (
-    COMMITTED,
-    REQUEST_S,
-    Follower,
-    OnCommit,
-    partitions_of,
-    targets_of,
-)
-from kafkamq.transport.offset_commits import commit_all
+from kafkamq.transport.follower import COMMITTED, partitions_of, targets_of
 from kafkamq.transport.record import Place, Record, place_of
 
 __all__ = [
     "COMMITTED",
     "COOPERATIVE",
     "GroupConsumer",
-    "GroupOffsets",
     "Owner",
     "is_eager",
-    "metadata_of",
 ]
 
 COOPERATIVE = "cooperative-sticky"
@@ -54,79 +45,6 @@ class Owner(Protocol):
         """These go when this returns; they are gone already, if they were lost."""
 
 
-class GroupOffsets(Follower):
-    """What a group has committed, for a member, and for who is none; any thread may ask."""
-
-    def __init__(
-        self,
-        config: ServiceConfig,
-        group_id: str,
-        doing: str = "",
-        *,
-        ignores: Callable[[KafkaError], bool] = is_retriable,
-        on_commit: OnCommit | None = None,
-        **settings: object,
-    ) -> None:
-        """As a ``Follower``; ``group_id`` is the group's."""
-        doing = doing or f"working for group {group_id}"
-        super().__init__(
-            config, doing, group_id=group_id, ignores=ignores, on_commit=on_commit, **settings
-        )
-
-    def membership(self) -> bytes:
-        """What fences a member's transactions once the group has gone on without it (R22)."""
-        metadata: bytes = self.client.consumer_group_metadata()
-        return metadata
-
-    def committed(
-        self, places: Iterable[Place], *, timeout_s: float = REQUEST_S
-    ) -> dict[Place, int]:
-        """What the group has committed; negative: nothing.
-
-        Raises:
-            BrokerError, DeadlineExceededError: No answer, or the group has moved on.
-        """
-        try:
-            found = self.client.committed(partitions_of(places), timeout=timeout_s)
-            for each in found:
-                if each.error is not None:
-                    raise KafkaException(each.error)
-        except KafkaException as error:
-            raise broker_error(error, "finding what the group has committed") from error
-        return {(each.topic, each.partition): each.offset for each in found}
-
-    def commit(self, offsets: Mapping[Place, int]) -> None:
-        """Commit, and wait until Kafka has all of it."""
-        commit_all(self.client, offsets, f"committing: {self._doing}")
-
-    def commit_soon(self, offsets: Mapping[Place, int]) -> None:
-        """Begin to commit; only ``on_commit`` hears of a failure."""
-        try:
-            self.client.commit(offsets=targets_of(offsets), asynchronous=True)
-        except KafkaException as error:
-            raise broker_error(error, self._doing) from error
-
-
-def lost_commits(tell: Callable[[Place], None]) -> OnCommit:
-    """An ``on_commit`` that tells of each partition that was not committed, as far as is known."""
-
-    def heard(error: KafkaError | None, partitions: Iterable[TopicPartition]) -> None:
-        if error is not None:  # also where one of them alone was refused
-            for each in partitions:
-                tell((each.topic, each.partition))
-
-    return heard
-
-
-def metadata_of(config: ServiceConfig, group_id: str) -> bytes:
-    """``membership`` of a group that never has members; says no more than its name."""
-    offsets = GroupOffsets(config, group_id)
-    try:
-        return offsets.membership()
-    finally:
-        offsets.close()
-
-
 class GroupConsumer(GroupOffsets):
     """The member; one owner thread. It joins with ``join``."""
 
@@ -140,7 +58,6 @@ class GroupConsumer(GroupOffsets):
         strategy: str = COOPERATIVE,
         session_ms: int = _SESSION_MS,
         ignores: Callable[[KafkaError], bool] = is_retriable,
-        on_commit: OnCommit | None = None,
         **settings: object,
     ) -> None:
         """Open the client."""
@@ -152,7 +69,7 @@ class GroupConsumer(GroupOffsets):
                 **settings,
             }
         doing = f"reading {', '.join(topics)}"
-        super().__init__(config, group_id, doing, ignores=ignores, on_commit=on_commit, **settings)
+        super().__init__(config, group_id, doing, ignores=ignores, **settings)
         self._owner = owner
         self._topics = list(topics)
         self._is_eager = is_eager(self.settings)

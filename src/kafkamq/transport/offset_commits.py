@@ -16,7 +16,7 @@ from enum import Enum
 from threading import Lock
 from typing import TypeVar
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 
 from kafkamq.errors import KafkaMQError
 from kafkamq.transport.errors import broker_error, is_retriable
@@ -119,32 +119,15 @@ class Committer:
         return True
 
 
-def commit_offsets(
-    consumer: KafkaConsumer, offsets: Mapping[Place, int]
-) -> dict[Place, KafkaError]:
-    """Commit, and wait for the answer: what was refused, by topic and partition."""
-    wanted = [TopicPartition(*place, offset) for place, offset in list(offsets.items())]
-    if not wanted:
-        return {}
-    answers = consumer.commit(offsets=wanted, asynchronous=False) or ()
-    return {
-        (answer.topic, answer.partition): answer.error
-        for answer in answers
-        if answer.error is not None
-    }
-
-
 def _commit_all(
     turn: Lock, consumer: KafkaConsumer, offsets: Mapping[Place, int], doing: str
 ) -> None:
     turn.release()
-    commit_all(consumer, offsets, doing)
-
-
-def commit_all(consumer: KafkaConsumer, offsets: Mapping[Place, int], doing: str) -> None:
-    """Commit, and wait until Kafka has all of it."""
+    wanted = [TopicPartition(*place, offset) for place, offset in list(offsets.items())]
     try:
-        for refused in commit_offsets(consumer, offsets).values():
-            raise broker_error(refused, doing)
+        answers = wanted and consumer.commit(offsets=wanted, asynchronous=False)
+        for answer in answers or ():
+            if answer.error is not None:
+                raise broker_error(answer.error, doing)
     except KafkaException as error:
         raise broker_error(error, doing) from error

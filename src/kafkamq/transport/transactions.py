@@ -51,7 +51,6 @@ class TransactionalProducer:
         self.too_large = 0
         self._config = config
         self._more = settings
-        self._client_id = ""
         self._watch = ErrorWatch(config.bootstrap_servers)
         self._producer: Producer | None = None
         self._calls = BoundedCall()
@@ -73,7 +72,6 @@ class TransactionalProducer:
         settings = transactional_settings(
             self._config, transactional_id=self.transactional_id, **self._more
         )
-        self._client_id = str(settings["client.id"])
         producer = open_producer(settings, self._watch)
         self._producer = producer
         self._bounded(
@@ -187,15 +185,6 @@ class TransactionalProducer:
         self._bounded(
             f"sending offsets of {self.transactional_id}",
             lambda slice_s: producer.send_offsets_to_transaction(offsets, group_metadata, slice_s),
-            timeout_s,
-        )
-
-    def call(self, call: Callable[[Producer, str, float], object], *, timeout_s: float) -> None:
-        """Do something else in the open transaction, again until the bound while it may succeed."""
-        producer, client_id = self._ready(), self._client_id
-        self._bounded(
-            f"in a transaction of {self.transactional_id}",
-            lambda slice_s: call(producer, client_id, slice_s),
             timeout_s,
         )
 
