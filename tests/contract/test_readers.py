@@ -19,11 +19,10 @@ from kafkamq.transport.admin import Admin
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.follower import Follower
 from kafkamq.transport.group_consumer import COMMITTED, GroupConsumer
-from kafkamq.transport.log_reader import LogRange, LogReader
+from kafkamq.transport.log_reader import LogRange, LogReader, scan
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
 from kafkamq.transport.record import Place, Record
 from kafkamq.transport.record_reader import RecordReader
-from kafkamq.transport.scan import scan
 from kafkamq.transport.settings import producer_settings
 from kafkamq.transport.transactions import TransactionalProducer
 

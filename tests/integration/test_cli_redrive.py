@@ -34,7 +34,7 @@ from kafkamq.queue.dead_letters import (
 from kafkamq.queue.wire.headers import Origin, dead_letter_headers
 from kafkamq.queue.wire.keys import join_key
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.scan import scan
+from kafkamq.transport.log_reader import scan
 from kafkamq.transport.transactions import TransactionalProducer
 from kafkamq.types import DeadLetterReason
 

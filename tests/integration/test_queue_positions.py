@@ -26,7 +26,7 @@ from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.names import group_of
 from kafkamq.queue.service import Service
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.scan import scan
+from kafkamq.transport.log_reader import scan
 
 
 def send(service: Service, queue_id: str, *payloads: bytes) -> None:

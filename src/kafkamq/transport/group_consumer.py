@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -82,7 +83,10 @@ class GroupConsumer(GroupOffsets):
     def join(self) -> None:
         try:
             self.client.subscribe(
-                self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
+                self._topics,
+                on_assign=self._assigned,
+                on_revoke=partial(self._take_back, is_lost=False),
+                on_lost=partial(self._take_back, is_lost=True),
             )
         except KafkaException as error:
             raise broker_error(error, self._doing) from error
@@ -207,13 +211,7 @@ class GroupConsumer(GroupOffsets):
         if still:
             self.pause(still)
 
-    def _revoked(self, _: object, partitions: list[TopicPartition]) -> None:
-        self._take_back(partitions, is_lost=False)
-
-    def _lost(self, _: object, partitions: list[TopicPartition]) -> None:
-        self._take_back(partitions, is_lost=True)
-
-    def _take_back(self, partitions: Sequence[TopicPartition], *, is_lost: bool) -> None:
+    def _take_back(self, _: object, partitions: Sequence[TopicPartition], *, is_lost: bool) -> None:
         places = [(each.topic, each.partition) for each in partitions]
         try:
             self._owner.revoked(places, is_lost=is_lost)
