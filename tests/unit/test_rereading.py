@@ -263,28 +263,39 @@ def test_what_a_lagging_broker_does_not_know_is_looked_for_at_once(
     assert numbers(read(rereader, rows)) == [0, None, 2, None, None, None, None, None]
 
 
-@pytest.mark.parametrize("is_led", [False, True])
 def test_a_partition_that_does_not_answer_holds_up_no_other_one(
-    cluster: MemoryKafka, rereader: Rereader, monkeypatch: pytest.MonkeyPatch, is_led: bool
+    cluster: MemoryKafka, rereader: Rereader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R18: it is left alone for a while, and never taken for gone."""
-    moments = [0.0]
+    moments, asked = [0.0], [0]
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + moments[0])
     monkeypatch.setattr(patience, "time", clock)
+
+    def plan(kind: str, _: object, place: Place | None) -> Fault | None:
+        if (kind, place) != ("fetch", (CONFIG.message_topic, 1)):
+            return None
+        asked[0] += 1
+        return Fault(latency_s=1e6)
+
     rows = write(cluster, 6)
-    place, never = (CONFIG.message_topic, 1), Fault(latency_s=1e6)
-    if is_led:
-        cluster.faults.plan = lambda kind, _, at: never if (kind, at) == ("fetch", place) else None
-    else:
-        cluster.faults.offline.add(place)
-    awaited = [0, "awaited", 2, "awaited", 4, "awaited"]
-    for after_s in (0.0, 3.0, 3.0, 1000.0):
+    cluster.faults.plan = plan
+    for after_s, looks in ((0.0, 1), (3.0, 1), (3.0, 1), (1000.0, 2)):
         moments[0] += after_s
-        assert numbers(read(rereader, rows)) == awaited
-    cluster.faults.offline.clear()
+        assert numbers(read(rereader, rows)) == [0, "awaited", 2, "awaited", 4, "awaited"]
+        assert asked == [looks]
     cluster.faults.plan = None
-    rereader.messages.ask_again()
     moments[0] += 1000.0
+    assert numbers(read(rereader, rows)) == list(range(6))
+
+
+def test_a_partition_without_a_leader_is_not_waited_for(
+    cluster: MemoryKafka, rereader: Rereader
+) -> None:
+    rows = write(cluster, 6)
+    cluster.faults.offline.add((CONFIG.message_topic, 1))
+    assert numbers(read(rereader, rows)) == [0, "awaited", 2, "awaited", 4, "awaited"]
+    cluster.faults.offline.clear()
+    rereader.messages.ask_again()
     assert numbers(read(rereader, rows)) == list(range(6))
 
 
@@ -337,6 +348,10 @@ def test_a_topic_of_a_queue_that_cannot_be_asked_for_holds_up_nothing(
     producer.close()
     other = replace(rows[0], start_offset=2)
     assert numbers(read(rereader, [*rows, other])) == [0, 1, "awaited"], "nobody knows it yet"
-    refusal = Fault(error=KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+    fresh, refusal = (
+        Rereader(CONFIG),
+        Fault(error=KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)),
+    )
     cluster.faults.plan = lambda kind, *_: refusal if kind == "admin" else None
-    assert numbers(read(rereader, [other])) == ["awaited"]
+    assert numbers(read(fresh, [other])) == ["awaited"]
+    fresh.close()
