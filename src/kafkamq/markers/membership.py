@@ -20,6 +20,7 @@ from kafkamq.markers.rules.message_set import MessageSet
 from kafkamq.queue.names import group_of_workers
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.group_consumer import COOPERATIVE, GroupConsumer, Owner
+from kafkamq.transport.settings import is_new_protocol
 
 MAX_POLL_INTERVAL_MS = 300_000  # Kafka's default
 MIN_SESSION_MS = 6_000
@@ -114,7 +115,7 @@ def broker_session_problems(
     config: ServiceConfig, broker: Mapping[str, str], redelivery_timeout_ms: int
 ) -> list[str]:
     """What a broker's settings do to the sessions of workers with this redelivery timeout."""
-    if is_of_brokers(config):
+    if is_new_protocol(config.kafka):
         least_ms, name = _least(broker)
         end = "on the brokers: a worker sets its group's session as low as that"
         problem = _problem(name, least_ms, redelivery_timeout_ms, end)
@@ -150,11 +151,6 @@ def _least(broker: Mapping[str, str]) -> tuple[int, str]:
     )
 
 
-def is_of_brokers(config: ServiceConfig) -> bool:
-    """Whether the session is a setting of the brokers and of the group, not of its members."""
-    return str(config.kafka.get("group.protocol", "")).lower() == "consumer"
-
-
 def check_session(config: ServiceConfig, queue: QueueConfig) -> None:
     """Warn of a session that is too long; one that is the group's is made shorter, if possible.
 
@@ -163,7 +159,7 @@ def check_session(config: ServiceConfig, queue: QueueConfig) -> None:
     """
     if queue.exactly_once or queue.is_at_most_once:
         return
-    if is_of_brokers(config):
+    if is_new_protocol(config.kafka):
         threading.Thread(
             target=shorten_session, args=(config, queue), name="kafkamq-session", daemon=True
         ).start()

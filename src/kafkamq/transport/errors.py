@@ -328,7 +328,7 @@ class ErrorWatch:
         # No lock: librdkafka may call with an exception pending, which comes up between taking one
         # and releasing it; then every later call would wait for it for good.
         code = error.code()
-        if error.fatal():
+        if has_ended(error):
             self._fatal = self._fatal or error
         elif meaning(error) is Meaning.CREDENTIALS:
             self._refused, self._refused_s = error, time.monotonic()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from kafkamq.transport.commits import GroupOffsets
 from kafkamq.transport.errors import broker_error, is_retriable, kafka_error
 from kafkamq.transport.follower import COMMITTED, partitions_of, targets_of
 from kafkamq.transport.record import Place, Record, place_of
+from kafkamq.transport.settings import is_new_protocol
 
 __all__ = [
     "COMMITTED",
@@ -62,7 +64,7 @@ class GroupConsumer(GroupOffsets):
         **settings: object,
     ) -> None:
         """Open the client."""
-        if config.kafka.get("group.protocol") != "consumer":  # there these are the broker's
+        if not is_new_protocol(config.kafka):
             settings = {
                 "partition_assignment_strategy": strategy,
                 "session_timeout_ms": session_ms,
@@ -95,7 +97,11 @@ class GroupConsumer(GroupOffsets):
     def leave(self) -> None:
         """Be no member, from the next ``poll`` on, until ``join``."""
         self.is_joined = False
-        self.client.unsubscribe()
+        self._unsubscribe()
+
+    def _unsubscribe(self) -> None:
+        with suppress(KafkaException):  # it has ended, and is no member; ``poll`` says of what
+            self.client.unsubscribe()
 
     @property
     def is_member(self) -> bool:
@@ -112,7 +118,7 @@ class GroupConsumer(GroupOffsets):
         if not self._is_moved:  # the client wants all back that it has given
             self._move(self._assigned_places())
         self._is_leaving = True
-        self.client.unsubscribe()
+        self._unsubscribe()
         self.client.close()
         failure, self._failure = self._failure, None
         if failure is not None and not isinstance(failure, Exception):
@@ -223,6 +229,5 @@ class GroupConsumer(GroupOffsets):
 
 def is_eager(settings: Mapping[str, object]) -> bool:
     """Whether a member that is set so gives up all its partitions before it gets new ones."""
-    if settings.get("group.protocol") == "consumer":
-        return False
-    return "cooperative" not in str(settings.get("partition.assignment.strategy", ""))
+    strategy = str(settings.get("partition.assignment.strategy", ""))
+    return not is_new_protocol(settings) and "cooperative" not in strategy

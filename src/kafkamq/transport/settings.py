@@ -136,6 +136,11 @@ def is_secret(name: str) -> bool:
     return bool(_SECRET.search(name))
 
 
+def is_new_protocol(settings: Mapping[str, object]) -> bool:
+    """Whether groups are Kafka 4's (KIP-848): what members may set there is the brokers' own."""
+    return str(settings.get("group.protocol", "")).lower() == "consumer"  # as librdkafka reads it
+
+
 def size_limit(config: ServiceConfig, topic: str) -> str:
     """What a record of this topic may have been too large for, for people."""
     own = config.kafka.get("message.max.bytes")
