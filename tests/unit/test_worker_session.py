@@ -14,7 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 from confluent_kafka import KafkaError
-from tests.waiting import within
+from tests.waiting import deadline_after, within
 
 from kafkamq import Consumer, Message, Service
 from kafkamq.config import QueueConfig, ServiceConfig
@@ -51,7 +51,7 @@ def sessions(service: Service, queue_id: str, timeout_s: float = 30.0) -> list[f
     """Of the members of a queue's group, in seconds."""
     groups = cluster_of(service.config.bootstrap_servers).groups.groups
     group_id = group_of(service.config, queue_id)
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = deadline_after(timeout_s)
     while time.monotonic() < deadline_s:
         members = groups[group_id].members.values() if group_id in groups else ()
         if members:
@@ -195,7 +195,7 @@ def markers(service: Service) -> list[Marker]:
 
 
 def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = deadline_after(timeout_s)
     while not condition():
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
