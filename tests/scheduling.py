@@ -30,6 +30,7 @@ TOGETHER = tuple(
         "parallel_soak",
         "parallel_trouble",
         "queue_errors",
+        "schemas",
         "security",
         "upgrade",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,5 +69,6 @@ def test_what_a_worker_goes_on_with(number: int, order: list[str]) -> None:
 def test_tests_that_share_a_fixture_are_of_one_worker() -> None:
     """Else each worker would set it up that gets one of them: a broker, for most."""
     files = sorted(Path(__file__).parents[1].glob("integration/test_*.py"))
-    sharing = [path for path in files if 'scope="module"' in path.read_text(encoding="utf-8")]
+    shared = re.compile(r'scope="module"|def test_\w+\([^)]*\b(schema_registry|kafka_cluster)\b')
+    sharing = [path for path in files if shared.search(path.read_text(encoding="utf-8"))]
     assert tuple(f"tests/integration/{path.name}" for path in sharing) == TOGETHER
