@@ -25,6 +25,7 @@ class DueCause(IntEnum):
     RELEASED = 3  # never handed out
     REJECTED = 4
     SCHEDULED = 5  # a SCHEDULE whose time has come
+    ALREADY_ENDED = 6  # its START came behind its END: it gets another END, and no copy (R12)
 
 
 @dataclass(slots=True)

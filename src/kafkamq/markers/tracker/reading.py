@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import DeadlineExceededError, KafkaMQError, WireError
-from kafkamq.markers.rules.delivery import Carry, Settle, cut, size_of
+from kafkamq.markers.rules.delivery import Carry, DueCause, Settle, cut, size_of
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.markers.wire.mqgo import completed_start, is_foreign_start
 from kafkamq.queue.wire.keys import join_key, split_key
@@ -402,7 +402,8 @@ class Rereader:
             if reason_at != end_at:
                 end = _decoded(there.get(reason_at))
                 end_at, error = reason_at, "" if end is None else end.reason
-            of_message = refers and not row.of_schedule
+            is_copied = isinstance(row, Carry) or row.cause is not DueCause.ALREADY_ENDED
+            of_message = refers and is_copied and not row.of_schedule
             found.append(FoundAction(row, start, timestamp_ms, error, of_message))
         return found
 

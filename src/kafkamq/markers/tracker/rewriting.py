@@ -157,7 +157,12 @@ class Rewriter:
 
     def _rewrite_action(self, part: Part, found: FoundAction) -> bool:
         """The records of as many messages of an action as the part has room for; is there more?"""
-        start, known = found.start, found.known
+        row, start, known = found.row, found.start, found.known
+        if isinstance(row, Settle) and row.cause is DueCause.ALREADY_ENDED:
+            for number in range(known):
+                self._end(part, found.message(number), Outcome.ALREADY_ENDED)
+            part.rows += known
+            return part.size_bytes < self._max_bytes
         if (start.message_topic if start else "") != self._topic or self._topic:
             known = known if self._aim(start) else 0
         before, usual = part.rows, self._usual(part, found) if known else None
