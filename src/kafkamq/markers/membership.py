@@ -1,4 +1,4 @@
-"""What a worker's Kafka consumer is told, and whom it tells of its membership in the group.
+"""What a worker's Kafka consumer is told: its group, and how soon that notices a death.
 
 A worker that is killed between a START and the commit of its offset leaves a message that the next
 owner STARTs again. Where the first lease has ended by then, a tracker copies the message, whatever
@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping
 
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import KafkaMQError
-from kafkamq.markers.rules.lease import Overtaken
-from kafkamq.markers.rules.message_set import MessageSet
 from kafkamq.queue.names import group_of_workers
 from kafkamq.transport.admin import Admin
+from kafkamq.transport.follower import OnCommit
 from kafkamq.transport.group_consumer import COOPERATIVE, GroupConsumer, Owner
 
 MAX_POLL_INTERVAL_MS = 300_000  # Kafka's default
@@ -38,39 +36,9 @@ _BEATS = 3  # heartbeats in a session: one that is late must not cost the member
 _log = logging.getLogger(__name__)
 
 
-class Membership(Protocol):
-    """Who wants to know which partitions come and go; called inside ``MessageReader.poll``."""
-
-    def _gained(self, partitions: Sequence[int]) -> None:
-        """These were assigned."""
-
-    def _lost(self, partitions: Sequence[int]) -> None:
-        """These are another member's now, or nobody's."""
-
-    def _answered(self, messages: MessageSet) -> None:
-        """STARTs of these are in the log, though no offset behind them is committed."""
-
-    def _overtaken(self, found: Overtaken) -> None:
-        """What a former owner had begun in partitions that were assigned."""
-
-    def _broker_ms(self) -> int | None:
-        """The brokers' time; None: not known yet."""
-
-    def _topic_id(self) -> bytes:
-        """Of the messages' topic as STARTs name it; empty: unknown."""
-
-    def _stamp(self) -> bytes:
-        """What records of ours have in a topic that anybody writes to (R38)."""
-
-    def _is_topic_another(self) -> bool:
-        """Ask whether the topic was recreated; if so, ``reread_topic`` is called soon.
-
-        Raises:
-            BrokerError, DeadlineExceededError: It does not exist, or no broker answers.
-        """
-
-
-def open_member(config: ServiceConfig, queue: QueueConfig, owner: Owner) -> GroupConsumer:
+def open_member(
+    config: ServiceConfig, queue: QueueConfig, owner: Owner, on_commit: OnCommit
+) -> GroupConsumer:
     """A member of the queue's group that reads its messages' topic."""
     return GroupConsumer(
         config,
@@ -80,6 +48,7 @@ def open_member(config: ServiceConfig, queue: QueueConfig, owner: Owner) -> Grou
         # A group that others named may have members of other clients, which all know "range".
         strategy="range" if queue.group_id else COOPERATIVE,
         session_ms=session_ms_for(queue.redelivery_timeout_ms),
+        on_commit=on_commit,
         socket_timeout_ms=10_000,
         enable_partition_eof=True,  # a transaction's last record is seen by nothing else
     )
