@@ -32,7 +32,8 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --
 	--no-emit-index-url --no-header
 
 SEEDS ?= 0..999
-.PHONY: help demo sim chromium check test test-faults mutants lint format types imports sizes bench lock docs dist clean
+.PHONY: help demo sim chromium check test test-faults mutants lint compiled format types imports sizes \
+	bench lock docs dist clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -41,9 +42,11 @@ demo: $(VENV)/.installed ## a real broker, workers that are killed, and what bec
 	@tools/check_machine java
 	@$(BIN)/kafkamq demo $(ARGS)
 
+# Half of the time the shells' tests wait.
+CHECK_JOBS = $(shell echo $$((2 * $(CORES))))
 check: lint ## lint, and the tests that need no JVM: rules, wire formats, simulator; at most 90 s
 	@$(COMPILE)
-	QUICK_TESTS=1 $(BIN)/python -m pytest -q -m "not faults and not slow and not spark" -n $(CORES) \
+	QUICK_TESTS=1 $(BIN)/python -m pytest -q -m "not faults and not slow and not spark" -n $(CHECK_JOBS) \
 		$(FAULTS_rules) $(PYTEST_ARGS)
 
 # Most of them wait for Kafka most of the time: three for each core, each with a broker and so with
@@ -51,11 +54,10 @@ check: lint ## lint, and the tests that need no JVM: rules, wire formats, simula
 TEST_JOBS = $(shell $(PYTHON) -c 'import os; memory = os.sysconf("SC_PAGE_SIZE") * \
 	os.sysconf("SC_PHYS_PAGES"); print(max(1, min(3 * os.cpu_count(), memory >> 31)))')
 test: JOBS := $(if $(filter file,$(origin JOBS)),$(TEST_JOBS),$(JOBS))
+test: BESIDE := compiled
 test: lint ## lint, then all tests but the fault suite
 	@tools/check_machine java
 	@test "$(CI)" != true || test -e /usr/bin/chromium || $(MAKE) --no-print-directory chromium
-	@$(COMPILE)
-	@$(COLLECT)
 	$(BIN)/python -m pytest -m "not faults" -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 test-faults: $(VENV)/.installed ## kills, cuts and long runs; PART=rules, queues, brokers or spark, all without it
@@ -83,7 +85,11 @@ mutants: $(VENV)/.installed ## break each rule on a copy of the tree: its tests 
 	$(BIN)/python tools/run_mutants.py --jobs $(JOBS) $(ARGS)
 
 lint: $(VENV)/.installed ## style, types, layers, sizes and what tests reach
-	@$(MAKE) --no-print-directory --jobs=$(CORES) --output-sync format types imports sizes
+	@$(MAKE) --no-print-directory --jobs=$(CORES) --output-sync types format imports sizes $(BESIDE)
+
+compiled: $(VENV)/.installed
+	@$(COMPILE)
+	@$(COLLECT)
 
 format: $(VENV)/.installed
 	$(BIN)/ruff check .

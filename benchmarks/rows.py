@@ -9,10 +9,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-__all__ = ["Row", "finish", "scaled", "show"]
+__all__ = ["IS_BRIEF", "Row", "finish", "scaled", "show"]
 
 SCALE = float(os.environ.get("BENCH_SCALE", "1"))
 """Of all sizes. Below 1 the figures show that each row still measures, and nothing else."""
+IS_BRIEF = SCALE < 1
+"""Then nothing is run only to be warm."""
 
 
 def scaled(size: int, *, least: int = 1) -> int:
@@ -50,7 +52,7 @@ def finish(rows: Sequence[Row], *, as_json: bool) -> int:
     """
     if as_json:
         print(json.dumps([asdict(row) for row in rows]))
-    if SCALE < 1:
+    if IS_BRIEF:
         return int(not all(row.ours is not None and math.isfinite(row.ours) for row in rows))
     return 0 if all(row.ok for row in rows) else 1
 

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.connector import connector_jars
 from benchmarks.load import LoadProducer
-from benchmarks.rows import Row, finish, scaled, show
+from benchmarks.rows import IS_BRIEF, Row, finish, scaled, show
 from benchmarks.spark_sink import sink_rates
 from benchmarks.spark_source import source_rates
 from benchmarks.spark_sparse import sparse_row
@@ -329,7 +329,8 @@ def measure_executors(servers: str, markers: int, trigger_s: float, broker: int 
         ):
             spark = build_session(master=cluster.master, settings=EXECUTOR_SETTINGS)
             try:
-                measure_throughput(servers, WARM_UP, trigger_s)
+                if not IS_BRIEF:
+                    measure_throughput(servers, WARM_UP, trigger_s)
                 begin_s, used_s = time.monotonic(), cpu_s(broker)
                 rates.append(measure_throughput(servers, markers, trigger_s).ours)
                 share = (cpu_s(broker) - used_s) / (time.monotonic() - begin_s)
@@ -341,8 +342,9 @@ def measure_executors(servers: str, markers: int, trigger_s: float, broker: int 
 
 
 def measure_late_executors(servers: str) -> list[Row]:
-    """A tracker whose checkpoint was cut for one executor, where four are: its tasks, and when."""
-    wanted = tracker_tasks(2 * MARKER_PARTITIONS, 4)
+    """A tracker whose checkpoint was cut for one executor, where more are: its tasks, and when."""
+    executors = 2 if IS_BRIEF else 4
+    wanted = tracker_tasks(2 * MARKER_PARTITIONS, executors)
     with (
         namespace(servers, 2 * MARKER_PARTITIONS) as (config, checkpoint),
         tempfile.TemporaryDirectory(prefix="kafkamq-bench-") as folder,
@@ -352,8 +354,10 @@ def measure_late_executors(servers: str) -> list[Row]:
         try:
             with SparkTracker(config, checkpoint=f"file://{checkpoint}", spark=spark) as one:
                 wait_until_live(one, 2 * MARKER_PARTITIONS)
-            cluster.add_workers(3)
-            wait_until(lambda: spark.sparkContext.defaultParallelism == 4, timeout_s=PATIENCE_S)
+            cluster.add_workers(executors - 1)
+            wait_until(
+                lambda: spark.sparkContext.defaultParallelism == executors, timeout_s=PATIENCE_S
+            )
             began_s = time.monotonic()
             with SparkTracker(config, checkpoint=f"file://{checkpoint}", spark=spark) as one:
                 before = one.tasks
@@ -362,7 +366,7 @@ def measure_late_executors(servers: str) -> list[Row]:
                 found, took_s = one.tasks, time.monotonic() - began_s
         finally:
             spark.stop()
-    name = f"tasks of a tracker begun with {before}, from its checkpoint, where four executors are"
+    name = f"tasks of a tracker begun with {before}, from its checkpoint, on {executors} executors"
     ratio = round(found / wanted, 3)
     return [
         Row(name, found, wanted, ratio, "tasks", 1.0, ratio >= 1.0),
@@ -400,7 +404,8 @@ def measure(servers: str, options: argparse.Namespace, broker: int | None) -> li
 
     try:
         if "tracker" in options.parts:
-            measure_throughput(servers, WARM_UP, options.trigger)
+            if not IS_BRIEF:
+                measure_throughput(servers, WARM_UP, options.trigger)
             add(measure_throughput(servers, options.markers, options.trigger))
             for rate in options.rate:
                 add(*measure_lateness(servers, options.seconds, rate, options.trigger))
@@ -439,14 +444,14 @@ def main() -> int:
     )
     parser.add_argument("--due", type=int, default=scaled(1_000_000), help="messages held at once")
     parser.add_argument("--sparse", type=int, default=scaled(100_000), help="SCHEDULEs, far apart")
-    parser.add_argument("--sparse-batches", type=int, default=15, help="of one record, to measure")
+    parser.add_argument("--sparse-batches", type=int, default=scaled(15), help="of one record")
     parser.add_argument("--sustained", type=float, default=300.0, help="seconds of steady load")
     parser.add_argument("--run-rate", type=int, default=scaled(1_000_000), help="messages/s")
     parser.add_argument("--before", default="", metavar="REV", help="an earlier revision: of runs")
     parser.add_argument("--idle", type=float, default=60.0, help="seconds without any work")
     parser.add_argument("--trigger", type=float, default=1.0, help="seconds between batches")
     parser.add_argument("--master", default="local[2]", help="where Spark runs")
-    parser.add_argument("--batches", type=int, default=5, help="of the sink, 200,000 rows each")
+    parser.add_argument("--batches", type=int, default=scaled(5), help="of the sink: 200,000 rows")
     parser.add_argument("--records", type=int, default=scaled(1_000_000), help="for the source")
     parser.add_argument(
         "--rounds", type=int, default=3, help="of source and sink, their peers' in between"

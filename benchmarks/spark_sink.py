@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["sink_rates"]
 
 BATCH_ROWS = scaled(200_000)
-WARM_UP = 2  # batches
+WARM_UP = scaled(2)  # batches
 PATIENCE_S = 240
 _COLUMNS = (
     "CAST(CAST(id AS STRING) AS BINARY) AS key",

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from benchmarks.load import LoadProducer
-from benchmarks.rows import Row
+from benchmarks.rows import Row, scaled
 from benchmarks.spark_tracker import wait_until_live
 
 from kafkamq.config import ServiceConfig
@@ -23,7 +23,7 @@ __all__ = ["sparse_row"]
 
 _DAY_MS = 86_400_000
 _GOAL = 1.5
-_WARM_UP = 5  # batches that do not count
+_WARM_UP = scaled(5)  # batches that do not count
 _PATIENCE_S = 300.0
 
 

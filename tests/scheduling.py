@@ -1,18 +1,20 @@
 """How pytest-xdist divides the tests: each worker has a kind of them that it takes first.
 
 Tests on Kafka mostly wait; those of the rules keep a core busy and wait for nothing; Spark is in
-between, and a session takes longer to start and to get warm than most files need. So the three
-kinds run beside each other from the start, and who has run out of his own helps another. Nobody
+between, and a session takes longer to start and to get warm than most files need. So Spark and
+Kafka begin, and who is done with Spark fills with rules what the others leave of the cores. Nobody
 who has no Spark session yet starts one while there is something else to do.
 """
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-__all__ = ["ByKind", "kinds_for"]
+__all__ = ["ByKind", "TOGETHER", "kinds_for"]
 
 _SPARK, _RULES, _KAFKA = "spark", "rules", "kafka"
 _FOLDERS = {
@@ -20,18 +22,32 @@ _FOLDERS = {
     _RULES: ("tests/model/", "tests/sim/", "tests/unit/", "tests/wire/"),
 }
 # Their fixtures are of the test, or of the session: one by one, they leave no long file to the end.
-_ONE_BY_ONE = ("tests/spark/", "tests/model/", "tests/sim/")
+_ONE_BY_ONE = ("tests/spark/", "tests/model/", "tests/sim/", "tests/integration/")
+TOGETHER = tuple(
+    f"tests/integration/test_{name}.py"
+    for name in (
+        "local_kafka",
+        "parallel_soak",
+        "parallel_trouble",
+        "queue_errors",
+        "schemas",
+        "security",
+        "upgrade",
+    )
+)
+"""Files there that share more than a session: mostly a broker of their own."""
 
 
 def kinds_for(worker: int) -> tuple[str, str, str]:
-    """What a worker takes, in its order: a third of them Spark, one the rules, the others Kafka."""
-    if worker % 3 == 0:
-        return _SPARK, _KAFKA, _RULES
-    return (_RULES, _KAFKA, _SPARK) if worker == 1 else (_KAFKA, _RULES, _SPARK)
+    """What a worker takes, in its order: a third of them Spark first, the others Kafka."""
+    return (_SPARK, _RULES, _KAFKA) if worker % 3 == 0 else (_KAFKA, _RULES, _SPARK)
 
 
-def _kind_of(unit: str) -> str:
-    return next((kind for kind, of in _FOLDERS.items() if unit.startswith(of)), _KAFKA)
+@cache
+def _rank_of(unit: str) -> tuple[str, bool]:
+    """Its kind, and whether it is a test that leaves no worker alone with much at the end."""
+    kind = next((kind for kind, of in _FOLDERS.items() if unit.startswith(of)), _KAFKA)
+    return kind, kind == _KAFKA and "::" in unit
 
 
 class ByKind(LoadFileScheduling):
@@ -42,10 +58,16 @@ class ByKind(LoadFileScheduling):
         super().__init__(config, log)  # type: ignore[arg-type]
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid if nodeid.startswith(_ONE_BY_ONE) else super()._split_scope(nodeid)
+        if nodeid.startswith(_ONE_BY_ONE) and not nodeid.startswith(TOGETHER):
+            return nodeid
+        return super()._split_scope(nodeid)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         kinds = kinds_for(int(node.gateway.id.removeprefix("gw")))
-        first = min(self.workqueue, key=lambda unit: kinds.index(_kind_of(unit)))
-        self.workqueue.move_to_end(first, last=False)
+
+        def turn(unit: str) -> tuple[int, bool]:
+            kind, is_short = _rank_of(unit)
+            return kinds.index(kind), is_short
+
+        self.workqueue.move_to_end(min(self.workqueue, key=turn), last=False)
         super()._assign_work_unit(node)

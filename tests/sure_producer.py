@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from confluent_kafka import KafkaError, Message, Producer
+from tests.waiting import within
 
 from kafkamq.transport import port
 from kafkamq.types import Headers
@@ -46,7 +47,7 @@ class SureProducer(Producer):
 
     def confirm(self, timeout_s: float = 30.0) -> None:
         """Wait for the reports of all that was produced."""
-        self.flush(timeout_s)
+        self.flush(within(timeout_s))
         assert not self._refused, self._refused[0]
         assert self._confirmed == self._sent, f"{self._confirmed} of {self._sent} are confirmed"
 
@@ -65,5 +66,5 @@ def write_records(producer: port.Producer, topic: str, records: Iterable[Row]) -
             on_delivery=lambda error, _: told.append(error),
         )
         count += 1
-    producer.flush(30.0)
+    producer.flush(within(30.0))
     assert told == [None] * count, f"of {count} records: {told}"

@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 from tests.sure_producer import write_records
-from tests.waiting import deadline_after
+from tests.waiting import deadline_after, within
 
 from kafkamq.config import ServiceConfig
 from kafkamq.transport.admin import Admin
@@ -94,7 +94,7 @@ class Kafka:
             from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
             client: Any = self.admin.client
-            client.create_partitions([NewPartitions(topic, count + 1)])[topic].result(10)
+            client.create_partitions([NewPartitions(topic, count + 1)])[topic].result(within(10))
         until = deadline_after(10.0)
         while self.admin.topics([topic])[topic].partitions == count and time.monotonic() < until:
             time.sleep(0.02)
@@ -105,7 +105,7 @@ class Kafka:
             return
         client: Any = self.admin.client
         for future in client.delete_records([TopicPartition(topic, partition, before)]).values():
-            future.result(10)
+            future.result(within(10))
 
     def consumer(
         self, group: str = "kafkamq.reader", on_commit: OnCommit | None = None, **settings: object

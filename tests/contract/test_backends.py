@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 from tests.contract.worlds import World, receive
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq import Backoff, ConfigError, LeaseLostError, Message, StateError
 from kafkamq.queue.rules.capabilities import Feature
@@ -55,7 +55,7 @@ def test_deliveries_of_a_consumer_that_is_gone(world: World) -> None:
 
 def test_a_nack_with_a_delay(world: World) -> None:
     queue = world.queue("delayed", max_deliveries=2)
-    queue.producer().send(b"x").result(30)
+    queue.producer().send(b"x").result(within(30))
     with queue.consumer() as consumer:
         (message,) = receive(consumer, 1)
         if not world.has(Feature.RETRY_DELAY):
@@ -88,8 +88,8 @@ def test_delayed_sends(world: World) -> None:
             producer.cancel(None)  # type: ignore[arg-type]
         return
     sent_s = time.monotonic()
-    late = producer.send(b"late", delay=1.0).result(30)
-    never = producer.send(b"never", delay=2.0).result(30)
+    late = producer.send(b"late", delay=1.0).result(within(30))
+    never = producer.send(b"never", delay=2.0).result(within(30))
     assert never.schedule is not None
     assert late.schedule is not None
     assert never.topic == world.service.config.marker_topic
@@ -140,7 +140,7 @@ def test_a_lease_that_nothing_renews(world: World) -> None:
     """By ``max_lease`` on markers, by their lock on share; the others' end with the consumer."""
     lease = 1.0 if world.backend == "markers" else 20.0
     queue = world.queue("long", redelivery_timeout=lease, max_lease=lease, max_deliveries=1)
-    queue.producer().send(b"x").result(30)
+    queue.producer().send(b"x").result(within(30))
     told: list[Message] = []
     with queue.consumer(on_lease_lost=told.append) as consumer:
         (message,) = receive(consumer, 1)
@@ -246,7 +246,7 @@ def test_refusals(world: World) -> None:
     with queue.consumer() as consumer:
         with pytest.raises(ConfigError, match="n is 0"):
             consumer.receive_many(0)
-        producer.send(b"x").result(30)
+        producer.send(b"x").result(within(30))
         (message,) = receive(consumer, 1)
         with pytest.raises(ConfigError, match="reason"):
             message.reject("")
@@ -260,7 +260,7 @@ def test_refusals(world: World) -> None:
 
 def test_what_a_message_says_of_itself(world: World) -> None:
     queue = world.queue("facts", max_deliveries=1)
-    sent = queue.producer().send(b"x", key="k", headers={"a": b"1"}, id="n1").result(30)
+    sent = queue.producer().send(b"x", key="k", headers={"a": b"1"}, id="n1").result(within(30))
     topic = queue.config.topic or world.service.config.message_topic
     assert (sent.topic, sent.queue_id, sent.id, sent.schedule) == (topic, "facts", "n1", None)
     with queue.consumer() as consumer:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, TopicPartition
 from tests.contract.port import KINDS, Kafka, Member, eventually, opened, parts, poll_all, refusal
-from tests.waiting import deadline_after
+from tests.waiting import deadline_after, within
 
 from kafkamq.transport.port import Consumer
 
@@ -118,7 +118,7 @@ def test_who_is_no_member_commits_nothing(kafka: Kafka, group: str, protocol: st
     assert first.what("revoke") == [[0, 1]]
     assert (first.client.memberid() is None) == (protocol != "consumer")
     assert code_of(lambda: commit(first.client, topic, 0, 4)) == "UNKNOWN_MEMBER_ID"
-    (found,) = stranger.committed(parts(topic, 0), timeout=10.0)
+    (found,) = stranger.committed(parts(topic, 0), timeout=within(10.0))
     assert found.offset == 3
 
 
@@ -171,7 +171,7 @@ def test_a_transaction_takes_offsets_of_present_members_alone(
     producer.begin_transaction()
     send(first.client.consumer_group_metadata(), 6)
     producer.commit_transaction(10.0)
-    (found,) = first.client.committed(parts(topic, 0), timeout=10.0)
+    (found,) = first.client.committed(parts(topic, 0), timeout=within(10.0))
     assert found.offset == 6
     gone = second.client.consumer_group_metadata()
     second.client.close()
@@ -183,7 +183,7 @@ def test_a_transaction_takes_offsets_of_present_members_alone(
     producer.begin_transaction()
     send(kafka.consumer(group).consumer_group_metadata(), 8)  # nobody's: not asked for
     producer.commit_transaction(10.0)
-    (found,) = first.client.committed(parts(topic, 0), timeout=10.0)
+    (found,) = first.client.committed(parts(topic, 0), timeout=within(10.0))
     assert found.offset == 8
 
 
@@ -196,12 +196,12 @@ def test_offsets_of_an_open_transaction_are_waited_for(kafka: Kafka, group: str)
     producer.begin_transaction()
     place = [TopicPartition(topic, 0, 5, "of a transaction")]
     producer.send_offsets_to_transaction(place, settled.consumer_group_metadata(), 10.0)
-    assert [each.offset for each in early.committed(parts(topic, 0), timeout=10.0)] == [
+    assert [each.offset for each in early.committed(parts(topic, 0), timeout=within(10.0))] == [
         OFFSET_INVALID
     ]
     assert code_of(lambda: settled.committed(parts(topic, 0), timeout=1.0)) == "_TIMED_OUT"
     producer.commit_transaction(10.0)
-    (found,) = settled.committed(parts(topic, 0), timeout=10.0)
+    (found,) = settled.committed(parts(topic, 0), timeout=within(10.0))
     assert (found.offset, found.metadata) == (5, "of a transaction")
 
 
@@ -218,7 +218,7 @@ def test_who_never_joined_commits_for_an_empty_group(
         producer.begin_transaction()
         producer.send_offsets_to_transaction(parts(topic, 0, offset=offset), metadata, 10.0)
         producer.commit_transaction(10.0)
-    assert stranger.committed(parts(topic, 0), timeout=10.0)[0].offset == 2
+    assert stranger.committed(parts(topic, 0), timeout=within(10.0))[0].offset == 2
     commit(stranger, topic, 0, 3)
 
 
@@ -228,7 +228,7 @@ def test_metadata_come_back_as_they_were(kafka: Kafka, group: str) -> None:
     consumer = kafka.consumer(group)
     for number, metadata in enumerate(["", "é " * 1000, '{"v":1}']):
         commit(consumer, topic, number, number + 1, metadata)
-    found = kafka.consumer(group).committed(parts(topic, 0, 1, 2), timeout=10.0)
+    found = kafka.consumer(group).committed(parts(topic, 0, 1, 2), timeout=within(10.0))
     assert [each.offset for each in found] == [1, 2, 3]
     assert [each.metadata or "" for each in found] == ["", "é " * 1000, '{"v":1}']
 
@@ -253,10 +253,10 @@ def test_metadata_that_are_too_long(kafka: Kafka, group: str) -> None:
 def test_nothing_committed(kafka: Kafka, group: str) -> None:
     topic = kafka.topic(2)
     consumer = kafka.consumer(group)
-    found = eventually(lambda: consumer.committed(parts(topic, 0, 9), timeout=10.0))
+    found = eventually(lambda: consumer.committed(parts(topic, 0, 9), timeout=within(10.0)))
     assert [each.offset for each in found] == [OFFSET_INVALID, OFFSET_INVALID]
     consumer.assign([TopicPartition(topic, 0)])  # the group's position is asked for
-    event = consumer.poll(10.0)
+    event = consumer.poll(within(10.0))
     assert event is not None
     assert event.error() is not None
     assert event.error().code() == KafkaError._AUTO_OFFSET_RESET  # type: ignore[union-attr]
@@ -265,7 +265,7 @@ def test_nothing_committed(kafka: Kafka, group: str) -> None:
     kafka.fill(topic, 2)
     commit(consumer, topic, 0, 1)
     consumer.assign([TopicPartition(topic, 0)])
-    record = consumer.poll(10.0)
+    record = consumer.poll(within(10.0))
     assert record is not None
     assert record.offset() == 1
 
@@ -280,7 +280,7 @@ def test_committed_offsets_go_with_the_group_and_with_the_topic(kafka: Kafka, gr
     kafka.topic(1, topic)
 
     def found(name: str) -> int:
-        return consumer.committed(parts(name, 0), timeout=10.0)[0].offset
+        return consumer.committed(parts(name, 0), timeout=within(10.0))[0].offset
 
     until = deadline_after(10.0)
     while found(topic) != OFFSET_INVALID and time.monotonic() < until:
@@ -359,7 +359,7 @@ def test_members_hear_of_new_partitions(kafka: Kafka, group: str) -> None:
     poll_all([first], lambda: first.partitions == {0})
     kafka.add_partition(topic)
     until = deadline_after(20.0)
-    while len(first.client.list_topics(topic, timeout=10.0).topics[topic].partitions) < 2:
+    while len(first.client.list_topics(topic, timeout=within(10.0)).topics[topic].partitions) < 2:
         assert time.monotonic() < until  # also a member that was told by another request
     poll_all([first], lambda: first.partitions == {0, 1})
     assert first.what("assign") == [[0], [1]]

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from confluent_kafka import KafkaError
 from tests.contract.port import Kafka, Member, Reports, eventually, parts, poll_all, refusal
+from tests.waiting import within
 
 from kafkamq.dev import LocalKafka
 from kafkamq.dev.environment import cache_dir_from, java_from
@@ -49,12 +50,12 @@ def test_an_outage(kind: str) -> None:
         first = parts(topic, 0, offset=1)
         eventually(lambda: consumer.commit(offsets=first, asynchronous=False))
         kafka.fill(topic, 1)
-        producer.list_topics(topic, timeout=10.0)
+        producer.list_topics(topic, timeout=within(10.0))
         consumer.assign(parts(topic, 0))
-        assert consumer.poll(10.0) is not None
+        assert consumer.poll(within(10.0)) is not None
         stop()
         producer.produce(topic, b"v", None, 0, on_delivery=reports)
-        assert producer.flush(10.0) == 0
+        assert producer.flush(within(10.0)) == 0
         assert reports.codes == ["_MSG_TIMED_OUT"]
         assert consumer.poll(0.5) is None
         assert watch.is_down
@@ -69,12 +70,12 @@ def test_an_outage(kind: str) -> None:
         start()
         again = kafka.producer()
         again.produce(topic, b"v", None, 0, on_delivery=reports)
-        assert again.flush(30.0) == 0
+        assert again.flush(within(30.0)) == 0
         assert reports.codes == ["_MSG_TIMED_OUT", ""]
-        message = consumer.poll(30.0)
+        message = consumer.poll(within(30.0))
         assert message is not None
         assert message.value() == b"v"
-        assert consumer.committed(parts(topic, 0), timeout=30.0)[0].offset == 1
+        assert consumer.committed(parts(topic, 0), timeout=within(30.0))[0].offset == 1
         consumer.close()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, KafkaError, TopicPartition
 from tests.contract.port import KINDS, Kafka, opened, parts, refusal
-from tests.waiting import deadline_after
+from tests.waiting import deadline_after, within
 
 from kafkamq.transport.port import Consumer
 
@@ -73,10 +73,10 @@ def test_fields_of_a_record(kafka: Kafka) -> None:
     headers = [("a", b"1"), ("a", None), ("é", b"")]
     producer.produce(topic, None, "key", 0, headers=headers)
     producer.produce(topic, b"", None, 0)
-    assert producer.flush(10.0) == 0
+    assert producer.flush(within(10.0)) == 0
     consumer = kafka.consumer()
     consumer.assign(parts(topic, 0))
-    first, second = consumer.consume(2, 10.0)
+    first, second = consumer.consume(2, within(10.0))
     kind, at_ms = first.timestamp()
     assert (first.topic(), first.partition(), first.offset()) == (topic, 0, 0)
     assert (first.key(), first.value(), first.headers()) == (b"key", None, headers)
@@ -101,7 +101,7 @@ def test_a_position_outside_the_log_stands_still(kafka: Kafka, offset: int) -> N
     consumer.incremental_unassign(parts(topic, 0))
     consumer.incremental_assign(parts(topic, 0, offset=2))
     assert read(consumer, 2) == [("", 2, b"2"), ("_PARTITION_EOF", 3, b"")]
-    assert consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=10.0) == (2, 3)
+    assert consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=within(10.0)) == (2, 3)
 
 
 def test_a_pause_outlives_its_assignment(kafka: Kafka) -> None:
@@ -123,7 +123,7 @@ def test_a_partition_may_be_paused_before_it_is_assigned(kafka: Kafka) -> None:
     topic = kafka.topic()
     kafka.fill(topic, 1)
     consumer = kafka.consumer()
-    consumer.list_topics(topic, timeout=10.0)
+    consumer.list_topics(topic, timeout=within(10.0))
     consumer.pause(parts(topic, 0))
     consumer.assign(parts(topic, 0))
     assert read(consumer, 1, 0.7) == []
@@ -173,7 +173,7 @@ def test_questions_about_partitions(kafka: Kafka) -> None:
     kafka.fill(topic, 3)
     consumer = kafka.consumer()
     place = TopicPartition(topic, 0)
-    assert consumer.get_watermark_offsets(place, timeout=10.0) == (0, 3)
+    assert consumer.get_watermark_offsets(place, timeout=within(10.0)) == (0, 3)
     assert consumer.get_watermark_offsets(place, cached=True) == (OFFSET_INVALID, OFFSET_INVALID)
     now_ms = int(time.time() * 1000)
     asked = [
@@ -185,16 +185,16 @@ def test_questions_about_partitions(kafka: Kafka) -> None:
         (1, OFFSET_END),
     ]
     found = [
-        consumer.offsets_for_times([TopicPartition(topic, number, at)], timeout=10.0)[0].offset
-        for number, at in asked
+        consumer.offsets_for_times([TopicPartition(topic, *place)], timeout=within(10.0))[0].offset
+        for place in asked
     ]
     assert found == [0, -1, 3, 0, -1, 0]
     for call in (
-        lambda: consumer.get_watermark_offsets(TopicPartition(topic, 9), timeout=5.0),
-        lambda: consumer.offsets_for_times(parts(topic, 9), timeout=5.0),
+        lambda: consumer.get_watermark_offsets(TopicPartition(topic, 9), timeout=within(5.0)),
+        lambda: consumer.offsets_for_times(parts(topic, 9), timeout=within(5.0)),
     ):
         assert refusal(call).code() == KafkaError._UNKNOWN_PARTITION
-    topics = consumer.list_topics(f"{topic}-not", timeout=10.0).topics
+    topics = consumer.list_topics(f"{topic}-not", timeout=within(10.0)).topics
     assert topics[f"{topic}-not"].error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
     consumer.assign(parts(topic, 0))
     assert len(read(consumer, 3)) == 3
@@ -206,19 +206,19 @@ def test_questions_about_partitions(kafka: Kafka) -> None:
 def test_a_new_partition_is_unknown_until_metadata_are_asked_for(kafka: Kafka) -> None:
     topic = kafka.topic()
     consumer, producer = kafka.consumer(), kafka.producer()
-    consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=10.0)
+    consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=within(10.0))
     producer.produce(topic, b"0", None, 0)
-    assert producer.flush(10.0) == 0
+    assert producer.flush(within(10.0)) == 0
     kafka.add_partition(topic)
     error = refusal(lambda: producer.produce(topic, b"1", None, 1))
     assert error.code() == KafkaError._UNKNOWN_PARTITION
-    error = refusal(lambda: consumer.offsets_for_times(parts(topic, 1), timeout=5.0))
+    error = refusal(lambda: consumer.offsets_for_times(parts(topic, 1), timeout=within(5.0)))
     assert error.code() == KafkaError._UNKNOWN_PARTITION
-    assert len(consumer.list_topics(topic, timeout=10.0).topics[topic].partitions) == 2
-    producer.list_topics(topic, timeout=10.0)
+    assert len(consumer.list_topics(topic, timeout=within(10.0)).topics[topic].partitions) == 2
+    producer.list_topics(topic, timeout=within(10.0))
     producer.produce(topic, b"1", None, 1)
-    assert producer.flush(10.0) == 0
-    assert consumer.get_watermark_offsets(TopicPartition(topic, 1), timeout=10.0) == (0, 1)
+    assert producer.flush(within(10.0)) == 0
+    assert consumer.get_watermark_offsets(TopicPartition(topic, 1), timeout=within(10.0)) == (0, 1)
 
 
 def test_a_recreated_topic_has_another_id_and_old_positions_are_outside(kafka: Kafka) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from tests.contract.port import KINDS, Kafka, Reports, opened, parts, refusal
-from tests.waiting import deadline_after
+from tests.waiting import deadline_after, within
 
 from kafkamq.transport.errors import raised_error
 from kafkamq.transport.port import Producer
@@ -45,7 +45,7 @@ def test_reports_come_in_poll_and_flush_alone(kafka: Kafka) -> None:
     time.sleep(0.3)
     assert not reports
     assert len(producer) >= 1
-    assert producer.flush(10.0) == 0
+    assert producer.flush(within(10.0)) == 0
     ((error, message),) = reports
     assert error is None
     assert (message.topic(), message.partition(), message.offset()) == (topic, 0, 0)
@@ -64,7 +64,7 @@ def test_a_full_queue_is_a_buffer_error_until_reports_are_served(kafka: Kafka) -
     assert producer.produce_batch(topic, batch, 0) == 0
     refused = {each["_error"].code() for each in batch}  # type: ignore[attr-defined]
     assert refused == {KafkaError._QUEUE_FULL}
-    assert producer.flush(10.0) == 0
+    assert producer.flush(within(10.0)) == 0
     assert reports.codes == ["", "", ""]
     producer.produce(topic, b"v", None, 0)
 
@@ -72,14 +72,14 @@ def test_a_full_queue_is_a_buffer_error_until_reports_are_served(kafka: Kafka) -
 def test_a_batch_says_which_records_were_not_taken(kafka: Kafka) -> None:
     topic, reports = kafka.topic(), Reports()
     producer = kafka.producer()
-    producer.list_topics(topic, timeout=10.0)
+    producer.list_topics(topic, timeout=within(10.0))
     batch = [{"value": b"%d" % number, "key": b"k", "callback": reports} for number in range(3)]
     assert producer.produce_batch(topic, batch, 0) == 3
     assert not any("_error" in each for each in batch)
     assert producer.produce_batch(topic, batch, 9) == 0
     codes = {each["_error"].code() for each in batch}  # type: ignore[attr-defined]
     assert codes == {KafkaError._UNKNOWN_PARTITION}
-    assert producer.flush(10.0) == 0
+    assert producer.flush(within(10.0)) == 0
     assert [message.offset() for _, message in reports] == [0, 1, 2]
 
 
@@ -87,7 +87,7 @@ def test_an_unknown_partition_is_refused_or_reported(kafka: Kafka) -> None:
     topic, reports = kafka.topic(), Reports()
     producer = kafka.producer()
     producer.produce(topic, b"v", None, 9, on_delivery=reports)  # the topic is not known yet
-    assert producer.flush(10.0) == 0
+    assert producer.flush(within(10.0)) == 0
     assert reports.codes == ["_UNKNOWN_PARTITION"]
     error = refusal(lambda: producer.produce(topic, b"v", None, 9))
     assert error.code() == KafkaError._UNKNOWN_PARTITION
@@ -98,7 +98,7 @@ def test_an_unknown_topic_is_waited_for(kafka: Kafka) -> None:
     producer = kafka.producer(message_timeout_ms=1000)
     producer.produce(name(), b"v", None, 0, on_delivery=reports)
     assert producer.flush(0.2) == 1
-    assert producer.flush(10.0) == 0
+    assert producer.flush(within(10.0)) == 0
     assert reports.codes == ["_MSG_TIMED_OUT"]
     assert reports[0][1].offset() is None
 
@@ -107,14 +107,14 @@ def test_a_topic_that_stays_unknown_is_refused_at_once(kafka: Kafka) -> None:
     topic, reports = name(), Reports()
     producer = kafka.producer(topic_metadata_propagation_max_ms=100)
     producer.produce(topic, b"v", None, 0, on_delivery=reports)
-    assert producer.flush(10.0) == 0
+    assert producer.flush(within(10.0)) == 0
     assert reports.codes == ["UNKNOWN_TOPIC_OR_PART"]
     error = refusal(lambda: producer.produce(topic, b"v", None, 0))
     assert error.code() == KafkaError._UNKNOWN_TOPIC
     kafka.topic(1, topic)
-    producer.list_topics(topic, timeout=10.0)
+    producer.list_topics(topic, timeout=within(10.0))
     producer.produce(topic, b"v", None, 0, on_delivery=reports)
-    assert producer.flush(10.0) == 0
+    assert producer.flush(within(10.0)) == 0
     assert reports.codes == ["UNKNOWN_TOPIC_OR_PART", ""]
 
 
@@ -123,7 +123,7 @@ def test_the_size_of_a_batch_counts(kafka: Kafka) -> None:
     producer = kafka.producer()
     for size in (1, 50):
         producer.produce(topic, b"v" * size, None, 0, on_delivery=reports)
-        assert producer.flush(10.0) == 0
+        assert producer.flush(within(10.0)) == 0
     assert reports.codes == ["", "MSG_SIZE_TOO_LARGE"]
 
 
@@ -133,9 +133,9 @@ def test_too_large_here_or_for_the_broker(kafka: Kafka) -> None:
     error = refusal(lambda: producer.produce(topic, b"v" * 10_001, None, 0))
     assert error.code() == KafkaError.MSG_SIZE_TOO_LARGE
     producer.produce(topic, b"v" * 3000, None, 0, on_delivery=reports)
-    assert producer.flush(10.0) == 0
+    assert producer.flush(within(10.0)) == 0
     producer.produce(topic, b"v", None, 0, on_delivery=reports)
-    assert producer.flush(10.0) == 0
+    assert producer.flush(within(10.0)) == 0
     assert reports.codes == ["MSG_SIZE_TOO_LARGE", ""]
 
 
@@ -144,7 +144,7 @@ def test_what_is_purged_is_reported(kafka: Kafka) -> None:
     producer = kafka.producer()
     producer.produce(name(), b"v", None, 0, on_delivery=reports)  # waits for its topic
     producer.purge()
-    assert producer.poll(5.0) == 1
+    assert producer.poll(within(5.0)) == 1
     assert reports.codes == ["_PURGE_QUEUE"]
     assert len(producer) == 0
 
@@ -154,7 +154,7 @@ def test_keys_choose_the_same_partitions(kafka: Kafka) -> None:
     producer = kafka.producer(partitioner="murmur2_random")
     for key in (b"a", b"order-17", "é".encode()):
         producer.produce(topic, b"v", key, on_delivery=reports)
-    assert producer.flush(10.0) == 0
+    assert producer.flush(within(10.0)) == 0
     assert sorted(message.partition() or 0 for _, message in reports) == [4, 5, 6]
 
 
@@ -190,30 +190,30 @@ def test_read_committed_ends_and_holes(kafka: Kafka) -> None:
     producer = kafka.transactional(name())
 
     def ends() -> tuple[int, int]:
-        low, stable = committed.get_watermark_offsets(place, timeout=10.0)
+        low, stable = committed.get_watermark_offsets(place, timeout=within(10.0))
         assert low == 0
-        return stable, anything.get_watermark_offsets(place, timeout=10.0)[1]
+        return stable, anything.get_watermark_offsets(place, timeout=within(10.0))[1]
 
     producer.begin_transaction()
     producer.produce(topic, b"aborted", None, 0)
-    assert producer.flush(10.0) == 0
+    assert producer.flush(within(10.0)) == 0
     assert ends() == (0, 1)
     assert kafka.admin.log_ends(topic) == {0: (0, 1)}
     producer.abort_transaction(10.0)
     producer.begin_transaction()
     producer.produce(topic, b"kept", None, 0)
-    assert producer.flush(10.0) == 0
+    assert producer.flush(within(10.0)) == 0
     kafka.fill(topic, 1)  # behind the open transaction
     assert ends() == (2, 4)
     committed.assign(parts(topic, 0))
     assert [_said(each) for each in committed.consume(5, 1.0)] == [("_PARTITION_EOF", 2)]
     producer.commit_transaction(10.0)
     assert ends() == (5, 5)
-    found = committed.consume(3, 10.0)
+    found = committed.consume(3, within(10.0))
     assert [_said(each) for each in found] == [("", 2), ("", 3), ("_PARTITION_EOF", 5)]
     assert committed.position([place])[0].offset == 5  # the control record counts
     anything.assign(parts(topic, 0))
-    found = anything.consume(4, 10.0)
+    found = anything.consume(4, within(10.0))
     assert [_said(each) for each in found] == [("", 0), ("", 2), ("", 3), ("_PARTITION_EOF", 5)]
 
 
@@ -227,13 +227,16 @@ def test_a_reader_hears_of_the_end_behind_an_abort(kafka: Kafka) -> None:
     kafka.fill(topic, 1)
     consumer = kafka.consumer(enable_partition_eof=True)
     consumer.assign(parts(topic, 0))
-    assert [_said(each) for each in consumer.consume(2, 10.0)] == [("", 0), ("_PARTITION_EOF", 1)]
+    assert [_said(each) for each in consumer.consume(2, within(10.0))] == [
+        ("", 0),
+        ("_PARTITION_EOF", 1),
+    ]
     producer = kafka.transactional(name())
     producer.begin_transaction()
     producer.produce(topic, b"aborted", None, 0)
-    producer.flush(10.0)
+    producer.flush(within(10.0))
     producer.abort_transaction(10.0)
-    assert [_said(each) for each in consumer.consume(1, 10.0)] == [("_PARTITION_EOF", 3)]
+    assert [_said(each) for each in consumer.consume(1, within(10.0))] == [("_PARTITION_EOF", 3)]
     assert consumer.position(parts(topic, 0))[0].offset == 3
 
 
@@ -242,7 +245,7 @@ def test_a_fenced_producer_learns_of_it_by_producing(kafka: Kafka) -> None:
     former = kafka.transactional(own)
     former.begin_transaction()
     former.produce(topic, b"aborted by the next init", None, 0)
-    former.flush(10.0)
+    former.flush(within(10.0))
     kafka.transactional(own)
     former.produce(topic, b"v", None, 0, on_delivery=reports)
     error = fatal_of(former, by="flush")
@@ -296,7 +299,7 @@ def test_a_refused_record_ends_its_transaction(kafka: Kafka) -> None:
     producer = kafka.transactional(name())
     producer.begin_transaction()
     producer.produce(topic, b"v" * 3000, None, 0, on_delivery=reports)
-    assert producer.flush(10.0) == 0
+    assert producer.flush(within(10.0)) == 0
     error = refusal(lambda: producer.commit_transaction(10.0))
     assert (error.name(), error.txn_requires_abort()) == ("MSG_SIZE_TOO_LARGE", True)
     assert reports.codes == ["MSG_SIZE_TOO_LARGE"]
@@ -304,7 +307,7 @@ def test_a_refused_record_ends_its_transaction(kafka: Kafka) -> None:
     producer.abort_transaction(10.0)
     producer.begin_transaction()
     producer.produce(topic, b"v", None, 0, on_delivery=reports)
-    assert producer.flush(10.0) == 0
+    assert producer.flush(within(10.0)) == 0
     error = refusal(lambda: producer.commit_transaction(10.0))  # a number is missing now
     assert (error.name(), error.txn_requires_abort()) == ("OUT_OF_ORDER_SEQUENCE_NUMBER", True)
     assert reports.codes == ["MSG_SIZE_TOO_LARGE", "_PURGE_QUEUE"]
@@ -340,11 +343,11 @@ def test_a_transaction_that_takes_too_long_is_aborted(kafka: Kafka) -> None:
     producer = kafka.transactional(own, transaction_timeout_ms=1000, message_timeout_ms=1000)
     producer.begin_transaction()
     producer.produce(topic, b"v", None, 0)
-    assert producer.flush(10.0) == 0
+    assert producer.flush(within(10.0)) == 0
     until = deadline_after(30.0)
     consumer = kafka.consumer()
     place = TopicPartition(topic, 0)
-    while consumer.get_watermark_offsets(place, timeout=10.0)[1] < 2:
+    while consumer.get_watermark_offsets(place, timeout=within(10.0))[1] < 2:
         assert time.monotonic() < until  # the broker looks every ten seconds
         time.sleep(0.1)
     error = refusal(lambda: producer.commit_transaction(10.0))

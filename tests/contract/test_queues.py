@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.contract.worlds import World, receive
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq import ConfigError, StateError
 from kafkamq.queue.rules.capabilities import Feature
@@ -113,7 +113,7 @@ def test_what_was_not_handed_out_is_released(world: World) -> None:
         for number in range(20):
             producer.send(b"%d" % number)
     with queue.consumer() as consumer:
-        message = consumer.receive(60.0)
+        message = consumer.receive(within(60.0))
         assert message is not None
         message.ack(wait=True)
     seen = {message.payload}
@@ -142,7 +142,7 @@ def test_what_a_backend_lacks_is_refused(world: World) -> None:
         with pytest.raises(ConfigError, match="offsets has it"):
             queue.handler(ordering="key")(print)
     if not world.has(Feature.RETRY_DELAY):
-        producer.send(b"x").result(30)
+        producer.send(b"x").result(within(30))
         with queue.consumer() as consumer:
             (message,) = receive(consumer, 1)
             with pytest.raises(ConfigError, match="markers, offsets and claims have it"):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
 from tests.sure_producer import write_records
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import DataLossError, DeadlineExceededError, StateError
@@ -19,11 +19,10 @@ from kafkamq.transport.admin import Admin
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.follower import Follower
 from kafkamq.transport.group_consumer import COMMITTED, GroupConsumer
-from kafkamq.transport.log_reader import LogRange, LogReader
+from kafkamq.transport.log_reader import LogRange, LogReader, scan
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
 from kafkamq.transport.record import Place, Record
 from kafkamq.transport.record_reader import RecordReader
-from kafkamq.transport.scan import scan
 from kafkamq.transport.settings import producer_settings
 from kafkamq.transport.transactions import TransactionalProducer
 
@@ -69,7 +68,7 @@ def add_partition(config: ServiceConfig, topic: str) -> None:
         cluster_of(servers).add_partitions(topic, 1)
         return
     client = AdminClient({"bootstrap.servers": servers})
-    client.create_partitions([NewPartitions(topic, PARTITIONS + 1)])[topic].result(30)
+    client.create_partitions([NewPartitions(topic, PARTITIONS + 1)])[topic].result(within(30))
     with Admin(config) as admin:
         wait_until(lambda: admin.require_topic(topic).partitions == PARTITIONS + 1)
 
@@ -336,7 +335,7 @@ def test_a_reader_finds_a_partition_that_was_added_meanwhile(
     producer = open_producer(producer_settings(config))
     write_records(producer, topic, [(b"added", None, PARTITIONS, ())])
     producer.close()
-    found = reader.read(PARTITIONS, 0, timeout_s=20)
+    found = reader.read(PARTITIONS, 0, timeout_s=within(20))
     assert found is not None
     assert found.value() == b"added"
     reader.close()

@@ -77,14 +77,14 @@ def test_a_handler_of_twice_the_lease_runs_once(world: World) -> None:
         with pytest.raises(ConfigError, match="markers, offsets and claims have it"):
             queue.handler(timeout=30.0)(handle)
         return
-    queue.handler(concurrency=4)(handle)
+    queue.handler(concurrency=2)(handle)
     with Worker(world.service, queues=["long"]) as worker:
-        for number in range(4):
+        for number in range(2):
             queue.producer().send(b"%d" % number, key=b"%d" % number)
-        wait_until(lambda: worker.handled == 4, "all handled")
-    with queue.consumer() as consumer:
-        assert consumer.receive(lease_s) is None
-    assert sorted(runs) == [b"0", b"1", b"2", b"3"]
+        wait_until(lambda: worker.handled == 2, "all handled")
+    with queue.consumer() as consumer:  # a copy would be there for a lease by now
+        assert consumer.receive(1.0) is None
+    assert sorted(runs) == [b"0", b"1"]
 
 
 def test_two_queues_one_slow(world: World) -> None:
@@ -198,7 +198,7 @@ def test_no_message_and_timeouts_in_threads(world: World) -> None:
     try:
         with Worker(world.service, queues=["hanging"]) as worker:
             assert worker.handled == 0
-            queue.producer().send(b"x").result(30)
+            queue.producer().send(b"x").result(within(30))
             wait_until(lambda: len(world.letters(queue)) == 1, "the dead letter")
         (letter,) = world.letters(queue)
         assert "took longer than 0.2 s" in letter.error
@@ -217,5 +217,5 @@ def test_pause(world: World) -> None:
             return
         worker.pause("paused")
         worker.resume("paused")
-        queue.producer().send(b"x").result(30)
+        queue.producer().send(b"x").result(within(30))
         wait_until(lambda: seen == [b"x"], "the message")

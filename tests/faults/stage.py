@@ -247,7 +247,7 @@ class Stage:
                 actor.process.terminate()
             for actor in self.playing(role):
                 actor.stop()
-        self._observer.join(20)
+        self._observer.join(within(20))
 
     def __enter__(self) -> Stage:
         return self

@@ -13,7 +13,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     NewTopic,
 )
 from tests.sure_producer import SureProducer
-from tests.waiting import deadline_after, wait_until
+from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError
@@ -43,7 +43,7 @@ def make_markers(cluster: KafkaCluster, config: ServiceConfig, victim: int, othe
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
     topic = NewTopic(config.marker_topic, 2, replica_assignment=[[victim], [other]], config=ALONE)
     for future in admin.create_topics([topic]).values():
-        future.result(30)
+        future.result(within(30))
 
 
 def send(cluster: KafkaCluster, config: ServiceConfig, count: int) -> None:
@@ -81,7 +81,7 @@ def committed(cluster: KafkaCluster, config: ServiceConfig) -> dict[int, int]:
     )
     try:
         asked = [TopicPartition(config.message_topic, each) for each in range(PARTITIONS)]
-        return {each.partition: each.offset for each in reader.committed(asked, timeout=30)}
+        return {each.partition: each.offset for each in reader.committed(asked, timeout=within(30))}
     finally:
         reader.close()
 
@@ -109,7 +109,7 @@ def test_messages_of_other_marker_partitions_go_on(
         admin = AdminClient({"bootstrap.servers": kafka_cluster.bootstrap_servers, "log_level": 0})
 
         def has_no_leader() -> bool:
-            topics = admin.list_topics(config.marker_topic, timeout=10).topics
+            topics = admin.list_topics(config.marker_topic, timeout=within(10)).topics
             return topics[config.marker_topic].partitions[0].leader < 0
 
         wait_until(has_no_leader)

@@ -161,7 +161,7 @@ def test_partitions_that_are_added(bootstrap: str, namespace: str, tmp_path: Pat
         topics = (stage.config.message_topic, stage.config.marker_topic)
         stage.fault("partitions added", 2)
         for future in admin.create_partitions([NewPartitions(t, 4) for t in topics]).values():
-            future.result(20)
+            future.result(within(20))
         stage.start("sender", count=3000, rate=150.0)  # the other one looks every five minutes
         time.sleep(8.0)
         stage.replace(stage.playing("worker")[0])
@@ -207,7 +207,7 @@ def receive_for_long(consumer: Consumer) -> None:
 def delete_before(bootstrap: str, topic: str, offset: int) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for future in admin.delete_records([TopicPartition(topic, 0, offset)]).values():
-        future.result(20)
+        future.result(within(20))
 
 
 def test_a_million_due_at_once(bootstrap: str, namespace: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from tests.faults.stage import Stage
+from tests.waiting import within
 
 from kafkamq.markers.reader import group_of
 from kafkamq.testing.faults import KafkaCluster, Recorder, digest
@@ -50,7 +51,7 @@ def test_acks_1_under_a_partition_loses(
             number += 1
         kafka_cluster.heal()
         stage.healed()
-        producer.flush(30)
+        producer.flush(within(30))
         report = stage.judge("F17 red: acks=1 under a partition", must_be_settled=False)
     assert report.violations["I1 lost"] > 100
 

@@ -17,7 +17,7 @@ from tests.integration.cli_tools import Commands
 from tests.integration.tracker_logs import Logs
 from tests.spark.processes import below, command_of, python_workers
 from tests.spark.tracker_driver import tracker_driver
-from tests.waiting import wait_until
+from tests.waiting import deadline_after, wait_until
 
 from kafkamq.testing.checker import check_logs
 from kafkamq.testing.faults import Network, read_namespace, why_no_network
@@ -128,7 +128,7 @@ def test_python_workers_are_killed_twenty_times(
     with tracker_driver(load.logs, tmp_path / "checkpoint", output=output) as process:
         load.add(400)
         wait_until(load.logs.copied, timeout_s=PATIENCE_S)
-        deadline_s = time.monotonic() + 400
+        deadline_s = deadline_after(400)
         while kills < KILLS and time.monotonic() < deadline_s:
             load.add(50)
             assert process.poll() is None, "the driver ended"
@@ -155,7 +155,7 @@ def test_executors_are_killed_twenty_times(bootstrap: str, namespace: str, tmp_p
     ) as process:
         load.add(400)
         wait_until(load.logs.copied, timeout_s=PATIENCE_S)
-        deadline_s = time.monotonic() + 500
+        deadline_s = deadline_after(500)
         while kills < KILLS and time.monotonic() < deadline_s:
             load.add(200)
             time.sleep(4.0 + 4.0 * load.chance.random())

@@ -38,7 +38,7 @@ def test_each_output_is_there_once(bootstrap: str, namespace: str, tmp_path: Pat
     logs = Logs(bootstrap, namespace)
     out = f"{namespace}-out"
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(out, 2, 1)])[out].result(30)
+    admin.create_topics([NewTopic(out, 2, 1)])[out].result(within(30))
     seed = random.SystemRandom().randrange(10**6)
     chance = random.Random(seed)
     killed: Counter[str] = Counter()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import time
-from contextlib import ExitStack, closing
+from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,10 +15,11 @@ from tests.faults.figures import say
 from tests.faults.test_spark import Load
 from tests.integration.tracker_logs import Logs
 from tests.spark.tracker_driver import tracker_driver
+from tests.spark.tracker_runs import engine_of, gives_signs
 from tests.waiting import wait_until
 
-from kafkamq.markers.tracker.status_reader import StatusReader
-from kafkamq.markers.wire.signs import Sign, SignKind
+from kafkamq.markers.rules.standby import SILENT_BEATS
+from kafkamq.markers.wire.signs import SignKind
 from kafkamq.types import Outcome
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(2700)]
@@ -46,26 +47,18 @@ class Trackers:
         self.running[place] = self._stack.enter_context(
             tracker_driver(self._logs, place, output=self._folder / "output", standby=True)
         )
-        wait_until(lambda: engine_of(place) in self._engines(), timeout_s=PATIENCE_S)
+        wait_until(lambda: gives_signs(self._logs, place), timeout_s=PATIENCE_S)
 
     def active(self) -> Path:
         """Where the one works that is active."""
-        signs = [sign for sign in self.signs() if sign.kind is SignKind.ACTIVE]
+        signs = [sign for sign in self._logs.signs() if sign.kind is SignKind.ACTIVE]
         engines = {engine_of(place): place for place in self.running}
         return engines[signs[-1].engine]
 
-    def signs(self) -> list[Sign]:
-        with closing(StatusReader(self._logs.config)) as reader:
-            reader.read_to_end()
-            return reader.take_signs()
-
-    def _engines(self) -> set[str]:
-        return {sign.engine for sign in self.signs()}
-
-
-def engine_of(checkpoint: Path) -> str:
-    notes = sorted(checkpoint.glob("kafkamq*.json"))
-    return str(json.loads(notes[0].read_text())["engine"]) if notes else ""
+    def beats(self) -> Counter[str]:
+        """How often each start that stands by has looked for a sign of the active one."""
+        signs = self._logs.signs()
+        return Counter(sign.start for sign in signs if sign.kind is SignKind.STANDBY)
 
 
 def settles(load: Load, *, timeout_s: float = PATIENCE_S) -> float:
@@ -124,7 +117,12 @@ def test_a_paused_tracker_comes_back_and_stands_by(
         os.killpg(group, signal.SIGCONT)
         load.add(100)
         settles(load)
-        time.sleep(15.0)  # whoever would take over needlessly has time to do so
+        # Whoever would take over needlessly has had as much silence as that takes, and more.
+        before = trackers.beats()
+        wait_until(
+            lambda: sum((trackers.beats() - before).values()) > 4 * SILENT_BEATS,
+            timeout_s=PATIENCE_S,
+        )
         assert trackers.active() == heir
         assert all(each.poll() is None for each in trackers.running.values())
         load.wait_until_settled()

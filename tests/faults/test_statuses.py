@@ -14,7 +14,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 from tests.integration.tracker_logs import Logs, tracker_process
 from tests.spark.tracker_driver import tracker_driver
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.markers.tracker.status_reader import StatusReader
 from kafkamq.testing.faults import KafkaCluster
@@ -45,16 +45,16 @@ def keep_statuses_apart(cluster: KafkaCluster, logs: Logs) -> int:
     (number, *_) = set(cluster.brokers) - busy
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
     for future in admin.delete_topics([topic]).values():
-        future.result(30)
+        future.result(within(30))
 
     def is_gone() -> bool:
-        return topic not in admin.list_topics(timeout=10).topics
+        return topic not in admin.list_topics(timeout=within(10)).topics
 
     wait_until(is_gone)
     settings = {"cleanup.policy": "compact", "min.insync.replicas": "1"}
     made = NewTopic(topic, 1, replica_assignment=[[number]], config=settings)
     for future in admin.create_topics([made]).values():
-        future.result(30)
+        future.result(within(30))
 
     assert cluster.leader_of(topic) == number
     return number

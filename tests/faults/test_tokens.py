@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.queue_logs import make_service, tracked
+from tests.waiting import wait_until, within
 
 from kafkamq.testing import check_logs
 from kafkamq.testing.faults import read_namespace
@@ -21,6 +22,7 @@ from kafkamq.types import MessageId, Outcome
 ROLES = Path(__file__).parents[1] / "integration" / "token_roles.py"
 SECONDS = 45
 ROUNDS = 15
+WANTED = {(Outcome.ACK, True), (Outcome.ACK, False), (Outcome.NACK, True)}
 
 
 @pytest.mark.faults
@@ -41,13 +43,13 @@ def test_r34_killed_holders_and_givers(bootstrap: str, namespace: str, tmp_path:
         try:
             for number in range(ROUNDS):
                 for each in range(20):
-                    producer.send(b"%d" % each, id=f"{number}-{each}").result(30)
+                    producer.send(b"%d" % each, id=f"{number}-{each}").result(within(30))
                 time.sleep(SECONDS / ROUNDS)
                 role, victim = running.pop(rng.randrange(len(running)))
                 victim.kill()
                 victim.wait()
                 running.append(start(role))
-            time.sleep(10)
+            wait_until(lambda: _told(_said(tmp_path)) >= WANTED)
         finally:
             for _, process in running:
                 process.kill()
@@ -60,10 +62,17 @@ def test_r34_killed_holders_and_givers(bootstrap: str, namespace: str, tmp_path:
         must_be_settled=False,  # the last of them are killed, too
     )
     verdict.require_ok()
-    said = [each for path in tmp_path.glob("said-*") for each in _read(path)]
-    told = {(each.outcome, each.counted) for each in said}
-    assert {(Outcome.ACK, True), (Outcome.ACK, False), (Outcome.NACK, True)} <= told
+    said = _said(tmp_path)
+    assert _told(said) >= WANTED
     assert list(untrue(said, read_timelines(found.markers), excuses=False)) == []
+
+
+def _said(folder: Path) -> list[Said]:
+    return [each for path in folder.glob("said-*") for each in _read(path)]
+
+
+def _told(said: list[Said]) -> set[tuple[Outcome, bool | None]]:
+    return {(each.outcome, each.counted) for each in said}
 
 
 def _read(path: Path) -> list[Said]:

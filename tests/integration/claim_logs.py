@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.integration import tracker_logs
 from tests.sure_producer import SureProducer
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.claims import Cluster, init_topic
 from kafkamq.claims.rules.audit import ClaimAudit
@@ -43,10 +43,10 @@ class ClaimTopics:
         for future in admin.create_topics(
             [NewTopic(topic, partitions, 1, config=settings)]
         ).values():
-            future.result(30)
+            future.result(within(30))
 
         def is_visible() -> bool:  # brokers learn of a topic one by one, and a little later
-            found = admin.list_topics(timeout=30).topics.get(topic)
+            found = admin.list_topics(timeout=within(30)).topics.get(topic)
             return found is not None and len(found.partitions) == partitions
 
         wait_until(is_visible)

@@ -64,8 +64,8 @@ def _prepare(logs: Logs, coordination: str = "") -> None:
     namespace = logs.config.namespace
     admin = AdminClient({"bootstrap.servers": logs.bootstrap})
     work = f"{namespace}.work"
-    admin.create_topics([NewTopic(work, PARTITIONS, 1)])[work].result(15)
-    wait_until(lambda: work in admin.list_topics(timeout=15).topics)
+    admin.create_topics([NewTopic(work, PARTITIONS, 1)])[work].result(within(15))
+    wait_until(lambda: work in admin.list_topics(timeout=within(15)).topics)
     producer = SureProducer({"bootstrap.servers": logs.bootstrap})
     for number in range(10):
         producer.produce(work, str(number), partition=number % PARTITIONS)

@@ -19,7 +19,7 @@ from confluent_kafka.admin import (
     NewTopic,
 )
 from tests.sure_producer import SureProducer
-from tests.waiting import deadline_after
+from tests.waiting import deadline_after, within
 
 from kafkamq import ParallelConsumer, ParallelRecord
 from kafkamq.metrics import families
@@ -31,7 +31,7 @@ Place = tuple[int, int]  # partition, offset
 def make_topic(bootstrap: str, name: str, partitions: int = 1, **config: str) -> str:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     settings = {key.replace("_", "."): value for key, value in config.items()}
-    admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(30)
+    admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(within(30))
     return name
 
 
@@ -145,14 +145,29 @@ def committed(bootstrap: str, group: str, topic: str, partition: int = 0) -> tup
     confluent-kafka would hide what follows a NUL.
     """
     body = _text(group) + struct.pack(">i", 1) + _text(topic) + struct.pack(">ii", 1, partition)
-    request = struct.pack(">hhi", 9, 1, 7) + _text("test") + body
-    host, port = bootstrap.rsplit(":", 1)
-    with socket.create_connection((host, int(port)), 30) as connection:
-        connection.sendall(struct.pack(">i", len(request)) + request)
-        answer = _read(connection, struct.unpack(">i", _read(connection, 4))[0])
+    answer = _ask(bootstrap, 9, 1, body)
     at = 4 + 4 + 2 + len(topic) + 4 + 4
     offset, length = struct.unpack_from(">qh", answer, at)
     return offset, answer[at + 10 : at + 10 + max(length, 0)].decode()
+
+
+def commit_as_java(bootstrap: str, group: str, topic: str, offset: int, metadata: str) -> None:
+    """Without a NUL behind the metadata, into a group without members: OffsetCommit, version 2."""
+    place = _text(topic) + struct.pack(">iiq", 1, 0, offset) + _text(metadata)
+    body = _text(group) + struct.pack(">i", -1) + _text("") + struct.pack(">qi", -1, 1) + place
+    deadline_s = deadline_after(30)
+    while (error := struct.unpack(">h", _ask(bootstrap, 8, 2, body)[-2:])[0]) in (14, 15, 16):
+        assert time.monotonic() < deadline_s, "the coordinator is still loading"
+        time.sleep(0.05)
+    assert error == 0
+
+
+def _ask(bootstrap: str, key: int, version: int, body: bytes) -> bytes:
+    request = struct.pack(">hhi", key, version, 7) + _text("test") + body
+    host, port = bootstrap.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), 30) as connection:
+        connection.sendall(struct.pack(">i", len(request)) + request)
+        return _read(connection, struct.unpack(">i", _read(connection, 4))[0])
 
 
 def _text(text: str) -> bytes:

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Message as Record
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from tests.integration.tracker_logs import read_topic
-from tests.waiting import deadline_after, wait_until
+from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.markers.last_delivery import process_gate
@@ -121,7 +121,7 @@ def delete_group(bootstrap: str, group: str) -> None:
 
     def is_gone() -> bool:
         try:
-            admin.delete_consumer_groups([group])[group].result(30)
+            admin.delete_consumer_groups([group])[group].result(within(30))
         except KafkaException as error:
             if error.args[0].code() != KafkaError.NON_EMPTY_GROUP:
                 raise

@@ -210,7 +210,7 @@ def work_on_spark(config: ServiceConfig, logs: Logs) -> None:
 
     out = f"{config.namespace}.out"
     admin = AdminClient({"bootstrap.servers": logs.bootstrap})
-    admin.create_topics([NewTopic(out, 1, 1)])[out].result(15)
+    admin.create_topics([NewTopic(out, 1, 1)])[out].result(within(15))
     spark = build_session(app_name=config.namespace)
     with tempfile.TemporaryDirectory() as folder:
         for topic in ("", out):

@@ -25,7 +25,7 @@ from confluent_kafka.admin import (
     ScramMechanism,
     UserScramCredentialUpsertion,
 )
-from tests.waiting import deadline_after
+from tests.waiting import deadline_after, within
 
 from kafkamq.dev import Listener, LocalKafka
 
@@ -123,19 +123,19 @@ class SecuredKafka:
         info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
         change = UserScramCredentialUpsertion(user, info, password.encode())
         for future in self._admin.alter_user_scram_credentials([change]).values():
-            future.result(20)
+            future.result(within(20))
 
     def grant(self, user: str, rights: Iterable[Right]) -> None:
         """Give these rights; returns when the broker goes by them."""
         bindings = {right.binding(user) for right in rights}
         for future in self._admin.create_acls(list(bindings)).values():
-            future.result(20)
+            future.result(within(20))
         any_of = AclBindingFilter(
             ResourceType.ANY, None, ResourcePatternType.ANY, f"User:{user}", None,
             AclOperation.ANY, AclPermissionType.ANY,
         )  # fmt: skip
         deadline_s = deadline_after(20)
-        while not bindings <= set(self._admin.describe_acls(any_of).result(20)):
+        while not bindings <= set(self._admin.describe_acls(any_of).result(within(20))):
             assert time.monotonic() < deadline_s, "the broker does not learn of the rights"
             time.sleep(0.02)
 

@@ -19,6 +19,7 @@ from tests.integration.queue_logs import (
     receive_all,
     tracked,
 )
+from tests.sure_producer import SureProducer
 from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq import Message, Queue, Service
@@ -34,24 +35,24 @@ def make_topic(bootstrap: str, name: str, partitions: int = 2, **settings: str) 
     admin = AdminClient({"bootstrap.servers": bootstrap})
     config = {key.replace("_", "."): value for key, value in settings.items()}
     (made,) = admin.create_topics([NewTopic(name, partitions, 1, config=config)]).values()
-    made.result(30)
-    wait_until(lambda: name in admin.list_topics(timeout=10).topics)
+    made.result(within(30))
+    wait_until(lambda: name in admin.list_topics(timeout=within(10)).topics)
     return name
 
 
 def delete_topic(bootstrap: str, name: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     (gone,) = admin.delete_topics([name]).values()
-    gone.result(30)
-    wait_until(lambda: name not in admin.list_topics(timeout=10).topics)
+    gone.result(within(30))
+    wait_until(lambda: name not in admin.list_topics(timeout=within(10)).topics)
 
 
 def write(bootstrap: str, topic: str, *records: Mapping[str, Any], **settings: str) -> None:
     """As somebody who knows nothing of kafkamq."""
-    producer = PlainProducer({"bootstrap.servers": bootstrap, **settings})
+    producer = SureProducer({"bootstrap.servers": bootstrap, **settings})
     for record in records:
         producer.produce(topic, **record)
-    assert producer.flush(30) == 0
+    producer.confirm()
 
 
 def queue_of(service: Service, topic: str, queue_id: str = "orders", **more: object) -> Queue:
@@ -169,7 +170,7 @@ def test_what_a_transaction_aborted_is_no_message(bootstrap: str, namespace: str
         for text, is_kept in ((b"kept-1", True), (b"gone", False), (b"kept-2", True)):
             producer.begin_transaction()
             producer.produce(topic, text)
-            producer.flush(30)
+            producer.flush(within(30))
             (producer.commit_transaction if is_kept else producer.abort_transaction)(30)
         queue = queue_of(service, topic)
         with queue.consumer() as consumer:
@@ -320,7 +321,7 @@ def test_r37_a_topic_that_is_gone_holds_nobody_up_for_long(bootstrap: str, names
         topic = make_topic(bootstrap, f"{namespace}-g", 1, message_timestamp_type="LogAppendTime")
         write(bootstrap, topic, *({"value": b"%d" % each} for each in range(200)))
         shared = service.queue("mail", redelivery_timeout=within(2.0))
-        shared.producer().send(b"letter").result(30)
+        shared.producer().send(b"letter").result(within(30))
         with Service(bootstrap, namespace) as other:
             for queue, count in ((queue_of(other, topic), 200), (other.queue("mail"), 1)):
                 doomed = queue.consumer()

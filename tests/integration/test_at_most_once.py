@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.queue_logs import die, make_service, markers, receive_all
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq import Nack
 from kafkamq.errors import ConfigError, StateError
@@ -37,7 +37,7 @@ def service(bootstrap: str, namespace: str) -> Iterator[Service]:
 def send(service: Service, count: int) -> None:
     producer = service.queue("a").producer()
     for delivery in [producer.send(b"%d" % number) for number in range(count)]:
-        delivery.result(30)
+        delivery.result(within(30))
 
 
 def committed(service: Service) -> int:
@@ -57,7 +57,7 @@ def test_what_was_handed_out_is_committed_and_has_no_markers(service: Service) -
     first = queue.consumer()
     seen = [message.payload for message in receive_all(first, 7)]
     assert committed(service) == 7  # and no more: what is polled ahead is nobody's yet
-    one = first.receive(30)
+    one = first.receive(within(30))
     assert one is not None
     assert committed(service) == 8
     seen.append(one.payload)
@@ -104,9 +104,9 @@ def test_a_verdict_on_it_changes_nothing(service: Service) -> None:
 
 def test_an_expired_message_is_passed_over(service: Service) -> None:
     producer = service.queue("a").producer()
-    producer.send(b"late", ttl=0.001).result(30)
+    producer.send(b"late", ttl=0.001).result(within(30))
     time.sleep(0.1)
-    producer.send(b"in time", ttl=600).result(30)
+    producer.send(b"in time", ttl=600).result(within(30))
     with service.queue("a", delivery="at-most-once").consumer() as consumer:
         assert [each.payload for each in receive_all(consumer, 1)] == [b"in time"]
 

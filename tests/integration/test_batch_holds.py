@@ -209,7 +209,7 @@ def test_marker_partitions_that_are_added_below_holds(
         held = stage.hold(300)
         topic = service.config.marker_topic
         admin = AdminClient({"bootstrap.servers": bootstrap})
-        admin.create_partitions([NewPartitions(topic, 5)])[topic].result(30)
+        admin.create_partitions([NewPartitions(topic, 5)])[topic].result(within(30))
         wait_until(lambda: 4 in tracker.assigned and tracker.is_live)
         more = stage.hold(50)
         while max(record.partition for record in markers(service.config)) < 2:
@@ -252,7 +252,7 @@ def test_records_that_are_deleted_below_holds(stage: Stage) -> None:
 def delete_before(service: Service, partition: int, offset: int) -> None:
     admin = AdminClient({"bootstrap.servers": service.config.bootstrap_servers})
     place = TopicPartition(service.config.message_topic, partition, offset)
-    admin.delete_records([place])[place].result(30)
+    admin.delete_records([place])[place].result(within(30))
 
 
 @pytest.mark.faults
@@ -288,7 +288,7 @@ def send_anew(service: Service) -> None:
     with Service(config.bootstrap_servers, config.namespace) as other:
         producer = other.queue("a").producer()
         for delivery in [producer.send(b"new") for _ in range(600)]:
-            delivery.result(30)
+            delivery.result(within(30))
 
 
 def there(stage: Stage) -> set[tuple[int, int]]:

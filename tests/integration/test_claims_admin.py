@@ -16,7 +16,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 from tests.integration.claim_logs import ClaimTopics
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.claims import Admin, Cluster, Consumer, init_topic
 from kafkamq.errors import BrokerError, ConfigError, DataLossError, DeadlineExceededError
@@ -30,7 +30,7 @@ def topics(bootstrap: str) -> ClaimTopics:
 def drain(consumer: Consumer, count: int) -> list[int]:
     found = []
     while len(found) < count:
-        message = consumer.receive(30.0)
+        message = consumer.receive(within(30.0))
         assert message is not None, found
         message.commit()
         found.append(int(message.payload or b""))
@@ -47,7 +47,7 @@ def test_positions_of_a_live_group_move_all_or_nothing(topics: ClaimTopics, deli
         if delivery == "at-least-once":
             return drain(consumer, count)
         found: list[int] = []
-        for batch in consumer.batches(timeout=30.0):
+        for batch in consumer.batches(timeout=within(30.0)):
             found += [int(message.payload or b"") for message in batch.messages]
             if len(found) >= count:
                 break
@@ -135,7 +135,7 @@ def test_old_records_do_not_set_the_clock_back(topics: ClaimTopics) -> None:
     )
     resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=[entry])
     admin = AdminClient({"bootstrap.servers": topics.bootstrap})
-    admin.incremental_alter_configs([resource])[resource].result(15)
+    admin.incremental_alter_configs([resource])[resource].result(within(15))
     with topics.cluster(coordination_topic=name) as cluster:
         cluster.ready()
         assert sum(log.malformed for log in cluster.engine.log.logs) == 1
@@ -249,10 +249,10 @@ def test_a_changed_coordination_topic_ends_every_claim(topics: ClaimTopics) -> N
         admin = AdminClient({"bootstrap.servers": topics.bootstrap})
         admin.create_partitions([NewPartitions(topics.coordination, 3)])[
             topics.coordination
-        ].result(10)
+        ].result(within(10))
         cluster.engine._topology_ms = 0  # rather than five seconds from now
         with pytest.raises(BrokerError, match="has 3 partitions, and had 2"):
-            consumer.receive(60.0)
+            consumer.receive(within(60.0))
         assert consumer.claims == {}
 
 

@@ -36,12 +36,12 @@ def test_claims_with_asyncio(bootstrap: str) -> None:
                         break
                 assert sorted(seen) == list(range(6))
                 # What a cancelled poll would have returned is returned by the next one.
-                waiting = asyncio.create_task(consumer.receive(30.0))
+                waiting = asyncio.create_task(consumer.receive(within(30.0)))
                 await asyncio.sleep(0.2)
                 waiting.cancel()
                 await asyncio.gather(waiting, return_exceptions=True)
                 topics.fill(1, first=6)
-                late = await consumer.receive(30.0)
+                late = await consumer.receive(within(30.0))
                 assert late is not None
                 assert late.payload == b"6"
                 late.commit()
@@ -50,14 +50,14 @@ def test_claims_with_asyncio(bootstrap: str) -> None:
                 moved = await admin.set_position({(topics.work, 0): 3, (topics.work, 1): "latest"})
                 assert moved == {(topics.work, 0): 3, (topics.work, 1): 3}
                 assert await admin.paused_until() == await cluster.paused_until(topics.group) == 0
-                again = await consumer.receive(30.0)
+                again = await consumer.receive(within(30.0))
                 assert again is not None
                 assert again.payload == b"6"
                 again.commit()
             async with member.consumer(topics.work, delivery="at-most-once") as consumer:
                 topics.fill(2, first=7)
                 found = []
-                async for batch in consumer.batches(timeout=30.0):
+                async for batch in consumer.batches(timeout=within(30.0)):
                     assert await member.claimed(batch.topic, batch.partition)
                     async with consumer.transaction(batch) as outputs:
                         for message in batch.messages:

@@ -67,7 +67,7 @@ def test_claims_from_the_command_line(topics: ClaimTopics, bootstrap: str, names
             *on,
         )
         assert [row["offset"] for row in moved] == [1, 0]
-        again = [consumer.receive(60.0) for _ in range(3)]
+        again = [consumer.receive(within(60.0)) for _ in range(3)]
         assert sorted(int(message.payload or b"") for message in again if message) == [1, 2, 3]
         (row,) = commands.json("claims", "pause", topics.group, "--for", "60", *on)
         assert row["paused_until"]
@@ -158,7 +158,7 @@ def metrics_address(process: subprocess.Popen[str]) -> str:
 
 
 def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:  # 503 raises
+    with urllib.request.urlopen(url, timeout=within(10)) as answer:  # 503 raises
         text: str = answer.read().decode()
     return text
 

@@ -21,7 +21,7 @@ def take(consumer: Consumer, count: int) -> list[int]:
     """So many messages, committed; fewer when none came for long."""
     found = []
     while len(found) < count:
-        message = consumer.receive(30.0)
+        message = consumer.receive(within(30.0))
         if message is None:
             break
         found.append(int(message.payload or b"-1"))
@@ -49,7 +49,7 @@ def test_what_is_not_committed_comes_again(topics: ClaimTopics) -> None:
     with topics.cluster() as cluster:
         member = cluster.member("a", topics.group)
         with member.consumer(topics.work, claims="greedy") as consumer:
-            seen = [consumer.receive(30.0) for _ in range(20)]
+            seen = [consumer.receive(within(30.0)) for _ in range(20)]
             for message in seen[:6]:
                 assert message is not None
                 message.commit()
@@ -59,7 +59,9 @@ def test_what_is_not_committed_comes_again(topics: ClaimTopics) -> None:
             message.commit()
         with member.consumer(topics.work, claims="greedy") as consumer:
             again = {
-                int(m.payload or b"") for m in (consumer.receive(30.0) for _ in range(14)) if m
+                int(m.payload or b"")
+                for m in (consumer.receive(within(30.0)) for _ in range(14))
+                if m
             }
             assert len(again) == 14
             assert again == {int(m.payload or b"") for m in seen[6:] if m}
@@ -139,7 +141,7 @@ def test_a_batch_that_was_not_taken_is_given_back(topics: ClaimTopics) -> None:
             batches._take = take_nothing  # type: ignore[method-assign]
         with member.consumer(topics.work, delivery="at-most-once", claims="greedy") as consumer:
             found: list[int] = []
-            for batch in consumer.batches(timeout=60.0):
+            for batch in consumer.batches(timeout=within(60.0)):
                 found += [int(message.payload or b"") for message in batch.messages]
                 if len(found) == 6:
                     break
@@ -169,7 +171,7 @@ def test_positions_are_committed_while_another_thread_polls(topics: ClaimTopics)
 
             def flush() -> None:
                 while not is_over.is_set():
-                    consumer.flush(20.0)
+                    consumer.flush(within(20.0))
                     flushed.append(consumer.positions())
 
             thread = threading.Thread(target=flush, daemon=True)
@@ -195,7 +197,7 @@ def test_partitions_that_are_added_are_claimed(topics: ClaimTopics) -> None:
     ):
         consumer.wait_for_claims(2)
         admin = AdminClient({"bootstrap.servers": topics.bootstrap})
-        admin.create_partitions([NewPartitions(topics.work, 3)])[topics.work].result(10)
+        admin.create_partitions([NewPartitions(topics.work, 3)])[topics.work].result(within(10))
         consumer._claims._count_ms = 0  # rather than ten seconds from now
         consumer.wait_for_claims(3)
 

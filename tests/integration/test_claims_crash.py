@@ -283,7 +283,7 @@ def test_a_broker_that_goes_away_ends_the_leases_and_comes_back(how: str) -> Non
             consumer.wait_for_claims(2)
             seen = set()
             for _ in range(100):
-                message = consumer.receive(10.0)
+                message = consumer.receive(within(10.0))
                 assert message is not None
                 seen.add(message.payload)
                 message.commit()
@@ -299,7 +299,7 @@ def test_a_broker_that_goes_away_ends_the_leases_and_comes_back(how: str) -> Non
                 kafka.resume()
             consumer.wait_for_claims(2, within(90.0))
             while len(seen) < 200:
-                message = consumer.receive(30.0)
+                message = consumer.receive(within(30.0))
                 assert message is not None
                 seen.add(message.payload)
                 message.commit()

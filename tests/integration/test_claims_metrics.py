@@ -6,7 +6,7 @@ import time
 
 from prometheus_client import CollectorRegistry, generate_latest
 from tests.integration.claim_logs import ClaimTopics
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.metrics import register_metrics
 
@@ -27,7 +27,7 @@ def test_metrics_of_claims(bootstrap: str) -> None:
         for _ in range(2):  # nothing is committed, so it comes again
             with member.consumer(topics.work, claims="greedy") as consumer:
                 for _ in range(4):
-                    assert consumer.receive(60.0) is not None
+                    assert consumer.receive(within(60.0)) is not None
                 wait_until(lambda: f"kafkamq_claims_held{{{place}}} 2.0" in shown())
                 text = shown()
         for line in (

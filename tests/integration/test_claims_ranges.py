@@ -16,7 +16,7 @@ from tests.integration import range_worker
 from tests.integration.claim_logs import ClaimTopics
 from tests.integration.range_worker import read_trace
 from tests.integration.test_claims_crash import kill
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.claims import RangeClaims
 from kafkamq.errors import ConfigError, DataLossError, LeaseLostError
@@ -70,7 +70,7 @@ def test_members_share_one_partition_and_a_silent_one_is_replaced(bootstrap: str
     for member in (second, third):
         member.stop()
     for thread in threads:
-        thread.join(60)
+        thread.join(within(60))
         assert not thread.is_alive()
     assert set(seen.values()) == {1}
     assert set(took) == {"b", "c"}

@@ -141,7 +141,7 @@ def test_dev_prints_its_address_and_ends_at_once(bootstrap: str) -> None:
         assert process.stdout is not None
         where = json.loads(process.stdout.readline())
         host, port = where["bootstrap_servers"].split(":")
-        with socket.create_connection((host, int(port)), timeout=60):
+        with socket.create_connection((host, int(port)), timeout=within(60)):
             pass
         process.send_signal(signal.SIGINT)
         assert process.wait(within(60)) == 0

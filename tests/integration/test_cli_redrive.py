@@ -34,7 +34,7 @@ from kafkamq.queue.dead_letters import (
 from kafkamq.queue.wire.headers import Origin, dead_letter_headers
 from kafkamq.queue.wire.keys import join_key
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.scan import scan
+from kafkamq.transport.log_reader import scan
 from kafkamq.transport.transactions import TransactionalProducer
 from kafkamq.types import DeadLetterReason
 
@@ -259,7 +259,7 @@ def test_what_does_not_fit_any_more_is_named_and_the_others_go(letters: Letters)
     assert letters.redriven() == dict.fromkeys(small, 1)
     place = f"{config.dead_letter_topic}[{large.partition}]@{large.offset}"
     assert f"{place} cannot be: its message, with a payload of 3,000 bytes, is larger than" in notes
-    assert f"max.message.bytes of {config.message_topic} allows: raise it there" in notes
+    assert f"max.message.bytes of {config.message_topic} allows: raise it, and" in notes
     report = redrive(config, Selection())
     assert (report.selected, report.redriven, report.already_redriven) == (1, 0, 8)
     ((refused,), count) = report.refusals, report.refused
@@ -371,7 +371,7 @@ def test_a_letter_of_a_queue_with_its_own_topic_goes_back_there(letters: Letters
     with Service(config.bootstrap_servers, config.namespace) as service:
         queue = service.queue("own", backend="offsets")
         queue.create_topics(partitions=2)
-        queue.producer().send(b"x", key="k", id="one").result(30)
+        queue.producer().send(b"x", key="k", id="one").result(within(30))
         with queue.consumer() as consumer:
             (message,) = receive_all(consumer, 1)
             message.reject("no", wait=True)

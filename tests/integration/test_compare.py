@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 from tests.integration.cli_tools import Commands
+from tests.waiting import within
 
 SMALL = ("--messages", "60", "--partitions", "2", "--concurrency", "8", "--slow", "5%:200")
 
@@ -14,8 +15,8 @@ SMALL = ("--messages", "60", "--partitions", "2", "--concurrency", "8", "--slow"
 def left_behind(bootstrap: str, namespace: str) -> list[str]:
     """Topics and groups of a namespace."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    groups = admin.list_consumer_groups(request_timeout=10).result(20).valid
-    names = [*admin.list_topics(timeout=10).topics, *(each.group_id for each in groups)]
+    groups = admin.list_consumer_groups(request_timeout=within(10)).result(within(20)).valid
+    names = [*admin.list_topics(timeout=within(10)).topics, *(each.group_id for each in groups)]
     return [name for name in names if namespace in name]
 
 

@@ -43,7 +43,7 @@ WORKER = Path(__file__).with_name("exact_worker.py")
 def send(service: Service, count: int) -> set[str]:
     producer = service.queue("a").producer()
     deliveries = [producer.send(b"%d" % number) for number in range(count)]
-    return {delivery.result(30).id for delivery in deliveries}
+    return {delivery.result(within(30)).id for delivery in deliveries}
 
 
 def exact(service: Service, *, timeout_s: float = 10.0, **options: int) -> Consumer:
@@ -69,7 +69,7 @@ def test_what_was_never_handed_out_is_released(bootstrap: str, namespace: str) -
     with make_service(bootstrap, namespace) as service, tracked(service.config):
         send(service, 20)
         with exact(service) as consumer:
-            assert consumer.receive(30) is not None  # the others are STARTed ahead
+            assert consumer.receive(within(30)) is not None  # the others are STARTed ahead
         with exact(service) as other:
             # No lease of 10 s is waited for: the tracker copies what was released at once.
             for message in receive_all(other, 19):
@@ -133,7 +133,7 @@ def test_a_commit_of_skipped_messages_never_lands_behind_a_transaction(
             receive_all(consumer, 1)[0].ack(wait=True)
             group = consumer.intake.reader.group
             slow = group.client = _SlowCommits(group.client)
-            service.queue("foreign").producer().send(b"x").result(30)
+            service.queue("foreign").producer().send(b"x").result(within(30))
             while not slow.begun:
                 assert consumer.receive(0.1) is None
             send(service, 3)
@@ -179,11 +179,11 @@ def test_a_transaction_is_bounded_in_bytes(
         producer = service.queue("a").producer()
         for size in (4000, 4000, 4000, 20_000, 20_000, 1):
             producer.send(b"x" * size)
-        producer.flush(30)
+        producer.flush(within(30))
         with exact(service, batch_markers=False) as consumer:  # whose STARTs carry payloads
             found: list[list[int]] = []
             while sum(map(len, found)) < 6:
-                messages = consumer.receive_many(6, 30)
+                messages = consumer.receive_many(6, within(30))
                 found.append([len(message.payload or b"") for message in messages])
                 for message in messages:
                     message.ack()
@@ -268,7 +268,7 @@ def _kill_workers(
                     victim.kill()
                     felt += victim.in_hand() > 0
                     workers[workers.index(victim)] = _Worker(service, folder)
-            sent = {delivery.result(30).id for delivery in deliveries}
+            sent = {delivery.result(within(30)).id for delivery in deliveries}
             wait_until(lambda: _acked(service) >= sent, timeout_s=150)
         finally:
             for worker in workers:

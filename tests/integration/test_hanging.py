@@ -29,7 +29,7 @@ def gate() -> Iterator[threading.Event]:
 def ask(port: int, path: str, name: str) -> tuple[int, dict[str, Any]]:
     """The status, and what is said of one loop."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=within(10)) as answer:
             status, text = answer.status, answer.read()
     except HTTPError as error:
         status, text = error.code, error.read()
@@ -97,7 +97,7 @@ def test_a_loop_of_the_users_that_is_blocked(
         assert consumer.health().oldest == f"{topic}-0@0"
     finally:
         gate.set()
-        thread.join(60)
+        thread.join(within(60))
     assert consumer.health().state == "closed"
 
 

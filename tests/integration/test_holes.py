@@ -28,7 +28,7 @@ def test_hole_15_a_quiet_queue_behind_a_busy_one(bootstrap: str, namespace: str)
         busy = service.queue("busy").producer()
         for _ in range(20_000):
             busy.send(b"x")
-        service.queue("quiet").producer().send(b"mine").result(60)
+        service.queue("quiet").producer().send(b"mine").result(within(60))
         (message,) = receive_all(service.queue("quiet").consumer(), 1)
         assert message.payload == b"mine"
         message.ack(wait=True)
@@ -44,7 +44,7 @@ def test_hole_4_what_retention_deleted_is_not_another_message(
     logs.send(2, value=b"still there")
     admin = AdminClient({"bootstrap.servers": bootstrap})
     place = TopicPartition(logs.config.message_topic, 0, 3)
-    admin.delete_records([place])[place].result(30)
+    admin.delete_records([place])[place].result(within(30))
     logs.start(inline, timeout_ms=300, value=b"deleted")
     logs.sent.clear()  # as kafka-mq-go's workers, these do not say when their messages were sent
     logs.start(*gone, timeout_ms=300, value=None, by_reference=True)
@@ -88,11 +88,11 @@ def test_hole_20_positions_follow_an_idle_log_and_the_end(bootstrap: str, namesp
 def recreate(bootstrap: str, topic: str) -> None:
     """Delete a topic and create it again, with one partition."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.delete_topics([topic])[topic].result(30)
-    wait_until(lambda: topic not in admin.list_topics(timeout=30).topics)
+    admin.delete_topics([topic])[topic].result(within(30))
+    wait_until(lambda: topic not in admin.list_topics(timeout=within(30)).topics)
     settings = {"message.timestamp.type": "LogAppendTime"}
-    admin.create_topics([NewTopic(topic, 1, 1, config=settings)])[topic].result(30)
-    wait_until(lambda: topic in admin.list_topics(timeout=30).topics)
+    admin.create_topics([NewTopic(topic, 1, 1, config=settings)])[topic].result(within(30))
+    wait_until(lambda: topic in admin.list_topics(timeout=within(30)).topics)
 
 
 def test_hole_21_a_topic_that_is_recreated(bootstrap: str, namespace: str) -> None:
@@ -129,7 +129,7 @@ def test_hole_22_what_waits_to_be_handed_out_keeps_its_lease(
     with make_service(bootstrap, namespace) as service:
         producer = service.queue("a").producer()
         for delivery in [producer.send(b"x") for _ in range(20)]:
-            delivery.result(30)
+            delivery.result(within(30))
         consumer = service.queue("a", redelivery_timeout=within(1.5), receive_buffer=20).consumer()
         wait_until(lambda: consumer.receive(1.0))
 

@@ -12,7 +12,7 @@ from tests.integration.queue_logs import (
     receive_all,
     tracked,
 )
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq import ConfigError, Service
 from kafkamq.config import Backoff
@@ -31,7 +31,7 @@ def test_a_queue_on_kafka_3_9(namespace: str) -> None:
     ):
         backoff = Backoff(first=0.1, max=0.1)
         queue = service.queue("a", redelivery_timeout=3.0, max_deliveries=3, backoff=backoff)
-        sent = queue.producer().send(b"x", key="k", headers={"h": b"1"}, id="i").result(30)
+        sent = queue.producer().send(b"x", key="k", headers={"h": b"1"}, id="i").result(within(30))
         consumer = queue.consumer()
         (first,) = receive_all(consumer, 1)
         assert (first.timestamp_ms, first.delivery_count) == (sent.timestamp_ms, 1)
@@ -57,7 +57,7 @@ def other_backends(service: Service) -> None:
     for backend in ("offsets", "claims"):
         queue = service.queue(backend, backend=backend)
         queue.create_topics(partitions=1)
-        queue.producer().send(b"x", key="k").result(30)
+        queue.producer().send(b"x", key="k").result(within(30))
         with queue.consumer() as consumer:
             (message,) = receive_all(consumer, 1)
             assert (message.payload, message.key) == (b"x", b"k")

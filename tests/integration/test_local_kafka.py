@@ -35,7 +35,7 @@ def is_alive(pid: int) -> bool:
 
 def create_topic(bootstrap: str, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(topic, 1)])[topic].result(30)
+    admin.create_topics([NewTopic(topic, 1)])[topic].result(within(30))
 
 
 def produce(bootstrap: str, topic: str, *values: bytes, **settings: str) -> None:
@@ -80,7 +80,7 @@ def test_topics_are_not_created_by_accident(bootstrap: str, namespace: str) -> N
     )
     failed: list[object] = []
     producer.produce(namespace, b"x", on_delivery=lambda error, message: failed.append(error))
-    producer.flush(60)
+    producer.flush(within(60))
     assert "UNKNOWN_TOPIC" in str(failed[0]) or "Unknown topic" in str(failed[0])
 
 
@@ -104,14 +104,14 @@ def test_data_and_address_survive_a_restart_and_a_kill(
 
 def test_a_paused_broker_is_silent_and_comes_back(own_broker: LocalKafka) -> None:
     admin = AdminClient({"bootstrap.servers": own_broker.bootstrap_servers, "log_level": 0})
-    assert admin.list_topics(timeout=30).brokers
+    assert admin.list_topics(timeout=within(30)).brokers
     own_broker.pause()
     try:
         with pytest.raises(KafkaException):
             admin.list_topics(timeout=1)
     finally:
         own_broker.resume()
-    wait_until(lambda: bool(admin.list_topics(timeout=30).brokers))
+    wait_until(lambda: bool(admin.list_topics(timeout=within(30)).brokers))
 
 
 def test_a_running_broker_is_not_started_twice(own_broker: LocalKafka) -> None:
@@ -198,10 +198,10 @@ def test_any_thread_may_start_it_and_end() -> None:
     broker = LocalKafka(**OPTIONS)
     thread = threading.Thread(target=broker.start)
     thread.start()
-    thread.join(120)
+    thread.join(within(120))
     try:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
-        assert admin.list_topics(timeout=30).brokers
+        assert admin.list_topics(timeout=within(30)).brokers
     finally:
         broker.stop()
 

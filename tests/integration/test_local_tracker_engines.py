@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 from tests.integration.tracker_logs import Logs
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.config import TrackerConfig
 from kafkamq.errors import ConfigError, FencedError
@@ -86,7 +86,7 @@ def test_replicas_share_the_partitions_and_take_over_from_each_other(logs: Logs)
     group = tracker_group(logs.config)
     asked = Consumer({"bootstrap.servers": logs.bootstrap, "group.id": group})
     places = [TopicPartition(logs.config.marker_topic, number) for number in range(PARTITIONS)]
-    assert all(place.offset > 0 for place in asked.committed(places, timeout=30))
+    assert all(place.offset > 0 for place in asked.committed(places, timeout=within(30)))
     asked.close()
 
 
@@ -177,7 +177,7 @@ def test_partitions_that_are_added_are_tracked(bootstrap: str, namespace: str) -
         wait_until(lambda: tracker.is_live)
         admin = AdminClient({"bootstrap.servers": bootstrap})
         topic = logs.config.marker_topic
-        admin.create_partitions([NewPartitions(topic, PARTITIONS + 2)])[topic].result(30)
+        admin.create_partitions([NewPartitions(topic, PARTITIONS + 2)])[topic].result(within(30))
         logs.marker_partitions = PARTITIONS + 2
         wait_until(lambda: PARTITIONS + 1 in tracker.assigned and tracker.is_live)
         ids = [MessageId(0, number * CHUNK) for number in range(20)]
@@ -276,6 +276,6 @@ def test_an_epoch_is_found_when_the_ledger_of_partition_0_is_gone(logs: Logs) ->
     (deleted,) = admin.delete_consumer_groups(
         [LedgerKey.of_markers(logs.config, 0).transactional_id]
     ).values()
-    deleted.result(30)
+    deleted.result(within(30))
     assert len(ledgers(logs)) == PARTITIONS - 1
     assert other_engine(logs) == 4

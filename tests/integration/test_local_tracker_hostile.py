@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from confluent_kafka.admin import (
 )
 from tests.integration.queue_logs import delete_group
 from tests.integration.tracker_logs import Logs
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import (
@@ -63,7 +64,7 @@ def alter(logs: Logs, topic: str, name: str, value: str) -> None:
     )
     admin = AdminClient({"bootstrap.servers": logs.bootstrap})
     for future in admin.incremental_alter_configs([resource]).values():
-        future.result(30)
+        future.result(within(30))
     with Admin(logs.config) as asked:  # the broker learns of it a moment later
         wait_until(lambda: asked.require_topic(topic).settings[name] == value)
 
@@ -98,14 +99,14 @@ def test_a_quarantine_that_cannot_be_written_holds_the_position_and_nothing_else
 
     topic = tracked.config.quarantine_topic
     admin = AdminClient({"bootstrap.servers": tracked.bootstrap})
-    admin.delete_topics([topic])[topic].result(30)
-    wait_until(lambda: topic not in admin.list_topics(timeout=10).topics)
+    admin.delete_topics([topic])[topic].result(within(30))
+    wait_until(lambda: topic not in admin.list_topics(timeout=within(10)).topics)
     bad = tracked.raw_marker(place, b"no marker")
     for message in (id_, *tracked.send(2)):
         tracked.start(message, timeout_ms=500)
         wait_until(lambda: message in tracked.ends(Outcome.REDELIVERED))  # noqa: B023
     assert position() <= bad
-    admin.create_topics([NewTopic(topic, 1)])[topic].result(30)
+    admin.create_topics([NewTopic(topic, 1)])[topic].result(within(30))
     wait_until(lambda: [each.value() for each in tracked.read(topic)] == [b"no marker"])
     wait_until(lambda: position() > bad)
 
@@ -133,7 +134,7 @@ def test_a_tracker_goes_on_without_the_topics_that_it_only_writes_to(
         wait_until(lambda: tracker.is_live)
         admin = AdminClient({"bootstrap.servers": bootstrap})
         for deleted in admin.delete_topics(gone).values():
-            deleted.result(30)
+            deleted.result(within(30))
 
         def are_missed() -> bool:
             logs.raw_marker(1, b"no marker")  # something to tell, of both kinds
@@ -159,6 +160,17 @@ def test_what_comes_behind_a_logs_former_end_is_found(logs: Logs) -> None:
         assert found.value() == b"large"
     assert reader.read(0, 5) is None
     reader.close()
+
+
+def test_starts_that_name_nothing_hold_up_no_other_one(tracked: Logs) -> None:
+    """R18: while they are looked for for a minute."""
+    (id_,) = tracked.send()
+    inventions = [MessageId(99, 0), replace(id_, offset=1 << 40), replace(id_, topic_id=b"x" * 16)]
+    tracked.start(*inventions, timeout_ms=1, value=None, by_reference=True)
+    tracked.start(id_, timeout_ms=100)
+    wait_until(lambda: tracked.ends(Outcome.REDELIVERED, Outcome.DEAD_LETTERED) != [])
+    assert tracked.ends(Outcome.REDELIVERED) == [id_]
+    assert not tracked.dead_letters()
 
 
 def test_a_newer_version_stops_the_tracker(logs: Logs) -> None:
@@ -202,7 +214,7 @@ def test_a_position_below_the_logs_start_is_never_passed_over(logs: Logs) -> Non
     for future in admin.delete_records(
         [TopicPartition(logs.config.marker_topic, place, 4)]
     ).values():
-        future.result(30)
+        future.result(within(30))
     again = LocalTracker(logs.config, FAST)
     with pytest.raises(DataLossError, match="up to 4 records"), again.in_thread():
         wait_until(lambda: again.is_over)
@@ -218,7 +230,7 @@ def delete_before(logs: Logs, number: int, offset: int) -> None:
     admin = AdminClient({"bootstrap.servers": logs.bootstrap})
     place = TopicPartition(logs.config.marker_topic, number, offset)
     for future in admin.delete_records([place]).values():
-        future.result(30)
+        future.result(within(30))
 
 
 def test_starts_that_were_deleted_unread_are_noticed_though_the_position_expired(
@@ -259,7 +271,7 @@ def test_starts_that_were_deleted_unread_are_noticed_though_the_position_expired
         key.transactional_id, [TopicPartition(key.topic, key.partition, first + 2)]
     )
     admin = AdminClient({"bootstrap.servers": logs.bootstrap})
-    admin.alter_consumer_group_offsets([set_by_hand])[key.transactional_id].result(30)
+    admin.alter_consumer_group_offsets([set_by_hand])[key.transactional_id].result(within(30))
     with LocalTracker(logs.config, TrackerConfig(takeover=False)).in_thread() as tracker:
         wait_until(lambda: tracker.is_live)
         wait_until(lambda: sum(each.entries for each in tracker.statuses()) == 3)
@@ -286,7 +298,7 @@ def test_a_log_whose_control_records_were_deleted_lost_nothing(logs: Logs) -> No
     for future in admin.delete_records(
         [TopicPartition(logs.config.marker_topic, place, -1)]  # everything
     ).values():
-        future.result(30)
+        future.result(within(30))
     again = LocalTracker(logs.config, FAST)
     with again.in_thread():
         wait_until(lambda: again.is_live or again.is_over)

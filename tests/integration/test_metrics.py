@@ -74,7 +74,7 @@ def test_what_goes_wrong_is_counted(bootstrap: str, namespace: str) -> None:
         assert sum(catalog.SEND_SECONDS.distributions()[namespace,].counts) == 5
         late_before = counted(catalog.LATENESS)
         with queue.consumer() as consumer:
-            message = consumer.receive(30)
+            message = consumer.receive(within(30))
             assert message is not None
             wait_until(lambda: time.monotonic() > message.deadline)
             with pytest.raises(LeaseLostError):
@@ -89,9 +89,9 @@ def test_what_goes_wrong_is_counted(bootstrap: str, namespace: str) -> None:
         producer.flush()
         with service.queue(namespace, redelivery_timeout=600.0).consumer() as consumer:
             receive_all(consumer, 1)[0].reject("for the test", wait=True)
-            held = [consumer.receive(30)]
+            held = [consumer.receive(within(30))]
             while consumer.in_flight <= len(held):
-                held.append(consumer.receive(30))  # until another one is STARTed ahead
+                held.append(consumer.receive(within(30)))  # until another one is STARTed ahead
                 assert held[-1] is not None
             # 600 s, or what is left of R12's 60 s of what has ended beside it
             wait_until(lambda: max(catalog.OLDEST_DEADLINE.values().values(), default=0) > 30)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import random
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient
 from tests.integration.parallel_tools import (
     Seen,
     commit,
+    commit_as_java,
     committed,
     fill,
     make,
@@ -22,7 +23,6 @@ from tests.waiting import wait_until, within
 
 from kafkamq import BrokerError, ConfigError, DataLossError, Nack, ParallelConsumer, aio
 from kafkamq.parallel.wire.offsets import encode
-from kafkamq.transport import exact_commits
 
 PROTOCOLS = {
     "cooperative": {},
@@ -110,23 +110,26 @@ def test_a_full_partition_that_goes_and_comes_back_is_read(bootstrap: str, names
     first.close()
 
 
-@pytest.mark.parametrize("is_exact", [False, True])
+@pytest.mark.parametrize("leave", [commit, commit_as_java])
 def test_maps_of_others_and_positions_moved_by_hand(
-    bootstrap: str, namespace: str, is_exact: bool
+    bootstrap: str, namespace: str, leave: Callable[..., None]
 ) -> None:
     topic = make_topic(bootstrap, namespace)
     fill(bootstrap, topic, [f"k{n}" for n in range(100)])
+    holes = range(10, 90, 2)
     for name, offset, metadata, expected in (
-        ("map", 10, encode(10, 89, [10, 20, 30], is_exact=is_exact), [10, 20, 30, *range(90, 100)]),
-        ("another map", 10, encode(10, 98, [10], is_exact=is_exact), [10, 99]),
-        ("beyond the log", 10, encode(10, 100_000, [10], is_exact=is_exact), list(range(10, 100))),
+        ("map", 10, encode(10, 89, [10, 20, 30]), [10, 20, 30, *range(90, 100)]),
+        ("another map", 10, encode(10, 98, [10]), [10, 99]),
+        ("many holes", 10, encode(10, 89, holes), [*holes, *range(90, 100)]),
+        ("beyond the log", 10, encode(10, 100_000, [10]), list(range(10, 100))),
+        ("runs", 10, "bgABAE8=", list(range(10, 100))),  # it may go on: it is not believed
         ("lower", 5, "", list(range(5, 100))),
         ("higher", 97, "", [97, 98, 99]),
     ):
         group = f"{namespace}-{name}"
-        commit(bootstrap, group, topic, offset, metadata)
+        leave(bootstrap, group, topic, offset, metadata)
         seen = Seen()
-        with make(bootstrap, topic, group, exact_metadata=is_exact) as consumer:
+        with make(bootstrap, topic, group) as consumer:
             consumer.poll(seen)
             wait_until(lambda: committed(bootstrap, group, topic)[0] == 100)  # noqa: B023
         assert sorted(at for _, at in seen.places) == expected, name
@@ -157,7 +160,7 @@ def test_deleted_records_are_an_error_or_skipped(bootstrap: str, namespace: str)
         commit(bootstrap, group, topic, 5)
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for future in admin.delete_records([TopicPartition(topic, 0, 12)]).values():
-        future.result(20)
+        future.result(within(20))
     consumer = make(bootstrap, topic, f"{namespace}-raise")
     consumer.poll(Seen())
     with pytest.raises(DataLossError, match=r"7 records .* are gone"):
@@ -257,21 +260,11 @@ def test_many_holes_slow_the_partition_down_and_never_stop_it(
         )
 
 
-@pytest.mark.parametrize("is_wanted", [False, True])
-def test_where_exact_metadata_is_not_to_be_had(
-    bootstrap: str, namespace: str, monkeypatch: pytest.MonkeyPatch, is_wanted: bool
-) -> None:
-    """Commits go the ordinary way, and ours can read them."""
-
-    def missing() -> str:
-        raise OSError("no such library here")
-
-    monkeypatch.setattr(exact_commits, "_library_path", missing)
+def test_maps_are_committed_with_a_nul_and_read_without_it(bootstrap: str, namespace: str) -> None:
     topic = make_topic(bootstrap, namespace)
     fill(bootstrap, topic, [f"k{n}" for n in range(20)])
     seen = Seen(lambda record: Nack(delay=60) if record.offset == 5 else None)
-    with make(bootstrap, topic, namespace, exact_metadata=is_wanted) as consumer:
-        assert not consumer.is_exact
+    with make(bootstrap, topic, namespace) as consumer:
         consumer.poll(seen)
         wait_until(lambda: len(seen) == 20)
     offset, metadata = committed(bootstrap, namespace, topic)
@@ -282,27 +275,6 @@ def test_where_exact_metadata_is_not_to_be_had(
         consumer.poll(again)
         wait_until(lambda: committed(bootstrap, namespace, topic)[0] == 20)
     assert again.places == [(0, 5)]
-
-
-def test_a_map_whose_end_is_not_known_is_not_believed(
-    bootstrap: str, namespace: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An exact member left runs: a plain one does all beyond the offset again, and none is lost."""
-    topic = make_topic(bootstrap, namespace)
-    count = 3000
-    fill(bootstrap, topic, [f"k{n}" for n in range(count)])
-    seen = Seen(lambda record: Nack(delay=60) if record.offset in (5, 2000) else None)
-    with make(bootstrap, topic, namespace, exact_metadata=True) as consumer:
-        consumer.poll(seen)
-        wait_until(lambda: len(seen) >= count)
-    offset, metadata = committed(bootstrap, namespace, topic)
-    assert (offset, base64.b64decode(metadata)[:1]) == (5, b"n")
-    again = Seen()
-    with make(bootstrap, topic, namespace) as consumer:
-        consumer.poll(again)
-        wait_until(lambda: committed(bootstrap, namespace, topic) == (count, ""), timeout_s=60)
-    assert "no offset map is ignored" in caplog.text
-    assert sorted(again.places) == [(0, offset) for offset in range(5, count)]
 
 
 def test_bad_input(bootstrap: str, namespace: str) -> None:
@@ -324,6 +296,8 @@ def test_bad_input(bootstrap: str, namespace: str) -> None:
         ({"start": "now"}, "start"),
         ({"on_stall": "dead-letter"}, "dead_letter_topic"),
         ({"group_id": 5}, "group_id"),
+        ({"exact_metadata": True}, "exact_metadata is no option any more"),
+        ({"exact_metadata": False}, "exact_metadata is no option any more"),
         ({"max_attempts": True, "dead_letter_topic": "d"}, "max_attempts"),
         ({"max_attempts": "3"}, "max_attempts"),
         ({"max_open": 2.5}, "max_open"),

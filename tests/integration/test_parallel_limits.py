@@ -30,7 +30,7 @@ def test_many_partitions_in_order_are_worked_on_at_once(bootstrap: str, namespac
     topic = make_topic(bootstrap, namespace, 12)
     for partition in range(12):
         fill(bootstrap, topic, ["a"] * 20, partition=partition)
-    everyone, order = threading.Barrier(12, timeout=60), defaultdict(list)
+    everyone, order = threading.Barrier(12, timeout=within(60)), defaultdict(list)
 
     def handle(record: ParallelRecord) -> None:
         if record.offset == 10:
@@ -150,7 +150,7 @@ def test_an_offset_that_was_removed(bootstrap: str, namespace: str) -> None:
         group = f"{namespace}-{start}"
         commit(bootstrap, group, topic, 3)
         for future in admin.delete_consumer_groups([group]).values():
-            future.result(20)
+            future.result(within(20))
         seen = Seen()
         consumer = make(bootstrap, topic, group, start=start)
         consumer.poll(seen)

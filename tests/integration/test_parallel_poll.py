@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import threading
 import time
 
@@ -103,17 +102,16 @@ def test_a_restart_repeats_only_what_was_stuck(bootstrap: str, namespace: str) -
     fill(bootstrap, topic, [f"k{n}" for n in range(20_001)])
     gate = threading.Event()
     seen = Seen(lambda record: gate.wait(within(60)) and None if record.offset == 0 else None)
-    consumer = make(bootstrap, topic, namespace, max_open=30_000, exact_metadata=True)
+    consumer = make(bootstrap, topic, namespace, max_open=30_000)
     consumer.poll(seen)
     wait_until(lambda: len(seen) == 20_000, what="all but the first")
     consumer.close(timeout=0.1)
     offset, metadata = committed(bootstrap, namespace, topic)
     assert offset == 0
-    assert base64.b64decode(metadata, validate=True)  # no NUL behind it
     assert decode(0, metadata).incompletes == (0,)
     gate.set()
     again = Seen()
-    with make(bootstrap, topic, namespace, exact_metadata=True) as consumer:
+    with make(bootstrap, topic, namespace) as consumer:
         consumer.poll(again)
         wait_until(
             lambda: committed(bootstrap, namespace, topic) == (20_001, ""), what="the commit"
@@ -201,7 +199,7 @@ def test_pause_resume_and_drain(bootstrap: str, namespace: str) -> None:
     wait_until(lambda: committed(bootstrap, namespace, topic)[0] > 0)
     consumer.resume()
     wait_until(lambda: len(seen) > count)
-    consumer.drain(timeout=60)
+    consumer.drain(timeout=within(60))
     assert len(seen) == 400
     assert consumer.health().state == "closed"
     assert committed(bootstrap, namespace, topic) == (400, "")
@@ -292,7 +290,7 @@ def test_foreign_metadata(bootstrap: str, namespace: str) -> None:
             wait_until(lambda: len(seen) == 6)  # noqa: B023 - called in this round
         assert sorted(seen.places) == [(0, offset) for offset in range(4, 10)]
     commit(bootstrap, namespace, topic, 4, "some other tool's")
-    consumer = make(bootstrap, topic, namespace, on_foreign_metadata="raise", exact_metadata=True)
+    consumer = make(bootstrap, topic, namespace, on_foreign_metadata="raise")
     consumer.poll(Seen())
     with pytest.raises(Exception, match="no offset map"):
         consumer.wait(within(60))

@@ -145,7 +145,7 @@ def test_what_is_done_while_the_group_waits_for_a_member_is_committed(
     admin = AdminClient({"bootstrap.servers": bootstrap})
 
     def group() -> tuple[ConsumerGroupState, int]:
-        found = admin.describe_consumer_groups([topic])[topic].result(30)
+        found = admin.describe_consumer_groups([topic])[topic].result(within(30))
         return found.state, sum(bool(each.assignment) for each in found.members)
 
     try:

@@ -7,6 +7,7 @@ import uuid
 from confluent_kafka import KafkaError, Message
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.sure_producer import SureProducer
+from tests.waiting import within
 
 from kafkamq.dev import LocalKafka
 from kafkamq.queue.wire.partitions import key_partition, marker_key, marker_partition
@@ -18,7 +19,7 @@ def test_librdkafkas_murmur2_random_agrees(kafka_broker: LocalKafka) -> None:
     servers = {"bootstrap.servers": kafka_broker.bootstrap_servers}
     topic = f"partitioner-{uuid.uuid4().hex[:8]}"
     admin = AdminClient(servers)  # its futures fail once it is gone
-    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
+    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(within(30))
     chosen: dict[bytes, int] = {}
 
     def delivered(error: KafkaError | None, message: Message) -> None:

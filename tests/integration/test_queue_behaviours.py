@@ -29,9 +29,9 @@ from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq.config import Backoff
 from kafkamq.errors import BrokerError, ConfigError, StateError
-from kafkamq.markers.commits import PendingCommit
 from kafkamq.queue.message import Message
 from kafkamq.queue.service import Service
+from kafkamq.transport.commits import PendingCommit
 from kafkamq.types import MarkerType, Outcome
 
 T = within(2.0)
@@ -53,7 +53,7 @@ def tracked_service(service: Service) -> Iterator[Service]:
 def send(service: Service, queue_id: str, *payloads: bytes) -> None:
     producer = service.queue(queue_id).producer()
     for delivery in [producer.send(payload) for payload in payloads]:
-        delivery.result(30)
+        delivery.result(within(30))
 
 
 def test_01_receive_honours_the_deadline(service: Service) -> None:
@@ -215,8 +215,8 @@ def test_25_a_failed_commit_is_sought_back(service: Service) -> None:
     def fail_once(offsets: dict[int, int]) -> PendingCommit:
         if not failures or not consumer.intake.pipeline.is_open:  # a new group's begins
             return begin(offsets)
-        commit = PendingCommit({})
-        commit.is_answered, commit.error = True, failures.pop()
+        commit = PendingCommit([])
+        commit.answer(failures.pop())
         return commit
 
     reader.begin_commit = fail_once

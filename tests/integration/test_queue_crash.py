@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.queue_logs import ends, make_service, read_topic, tracked
-from tests.waiting import deadline_after
+from tests.waiting import deadline_after, within
 
 from kafkamq.queue.service import Service
 from kafkamq.testing import check_logs
@@ -48,7 +48,7 @@ def test_killed_workers_lose_nothing(bootstrap: str, namespace: str) -> None:
                     workers.append(start_worker(service))
                 elif number % 20 == 0:
                     time.sleep(0.01)
-            sent = {delivery.result(30).id for delivery in deliveries}
+            sent = {delivery.result(within(30)).id for delivery in deliveries}
             deadline_s = deadline_after(150)
             while _done(service) < sent:
                 assert time.monotonic() < deadline_s, f"{len(sent - _done(service))} are missing"

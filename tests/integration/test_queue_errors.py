@@ -20,7 +20,7 @@ from tests.integration.queue_logs import (
     set_topic,
     tracked,
 )
-from tests.waiting import deadline_after, wait_until
+from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq.dev import LocalKafka
 from kafkamq.dev.properties import server_properties
@@ -46,7 +46,7 @@ def test_unknown_topics_say_how_to_create_them(bootstrap: str, namespace: str, w
         assert raised.value.code == "UNKNOWN_TOPIC_OR_PART"
         assert f"{namespace}.messages" in str(raised.value)
         assert bootstrap in str(raised.value)
-    topics = AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=10).topics
+    topics = AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=within(10)).topics
     assert not [name for name in topics if name.startswith(namespace)]  # nothing made by asking
 
 
@@ -80,7 +80,7 @@ def test_a_message_over_the_limit_is_refused_before_it_is_sent(service: Service)
         producer.send(b"x" * (limit + 1))
     assert str(limit) in str(raised.value)
     largest = os.urandom(limit - 200)
-    producer.send(largest).result(30)
+    producer.send(largest).result(within(30))
     (message,) = receive_all(service.queue("a").consumer(), 1)
     assert message.payload == largest
     message.ack(wait=True)
@@ -92,7 +92,7 @@ def test_a_delayed_message_over_the_limit_is_refused(service: Service) -> None:
     producer = service.queue("a").producer()
     with pytest.raises(ConfigError, match="headers"):
         producer.send(b"x", headers={"h": b"y" * 1_200_000})
-    sent = producer.send(b"x" * 1_000_000, delay=60).result(30)
+    sent = producer.send(b"x" * 1_000_000, delay=60).result(within(30))
     assert sent.schedule is not None
 
 
@@ -128,7 +128,7 @@ def test_a_payload_is_bytes(service: Service) -> None:
 
 def test_a_wrong_verdict_is_none(service: Service) -> None:
     """The message is held as before, and its one verdict can still be given."""
-    service.queue("a").producer().send(b"x").result(30)
+    service.queue("a").producer().send(b"x").result(within(30))
     (message,) = receive_all(service.queue("a").consumer(), 1)
     for arguments in ({"delay": -1}, {"delay": "1"}, {"reason": b"x"}, {"reason": None}):
         with pytest.raises(ConfigError, match=next(iter(arguments))):
@@ -144,7 +144,7 @@ def test_an_error_that_cannot_say_itself_is_a_nack_all_the_same(service: Service
         def __str__(self) -> str:
             raise ValueError("no words")
 
-    service.queue("a").producer().send(b"x").result(30)
+    service.queue("a").producer().send(b"x").result(within(30))
     consumer = service.queue("a").consumer()
     (message,) = receive_all(consumer, 1)
     with pytest.raises(MuteError), message:
@@ -168,7 +168,7 @@ def test_a_broker_that_goes_down_loses_nothing() -> None:
     """Sends wait or say so; verdicts and receives go on when it is back."""
     with LocalKafka() as kafka, make_service(kafka.bootstrap_servers, "outage") as service:
         producer = service.queue("a").producer()
-        producer.send(b"before").result(30)
+        producer.send(b"before").result(within(30))
         consumer = service.queue("a", redelivery_timeout=60).consumer()
         (message,) = receive_all(consumer, 1)
         kafka.pause()
@@ -182,8 +182,8 @@ def test_a_broker_that_goes_down_loses_nothing() -> None:
             consumer.flush(0.5)
         assert consumer.receive(0.2) is None
         kafka.resume()
-        during.result(60)
-        consumer.flush(60)
+        during.result(within(60))
+        consumer.flush(within(60))
         (message,) = receive_all(consumer, 1)
         assert message.payload == b"during"
         message.ack(wait=True)
@@ -219,12 +219,12 @@ def test_an_iteration_survives_a_broker_that_crashes() -> None:
         deliveries += [producer.send(b"%d" % number) for number in range(100, 200)]
         kafka.restart()
         for delivery in deliveries:
-            delivery.result(60)
+            delivery.result(within(60))
         wait_until(lambda: len(set(done)) == 200 or failures, timeout_s=150)
         assert not failures
-        consumer.flush(60)
+        consumer.flush(within(60))
         consumer.close()
-        thread.join(30)
+        thread.join(within(30))
         assert len(set(ends(service.config, Outcome.ACK))) == 200
 
 
@@ -274,7 +274,7 @@ def test_credentials_reach_every_client_and_wrong_ones_are_said_at_once(
     caplog.set_level(logging.DEBUG)
     with Service(secured.bootstrap_servers, "safe", kafka=sasl(PASSWORD)) as service:
         service.create_topics(partitions=1, marker_partitions=1)
-        service.queue("a").producer().send(b"x").result(30)
+        service.queue("a").producer().send(b"x").result(within(30))
         (message,) = receive_all(service.queue("a").consumer(), 1)
         message.ack(wait=True)
         shown = repr(service) + repr(service.config) + repr(service.queue("a"))
@@ -312,7 +312,7 @@ def test_properties_that_belong_to_the_protocol_are_refused(
 
 
 def test_a_second_verdict_is_refused(service: Service) -> None:
-    service.queue("a").producer().send(b"x").result(30)
+    service.queue("a").producer().send(b"x").result(within(30))
     (message,) = receive_all(service.queue("a").consumer(), 1)
     message.ack()
     for verdict in (message.ack, message.nack, lambda: message.reject("no")):
@@ -362,7 +362,7 @@ def test_a_forked_child_is_refused_and_the_parent_goes_on(service: Service) -> N
     """R7: nothing of the parent's works in the child: no consumer_id is used twice."""
     producer = service.queue("a").producer()
     consumer = service.queue("a").consumer()
-    producer.send(b"x").result(30)
+    producer.send(b"x").result(within(30))
     (message,) = receive_all(consumer, 1)
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
@@ -371,14 +371,14 @@ def test_a_forked_child_is_refused_and_the_parent_goes_on(service: Service) -> N
         args=(service, lambda: producer.send(b"y"), lambda: consumer.receive(0), theirs),
     )
     child.start()
-    assert ours.poll(60), "the child hangs"
+    assert ours.poll(within(60)), "the child hangs"
     said = ours.recv()
-    child.join(60)
+    child.join(within(60))
     assert child.exitcode == 0
     assert all("fork" in text for text in said[:3]), said
     assert said[3] == "ok"  # closing the parent's service there does nothing
     message.ack(wait=True)
-    producer.send(b"z").result(30)
+    producer.send(b"z").result(within(30))
     assert receive_all(consumer, 1)[0].payload == b"z"
 
 
@@ -395,5 +395,5 @@ def test_more_partitions_are_used(service: Service, bootstrap: str) -> None:
         service._connections.namespace._asked_s = (
             -1e9
         )  # as if five minutes had passed: the broker knows now
-        sent.add(producer.send(b"x").result(30).partition)
+        sent.add(producer.send(b"x").result(within(30)).partition)
     assert sent == {0, 1, 2}

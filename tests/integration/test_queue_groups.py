@@ -22,10 +22,11 @@ from tests.integration.queue_logs import (
 from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq.config import QueueConfig
-from kafkamq.errors import DataLossError
+from kafkamq.errors import BrokerError, DataLossError
 from kafkamq.markers.membership import shorten_session
 from kafkamq.markers.overview import doubled_queues, overview
 from kafkamq.markers.reader import group_of
+from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.message import Message
 from kafkamq.queue.service import Service
@@ -42,13 +43,13 @@ def service(bootstrap: str, namespace: str) -> Iterator[Service]:
 def send(service: Service, queue_id: str, *payloads: bytes) -> None:
     producer = service.queue(queue_id).producer()
     for delivery in [producer.send(payload) for payload in payloads]:
-        delivery.result(30)
+        delivery.result(within(30))
 
 
 PROTOCOLS = {
     "cooperative": {},
     "eager": {"partition_assignment_strategy": "range"},
-    "kafka-4": {"group_protocol": "consumer"},
+    "kafka-4": {"group_protocol": "Consumer"},  # librdkafka takes any letters
 }
 
 
@@ -97,7 +98,7 @@ def test_workers_come_and_go_while_messages_flow(
             time.sleep(0.05)
         stop.set()
         for thread in threads:
-            thread.join(60)
+            thread.join(within(60))
         assert not failures
         assert len(done) == total
         assert set(done.values()) == {1}
@@ -114,6 +115,18 @@ def test_a_group_of_kafka_4_notices_a_dead_worker_before_its_messages_are_due(
             wait_until(lambda: _session_of(admin, group) == "6000")
             shorten_session(service.config, QueueConfig(queue_id="a", redelivery_timeout_ms=60_000))
             assert _session_of(admin, group) == "6000"  # it is never made longer
+
+
+def test_an_assignor_that_brokers_do_not_have_is_named(bootstrap: str, namespace: str) -> None:
+    settings = {"group_protocol": "consumer", "group_remote_assignor": "unheard-of"}
+    with make_service(bootstrap, namespace, **settings) as service:
+        with (
+            pytest.raises(BrokerError, match=r"The assignor .* is not supported"),
+            service.queue("a").consumer() as consumer,
+        ):
+            receive_all(consumer, 1)
+        with pytest.raises(BrokerError, match=r"The assignor .* is not supported"):
+            LocalTracker(service.config).run(threading.Event())
 
 
 def _session_of(admin: Admin, group: str) -> str | None:
@@ -220,7 +233,7 @@ def test_a_new_queue_begins_at_the_log_s_start_and_commits_that(service: Service
         {"bootstrap.servers": service.config.bootstrap_servers, "group.id": group(service, "a")}
     )
     asked = [TopicPartition(service.config.message_topic, number) for number in (0, 1)]
-    wait_until(lambda: all(each.offset > 0 for each in reader.committed(asked, timeout=30)))
+    wait_until(lambda: all(each.offset > 0 for each in reader.committed(asked, timeout=within(30))))
     reader.close()
 
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 from tests.integration.queue_logs import ends, make_service, starts
-from tests.waiting import deadline_after
+from tests.waiting import deadline_after, within
 
 from kafkamq.errors import StateError
 from kafkamq.queue.consumer import Consumer
@@ -81,7 +81,7 @@ def test_interrupts_at_random_moments_leave_nothing_that_nobody_has(
         for message in handed:  # each has its verdict, once
             with pytest.raises(StateError):
                 message.ack()
-        consumer.flush(60.0)
+        consumer.flush(within(60.0))
         assert consumer.in_flight == 0
         consumer.close()
         assert {each for each in ends(service.config, Outcome.ACK) if each} == set(places)

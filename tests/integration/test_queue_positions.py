@@ -26,13 +26,13 @@ from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.names import group_of
 from kafkamq.queue.service import Service
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.scan import scan
+from kafkamq.transport.log_reader import scan
 
 
 def send(service: Service, queue_id: str, *payloads: bytes) -> None:
     producer = service.queue(queue_id).producer()
     for delivery in [producer.send(payload) for payload in payloads]:
-        delivery.result(30)
+        delivery.result(within(30))
 
 
 def ack_all(consumer: Consumer, count: int) -> list[bytes | None]:
@@ -262,7 +262,7 @@ def test_a_quiet_queue_outlives_the_messages_of_others(
                 others.produce(topic, b"x", b"others")
             if writes_in_transactions:
                 others.commit_transaction(30)
-            others.flush(30)
+            others.flush(within(30))
 
             def has_passed() -> bool:
                 consumer.receive(timeout=0.1)

@@ -228,7 +228,7 @@ def test_a_key_and_headers_that_no_start_can_hold_do_not_stall_the_queue(
     headers = {"large": b"h" * 30_000, "small": b"s"}
     producer = service.queue("a").producer()
     for key in ("k" * 30_000, "k"):
-        producer.send(b"payload", key=key, headers=headers).result(30)
+        producer.send(b"payload", key=key, headers=headers).result(within(30))
     with tracked(config):
         consumer = service.queue("a", backoff=Backoff(first=0.05), max_deliveries=3).consumer()
         for message in receive_all(consumer, 2):

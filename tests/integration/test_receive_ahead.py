@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.integration.queue_logs import ends, make_service, receive_all, starts, tracked
+from tests.waiting import within
 
 from kafkamq.queue.message import Message
 from kafkamq.queue.service import Service
@@ -21,7 +22,7 @@ def service(bootstrap: str, namespace: str) -> Iterator[Service]:
 def send(service: Service, count: int) -> None:
     producer = service.queue("a").producer()
     for delivery in [producer.send(b"%d" % number) for number in range(count)]:
-        delivery.result(30)
+        delivery.result(within(30))
 
 
 def test_receive_starts_ahead_and_close_gives_back(service: Service) -> None:

@@ -179,7 +179,7 @@ def test_mutual_tls(secured: SecuredKafka, namespace: str) -> None:
     secured.grant(user, {*rights_of("producer", namespace), *rights_of("worker", namespace)})
     settings = secured.mutual_settings(user)
     with Service(secured.mutual, namespace, kafka=settings) as service:
-        service.queue("a").producer().send(b"x").result(60)
+        service.queue("a").producer().send(b"x").result(within(60))
         (message,) = receive_all(service.queue("a").consumer(), 1)
         message.ack(wait=True)
 
@@ -280,7 +280,7 @@ def pages(address: str) -> str:
     paths = ["/environment/", "/SQL/", "/StreamingQuery/", "/jobs/", "/executors/"]
     found = []
     for path in paths:
-        with urllib.request.urlopen(address + path, timeout=20) as answer:
+        with urllib.request.urlopen(address + path, timeout=within(20)) as answer:
             found.append(answer.read().decode(errors="replace"))
     return "\n".join(found)
 
@@ -366,7 +366,7 @@ def test_a_share_queue_without_rights_to_its_dead_letters_keeps_what_it_gives_up
         producer = queue.producer()
         sent = [b"%d" % number for number in range(3)]
         for payload in sent:
-            producer.send(payload).result(30)
+            producer.send(payload).result(within(30))
         with (
             Service(config.bootstrap_servers, namespace, kafka=config.kafka) as service,
             service.queue("q", max_deliveries=1, **options).consumer() as consumer,
@@ -380,4 +380,4 @@ def test_a_share_queue_without_rights_to_its_dead_letters_keeps_what_it_gives_up
             wait_until(
                 lambda: {each.value() for each in read_topic(secured.open, letters)} == set(sent)
             )
-            consumer.flush(60)
+            consumer.flush(within(60))

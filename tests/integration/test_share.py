@@ -39,7 +39,7 @@ def test_a_message_that_nobody_gives_a_verdict_on_is_kept(world: World, bootstra
     """
     queue = world.service.queue("poison", backend="share", max_deliveries=5, group="poison-group")
     queue.create_topics(partitions=1)
-    queue.producer().send(b"poison", key="k").result(30)
+    queue.producer().send(b"poison", key="k").result(within(30))
     for delivery in range(1, 5):
         with queue.consumer() as consumer:
             (message,) = receive(consumer, 1)
@@ -127,7 +127,7 @@ def test_a_dead_letter_that_is_too_large_comes_back_whole(world: World, bootstra
     queue = world.queue("large")
     letters = world.service.config.dead_letter_topic
     headers = {"h": b"1"}
-    queue.producer().send(b"x" * 100_000, key="k", headers=headers).result(30)
+    queue.producer().send(b"x" * 100_000, key="k", headers=headers).result(within(30))
     topic_settings(bootstrap, letters, max_message_bytes="20000")
     with queue.consumer() as consumer:
         (message,) = receive(consumer, 1)

@@ -20,7 +20,7 @@ T = within(2.0)
 
 
 def _receive(consumer: Consumer) -> Message:
-    message = consumer.receive(30)
+    message = consumer.receive(within(30))
     assert message is not None
     return message
 
@@ -38,7 +38,7 @@ def test_tokens_give_verdicts_from_elsewhere(bootstrap: str, namespace: str) -> 
         there = elsewhere.queue("a", redelivery_timeout=T)
         producer = queue.producer()
         for number in range(5):
-            producer.send(b"%d" % number, id=str(number)).result(30)
+            producer.send(b"%d" % number, id=str(number)).result(within(30))
         with queue.consumer() as consumer:
             messages = {one.id: one for one in (_receive(consumer) for _ in range(5))}
             held = messages["0"].hold(60)

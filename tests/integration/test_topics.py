@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, KafkaMQError
@@ -83,7 +83,7 @@ def test_existing_topics_are_checked_and_never_altered(
     """As kmq makes its markers topic: the time of the client, and compacted."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     new = NewTopic(config.marker_topic, 2, 1, config={"cleanup.policy": "compact"})
-    admin.create_topics([new])[config.marker_topic].result(30)
+    admin.create_topics([new])[config.marker_topic].result(within(30))
     with pytest.raises(ConfigError, match="LogAppendTime") as caught:
         create_topics(config)
     assert "compaction" in str(caught.value)
@@ -101,7 +101,7 @@ def test_topics_that_refuse_clients_with_a_fast_clock_are_told(
     for future in admin.create_topics(
         [NewTopic(name, 1, 1, config=old) for name in names]
     ).values():
-        future.result(30)
+        future.result(within(30))
     create_topics(config, partitions=1, marker_partitions=1)
     told = {each.topic: each for each in check_topics(config) if "CreateTime" in each.text}
     assert set(told) == set(names)
@@ -122,7 +122,7 @@ def test_topic_ids_follow_a_topic_that_is_recreated(config: ServiceConfig, boots
     create_topics(config, partitions=1, marker_partitions=1)
     before = id_of(config, config.message_topic)
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.delete_topics([config.message_topic])[config.message_topic].result(30)
+    admin.delete_topics([config.message_topic])[config.message_topic].result(within(30))
     with Admin(config) as ours:
         wait_until(lambda: not ours.topics([config.message_topic]))
     create_topics(config, partitions=1, marker_partitions=1)

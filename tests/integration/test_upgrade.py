@@ -27,14 +27,12 @@ def test_a_namespace_goes_on_where_it_was(kafka: LocalKafka) -> None:
             take_over(service)
 
 
-@pytest.mark.parametrize("is_exact", [True, False])
-def test_a_map_of_runs(kafka: LocalKafka, is_exact: bool) -> None:
-    servers, group = kafka.bootstrap_servers, "runs-exact" if is_exact else "runs"
+def test_a_map_of_runs(kafka: LocalKafka) -> None:
+    servers, group = kafka.bootstrap_servers, "runs"
     assert committed(servers, group, "records")[0] == 3
     seen = Seen()
-    with make(servers, "records", group, exact_metadata=is_exact) as consumer:
+    with make(servers, "records", group) as consumer:
         consumer.poll(seen)
         wait_until(lambda: committed(servers, group, "records") == (1000, ""))
-    # Without exact metadata a map's end is not known: what it says is not believed (docs).
-    again = [3, 500, 501, 900] if is_exact else list(range(3, 1000))
-    assert sorted(seen.places) == [(0, offset) for offset in again]
+    # Its end is not known: what it says is not believed (docs).
+    assert sorted(seen.places) == [(0, offset) for offset in range(3, 1000)]

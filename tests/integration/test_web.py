@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.integration.cli_tools import Commands
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq import Service
 from kafkamq.config import ServiceConfig
@@ -48,7 +48,7 @@ def lives(service: Service, count: int = 20) -> None:
     producer.flush()
     with queue.consumer() as worker:
         for _ in range(count):
-            message = worker.receive(30.0)
+            message = worker.receive(within(30.0))
             assert message is not None
             number = int(message.id.removeprefix("order-"))
             if number < 2:
@@ -58,7 +58,7 @@ def lives(service: Service, count: int = 20) -> None:
             else:
                 message.ack()
         worker.flush()
-    service.queue("quiet").producer().send(b"?", id="unseen").result(30)
+    service.queue("quiet").producer().send(b"?", id="unseen").result(within(30))
 
 
 def following(config: ServiceConfig, path: Path) -> tuple[Index, Views]:
@@ -104,7 +104,7 @@ def test_the_index_follows_restarts_and_is_made_anew(
             views, "order-0"
         ) == [*steps, "SENT AGAIN", "REDRIVEN"]
         path.unlink()  # while it is open
-        service.queue("orders").producer().send(b"one more", id="one-more").result(30)
+        service.queue("orders").producer().send(b"one more", id="one-more").result(within(30))
         wait_until(lambda: path.exists() and shows(views, lambda row: row["waiting"] == 2))
         after = {row["queue"]: row for row in views.overview()["queues"]}
         for row in before:
@@ -126,7 +126,7 @@ def life(views: Views, id: str) -> list[str]:
 
 
 def ask(address: str) -> Any:
-    with urllib.request.urlopen(address, timeout=30) as answer:
+    with urllib.request.urlopen(address, timeout=within(30)) as answer:
         text = answer.read().decode()
     return json.loads(text) if "/api/" in address else text
 
@@ -170,7 +170,7 @@ def test_a_browser_shows_each_page_and_what_happens_next(
     canary = (
         "<script>document.title='hacked'</script><img src=x onerror=\"document.title='hacked'\">"
     )
-    service.queue(canary).producer().send(canary.encode(), id=canary, key=canary).result(30)
+    service.queue(canary).producer().send(canary.encode(), id=canary, key=canary).result(within(30))
     options = IndexOptions(path=tmp_path / "index")
     complaints: list[str] = []
     with serving(config, WebOptions(port=0), options) as address:
@@ -198,7 +198,7 @@ def test_a_browser_shows_each_page_and_what_happens_next(
         assert "hacked" not in page.title()[:6]
         assert page.evaluate("document.images.length") == 0
         page.goto(f"{address}queue?name=quiet")  # the page stays, its numbers go on
-        service.queue("quiet").producer().send(b"!", id="the-next").result(30)
+        service.queue("quiet").producer().send(b"!", id="the-next").result(within(30))
         page.get_by_role("link", name="the-next").wait_for(timeout=60_000)
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.className") == "skip"

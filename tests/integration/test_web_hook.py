@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from tests.integration.queue_logs import dead_letters, ends, make_service, tracked
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.dev.ports import free_ports
 from kafkamq.types import Outcome
@@ -38,7 +38,7 @@ class _Partner(BaseHTTPRequestHandler):
 def _post(url: str) -> int:
     request = urllib.request.Request(url, method="POST")
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=within(60)) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -65,7 +65,7 @@ def test_a_call_back_finishes_what_a_killed_worker_handed_over(
     with make_service(bootstrap, namespace, partitions=1) as service, tracked(service.config):
         producer = service.queue("orders").producer()
         for payload in (b"1", b"2"):
-            producer.send(payload).result(30)
+            producer.send(payload).result(within(30))
         program = start()
         try:
             wait_until(lambda: len(_Partner.called) == 2)

@@ -25,14 +25,16 @@ from tests.integration.queue_logs import (
 )
 from tests.waiting import deadline_after, wait_until, within
 
-from kafkamq.config import Backoff
-from kafkamq.errors import LeaseLostError, StateError
+from kafkamq.config import Backoff, ServiceConfig
+from kafkamq.errors import ConfigError, LeaseLostError, StateError
 from kafkamq.markers.message import EndRecord
 from kafkamq.markers.reader import group_of
 from kafkamq.metrics import catalog
 from kafkamq.queue.consumer import Consumer
+from kafkamq.queue.dead_letters import Selection, redrive
 from kafkamq.queue.message import Message
 from kafkamq.queue.service import Service
+from kafkamq.queue.topics import create_topics
 from kafkamq.queue.wire.partitions import marker_partition
 from kafkamq.types import MarkerType, MessageId, Outcome
 
@@ -48,7 +50,7 @@ def service(bootstrap: str, namespace: str) -> Iterator[Service]:
 def send(service: Service, queue_id: str, *payloads: bytes) -> None:
     producer = service.queue(queue_id).producer()
     for delivery in [producer.send(payload) for payload in payloads]:
-        delivery.result(30)
+        delivery.result(within(30))
 
 
 def committed(service: Service, queue_id: str) -> dict[int, int]:
@@ -61,7 +63,7 @@ def committed(service: Service, queue_id: str) -> dict[int, int]:
     )
     try:
         asked = [TopicPartition(config.message_topic, number) for number in (0, 1)]
-        found = reader.committed(asked, timeout=30)
+        found = reader.committed(asked, timeout=within(30))
     finally:
         reader.close()
     return {each.partition: each.offset for each in found if each.offset >= 0}
@@ -114,6 +116,27 @@ def test_a_large_message_comes_back_whole(service: Service) -> None:
         (again,) = receive_all(consumer, 1)
         assert (again.payload, again.delivery_count) == (payload, 2)
         again.ack(wait=True)
+
+
+def test_messages_are_as_large_as_their_topics_take(bootstrap: str, namespace: str) -> None:
+    """R11: larger than 20 MiB, a bound that clients had of their own."""
+    config = ServiceConfig(bootstrap_servers=bootstrap, namespace=namespace)
+    create_topics(config, partitions=1, marker_partitions=1, max_message_bytes=24 * 2**20)
+    payload = bytes(21 * 2**20)
+    with Service(bootstrap, namespace) as service, tracked(config):
+        send(service, "a", payload)
+        consumer = service.queue("a", backoff=QUICK).consumer()
+        receive_all(consumer, 1)[0].nack()
+        (again,) = receive_all(consumer, 1)
+        assert (again.payload, again.delivery_count) == (payload, 2)
+        again.reject("large")
+        wait_until(lambda: dead_letters(config), "the dead letter")
+        assert redrive(config, Selection()).redriven == 1
+        (redriven,) = receive_all(consumer, 1)
+        assert (redriven.payload, redriven.delivery_count) == (payload, 1)
+        redriven.ack(wait=True)
+        with pytest.raises(ConfigError, match="is too large: 17825792 at most; send a reference"):
+            service.queue("a").producer().send(payload, delay=1)
 
 
 def test_offsets_are_committed_before_anything_is_handed_out(service: Service) -> None:
@@ -415,7 +438,7 @@ def test_flush_waits_for_an_end_that_another_thread_writes_again(
     flushing.join(0.5)
     assert flushing.is_alive()
     go_on.set()
-    flushing.join(60)
+    flushing.join(within(60))
     assert len(ends(service.config, Outcome.ACK)) == 2
 
 

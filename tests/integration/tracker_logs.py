@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
@@ -23,6 +23,7 @@ from tests.waiting import within
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import WireError
 from kafkamq.markers.rules.batching import gather
+from kafkamq.markers.tracker.status_reader import StatusReader
 from kafkamq.markers.wire.markers import (
     decode_marker,
     encode_end,
@@ -31,6 +32,7 @@ from kafkamq.markers.wire.markers import (
     encode_schedule,
     encode_start,
 )
+from kafkamq.markers.wire.signs import Sign
 from kafkamq.queue.topics import create_topics
 from kafkamq.queue.wire.headers import Origin, read_message_headers
 from kafkamq.queue.wire.partitions import marker_key, marker_partition
@@ -78,6 +80,14 @@ class Logs:
         )
         self._producer = SureProducer({"bootstrap.servers": self.bootstrap, "acks": "all"})
         self.sent: dict[MessageId, int] = {}  # broker timestamps of the messages
+
+    # ---- what trackers say
+
+    def signs(self) -> list[Sign]:
+        """The signs of life of all trackers, in the order of the log (R36)."""
+        with closing(StatusReader(self.config)) as reader:
+            reader.read_to_end()
+            return reader.take_signs()
 
     # ---- what senders and workers write
 
@@ -309,7 +319,7 @@ def read_topic(bootstrap: str, topic: str, *, isolation: str = "read_committed")
     for, but not long: its writer may be dead.
     """
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    partitions = len(admin.list_topics(topic, timeout=30).topics[topic].partitions)
+    partitions = len(admin.list_topics(topic, timeout=within(30)).topics[topic].partitions)
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,

@@ -31,11 +31,11 @@ from kafkamq.testing.simulation.simulator import Simulation, simulate
 from kafkamq.testing.simulation.stage import SWAPPED
 from kafkamq.testing.simulation.states import STATES
 
-SEEDS = 200
+SEEDS = 125
 QUICK_SEEDS = examples(SEEDS)
 CHUNK = 25
 STATE_SEEDS = 500  # all states are reached by so many
-MANY_SEEDS = 3300
+MANY_SEEDS = 3380
 
 
 def check(simulation: Simulation) -> Counter[str]:
@@ -311,10 +311,10 @@ def test_r32_what_is_deleted_under_a_batch_is_a_dead_letter_each(
 
 @pytest.mark.parametrize("seed", range(examples(2)))
 @pytest.mark.parametrize("batch_share", [0.0, 1.0])
-def test_r32_messages_that_cannot_be_read_hold_up_a_settlement(
+def test_r32_messages_that_cannot_be_read_are_never_taken_for_lost(
     seed: int, batch_share: float
 ) -> None:
-    """Nobody takes them for lost, and all are delivered again."""
+    """And all are delivered again."""
     limits = replace(
         only(Behaviour.NACKS, 0.5),
         worker=BATCHES,
@@ -325,3 +325,12 @@ def test_r32_messages_that_cannot_be_read_hold_up_a_settlement(
     counts = check(simulation)
     assert counts["redelivered"] >= 2 * behaviours_sent(simulation, Behaviour.NACKS) > 0
     assert reasons(simulation).keys() == {b"max-deliveries"}
+
+
+@pytest.mark.parametrize("seed", range(examples(3)))
+def test_r18_starts_that_name_nothing_hold_up_no_other_ones(seed: int) -> None:
+    """Each is looked for for a minute, and the next one comes before."""
+    limits = replace(only(Behaviour.NACKS, 0.5), worker=BATCHES, invented_every_ms=15_000)
+    simulation = simulate(seed, limits)
+    check(simulation)
+    assert 0 < simulation.settled_s < 90, "simulated time, of which half a minute is for faults"

@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from tests.integration.tracker_logs import Logs
+from tests.waiting import within
 
 from kafkamq.errors import DataLossError
 from kafkamq.markers.rules.attempts import Attempt
@@ -81,7 +82,7 @@ def test_what_retention_has_deleted_before_the_position_ends_no_stream(logs: Log
     topic = logs.config.marker_topic
     admin = AdminClient({"bootstrap.servers": logs.bootstrap})
     place = TopicPartition(topic, 0, 20)
-    admin.delete_records([place])[place].result(30)
+    admin.delete_records([place])[place].result(within(30))
     assert log_reader(logs.config).log_starts(topic, [0]) == {0: 20}
     batch(logs, 41, 61)
     assert folded_from(logs, 61) == 61

@@ -152,7 +152,7 @@ def test_a_queue_that_is_acknowledged_follows_the_executors(
     register(spark, logs.config)
     out = f"{namespace}.out"
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(out, 1, 1)])[out].result(30)
+    admin.create_topics([NewTopic(out, 1, 1)])[out].result(within(30))
     there = 1
     monkeypatch.setattr(queues, "cores", lambda spark: there)
     monkeypatch.setattr(queues, "FIRST_LOOK_S", 0.0)

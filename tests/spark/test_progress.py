@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from tests.spark.test_source import produce
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.markers.rules.delivery import DueCause, Settle
 from kafkamq.metrics import catalog
@@ -29,7 +29,7 @@ def test_a_query_is_counted_while_it_is_watched(
     spark: SparkSession, bootstrap: str, namespace: str, checkpoint: str
 ) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(namespace, 1, 1)])[namespace].result(30)
+    admin.create_topics([NewTopic(namespace, 1, 1)])[namespace].result(within(30))
     produce(bootstrap, namespace, 70)
     label = (f"rows of {namespace}",)
     frame = spark.readStream.format(register_source(spark)).options(

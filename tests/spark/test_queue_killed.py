@@ -18,6 +18,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from tests.integration.tracker_logs import Logs, read_topic
 from tests.spark.test_queue_reader import SCHEMA, offsets, rows
+from tests.waiting import within
 
 from kafkamq.config import ServiceConfig
 from kafkamq.spark.checkpoint import CheckpointNote
@@ -88,7 +89,7 @@ def test_each_output_is_there_once_after_a_kill_in_the_middle(
     logs = Logs(bootstrap, namespace)
     out = f"{namespace}-out"
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(out, 1, 1)])[out].result(30)
+    admin.create_topics([NewTopic(out, 1, 1)])[out].result(within(30))
     logs.send(MESSAGES, key=b"emails")
     process = subprocess.Popen(
         [sys.executable, "-c", _PROGRAM, bootstrap, namespace, out],

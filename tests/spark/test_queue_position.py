@@ -18,6 +18,7 @@ from tests.integration.queue_logs import delete_group
 from tests.integration.test_holes import recreate
 from tests.integration.tracker_logs import Logs
 from tests.spark.test_queue_reader import OPTIONS, SCHEMA, end, identity, offsets, plan, rows
+from tests.waiting import within
 
 from kafkamq import Service
 from kafkamq.errors import DataLossError
@@ -91,9 +92,9 @@ def test_what_was_acked_does_not_come_again_when_the_group_expired(
     forget(logs)
     with Service(logs.bootstrap, logs.namespace) as service:
         queue = service.queue("emails")
-        queue.producer().send(b"new").result(30)
+        queue.producer().send(b"new").result(within(30))
         with queue.consumer() as consumer:
-            message = consumer.receive(30)
+            message = consumer.receive(within(30))
             assert message is not None
             assert message.payload == b"new"
             message.ack()
@@ -138,13 +139,13 @@ def test_a_quiet_queue_outlives_the_messages_of_others(
     assert query.latestOffset(planned, ReadMaxRows(100)) == planned, "they are no batch"
     place = TopicPartition(logs.config.message_topic, 0, 6)
     admin = AdminClient({"bootstrap.servers": logs.bootstrap})
-    admin.delete_records([place])[place].result(30)
+    admin.delete_records([place])[place].result(within(30))
     logs.send(1, key=b"emails", value=b"mine")
     if goes_on_as == "worker":
         query.stop()
         service = Service(logs.bootstrap, logs.namespace)
         with service, service.queue("emails").consumer() as consumer:
-            message = consumer.receive(30)
+            message = consumer.receive(within(30))
             assert message is not None
             assert message.payload == b"mine"
             message.ack()

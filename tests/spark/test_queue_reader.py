@@ -30,7 +30,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 from tests.integration.tracker_logs import Logs, read_topic
-from tests.waiting import deadline_after, wait_until
+from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq.errors import StateError
 from kafkamq.queue.names import group_of
@@ -165,7 +165,7 @@ def test_a_queue_goes_on_where_the_named_group_is(logs: Logs) -> None:
         planned, tasks = plan(reader)
         assert offsets(rows(reader, tasks)) == [2]
         reader.latestOffset(planned, ReadMaxRows(100))
-        assert worker.committed([place], timeout=30)[0].offset == 3
+        assert worker.committed([place], timeout=within(30))[0].offset == 3
     finally:
         reader.stop()
         worker.close()
@@ -356,7 +356,7 @@ def test_what_workers_did_while_spark_stood_still_is_not_done_again(
 def test_slots_write_once(logs: Logs, reader: QueueReader) -> None:
     out = f"{logs.config.namespace}-out"
     admin = AdminClient({"bootstrap.servers": logs.bootstrap})
-    admin.create_topics([NewTopic(out, 2, 1)])[out].result(30)
+    admin.create_topics([NewTopic(out, 2, 1)])[out].result(within(30))
     logs.send(3, key=b"emails")
     _, tasks = plan(reader)
     found = rows(reader, tasks)
@@ -396,7 +396,7 @@ def test_a_nack_that_was_committed_stays_when_the_batch_is_repeated(
     """Its output was not written, and is not now: the ledger has the batch."""
     out = f"{logs.config.namespace}-out"
     admin = AdminClient({"bootstrap.servers": logs.bootstrap})
-    admin.create_topics([NewTopic(out, 2, 1)])[out].result(30)
+    admin.create_topics([NewTopic(out, 2, 1)])[out].result(within(30))
     logs.send(2, key=b"emails")
     _, tasks = plan(reader)
     settings = CommitSettings(

@@ -28,7 +28,7 @@ from tests.spark.test_queue_reader import (
     rows,
     tasks_of,
 )
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.errors import ConfigError, FencedError, StateError
 from kafkamq.queue.wire.partitions import marker_partition
@@ -138,7 +138,7 @@ def test_of_queries_that_start_at_one_moment_one_is_left(logs: Logs) -> None:
         assert len(left) == 1
         admin = AdminClient({"bootstrap.servers": logs.bootstrap})
         group = left[0]._key.transactional_id
-        admin.delete_consumer_groups([group])[group].result(30)
+        admin.delete_consumer_groups([group])[group].result(within(30))
         left[0].check()  # Kafka forgets what was committed long ago: that is no later start
         left[0].check()
     finally:
@@ -161,7 +161,7 @@ def test_markers_are_sought_where_they_were_written_when_partitions_are_added(
     more = next(n for n in range(3, 40) if marker_partition(0, 0, n) != before)
     admin = AdminClient({"bootstrap.servers": logs.bootstrap})
     topic = logs.config.marker_topic
-    admin.create_partitions([NewPartitions(topic, more)])[topic].result(30)
+    admin.create_partitions([NewPartitions(topic, more)])[topic].result(within(30))
     wait_until(lambda: len(logs._producer.list_topics(topic).topics[topic].partitions) == more)
     logs.marker_partitions = more
     logs.start(messages[1], key=b"emails", consumer="worker")  # a worker that knows of them
@@ -187,7 +187,7 @@ def test_a_repeated_batch_may_have_other_rows(logs: Logs, reader: QueueReader) -
     """A join with a table that has gained a row, and lost one: the log tells per message."""
     out = f"{logs.config.namespace}-out"
     admin = AdminClient({"bootstrap.servers": logs.bootstrap})
-    admin.create_topics([NewTopic(out, 1, 1)])[out].result(30)
+    admin.create_topics([NewTopic(out, 1, 1)])[out].result(within(30))
     logs.send(4, key=b"emails")
     begin = reader.initialOffset()
     planned, _ = plan(reader, begin)

@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from tests.integration.tracker_logs import Logs, read_topic
 from tests.spark.test_queue_reader import OPTIONS, SCHEMA, plan, rows, tasks_of
+from tests.waiting import within
 
 from kafkamq.spark.options import parse_source_options
 from kafkamq.spark.queues.acks import AckSettings
@@ -35,7 +36,7 @@ class Batch:
         self.logs = logs
         self.out = f"{logs.config.namespace}-out"
         admin = AdminClient({"bootstrap.servers": logs.bootstrap})
-        admin.create_topics([NewTopic(self.out, 1, 1)])[self.out].result(30)
+        admin.create_topics([NewTopic(self.out, 1, 1)])[self.out].result(within(30))
         logs.send(3, key=b"emails")
         self._options = parse_source_options(OPTIONS, logs.config)
         self._readers = [QueueReader(self._options, SCHEMA)]
@@ -122,7 +123,7 @@ def test_a_batch_that_is_repeated_after_kafka_has_forgotten_the_ledger(batch: Ba
     config = batch.logs.config
     group = f"kafkamq.{config.ledger_topic}.undead.0"
     admin = AdminClient({"bootstrap.servers": batch.logs.bootstrap})
-    admin.delete_consumer_groups([group])[group].result(30)
+    admin.delete_consumer_groups([group])[group].result(within(30))
     again = batch.handed_out(again=True)
     assert batch.commit(again, {**every, 0: "ack"}, epoch=1) == (0, 3)
     assert batch.ends(0) == {"NACK"}

@@ -62,7 +62,9 @@ def committed(logs: Logs, queue_id: str) -> dict[int, int]:
     )
     try:
         asked = [TopicPartition(logs.config.message_topic, number) for number in range(2)]
-        return {each.partition: each.offset for each in consumer.committed(asked, timeout=30)}
+        return {
+            each.partition: each.offset for each in consumer.committed(asked, timeout=within(30))
+        }
     finally:
         consumer.close()
 
@@ -107,7 +109,7 @@ def test_each_row_gets_its_verdict(spark: SparkSession, logs: Logs, checkpoint: 
 def out_topic(logs: Logs) -> str:
     name = f"{logs.config.namespace}-out"
     admin = AdminClient({"bootstrap.servers": logs.bootstrap})
-    admin.create_topics([NewTopic(name, 2, 1)])[name].result(30)
+    admin.create_topics([NewTopic(name, 2, 1)])[name].result(within(30))
     return name
 
 

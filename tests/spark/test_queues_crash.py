@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from tests.integration.tracker_logs import Logs, read_topic, tracker_process
 from tests.spark.queue_driver import queue_driver
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.types import MarkerType, MessageId
 
@@ -43,7 +43,7 @@ def test_a_driver_that_is_killed_while_it_acknowledges(
     logs = Logs(bootstrap, namespace)
     out = f"{namespace}-out"
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(out, 2, 1)])[out].result(30)
+    admin.create_topics([NewTopic(out, 2, 1)])[out].result(within(30))
     expected = Counter(b"%d" % number for number in range(MESSAGES))
     for number in range(MESSAGES):
         logs._producer.produce(logs.config.message_topic, b"%d" % number, b"work", number % 2)

@@ -46,7 +46,9 @@ def theirs(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spa
     before = {name: spark.conf.get(name, None) for name in OTHER}
     for name, value in OTHER.items():
         spark.conf.set(name, value)
-    session.activate(spark)
+    # PySpark notes which one is active twice, in the JVM and here, and this sets both: the note
+    # here is of whichever session made a table from Python last, in any thread.
+    spark.createDataFrame([(1,)])
     yield spark
     for name, old in before.items():
         spark.conf.unset(name) if old is None else spark.conf.set(name, old)

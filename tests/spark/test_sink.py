@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from tests.integration.tracker_logs import read_topic
 from tests.spark.processes import driver
 from tests.spark.test_source import produce
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, StateError
@@ -41,7 +41,7 @@ def config(bootstrap: str, namespace: str) -> ServiceConfig:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     topics = [NewTopic(f"{namespace}.{name}", 2, 1) for name in ("in", "out")]
     for created in admin.create_topics(topics).values():
-        created.result(30)
+        created.result(within(30))
     return config
 
 

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from tests.integration.tracker_logs import read_topic
 from tests.spark.test_source import produce
-from tests.waiting import deadline_after
+from tests.waiting import deadline_after, within
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, StateError
@@ -42,7 +42,7 @@ class Topics:
         admin = AdminClient({"bootstrap.servers": bootstrap})
         for created in admin.create_topics([NewTopic(self.into, 2, 1), NewTopic(self.out, 2, 1)]):
             del created
-        while not {self.into, self.out} <= set(admin.list_topics(timeout=30).topics):
+        while not {self.into, self.out} <= set(admin.list_topics(timeout=within(30)).topics):
             time.sleep(0.05)
 
     def rows(self, spark: SparkSession) -> DataFrame:

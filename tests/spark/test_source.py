@@ -31,7 +31,7 @@ pytestmark = pytest.mark.spark
 @pytest.fixture
 def topic(bootstrap: str, namespace: str) -> str:
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(namespace, 2, 1)])[namespace].result(30)
+    admin.create_topics([NewTopic(namespace, 2, 1)])[namespace].result(within(30))
     return namespace
 
 
@@ -186,7 +186,7 @@ def test_a_partition_that_is_added_is_read_from_its_beginning(
     produce(bootstrap, topic, 3)
     run()
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_partitions([NewPartitions(topic, 3)])[topic].result(30)
+    admin.create_partitions([NewPartitions(topic, 3)])[topic].result(within(30))
     produce(bootstrap, topic, 4, partition=2)
     run()
     assert seen == [0, 1, 2, 3]
@@ -200,7 +200,7 @@ def test_deleted_records_stop_it_and_are_counted(
     produce(bootstrap, topic, 100)
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for deleted in admin.delete_records([TopicPartition(topic, 0, 60)]).values():
-        deleted.result(30)
+        deleted.result(within(30))
     assert values(read(spark, source, topic)) == list(range(60, 100))
     starting = json.dumps({topic: {"0": 10}})
     with pytest.raises(Exception, match=r"50 records are gone.*nothing was skipped"):
@@ -231,12 +231,12 @@ def test_loss_under_a_stream_stops_it_or_is_passed(
     assert run("true") == list(range(100))
     produce(bootstrap, topic, 100, first=100)
     for deleted in admin.delete_records([TopicPartition(topic, 0, 150)]).values():
-        deleted.result(30)
+        deleted.result(within(30))
     with pytest.raises(Exception, match=r"50 records are gone.*nothing was skipped"):
         run("true")
     assert run("false") == list(range(150, 200))
-    admin.delete_topics([topic])[topic].result(30)
-    wait_until(lambda: topic not in admin.list_topics(timeout=10).topics)
+    admin.delete_topics([topic])[topic].result(within(30))
+    wait_until(lambda: topic not in admin.list_topics(timeout=within(10)).topics)
     wait_until(lambda: made(admin, topic))
     produce(bootstrap, topic, 250, first=1000)  # more than the position: only its id tells
     with pytest.raises(Exception, match=r"is not the one of the checkpoint.*failOnDataLoss"):
@@ -247,7 +247,7 @@ def test_loss_under_a_stream_stops_it_or_is_passed(
 def made(admin: AdminClient, topic: str) -> bool:
     """Made again: the broker may still be deleting the one before."""
     try:
-        admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(30)
+        admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(within(30))
     except KafkaException:
         return False
     return True

@@ -6,11 +6,12 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.spark.tracker_runs import PATIENCE_S, Logs, settled, verdict
-from tests.waiting import wait_until
+from tests.spark.tracker_runs import PATIENCE_S, Logs, gives_signs, settled, verdict
+from tests.waiting import wait_until, within
 
 from kafkamq.errors import ConfigError
 from kafkamq.markers.tracker.local import LocalTracker
@@ -58,7 +59,7 @@ def local_standby(logs: Logs) -> Iterator[threading.Event]:
         yield stop
     finally:
         stop.set()
-        thread.join(60)
+        thread.join(within(60))
         assert not thread.is_alive()
 
 
@@ -79,11 +80,12 @@ def test_one_stands_by_and_takes_over_from_a_local_one_that_hangs(
             fire()
             assert standby.stands_by
             assert not standby.statuses(), "it works beside the active one"
+            wait_until(lambda: gives_signs(logs, Path(checkpoint)), timeout_s=PATIENCE_S)
             other = StandbyTracker(logs.config, checkpoint=checkpoint, spark=spark)
             with pytest.raises(ConfigError, match="that of a tracker that runs"):
                 other.start()
             hangs.set()  # no sign of life any more, and its clients live on
-            turns.join(30)
+            turns.join(within(30))
             fire()
             assert not standby.stands_by
             with local_standby(logs):
@@ -94,7 +96,7 @@ def test_one_stands_by_and_takes_over_from_a_local_one_that_hangs(
                 fire()
     finally:
         hangs.set()
-        turns.join(30)
+        turns.join(within(30))
         first.close()
     fire.judge()
 

@@ -28,7 +28,7 @@ from tests.spark.tracker_runs import (
     wait_until_live,
 )
 from tests.sure_producer import SureProducer
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.config import TrackerConfig
 from kafkamq.errors import (
@@ -252,7 +252,7 @@ def test_a_start_that_is_refused_leaves_the_tracker_that_runs_alone(
         else:
             place = TopicPartition(config.marker_topic, 0, logs.raw_marker(0, b"\xff") + 1)
             admin = AdminClient({"bootstrap.servers": logs.bootstrap})
-            admin.delete_records([place])[place].result(30)
+            admin.delete_records([place])[place].result(within(30))
         with pytest.raises(KafkaMQError, match=r"older than its ledger|below|were deleted before"):
             SparkTracker(config, checkpoint=checkpoint, spark=spark).start()
         running.begin()
@@ -320,7 +320,7 @@ def test_added_marker_partitions_are_tracked_without_a_restart(
         logs.start(*ids, timeout_ms=1000)
         admin = AdminClient({"bootstrap.servers": logs.bootstrap})
         topic = logs.config.marker_topic
-        admin.create_partitions([NewPartitions(topic, 3)])[topic].result(30)
+        admin.create_partitions([NewPartitions(topic, 3)])[topic].result(within(30))
         logs.marker_partitions = 3
         wait_until_live(running, 3)
         new = next(
@@ -357,7 +357,7 @@ def test_a_position_below_the_logs_start_stops_it(
     admin = AdminClient({"bootstrap.servers": logs.bootstrap})
     place = TopicPartition(logs.config.marker_topic, logs.place(ids[0]), 50)
     for deleted in admin.delete_records([place]).values():
-        deleted.result(30)
+        deleted.result(within(30))
     tracker = SparkTracker(logs.config, checkpoint=checkpoint, spark=spark)
     with pytest.raises(DataLossError, match="records are gone"), tracker:
         tracker.wait(PATIENCE_S)
@@ -376,7 +376,7 @@ def test_starts_that_were_deleted_unread_are_noticed_without_checkpoint_and_posi
     admin = AdminClient({"bootstrap.servers": logs.bootstrap})
     place = TopicPartition(logs.config.marker_topic, logs.place(ids[0]), offsets[50])
     for deleted in admin.delete_records([place]).values():
-        deleted.result(30)
+        deleted.result(within(30))
     for _ in range(2):
         tracker = SparkTracker(logs.config, checkpoint=checkpoint, spark=spark)
         with pytest.raises(DataLossError, match="records were deleted before they were read"):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.integration.tracker_logs import Logs
@@ -19,7 +21,10 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 300.0  # a first batch on a busy machine
 
-__all__ = ["PATIENCE_S", "Logs", "settled", "tracking", "verdict", "wait_until", "wait_until_live"]
+__all__ = [
+    "PATIENCE_S", "Logs", "engine_of", "gives_signs", "settled", "tracking", "verdict",
+    "wait_until", "wait_until_live",
+]  # fmt: skip
 
 
 @contextmanager
@@ -39,6 +44,17 @@ def wait_until_live(running: SparkTracker, partitions: int) -> None:
         return sum(status.is_live for status in running.statuses().values()) == partitions
 
     wait_until(is_live, timeout_s=PATIENCE_S)
+
+
+def engine_of(checkpoint: Path) -> str:
+    """The id that a tracker has noted in its checkpoint; empty: none yet."""
+    notes = sorted(checkpoint.glob("kafkamq*.json"))
+    return str(json.loads(notes[0].read_text())["engine"]) if notes else ""
+
+
+def gives_signs(logs: Logs, checkpoint: Path) -> bool:
+    """Whether the tracker with this checkpoint says that it lives: not before its first batch."""
+    return engine_of(checkpoint) in {sign.engine for sign in logs.signs()}
 
 
 def settled(logs: Logs, *ids: MessageId) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import AcknowledgeType, TopicPartition
+from tests.waiting import within
 
 from kafkamq.config import QueueConfig
 from kafkamq.queue.dead_letter_writer import TopicDeadLetterWriter
@@ -183,7 +184,7 @@ class Client:
         self._answered({TopicPartition("t", 0): given}, None)
 
     def close(self) -> None:
-        assert not self._is_idle or self._broker.lets_leave.wait(60)
+        assert not self._is_idle or self._broker.lets_leave.wait(within(60))
 
 
 class Box(TopicDeadLetterWriter):

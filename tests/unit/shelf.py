@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq.runtime.rules.hanging import Call
 from kafkamq.runtime.work_queue import Executor, Slot, Waker
@@ -70,7 +70,7 @@ class Shelf:
     def end(self, executor: Executor) -> None:
         self.stop()
         executor.cancel()
-        assert executor.join(10)
+        assert executor.join(within(10))
 
     def wait(self, count: int) -> None:
         """Until so many are done, or have an outcome."""

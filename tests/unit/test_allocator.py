@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.waiting import within
 
 ARENAS = """
 import ctypes, os, tempfile, threading
@@ -38,7 +39,9 @@ with tempfile.TemporaryDirectory() as folder:
 def arenas(calm: str) -> int:
     """How many a process with eight threads has."""
     command = [sys.executable, "-c", ARENAS.format(calm=calm)]
-    return int(subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=60).stdout)
+    return int(
+        subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=within(60)).stdout
+    )
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc's malloc")

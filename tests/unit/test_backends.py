@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.waiting import within
 
 from kafkamq import Backoff, ConfigError, Service
 from kafkamq.queue.rules.capabilities import CAPABILITIES, Feature, backends_with, has, require
@@ -69,7 +70,9 @@ def test_a_queue_has_a_topic_of_its_own() -> None:
 
 def test_the_command_prints_the_table() -> None:
     command = [sys.executable, "-m", "kafkamq.cli", "backends"]
-    shown = subprocess.run([*command, "--json"], capture_output=True, check=True, timeout=60)
+    shown = subprocess.run(
+        [*command, "--json"], capture_output=True, check=True, timeout=within(60)
+    )
     found = json.loads(shown.stdout)
     assert list(found) == ["markers", "offsets", "share", "claims"]
     assert found["share"]["features"]["extend"] is False
@@ -79,5 +82,5 @@ def test_the_command_prints_the_table() -> None:
 
 def test_the_document_is_current() -> None:
     script = ROOT / "tools" / "generate_backends.py"
-    done = subprocess.run([sys.executable, str(script), "--check"], check=False, timeout=60)
+    done = subprocess.run([sys.executable, str(script), "--check"], check=False, timeout=within(60))
     assert done.returncode == 0, "run tools/generate_backends.py"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 from tests.unit.worker_parts import FixedNamespace, Parts, record, starts_of
-from tests.waiting import deadline_after
+from tests.waiting import deadline_after, within
 
 from kafkamq import aio
 from kafkamq.config import Backoff
@@ -56,14 +56,14 @@ class Kafka:
     def send(self, count: int) -> None:
         for number in range(count):
             self.producer.send(b"%d" % number)
-        self.producer.flush(30)
+        self.producer.flush(within(30))
 
     def consumer(self, **queue: Any) -> Consumer:
         """One that knows the brokers' time: it has handed out, and acked, a message before."""
         self.send(1)
         settings = {"batch_markers": True, "receive_buffer": 1, "max_lease": 3600.0, **queue}
         consumer = self.service.queue("q", **settings).consumer()
-        message = consumer.receive(30)
+        message = consumer.receive(within(30))
         assert message is not None
         message.ack(wait=True)
         return consumer
@@ -127,7 +127,7 @@ def test_few_among_others_are_started_together(kafka: Kafka) -> None:
         for _ in range(20):
             other.send(b"not ours")
         kafka.send(1)
-    other.flush(30)
+    other.flush(within(30))
     taken = []
     while sum(taken) < 100:
         messages = consumer.receive_many(100)
@@ -270,7 +270,7 @@ def test_the_last_delivery_has_a_start_of_its_own(kafka: Kafka) -> None:
     consumer = kafka.consumer(max_deliveries=2)
     writer = open_producer({"bootstrap.servers": kafka.service.config.bootstrap_servers}, None)
     writer.produce(MESSAGES, b"once", b"q", 0, headers=[("kafkamq-delivery-count", b"2")])
-    assert not writer.flush(30)
+    assert not writer.flush(within(30))
     receive(consumer, 1)
     (start,) = kafka.markers(START)
     assert (start.batches, start.value, start.delivery_count) == ((), b"once", 2)

@@ -29,7 +29,7 @@ class Sync:
         self._number = itertools.count()
 
     def receive(self, timeout: float) -> str:
-        assert self.gate.wait(30)
+        assert self.gate.wait(within(30))
         return f"message {next(self._number)}"
 
     def find_batch(self, timeout: float) -> str:
@@ -97,7 +97,7 @@ def test_at_most_once_loses_no_batch_that_nobody_was_given(servers: str, is_paus
     def send(*numbers: int) -> None:
         for number in numbers:
             producer.produce("orders", b"%d" % number)
-        producer.flush(30)
+        producer.flush(within(30))
 
     async def run() -> None:
         async with Cluster(servers, heartbeat_interval=1) as cluster:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from kafkamq.transport.bounded_call import BoundedCall, CallAbandonedError
+from kafkamq.transport.transactions import BoundedCall, CallAbandonedError
 
 
 def test_calls_run_one_after_the_other_in_the_same_other_thread() -> None:

@@ -16,6 +16,7 @@ from kafkamq.transport.settings import (
     is_secret,
     marker_settings,
     producer_settings,
+    size_limit,
     transactional_settings,
 )
 
@@ -42,6 +43,13 @@ def test_every_role_gets_what_the_user_set_verbatim(make: Make) -> None:
     assert settings["ssl.ca.location"] == "/ca.pem"
     assert settings["bootstrap.servers"] == "127.0.0.1:1"
     assert settings["reconnect.backoff.max.ms"] == 1000
+
+
+def test_topics_limit_messages_unless_the_user_does() -> None:
+    assert size_limit(config(), "t") == "max.message.bytes of t"
+    limited = of("message.max.bytes", "9000")
+    assert producer_settings(limited)["message.max.bytes"] == "9000"
+    assert size_limit(limited, "t").endswith("or message.max.bytes (9000) in the kafka settings")
 
 
 @pytest.mark.parametrize("make", ROLES.values(), ids=ROLES)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from functools import partial
 from random import Random
+from types import FrameType
 
 import pytest
 from tests.unit.core_fold import START_MS, Fold, T, message
 
 from kafkamq.markers.rules.holders import Holder, Holders
-from kafkamq.types import Outcome
+from kafkamq.markers.rules.redelivery import RedeliveryTracker
+from kafkamq.types import Marker, MarkerType, Outcome
 
 
 def test_r07_one_record_renews_every_lease_of_the_consumer() -> None:
@@ -156,6 +161,69 @@ def test_r07_thousands_of_holders_come_and_go() -> None:
     assert len(fold.tracker.holders.used()) == 1
     fold.keepalive(START_MS + 10, by="stays", timeout=60_000)
     assert fold.lease_end(0) == START_MS + 60_010
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_r07_a_lease_gets_what_was_renewed_since_it_began(seed: int) -> None:
+    """Whether its end is asked for behind each renewal or at last."""
+    random, holders, now_ms = Random(seed), Holders(), 0
+    joined: list[tuple[Holder, int, list[int]]] = []  # its own end, and what renewals set
+    for _ in range(300):
+        now_ms += random.choice((0, 0, 1, 7, 90))
+        if random.random() < 0.5:
+            timeout_ms = random.choice((5, 60, 200))
+            end_ms = now_ms + random.choice((timeout_ms, 1))  # shortened by a KEEPALIVE by id
+            joined.append((holders.join("a", timeout_ms, 5000, end_ms), end_ms, []))
+        else:
+            holders.renew("a", now_ms, explicit_ms := random.choice((0, 0, 3, 50, 150, 400)))
+            for holder, _, ends in joined:
+                ends.append(now_ms + (explicit_ms or holder.timeout_ms))
+        if random.random() < 0.3 and joined:
+            holder, end_ms, ends = random.choice(joined)
+            assert max(end_ms, holder.renewed_until_ms) == max([end_ms, *ends])
+    for holder, end_ms, ends in joined:
+        assert max(end_ms, holder.renewed_until_ms) == max([end_ms, *ends])
+
+
+def lines_run(function: Callable[[], object]) -> int:
+    """How many lines of Python it takes."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, arg: object) -> Callable[..., object]:
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+@pytest.mark.parametrize("differs", ["renewal", "max_lease", "timeout", "shorter renewal"])
+def test_r07_starts_and_keepalives_in_turn_cost_the_same_each(differs: str) -> None:
+    """Each START begins a variant of its own, as the renewal before is longer than its lease."""
+
+    def fold(pairs: int) -> None:
+        tracker = RedeliveryTracker()
+        for number in range(pairs):
+            longer = pairs - number if differs == "shorter renewal" else number
+            start = Marker(
+                MarkerType.START,
+                message(number),
+                T + (number if differs == "timeout" else 0),
+                consumer_id="a",
+                max_lease_ms=90_000_000 + (number if differs == "max_lease" else 0),
+            )
+            tracker.apply(2 * number, START_MS, start)
+            renewal = Marker(MarkerType.KEEPALIVE, None, 9 * T + longer, consumer_id="a")
+            tracker.apply(2 * number + 1, START_MS, renewal)
+
+    few, many = lines_run(partial(fold, 100)), lines_run(partial(fold, 800))
+    assert many < 12 * few
 
 
 def test_r08_release_is_believed_of_the_holder_only() -> None:

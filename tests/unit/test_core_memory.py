@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from random import Random
+
 import pytest
 from tests.unit.core_fold import START_MS, Fold, T
 
 from kafkamq.markers.rules.hold import CHUNK_OFFSETS
-from kafkamq.types import MessageId, Outcome
+from kafkamq.markers.rules.redelivery import RedeliveryTracker
+from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, Outcome
 
 ENDING = (Outcome.ACK, Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
 MEMORY_MS = 60_000
@@ -122,6 +126,41 @@ def test_r12_memory_of_a_quiet_chunk_is_dropped() -> None:
     assert len(log.ended) == 20
     fold.tick(START_MS + MEMORY_MS + 1)
     assert fold.tracker.table.logs == {}
+
+
+def test_r12_a_chunk_in_which_more_ends_keeps_no_other_one() -> None:
+    fold = Fold()
+    for chunk in range(20):
+        fold.ack(START_MS, chunk * CHUNK_OFFSETS)
+    for number in range(1, 20):
+        fold.ack(START_MS + number * 10_000, number)
+    (log,) = fold.tracker.table.logs.values()
+    assert list(log.ended) == [0]
+
+
+def test_r12_ends_far_apart_in_a_chunk_are_each_remembered() -> None:
+    fold, random = Fold(), Random(3)
+    ended = random.sample(range(CHUNK_OFFSETS), 40)
+    for offset in ended:
+        fold.ack(START_MS, offset)
+    for offset in ended + random.sample(range(CHUNK_OFFSETS), 40):
+        assert (fold.state(offset) == "ended") is (offset in ended)
+
+
+@pytest.mark.parametrize("batches", [1, 64])
+def test_r12_memory_of_messages_far_apart(batches: int) -> None:
+    tracker = RedeliveryTracker()
+    count = 6400
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for number in range(0, count, batches):
+        chunks = range(number, number + batches)
+        named = tuple(MessageBatch(0, b"", 0, chunk * CHUNK_OFFSETS + 7, 1) for chunk in chunks)
+        end = Marker(MarkerType.END, outcome=Outcome.ACK, batches=named)
+        tracker.apply(number, START_MS + number, end)
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert after - before < 380 * count
 
 
 def test_r12_a_schedule_that_ended_is_remembered_too() -> None:

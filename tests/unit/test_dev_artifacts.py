@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.waiting import within
 
 from kafkamq.dev import artifacts, java, modules
 from kafkamq.dev.artifacts import fetch_kafka
@@ -92,7 +93,7 @@ def test_processes_that_fetch_at_once_take_turns(stand_in: Path, tmp_path: Path)
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(60)
+        worker.join(within(60))
     assert [worker.exitcode for worker in workers] == [0, 0, 0, 0]
     assert sorted(stand_in.read_text().split()) == ["one", "three", "two"]
 

@@ -22,6 +22,7 @@ import pytest
 from pydantic import BaseModel
 from tests.contract.handlers import die_or_hang
 from tests.unit.test_handlers import Model, Order, parsed
+from tests.waiting import within
 
 from kafkamq import Ack, Backoff, BrokerError, ConfigError, Nack, Reject, StateError, Worker
 from kafkamq.metrics.health import health
@@ -305,20 +306,23 @@ def test_a_handler_that_blocks_the_loop_does_not_hold_up_the_end() -> None:
     @queue.handler(concurrency=1)
     async def block(body: str) -> None:
         begun.set()
-        gate.wait(60)
+        gate.wait(within(60))
 
     for number in range(3):
         queue.producer().send(b"%d" % number)
     worker = Worker(service, drain=0.1)
     worker.start()
     try:
-        assert begun.wait(30)
+        assert begun.wait(within(30))
         threading.Timer(1.0, gate.set).start()
         worker.stop()
     finally:
         gate.set()
     with queue.consumer() as consumer:
-        assert {message.payload for message in consumer.receive_many(3, 5.0)} >= {b"1", b"2"}
+        assert {message.payload for message in consumer.receive_many(3, within(5.0))} >= {
+            b"1",
+            b"2",
+        }
 
 
 def test_coroutines_that_have_ended_are_not_waited_for() -> None:
@@ -376,7 +380,7 @@ def test_a_coroutine_that_swallows_its_cancellation_does_not_hold_up_the_end() -
     queue.producer().send(b"x")
     worker = Worker(service, drain=0.1, telemetry=False)
     worker.start()
-    assert begun.wait(30)
+    assert begun.wait(within(30))
     try:
         worker.stop()
         assert service.dead_letters() == []
@@ -401,7 +405,7 @@ def test_a_consumer_that_has_ended_ends_its_worker() -> None:
     consumer._check_failure = fail  # type: ignore[method-assign]
     try:
         with pytest.raises(BrokerError, match="gone"):
-            worker.wait(30)
+            worker.wait(within(30))
     finally:
         worker.stop()
 
@@ -423,10 +427,10 @@ def test_a_loop_that_ends_under_its_handlers_ends_the_worker() -> None:
     worker.use_loop(loop)  # type: ignore[arg-type]  # as its own, which nobody else can end
     worker.start()
     try:
-        assert begun.wait(30)
+        assert begun.wait(within(30))
         loop.stop()
         with pytest.raises(StateError, match="the event loop of the handlers ended"):
-            worker.wait(30)
+            worker.wait(within(30))
         (receiving,) = [each for each in health.states() if each.name == "receiving of q"]
         assert not receiving.is_ready
     finally:

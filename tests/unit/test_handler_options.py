@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from tests.contract import handlers
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq import (
     Ack,
@@ -381,7 +381,7 @@ def test_a_signal_drains_what_runs_and_gives_back_the_rest() -> None:
     @queue.handler(concurrency=1)
     async def handle(body: str) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        await worker.wait(60)
+        await worker.wait(within(60))
         ended.append(body)
 
     send(queue, b"first", b"second", b"third")

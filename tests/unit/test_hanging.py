@@ -14,7 +14,7 @@ from tests.unit import parallel_handlers as handlers
 from tests.unit.shelf import Batch
 from tests.unit.test_parallel_processes import Work, records
 from tests.unit.test_parallel_work_queue import Room
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq import ConfigError, Worker
 from kafkamq.metrics.health import Handlers, Health, LoopState, health
@@ -92,7 +92,7 @@ class Gate:
     def pass_by(self) -> None:
         with self._lock:
             self.begun += 1
-        assert self.opened.wait(60)
+        assert self.opened.wait(within(60))
 
 
 @pytest.fixture

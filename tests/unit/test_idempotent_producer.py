@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.unit.worker_parts import FixedNamespace, fail_for_good
+from tests.waiting import within
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, StateError
@@ -133,7 +134,7 @@ def test_a_client_that_failed_for_want_of_a_right_is_told_once(kafka: Kafka) -> 
     assert meaning(refused.value) is Meaning.FORBIDDEN
     producer.serve(0.0)
     kafka.write(producer)
-    producer.flush(5.0)
+    producer.flush(within(5.0))
     assert kafka.told == [None]
     producer.close()
 
@@ -144,9 +145,9 @@ def test_who_waits_for_reports_hears_of_the_fatal_error(kafka: Kafka) -> None:
     kafka.write(producer)
     kafka.clients[0].fail(EPOCH)
     with pytest.raises(BrokerError):
-        producer.flush(5.0)
+        producer.flush(within(5.0))
     assert len(kafka.told) == 1
-    producer.flush(5.0)  # of the new one
+    producer.flush(within(5.0))  # of the new one
     producer.close()
 
 
@@ -161,7 +162,7 @@ def test_a_record_for_a_spent_client_waits_for_the_next_one(kafka: Kafka) -> Non
     kafka.write(producer)
     kafka.write(patient)
     for each in (producer, patient):
-        each.flush(5.0)
+        each.flush(within(5.0))
         each.close()
     assert kafka.told == [None, None]
 
@@ -169,13 +170,13 @@ def test_a_record_for_a_spent_client_waits_for_the_next_one(kafka: Kafka) -> Non
 def test_a_new_partition_is_asked_for(kafka: Kafka) -> None:
     producer = kafka.producer()
     kafka.write(producer)
-    producer.flush(5.0)
+    producer.flush(within(5.0))
     with pytest.raises(BrokerError) as refused:
         kafka.write(producer, partition=2)
     assert meaning(refused.value) is Meaning.NO_PARTITION
     kafka.cluster.add_partitions("t", 3)
     kafka.write(producer, partition=2)
-    producer.flush(5.0)
+    producer.flush(within(5.0))
     assert kafka.told == [None, None]
     producer.close()
 
@@ -214,7 +215,7 @@ def test_a_closed_one_says_so(kafka: Kafka) -> None:
     producer.close(0.05)
     producer.close()
     for thread in threads:
-        thread.join(30)
+        thread.join(within(30))
     assert {type(each) for each in failures} == {StateError}
     assert len(kafka.told) == producer.queued  # each has its report
     with pytest.raises(StateError, match="closed"):
@@ -228,7 +229,7 @@ def test_a_report_may_wait_for_a_lock_that_is_held_while_producing(kafka: Kafka)
     is_held = threading.Event()
 
     def report(*_: object) -> None:
-        is_held.wait(10)
+        is_held.wait(within(10))
         with lock:
             kafka.told.append(None)
 
@@ -243,7 +244,7 @@ def test_a_report_may_wait_for_a_lock_that_is_held_while_producing(kafka: Kafka)
                 producer.produce("t", b"v", None, 0, None, report)
             except BrokerError as error:  # noqa: PERF203
                 assert error.is_fatal  # noqa: PT017 - until it is replaced
-    serves.join(10)
+    serves.join(within(10))
     assert not serves.is_alive()
     assert kafka.told
     producer.close()
@@ -261,7 +262,7 @@ def test_a_forked_child_has_none(kafka: Kafka) -> None:
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     kafka.write(producer)
-    producer.flush(5.0)
+    producer.flush(within(5.0))
     assert kafka.told == [None]
     producer.close()
 
@@ -286,7 +287,7 @@ def test_a_thread_serves_and_goes_on_when_a_report_fails(kafka: Kafka) -> None:
 
     producer.produce("t", b"v", None, 0, None, broken)
     producer.produce("t", b"v", None, 0, None, report)
-    producer.flush(10.0)
+    producer.flush(within(10.0))
     assert (started, kafka.told) == (["serves"], [None])
     kafka.cluster.faults.is_down = True
     producer.produce("t", b"v", None, 0, None, report)

@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 from confluent_kafka import TopicPartition
+from tests.waiting import within
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import BrokerError, FencedError
@@ -17,7 +18,7 @@ from kafkamq.markers.tracker.ledger import Ledger, LedgerKey, newest_start
 from kafkamq.markers.tracker.open_ledgers import OpenLedgers
 from kafkamq.markers.tracker.takeover import PartitionStarter
 from kafkamq.markers.wire.ledger import Position, encode_position
-from kafkamq.transport import committed_offsets as committed
+from kafkamq.transport import commits as committed
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.errors import ErrorWatch
 
@@ -230,7 +231,7 @@ def test_a_ledger_that_is_put_to_rest_is_not_used_meanwhile(admin: FakeAdmin, do
 
     def end_slowly() -> None:
         ending.set()
-        assert may_end.wait(10)
+        assert may_end.wait(within(10))
         end()
         done.append(("rests", first.is_resting))
 
@@ -250,11 +251,11 @@ def test_a_ledger_that_is_put_to_rest_is_not_used_meanwhile(admin: FakeAdmin, do
 
     first.producer.close = end_slowly  # type: ignore[method-assign]
     rests = begun(lambda: kept.keep(second))
-    assert ending.wait(10)
+    assert ending.wait(within(10))
     first.producer.close = end  # type: ignore[method-assign]
     acts = begun(use if does == "use" else close)
     acts.join(0.1)  # it would be done by then
     may_end.set()
-    rests.join(10)
-    acts.join(10)
+    rests.join(within(10))
+    acts.join(within(10))
     assert done == [("rests", True), ("used", True) if does == "use" else ("closed", False)]

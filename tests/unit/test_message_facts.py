@@ -10,7 +10,6 @@ from tests.sure_producer import write_records
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import DeadlineExceededError
 from kafkamq.markers.rules.attempts import Attempt
-from kafkamq.markers.tracker import message_lookup
 from kafkamq.queue.topics import create_topics
 from kafkamq.spark.source import message_facts
 from kafkamq.spark.source.message_facts import MessageFacts
@@ -30,7 +29,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryKafka]:
     producer = open_producer(producer_settings(CONFIG))
     write_records(producer, CONFIG.message_topic, [(b"x", b"q\0user", 0, SENT)] * 3)
     producer.close()
-    monkeypatch.setattr(message_lookup, "Patience", lambda: Patience(-1.0))
+    monkeypatch.setattr(message_facts, "Patience", lambda _: Patience(-1.0))
     yield cluster_of(CONFIG.bootstrap_servers)
     forget_cluster("message-facts")
 

@@ -16,6 +16,7 @@ import pytest
 from confluent_kafka import KafkaError, Message
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
+from tests.waiting import within
 from typer.main import get_command
 
 from kafkamq.cli.app import app
@@ -297,7 +298,7 @@ def test_probes_answer_by_status() -> None:
 
 def _get(port: int, path: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=within(10)) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

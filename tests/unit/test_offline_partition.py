@@ -5,6 +5,8 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 
+from tests.waiting import within
+
 from kafkamq.queue.service import Service
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
@@ -20,7 +22,7 @@ def test_a_new_worker_reads_all_other_partitions_and_that_one_when_it_is_led_aga
         writer = open_producer({"bootstrap.servers": name}, None)
         for number in range(PARTITIONS * MANY):
             writer.produce(topic, b"%d" % number, b"q", number % PARTITIONS)
-        assert not writer.flush(10)
+        assert not writer.flush(within(10))
         offline = cluster_of(name).faults.offline
         offline.add((topic, 0))
         seen: Counter[int] = Counter()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, StateError
 from kafkamq.spark.queues.position import QueuePosition
-from kafkamq.transport.offset_commits import Commit, Committer, commit_all, commit_offsets
+from kafkamq.transport.commits import GroupOffsets, PendingCommit
 
 CONFIG = ServiceConfig(bootstrap_servers="127.0.0.1:1")
 
@@ -21,13 +20,16 @@ class Group:
     """In place of a consumer: refuses some partitions, as brokers may."""
 
     def __init__(self, refused: dict[int, int], *, fails: int | None = None) -> None:
+        self.begun: list[list[TopicPartition]] = []
         self.refused = refused
         self.fails = fails
 
     def commit(self, offsets: list[TopicPartition], asynchronous: bool) -> list[Any]:
-        assert not asynchronous
         if self.fails is not None:
             raise KafkaException(KafkaError(self.fails))
+        if asynchronous:
+            self.begun.append(offsets)
+            return []
         return [
             SimpleNamespace(
                 topic=each.topic,
@@ -39,37 +41,82 @@ class Group:
         ]
 
 
-def test_what_was_refused_is_named() -> None:
-    group: Any = Group({1: KafkaError.ILLEGAL_GENERATION})
-    refused = commit_offsets(group, {("t", 0): 5, ("t", 1): 7})
+def offsets_of(group: Group, monkeypatch: pytest.MonkeyPatch) -> tuple[GroupOffsets, Any]:
+    """The group's offsets, and the client's one callback for all commits."""
+    told: list[Any] = []
+
+    def opened(settings: dict[str, Any], _: object) -> Group:
+        told.append(settings["on_commit"])
+        return group
+
+    monkeypatch.setattr("kafkamq.transport.follower.open_consumer", opened)
+    return GroupOffsets(CONFIG, "g"), told[0]
+
+
+def test_what_was_refused_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    group, _ = offsets_of(Group({1: KafkaError.ILLEGAL_GENERATION}), monkeypatch)
+    refused = group.commit_each({("t", 0): 5, ("t", 1): 7})
     assert {place: error.name() for place, error in refused.items()} == {
         ("t", 1): "ILLEGAL_GENERATION"
     }
-    with pytest.raises(BrokerError, match=r"committing .*ILLEGAL_GENERATION"):
-        commit_all(group, {("t", 0): 5, ("t", 1): 7}, "committing offsets")
-    commit_all(group, {("t", 0): 5}, "committing offsets")
+    with pytest.raises(BrokerError, match=r"committing.*ILLEGAL_GENERATION"):
+        group.commit({("t", 0): 5, ("t", 1): 7})
+    group.commit({("t", 0): 5})
+    assert group.commit_each({}) == {}
 
 
-@pytest.mark.parametrize(
-    ("code", "outcome"),
-    [(KafkaError.REBALANCE_IN_PROGRESS, Commit.FAILED), (KafkaError._TIMED_OUT, Commit.FAILED)],
-)
-def test_a_commit_that_may_succeed_later_is_no_error(code: int, outcome: Commit) -> None:
-    group: Any = Group({}, fails=code)
-    committer = Committer("t", "g")
-    committer.begin(group, {0: 1})
-    assert committer.wait(10.0) is outcome
-    assert committer.finish(lambda: None, 10.0)
+def test_the_late_answer_of_a_commit_that_was_given_up_is_no_other_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = Group({})
+    group, tell = offsets_of(client, monkeypatch)
+    given_up, same, other = (group.begin({("t", 0): at}) for at in (5, 5, 6))
+    assert not any(each.is_answered for each in (given_up, same, other))
+
+    def outcomes() -> list[str]:
+        return [_outcome(each) for each in (given_up, same, other)]
+
+    tell(KafkaError(KafkaError.REBALANCE_IN_PROGRESS), client.begun[0])
+    assert outcomes() == ["REBALANCE_IN_PROGRESS", "none yet", "none yet"]
+    tell(None, client.begun[2])
+    assert outcomes() == ["REBALANCE_IN_PROGRESS", "none yet", "done"]
+    tell(None, [TopicPartition("t", 0, 4)])  # nobody's
+    tell(None, client.begun[1])
+    assert outcomes() == ["REBALANCE_IN_PROGRESS", "done", "done"]
 
 
-def test_a_commit_that_never_succeeds_is_one() -> None:
-    group: Any = Group({0: KafkaError.GROUP_AUTHORIZATION_FAILED})
-    committer = Committer("t", "g")
-    committer.begin(group, {0: 1})
-    with pytest.raises(BrokerError, match="GROUP_AUTHORIZATION_FAILED"):
-        committer.wait(10.0)
-    assert not committer.is_pending
-    assert committer.finish(lambda: None, 10.0)
+def test_metadata_with_memory_behind_it_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """confluent-kafka reads on where no NUL was committed, and wants to decode all of it."""
+
+    class Found:
+        topic, partition, offset, error = "t", 0, 5, None
+
+        @property
+        def metadata(self) -> str:
+            return b"bAALzgcA\xb0\x01".decode()
+
+    class Client(Group):
+        def committed(self, _: object, timeout: float) -> list[Found]:
+            return [Found()]
+
+    group, _ = offsets_of(Client({}), monkeypatch)
+    (found,) = group.committed_with_metadata([("t", 0)])
+    assert (found.offset, found.metadata) == (5, "bAALzgcA\ufffd\x01")
+    assert group.committed([("t", 0)]) == {("t", 0): 5}
+
+
+def _outcome(commit: PendingCommit) -> str:
+    if not commit.is_answered:
+        return "none yet"
+    return "done" if commit.error is None else commit.error.name()
+
+
+def test_a_commit_that_the_client_refuses_at_once_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group, _ = offsets_of(Group({}, fails=KafkaError._STATE), monkeypatch)
+    assert _outcome(group.begin({("t", 0): 5})) == "_STATE"
+    assert not group.begun
 
 
 @pytest.mark.parametrize(
@@ -88,27 +135,3 @@ def test_a_position_of_spark_that_is_refused_for_one_partition_is_not_noted(
     with pytest.raises(raised):
         position.commit({0: 5, 1: 7}, b"t" * 16)
     assert not position.is_known
-
-
-def test_a_commit_that_waits_for_its_turn_leaves_out_what_was_revoked_meanwhile() -> None:
-    """Else it would set the new owner's position back, under a generation that is valid."""
-    asked: list[dict[int, int]] = []
-
-    class Client(Group):
-        def commit(self, offsets: list[TopicPartition], asynchronous: bool) -> list[Any]:
-            asked.append({each.partition: each.offset for each in offsets})
-            return super().commit(offsets, asynchronous)
-
-    client: Any = Client({})
-    committer = Committer("t", "g")
-    for revoked, left in (([0], [{1: 3}]), ([0, 1], [])):
-        asked.clear()
-        turn = Event()
-        committer.ask(turn.wait)
-        committer.begin(client, {0: 7, 1: 3})
-        for partition in revoked:
-            committer.forget(partition)
-        turn.set()
-        assert committer.wait(10.0) is Commit.DONE
-        assert asked == left
-    assert committer.finish(lambda: None, 10.0)

@@ -13,7 +13,7 @@ from kafkamq.parallel.commits import Assignment, Committer, _cut, plan_commits
 from kafkamq.parallel.rules.flow import FlowLimits, PartitionFlow, StallDetector
 from kafkamq.parallel.rules.offsets import OffsetTracker
 from kafkamq.parallel.wire.offsets import decode, encode
-from kafkamq.transport.exact_commits import OffsetCommit
+from kafkamq.transport.commits import OffsetCommit
 
 
 def test_a_map_is_cut_to_what_fits() -> None:
@@ -71,8 +71,6 @@ def test_that_a_map_was_cut_is_counted_each_time_and_logged_once(
 
 class Commits:
     """Answers with these errors, then with none."""
-
-    is_exact = True
 
     def __init__(self, *codes: int) -> None:
         self.codes = list(codes)

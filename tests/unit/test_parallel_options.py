@@ -13,6 +13,7 @@ from tests.unit.shelf import Batch, Shelf
 from tests.unit.test_parallel_processes import Work
 from tests.unit.test_parallel_verdicts import Office
 from tests.unit.test_parallel_work_queue import Room
+from tests.waiting import within
 
 from kafkamq import ConfigError, Nack, ParallelConsumer, ParallelRecord, Reject
 from kafkamq.parallel.calls import called, fan_out_of
@@ -184,7 +185,7 @@ def test_a_call_that_takes_too_long_is_a_failure_and_the_others_go_on(
         assert shelf.failure is None
     finally:
         shelf.stop()
-        assert pool.join(10)
+        assert pool.join(within(10))
 
 
 def test_what_threads_are_for() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 from tests.unit.test_parallel_work_queue import Placed, Room
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq import Ack, DeadlineExceededError, Reject, StateError
 from kafkamq.config import Backoff
@@ -117,7 +117,7 @@ class Works:
             wait_until(tended, "all results")
         finally:
             self.room.queue.stop()
-            pool.join(30)
+            pool.join(within(30))
 
     def produce(
         self,

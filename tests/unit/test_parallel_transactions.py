@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from tests.unit.test_parallel_work_queue import PLACE, Placed, Room
 
 from kafkamq.errors import BrokerError
@@ -19,7 +19,6 @@ from kafkamq.parallel.rules.offsets import OffsetTracker
 from kafkamq.parallel.streams import MAX_WAITING, ProducedStream
 from kafkamq.parallel.transactions import TransactionCommitter
 from kafkamq.parallel.work_queue import PoolWorker
-from kafkamq.transport.exact_commits import OffsetCommit
 
 
 class Report:
@@ -42,7 +41,8 @@ class Producer:
         self.is_ready = True
         self.open: list[bytes] = []
         self.committed: list[bytes] = []
-        self.offsets: list[OffsetCommit] = []
+        self.offsets: list[TopicPartition] = []
+        self.commits = Commits()
         self.aborts = 0
         self.is_refused = False
         self.reports: list[Callable[[], None]] = []  # of what was produced, until a commit
@@ -60,8 +60,14 @@ class Producer:
             report = Report(len(self.reports) + 100)
             self.reports.append(lambda: on_delivery(None, report))
 
-    def call(self, call: Callable[..., object], *, timeout_s: float) -> None:
-        call(self, "client", timeout_s)
+    def send_offsets(
+        self, positions: list[TopicPartition], membership: bytes, *, timeout_s: float
+    ) -> None:
+        if membership != self.commits.generation:
+            raise BrokerError("not a member any more", code="ILLEGAL_GENERATION")
+        if self.commits.refuses is not None:
+            raise KafkaException(KafkaError(self.commits.refuses))
+        self.offsets += positions
 
     def report(self) -> None:
         reports, self.reports = self.reports, []
@@ -82,22 +88,12 @@ class Producer:
 class Commits:
     """Of the consumer; the broker knows one generation."""
 
-    is_exact = True
-
     generation = b"1"
     refuses: int | None = None
 
-    def group(self) -> bytes:
+    @property
+    def member(self) -> bytes:
         return self.generation
-
-    def send_to_transaction(
-        self, producer: Producer, _: str, commits: list[OffsetCommit], group: bytes, __: float
-    ) -> None:
-        if group != self.generation:
-            raise BrokerError("not a member any more", code="ILLEGAL_GENERATION")
-        if self.refuses is not None:
-            raise KafkaException(KafkaError(self.refuses))
-        producer.offsets += commits
 
 
 class Hall(Room):
@@ -120,6 +116,7 @@ class Hall(Room):
             self.rewind,
         )
         self.producer: Producer = self.committer._producer  # type: ignore[assignment]
+        self.producer.commits = self.commits
 
     def assignment_of(self) -> Assignment:
         flow, stalls = PartitionFlow(FlowLimits()), StallDetector(stall_after_ms=1000)
@@ -190,14 +187,26 @@ def test_what_a_member_did_is_committed_by_that_member_alone(
     worker = hall.handled("abc")
     hall.committer.refused(worker)
     hall.committer.send(worker)
-    call = hall.producer.call
+    send_offsets = hall.producer.send_offsets
 
     def late(*args: Any, **more: Any) -> None:
         hall.queue.scheduler.close(hall.partition)
         hall.commits.generation = b"2"
-        call(*args, **more)
+        send_offsets(*args, **more)
 
-    monkeypatch.setattr(hall.producer, "call", late)
+    monkeypatch.setattr(hall.producer, "send_offsets", late)
+    assert hall.committer._commit()
+    assert (hall.producer.committed, hall.producer.offsets) == ([], [])
+    assert (hall.producer.aborts, hall.rewinds) == (1, 1)
+
+
+def test_offsets_of_what_is_no_member_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka would take them from anybody."""
+    hall = Hall(monkeypatch)
+    hall.commits.generation = b""
+    worker = hall.handled("abc")
+    hall.committer.refused(worker)
+    hall.committer.send(worker)
     assert hall.committer._commit()
     assert (hall.producer.committed, hall.producer.offsets) == ([], [])
     assert (hall.producer.aborts, hall.rewinds) == (1, 1)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.unit.parallel_handlers import SpeechlessError
 from tests.unit.test_parallel_work_queue import Placed, Room
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq import Ack, BrokerError, ConfigError, Nack, Reject
 from kafkamq.config import Backoff
@@ -213,7 +213,7 @@ def work_off(office: Office, handler: Callable[..., object], keys: str) -> None:
     room.add(keys)
     wait_until(lambda: not (room.queue.scheduler.has_ready or room.queue.in_flight_count()))
     room.queue.stop()
-    assert pool.join(30)
+    assert pool.join(within(30))
 
 
 def test_the_others_go_on() -> None:

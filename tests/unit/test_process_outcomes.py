@@ -11,7 +11,7 @@ import pytest
 from tests.unit import parallel_handlers as handlers
 from tests.unit.test_parallel_processes import Work, records, runs, seen, working
 from tests.unit.test_parallel_work_queue import Room
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq import ConfigError, DeadlineExceededError
 from kafkamq.parallel.calls import processes_of
@@ -105,6 +105,6 @@ def test_of_a_partition_that_goes_no_process_begins_what_waits_behind_another(
         wait_until(lambda: seen()[0] and not pool.slots().calls)
     finally:
         room.queue.stop()
-        assert pool.join(10)
+        assert pool.join(within(10))
         pool.cancel()
     assert seen() == Counter((0, 10))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import KafkaError
+from tests.waiting import within
 
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.consumer import Consumer
@@ -34,13 +35,13 @@ class Kafka:
         self.cluster = cluster_of(f"memory://{self.name}")
         producer = self.service.queue("q").producer()
         for number in range(AHEAD + 1):
-            producer.send(b"%d" % number).result(10)
+            producer.send(b"%d" % number).result(within(10))
 
     def consumer(self, *, exactly_once: bool) -> Consumer:
         """One that has handed out one message, and STARTed the others."""
         queue = self.service.queue("q", exactly_once=exactly_once, receive_buffer=AHEAD + 1)
         consumer = queue.consumer()
-        assert consumer.receive(30) is not None
+        assert consumer.receive(within(30)) is not None
         assert consumer.in_flight == AHEAD + 1
         return consumer
 

@@ -9,22 +9,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import Uuid
+from confluent_kafka import KafkaError, Uuid
 from tests.sure_producer import Row, write_records
 from tests.waiting import within
 
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import BrokerError, DeadlineExceededError
-from kafkamq.markers.rules.delivery import DueCause, Settle
-from kafkamq.markers.tracker.rereading import Found, Rereader
+from kafkamq.markers.rules.delivery import Carry, DueCause, Settle
+from kafkamq.markers.tracker.reading import Found, FoundAction, Rereader
 from kafkamq.markers.wire.markers import encode_start
 from kafkamq.queue.topics import create_topics
-from kafkamq.transport import patience
+from kafkamq.transport import patience, record_reader
 from kafkamq.transport.admin import uuid_bytes
 from kafkamq.transport.clients import open_producer
-from kafkamq.transport.errors import is_retriable
 from kafkamq.transport.follower import Follower
 from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
+from kafkamq.transport.memory.faults import Fault
 from kafkamq.transport.patience import Patience
 from kafkamq.transport.record import Place, Record
 from kafkamq.transport.record_reader import RecordReader
@@ -45,7 +44,7 @@ def cluster() -> Iterator[MemoryKafka]:
 
 @pytest.fixture
 def rereader() -> Iterator[Rereader]:
-    rereader = Rereader(CONFIG, max_ahead_bytes=10_000)
+    rereader = Rereader(CONFIG)
     yield rereader
     rereader.close()
 
@@ -73,14 +72,30 @@ def write(cluster: MemoryKafka, count: int, size: int = 10) -> list[Settle]:
     return rows
 
 
-def read(rereader: Rereader, rows: list[Settle], timeout_s: float = WAIT_S) -> list[Found]:
-    found = rereader.rows(0, rows, deadline_s=time.monotonic() + timeout_s)
-    return [message for action in found for message in action.messages()]
+def window(
+    rereader: Rereader, rows: Sequence[Settle | Carry], timeout_s: float = WAIT_S
+) -> list[FoundAction]:
+    deadline_s = time.monotonic() + timeout_s
+    return rereader.window(0, rows, deadline_s=deadline_s, max_bytes=10_000)
 
 
-def numbers(found: list[Found]) -> list[int | None]:
+def read(rereader: Rereader, rows: list[Settle], timeout_s: float = WAIT_S) -> list[Found | None]:
+    """Window by window; None: it is awaited."""
+    found: list[Found | None] = []
+    while len(found) < len(rows):
+        for each in window(rereader, rows[len(found) :], timeout_s):
+            found += [each.message(number) for number in range(each.known)]
+            found += [None] * (each.size - each.known)
+    return found
+
+
+def numbers(found: list[Found | None]) -> list[int | str | None]:
     """Of the messages; None: lost."""
-    return [None if one.is_lost else int((one.value or b"").split(b".")[0]) for one in found]
+    return ["awaited" if one is None else number_of(one) for one in found]
+
+
+def number_of(found: Found) -> int | None:
+    return None if found.is_lost else int((found.value or b"").split(b".")[0])
 
 
 @pytest.fixture
@@ -94,7 +109,7 @@ def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     ) -> Iterator[tuple[int, dict[int, Record | None]]]:
         sizes: list[int] = []
         for partition, found in sweep(self, wanted, **bounds):
-            for record in found.values() if "patience" in bounds else ():
+            for record in found.values() if bounds["left"] is not None else ():
                 if record is not None:
                     if not sizes:
                         seen.append(sizes)
@@ -111,31 +126,33 @@ def test_all_partitions_are_read_at_once(
     rows = write(cluster, 100)
     found = read(rereader, rows)
     assert numbers(found) == list(range(100))
-    assert [one.start.key for one in found if one.start] == [b"q"] * 100
+    assert [one.start.key for one in found if one and one.start] == [b"q"] * 100
     assert [len(each) for each in sweeps] == [100]
 
 
+@pytest.fixture
+def few_a_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many are held beyond the bound."""
+    monkeypatch.setattr(record_reader, "MAX_READ", 4)
+
+
+@pytest.mark.usefixtures("few_a_poll")
 def test_what_is_held_at_once_is_bounded(
-    cluster: MemoryKafka,
-    rereader: Rereader,
-    sweeps: list[list[int]],
-    monkeypatch: pytest.MonkeyPatch,
+    cluster: MemoryKafka, rereader: Rereader, sweeps: list[list[int]]
 ) -> None:
-    rows = write(cluster, 60, size=1000)
-    held = []
-    read_some = rereader.messages.read
-
-    def recorded(*args: Any, **bounds: Any) -> Any:
-        found = read_some(*args, **bounds)
-        held.append(sum(len(record.value() or b"") for each in found for record in each if record))
-        return found
-
-    monkeypatch.setattr(rereader.messages, "read", recorded)
-    assert numbers(read(rereader, rows)) == list(range(60))
-    assert max(held) < 10_000
+    rows: Sequence[Settle] = write(cluster, 60, size=1000)
+    done: list[int | str | None] = []
+    while rows:
+        found = window(rereader, rows)
+        payloads = [each.message(0).value or b"" for each in found]
+        assert sum(map(len, payloads)) < 15_000
+        done += [int(payload.split(b".")[0]) for payload in payloads]
+        rows = rows[len(found) :]
+    assert done == list(range(60))
     assert sum(map(sum, sweeps)) < 3 * 61_000, "few are read twice"
 
 
+@pytest.mark.usefixtures("few_a_poll")
 def test_headers_count_as_what_is_held(cluster: MemoryKafka, rereader: Rereader) -> None:
     """Of somebody who writes no payloads, and headers by the thousand."""
     rows = write(cluster, 20)
@@ -143,9 +160,7 @@ def test_headers_count_as_what_is_held(cluster: MemoryKafka, rereader: Rereader)
         for record in partition.records:
             assert record is not None
             record.headers = [("name", b"x")] * 300
-    spans = [(row.message_id, row.bits) for row in rows]
-    found = rereader.messages.read(spans, deadline_s=time.monotonic() + WAIT_S)
-    assert 0 < len(found) < 10
+    assert 0 < len(window(rereader, rows)) < 15
 
 
 def test_one_that_is_larger_than_the_bound_comes_alone(
@@ -155,20 +170,15 @@ def test_one_that_is_larger_than_the_bound_comes_alone(
     assert numbers(read(rereader, rows)) == list(range(5))
 
 
-def test_what_a_part_left_is_not_read_again(
-    cluster: MemoryKafka, rereader: Rereader, sweeps: list[list[int]]
+@pytest.mark.usefixtures("few_a_poll")
+def test_messages_of_one_hold_that_are_too_large_together_come_a_few_at_a_time(
+    cluster: MemoryKafka, rereader: Rereader
 ) -> None:
-    rows = write(cluster, 20)
-    part = rereader.rows(0, rows, deadline_s=time.monotonic() + WAIT_S)
-    assert numbers([next(next(part).messages()) for _ in range(7)]) == list(range(7))
-    part.close()
-    assert numbers(read(rereader, rows[7:])) == list(range(7, 20))
-    assert len(sweeps) == 1
-    part = rereader.rows(0, rows, deadline_s=time.monotonic() + WAIT_S)
-    assert numbers([next(next(part).messages()) for _ in range(3)]) == list(range(3))
-    part.close()
-    assert numbers(read(rereader, rows)) == list(range(20)), "a retry begins anew"
-    assert len(sweeps) == 3
+    rows = write(cluster, 16, size=4000)
+    hold = replace(rows[0], bits=(1 << 8) - 1)
+    (found,) = window(rereader, [hold])
+    assert 1 <= found.known == found.size < 8
+    assert number_of(found.message(0)) == 0
 
 
 def test_what_is_gone_or_another_message_is_lost(cluster: MemoryKafka) -> None:
@@ -182,7 +192,7 @@ def test_what_is_gone_or_another_message_is_lost(cluster: MemoryKafka) -> None:
     ):
         rows[at].message_id = replace(rows[at].message_id, **changes)
     lost = {0, 2, 3, 4, 5, 6}
-    rereader = Rereader(CONFIG, max_ahead_bytes=10_000, patience=Patience(-1.0))
+    rereader = Rereader(CONFIG, Patience(-1.0))
     found = numbers(read(rereader, rows))
     assert found == [None if number in lost else number for number in range(8)]
     rereader.close()
@@ -204,7 +214,7 @@ def hide(cluster: MemoryKafka, what: str) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("what", ["end", "partition", "id"])
-def test_what_a_lagging_broker_does_not_know_is_waited_for(
+def test_what_a_lagging_broker_does_not_know_is_awaited(
     cluster: MemoryKafka, rereader: Rereader, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """R18: for a minute nothing is taken for lost; then it is, and the next one like it at once."""
@@ -213,27 +223,23 @@ def test_what_a_lagging_broker_does_not_know_is_waited_for(
     monkeypatch.setattr(patience, "time", passed)
     rows = write(cluster, 8)
     show = hide(cluster, what)
+    hidden = {"end": {5, 7}, "partition": {1, 3, 5, 7}, "id": set(range(8))}[what]
+    awaited = ["awaited" if number in hidden else number for number in range(8)]
     for after_s in (0, 50):
         passed.monotonic = lambda now_s=began_s + after_s: now_s
-        with pytest.raises((BrokerError, DeadlineExceededError)) as caught:
-            read(rereader, rows, timeout_s=0.6)
-        assert is_retriable(caught.value)
+        assert numbers(read(rereader, rows)) == awaited
     show()
+    rereader.messages.topic(CONFIG.message_topic, max_age_s=0.0)
     assert numbers(read(rereader, rows)) == list(range(8))
     hide(cluster, what)
     rereader.messages.topic(CONFIG.message_topic, max_age_s=0.0)
-    lost = {"end": {5, 7}, "partition": {1, 3, 5, 7}, "id": set(range(8))}[what]
+    lost = [None if number in hidden else number for number in range(8)]
     for after_s in (200, 261, 261):
         passed.monotonic = lambda now_s=began_s + after_s: now_s
-        if after_s == 200:
-            with pytest.raises((BrokerError, DeadlineExceededError)):
-                read(rereader, rows, timeout_s=0.6)
-        else:
-            found = numbers(read(rereader, rows))
-            assert found == [None if number in lost else number for number in range(8)]
+        assert numbers(read(rereader, rows)) == (awaited if after_s == 200 else lost)
 
 
-def test_what_a_lagging_broker_does_not_know_is_waited_for_at_once(
+def test_what_a_lagging_broker_does_not_know_is_looked_for_at_once(
     cluster: MemoryKafka, rereader: Rereader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R18: a minute for a plan, be it a partition or a log's end, or one after the other."""
@@ -245,27 +251,51 @@ def test_what_a_lagging_broker_does_not_know_is_waited_for_at_once(
     show = hide(cluster, "partition")
     first, second = (each.records for each in topic.partitions[:2])
     del first[-2:]
-    with pytest.raises((BrokerError, DeadlineExceededError)):
-        read(rereader, rows, timeout_s=0.6)
+    awaited = [0, "awaited", 2, *["awaited"] * 5]
+    assert numbers(read(rereader, rows)) == awaited
     second.clear()
     show()
     rereader.messages.topic(CONFIG.message_topic, max_age_s=0.0)
     for after_s in (50, 61):
         passed.monotonic = lambda now_s=began_s + after_s: now_s
         if after_s == 50:
-            with pytest.raises((BrokerError, DeadlineExceededError)):
-                read(rereader, rows, timeout_s=0.6)
+            assert numbers(read(rereader, rows)) == awaited
     assert numbers(read(rereader, rows)) == [0, None, 2, None, None, None, None, None]
 
 
-def test_a_partition_that_cannot_be_read_loses_nothing(
+def test_a_partition_that_does_not_answer_holds_up_no_other_one(
+    cluster: MemoryKafka, rereader: Rereader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R18: it is left alone for a while, and never taken for gone."""
+    moments, asked = [0.0], [0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + moments[0])
+    monkeypatch.setattr(patience, "time", clock)
+
+    def plan(kind: str, _: object, place: Place | None) -> Fault | None:
+        if (kind, place) != ("fetch", (CONFIG.message_topic, 1)):
+            return None
+        asked[0] += 1
+        return Fault(latency_s=1e6)
+
+    rows = write(cluster, 6)
+    cluster.faults.plan = plan
+    for after_s, looks in ((0.0, 1), (3.0, 1), (3.0, 1), (1000.0, 2)):
+        moments[0] += after_s
+        assert numbers(read(rereader, rows)) == [0, "awaited", 2, "awaited", 4, "awaited"]
+        assert asked == [looks]
+    cluster.faults.plan = None
+    moments[0] += 1000.0
+    assert numbers(read(rereader, rows)) == list(range(6))
+
+
+def test_a_partition_without_a_leader_is_not_waited_for(
     cluster: MemoryKafka, rereader: Rereader
 ) -> None:
     rows = write(cluster, 6)
     cluster.faults.offline.add((CONFIG.message_topic, 1))
-    with pytest.raises(DeadlineExceededError):
-        read(rereader, rows, timeout_s=0.5)
+    assert numbers(read(rereader, rows)) == [0, "awaited", 2, "awaited", 4, "awaited"]
     cluster.faults.offline.clear()
+    rereader.messages.ask_again()
     assert numbers(read(rereader, rows)) == list(range(6))
 
 
@@ -290,41 +320,38 @@ def test_what_the_log_has_again_when_its_end_is_asked_for_is_read(
     assert record.offset() == 5
 
 
-def test_reasons_that_were_read_in_vain_are_not_read_again(
-    cluster: MemoryKafka, rereader: Rereader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where each costs a fetch one attempt has no time for all: no plan would ever be settled."""
-    rows = [replace(row, verdict_offset=row.start_offset + 4) for row in write(cluster, 8)[:4]]
-    asked: list[Sequence[int]] = []
-    stream = RecordReader.stream
-
-    def slow(
-        self: RecordReader, partition: int, offsets: Sequence[int], **bounds: Any
-    ) -> Iterator[tuple[int, Record | None]]:
-        asked.append(offsets)
-        for number, found in enumerate(stream(self, partition, offsets, **bounds)):
-            if len(asked) == 1 and number == 3:
-                raise DeadlineExceededError("reading did not end")
-            yield found
-
-    monkeypatch.setattr(RecordReader, "stream", slow)
-    with pytest.raises(DeadlineExceededError):
-        read(rereader, rows)
-    assert numbers(read(rereader, rows)) == list(range(4))
-    assert asked[:2] == [[4, 5, 6, 7], [7]]
-
-
 def test_a_topic_that_was_recreated_is_noticed(cluster: MemoryKafka) -> None:
     """Its messages stand where the old ones stood, in a first epoch as these were."""
-    rereader = Rereader(CONFIG, max_ahead_bytes=10_000, patience=Patience(-1.0))
+    rereader = Rereader(CONFIG, Patience(-1.0))
     rows = write(cluster, 4)
     assert rereader.messages.topic(CONFIG.message_topic)  # and this answer is young enough
     settings = cluster.topics[CONFIG.message_topic].settings
     cluster.delete_topic(CONFIG.message_topic)
     cluster.create_topic(CONFIG.message_topic, PARTITIONS, settings)
     write(cluster, 4)
-    with pytest.raises(BrokerError, match="recreated") as caught:
-        read(rereader, rows)
-    assert caught.value.is_retriable
+    assert numbers(read(rereader, rows)) == ["awaited"] * 4
     assert numbers(read(rereader, rows)) == [None] * 4
     rereader.close()
+
+
+def test_a_topic_of_a_queue_that_cannot_be_asked_for_holds_up_nothing(
+    cluster: MemoryKafka, rereader: Rereader
+) -> None:
+    """R37: who writes STARTs chooses its name."""
+    rows = write(cluster, 2)
+    start = encode_start(
+        rows[0].message_id, b"q", None, redeliver_after_ms=1, consumer_id="c", by_reference=True,
+        message_topic="other",
+    )  # fmt: skip
+    producer = open_producer(producer_settings(CONFIG))
+    write_records(producer, CONFIG.marker_topic, [(start, b"k", 0, ())])
+    producer.close()
+    other = replace(rows[0], start_offset=2)
+    assert numbers(read(rereader, [*rows, other])) == [0, 1, "awaited"], "nobody knows it yet"
+    fresh, refusal = (
+        Rereader(CONFIG),
+        Fault(error=KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)),
+    )
+    cluster.faults.plan = lambda kind, *_: refusal if kind == "admin" else None
+    assert numbers(read(fresh, [other])) == ["awaited"]
+    fresh.close()

@@ -1,17 +1,21 @@
-"""Who takes which tests: each kind from the start, then whatever is left, but Spark last."""
+"""Who takes which tests: Spark or Kafka from the start, then whatever is left, but Spark last."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.scheduling import ByKind
+from tests.scheduling import TOGETHER, ByKind
 
-KAFKA = ["tests/contract/test_queues.py::test_a", "tests/integration/test_cli.py::test_a"]
+FILES = [f"tests/integration/test_security.py::test_{name}" for name in "ab"]
+ALONE = [f"tests/integration/test_cli.py::test_{name}" for name in "ab"]
+KAFKA = [*FILES, *ALONE]
 RULES = ["tests/model/test_claims.py::test_a", "tests/unit/test_clock.py::test_a"]
 SPARK = [f"tests/spark/test_jobs.py::test_{name}" for name in "ab"]
-TESTS = [*KAFKA, *RULES, *SPARK]
+TESTS = [*ALONE, *FILES, *RULES, *SPARK]
 
 
 class Node:
@@ -46,18 +50,25 @@ def divide(*numbers: int) -> list[list[str]]:
     return [node.given for node in nodes]
 
 
-def test_each_kind_has_a_worker_from_the_start() -> None:
-    assert divide(0, 1, 2) == [SPARK, RULES, KAFKA]
-    assert divide(3, 4)[0] == [*SPARK, *RULES]
+def test_spark_and_kafka_begin() -> None:
+    assert divide(0, 1) == [[*SPARK, *RULES, ALONE[1]], [*FILES, ALONE[0]]]
+    assert divide(3, 4) == divide(0, 1)
 
 
 @pytest.mark.parametrize(
     ("number", "order"),
     [
-        (0, [*SPARK, *KAFKA, *RULES]),
-        (1, [*RULES, *KAFKA, *SPARK]),
-        (2, [*KAFKA, *RULES, *SPARK]),
+        (0, [*SPARK, *RULES, *KAFKA]),
+        (1, [*KAFKA, *RULES, *SPARK]),
     ],
 )
 def test_what_a_worker_goes_on_with(number: int, order: list[str]) -> None:
     assert divide(number) == [order]
+
+
+def test_tests_that_share_a_fixture_are_of_one_worker() -> None:
+    """Else each worker would set it up that gets one of them: a broker, for most."""
+    files = sorted(Path(__file__).parents[1].glob("integration/test_*.py"))
+    shared = re.compile(r'scope="module"|def test_\w+\([^)]*\b(schema_registry|kafka_cluster)\b')
+    sharing = [path for path in files if shared.search(path.read_text(encoding="utf-8"))]
+    assert tuple(f"tests/integration/{path.name}" for path in sharing) == TOGETHER

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.unit.worker_parts import FixedNamespace, fail_for_good
+from tests.waiting import within
 
 from kafkamq.config import QueueConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError
@@ -34,7 +35,7 @@ def producer_of(sender: Sender) -> Producer:
 def test_what_a_client_held_that_failed_for_good_has_failed(sender: Sender) -> None:
     deliveries = [producer_of(sender).send(b"") for _ in range(2000)]
     fail_for_good(sender)
-    producer_of(sender).flush(30)
+    producer_of(sender).flush(within(30))
     for delivery in deliveries:
         with pytest.raises(BrokerError):
             delivery.result(0)
@@ -48,7 +49,7 @@ def test_sends_are_not_confirmed_while_their_client_is_swapped(
 
     def slow(client: Any, **known: Any) -> None:
         begun.set()
-        may_end.wait(10)
+        may_end.wait(within(10))
         end_producer(client, **known)
 
     monkeypatch.setattr("kafkamq.transport.producer.end_producer", slow)
@@ -56,13 +57,13 @@ def test_sends_are_not_confirmed_while_their_client_is_swapped(
     fail_for_good(sender)
     try:
         sender._must_renew = True
-        assert begun.wait(10)
+        assert begun.wait(within(10))
         with pytest.raises(DeadlineExceededError, match="confirming 1 sends"):
             producer_of(sender).flush(0.3)
         assert not delivery.done()
     finally:
         may_end.set()
-    producer_of(sender).flush(10)
+    producer_of(sender).flush(within(10))
     assert delivery.done()
 
 
@@ -89,8 +90,8 @@ def test_threads_send_while_the_client_fails_for_good(sender: Sender) -> None:
             stop.wait(0.01)
     stop.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(within(30))
     assert not failures
     fail_for_good(sender)
-    producer.flush(30)
+    producer.flush(within(30))
     assert all(delivery.done() for mine in deliveries for delivery in mine)

@@ -15,8 +15,8 @@ from confluent_kafka import Message
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.markers.rules.delivery import Carry, DueCause, Settle
-from kafkamq.markers.tracker import message_lookup, rereading, rewriting, settlement
-from kafkamq.markers.tracker.settlement import Settler, SettleReport, TransactionSize
+from kafkamq.markers.tracker import reading, settlement
+from kafkamq.markers.tracker.settlement import Settler, SettleReport, TransactionSize, WindowSize
 from kafkamq.markers.wire.markers import encode_end, encode_start
 from kafkamq.transport import follower
 from kafkamq.transport import record_reader as reader
@@ -117,11 +117,13 @@ class World:
 @pytest.fixture
 def settler(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Settler:
     world: World = request.getfixturevalue("world")
-    for module in (reader, message_lookup, rereading, rewriting, settlement):
+    for module in (reader, reading, settlement):
         monkeypatch.setattr(module, "time", world)
     monkeypatch.setattr(follower, "open_consumer", lambda *_: world)
     topic = TopicInfo("t", b"t" * 16, 8, 1, {})
-    monkeypatch.setattr(message_lookup.MessageLookup, "topic", lambda *_, **__: topic)
+    monkeypatch.setattr(reading.MessageLookup, "topic", lambda *_, **__: topic)
+    admin = SimpleNamespace(topic_id=lambda _: ID.topic_id, close=lambda: None)
+    monkeypatch.setattr(reading, "Admin", lambda *_, **__: admin)
     return Settler(ServiceConfig(bootstrap_servers="nowhere:1"), TrackerConfig())
 
 
@@ -187,10 +189,12 @@ def test_reasons_that_take_longer_than_a_settlement_may_are_read_a_few_at_a_time
     assert len(reports) > 1
 
 
-def test_rows_that_cost_nothing_are_one_transaction(settler: Settler, world: World) -> None:
+def test_rows_that_cost_nothing_are_few_transactions(settler: Settler, world: World) -> None:
+    """The first one is small, as nobody knows yet what goes through."""
     world.seek_s = 0.0
-    (report,) = settle_all(world, settler, sparse(4000), timeout_s=20.0)
-    assert (report.copies, report.transactions) == (4000, 1)
+    for most in (2, 1):
+        (report,) = settle_all(world, settler, sparse(4000), timeout_s=20.0)
+        assert (report.copies, report.transactions) == (4000, most)
 
 
 def test_one_row_that_costs_all_the_time_is_done(settler: Settler, world: World) -> None:
@@ -209,8 +213,6 @@ def test_a_message_by_reference_does_not_wait_for_the_next_start(
         ID, b"q", None, redeliver_after_ms=10_000, consumer_id="c", by_reference=True
     )
     monkeypatch.setattr(f"{__name__}.START", refers)
-    admin = SimpleNamespace(topic_id=lambda _: ID.topic_id)
-    monkeypatch.setattr(message_lookup, "Admin", lambda *_, **__: admin)
     rows: list[Settle | Carry] = [
         replace(row, message_id=replace(ID, offset=at * FAR + FAR // 2))
         for at, row in enumerate(sparse(3))
@@ -230,51 +232,79 @@ def test_a_slow_link_gets_transactions_that_it_can_carry(settler: Settler, world
         assert all(size < world.sizes[at][0] for size, _ in world.sizes[at + 1 : at + 11])
 
 
-def test_a_transaction_grows_again_when_ten_that_were_full_went_through() -> None:
-    size = TransactionSize(10_000_000)
+def test_a_transaction_takes_what_goes_through_in_a_third_of_the_time() -> None:
+    size = TransactionSize(16_000_000)
+    assert size.bytes == 1024 * 1024, "nobody knows yet what goes through"
+    size.committed(400_000, 0.001)
+    assert size.bytes == 1024 * 1024, "what is small says nothing"
+    size.committed(1_000_000, 0.05)
+    assert size.bytes == 4 * 1024 * 1024, "it grows in steps"
+    for _ in range(2):
+        size.committed(size.bytes, 0.5)
+    assert size.bytes == 16_000_000, "never more than is configured"
+    size.committed(16_000_000, 8.0)
+    assert size.bytes == pytest.approx(2_000_000 * 10 / 3, abs=1)
+    size.committed(6_000_000, 1000.0)
+    assert size.bytes == 64 * 1024, "there is always room for some"
+    assert TransactionSize(1000).bytes == 1000
+
+
+def test_a_transaction_that_failed_is_not_tried_again_before_ten_smaller_ones_went_through() -> (
+    None
+):
+    size = TransactionSize(16_000_000)
+    for _ in range(2):
+        size.committed(size.bytes, 0.1)
+    assert size.bytes == 16_000_000
     for _ in range(2):
         size.failed(8_000_000)  # twice, by two who had begun before the first one failed
     assert size.bytes == 4_000_000
-    size.failed(5_000_000)
-    assert size.bytes == 2_500_000
-    for seen, times in ((3_000_000, 9), (2_499_999, 20)):
-        for _ in range(times):
-            size.committed(seen)
-            assert size.bytes == 2_500_000
-        size.failed(5_100_000)  # the ones before do not count any more
-    for wanted in (5_000_000, 10_000_000, 10_000_000):
-        for _ in range(10):
-            size.committed(size.bytes)
-        assert size.bytes == wanted
+    for _ in range(9):
+        size.committed(size.bytes, 0.1)
+        size.committed(1000, 0.1)  # which says nothing
+        assert size.bytes == 7_999_999
+    size.committed(size.bytes, 0.1)
+    assert size.bytes == 7_999_999
+    size.committed(size.bytes, 0.1)
+    assert size.bytes == 16_000_000
     for _ in range(3):
         size.failed(100)
-    assert size.bytes == 10_000_000, "what is small did not fail for its size"
+    assert size.bytes == 16_000_000, "what is small did not fail for its size"
     for _ in range(3):
         size.failed(70_000)
-    assert size.bytes == 64 * 1024, "there is always room for some"
-    size = TransactionSize(1000)
-    size.failed(70_000)
-    assert size.bytes == 1000, "never more than is configured"
+    assert size.bytes == 64 * 1024
 
 
-def test_a_look_that_read_nothing_does_not_make_the_next_one_small() -> None:
-    window = message_lookup.ReadingWindow(10_000, 5.0)
-    window.took(256, 1.0)
-    rows = window.rows
-    window.took(0, 60.0)  # a partition did not answer
-    assert window.rows == rows
-    window.took(rows, 50.0)
-    assert window.rows == rows // 10
+def test_a_plan_that_ends_does_not_make_the_next_windows_small() -> None:
+    window = WindowSize(10_000)
+    window.read(1, 0.5)
+    assert window.rows(1 << 30) == 4096
+    window.read(4096, 5.0)
+    assert window.rows(1 << 30) == 819
+    window.written(819, 81_900)
+    assert window.rows(10_000) == 100
+    assert window.rows(1) == 1
 
 
 def test_reads_that_cost_the_same_for_many_rows_are_of_many_rows() -> None:
-    """Where each takes 0.3 s, one row at a time would be three a second."""
-    window = message_lookup.ReadingWindow(5000, 0.25)
+    """Where each takes two seconds, one row at a time would be one in two seconds."""
+    window = WindowSize(5000)
     for _ in range(20):
-        window.took(window.rows, 0.3)
-    assert window.rows == 16
-    window.took(1, 0.3)  # the last row of a plan
-    window.took(window.rows, 0.3)
-    assert window.rows == 16
-    window.took(16, 32.0)
-    assert window.rows == 2, "as many as can be read in time"
+        window.read(window.rows(1 << 30), 2.0)
+    assert window.rows(1 << 30) == 16
+    window.read(1, 2.0)  # the last row of a plan
+    for _ in range(3):
+        window.read(window.rows(1 << 30), 2.0)
+    assert window.rows(1 << 30) == 16
+    window.read(16, 32.0)
+    assert window.rows(1 << 30) == 2, "as many as can be read in time"
+
+
+def test_what_was_refused_is_found_by_halves() -> None:
+    window = WindowSize(5000)
+    window.refused(4096)
+    assert window.rows(1 << 30) == 2048
+    window.refused(1)
+    assert window.rows(1 << 30) == 1
+    window.written(1, 100)
+    assert window.rows(1 << 30) == 2, "it grows again while nothing is refused"

@@ -29,15 +29,19 @@ from kafkamq.markers.wire.markers import (
     decode_marker,
     encode_batch_start,
     encode_end,
+    encode_start,
     encode_tick,
 )
 from kafkamq.queue.topics import create_topics
 from kafkamq.queue.wire.headers import read_message_headers
+from kafkamq.queue.wire.partitions import key_partition
 from kafkamq.transport.admin import uuid_bytes
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
+from kafkamq.transport.memory.faults import UNKNOWN, Fault
 from kafkamq.transport.memory.log import LogRecord
 from kafkamq.transport.patience import Patience
+from kafkamq.transport.record import Place
 from kafkamq.transport.settings import producer_settings
 from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome, expand
 
@@ -49,8 +53,7 @@ TRACED = tuple(
     for name in (
         "tracker/settlement",
         "tracker/rewriting",
-        "tracker/rereading",
-        "tracker/message_lookup",
+        "tracker/reading",
         "tracker/ledger",
         "transport/transactions",
     )
@@ -155,12 +158,13 @@ class Logs:
         max_rows: int = 50_000,
         max_bytes: int = 1 << 24,
         timeout_s: float = 60.0,
+        waits: bool = False,
     ) -> Any:
         """All that is due, by an engine that starts now."""
         tracker = self.fold()
         ledger = Ledger(CONFIG, LedgerKey.of_markers(CONFIG, 0), engine="test", epoch=epoch)
         bounds = TrackerConfig(max_offsets_per_commit=max_rows, max_transaction_bytes=max_bytes)
-        settler = Settler(CONFIG, bounds, self.patience)
+        settler = Settler(CONFIG, bounds, self.patience, waits=waits)
         try:
             ledger.open()
             return settler.settle(
@@ -327,36 +331,113 @@ def test_messages_that_are_too_large_are_not_held_against_their_batch(logs: Logs
     assert logs.copies() == Counter(map(place, ids))
 
 
-def test_a_partition_that_cannot_be_read_holds_up_the_rest_and_loses_nothing(logs: Logs) -> None:
-    ids = logs.send(8)
+TO_FIRST, TO_SECOND = (
+    next(key for n in range(99) if key_partition(key := b"q\0%d" % n, PARTITIONS) == number)
+    for number in range(PARTITIONS)
+)
+"""Keys of messages whose copies go to partition 0, and to partition 1."""
+
+
+def awaited(report: SettleReport) -> list[MessageId]:
+    return [one.message_id for one in each_message(report.awaited)]
+
+
+@pytest.mark.parametrize("what", ["partition", "end", "topic id"])
+def test_what_cannot_be_read_holds_up_nothing_else_and_is_not_lost(logs: Logs, what: str) -> None:
+    """R18: a log without a leader, or that another one knows less of; or a topic made anew."""
+    ids = logs.send(8, key=TO_FIRST)
+    unknown = [replace(ids[0], topic_id=b"another topic!!!", offset=offset) for offset in (0, 5)]
+    logs.start(ids)
+    logs.patience = Patience(30.0)
+    records = logs.cluster.topics[CONFIG.message_topic].partitions[1].records
+    hidden: list[MessageId] = []
+    if what == "partition":
+        logs.cluster.faults.offline.add((CONFIG.message_topic, 1))
+        hidden = [one for one in ids if one.partition == 1]
+    elif what == "end":
+        tail = records.pop()
+        hidden = [ids[-1]]
+    else:
+        logs.start(unknown)
+        hidden = unknown
+    logs.pass_time()
+    report = logs.settle(timeout_s=0.6)
+    assert awaited(report) == hidden
+    assert logs.copies() == Counter(place(one) for one in ids if one not in hidden)
+    assert report.copies == len(set(ids) - set(hidden))
+    if what == "partition":
+        logs.cluster.faults.offline.clear()
+    elif what == "end":
+        records.append(tail)
+    else:
+        logs.patience = Patience(-1.0)
+    logs.settle(2)
+    assert logs.copies() == Counter(map(place, ids))
+    assert len(logs.letters()) == (2 if what == "topic id" else 0)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_cannot_be_written_holds_up_nothing_else(logs: Logs, waits: bool) -> None:
+    """R32: copies go where there is a leader; where their key allows it, they are awaited."""
+
+    def send_to_first(count: int, key: bytes) -> list[MessageId]:
+        return [one for one in logs.send(2 * count, key=key) if one.partition == 0]
+
+    free = [*send_to_first(20, b"q"), *send_to_first(4, TO_FIRST)]
+    bound = send_to_first(4, TO_SECOND)
+    logs.start([*free[:10], *bound[:3], *free[10:]])
+    one = encode_start(bound[3], TO_SECOND, b"x", redeliver_after_ms=1000, consumer_id="c")
+    logs.mark(one)
+    logs.pass_time()
+    logs.cluster.faults.offline.add((CONFIG.message_topic, 1))
+    report = logs.settle(timeout_s=0.6, waits=waits)
+    hidden = awaited(report) + [each.message_id for each in each_message(report.left)]
+    assert set(bound) <= set(hidden)
+    assert waits or hidden == bound
+    assert logs.copies() == Counter(place(one) for one in free if one not in hidden)
+    logs.cluster.faults.offline.clear()
+    logs.settle(2)
+    assert logs.copies() == Counter(map(place, free + bound))
+
+
+def test_an_owner_that_cannot_ask_again_waits_for_what_is_awaited(logs: Logs) -> None:
+    """R32: what stands before it is settled."""
+    ids = logs.send(8, key=TO_FIRST)
     logs.start(ids)
     logs.pass_time()
     logs.cluster.faults.offline.add((CONFIG.message_topic, 1))
+    report = logs.settle(timeout_s=0.6, waits=True)
+    there, hidden = ([one for one in ids if one.partition == number] for number in (0, 1))
+    assert [one.message_id for one in each_message(report.left)] == hidden
     with pytest.raises(SettlementError) as caught:
-        logs.settle(timeout_s=0.6)
-    left = {one.message_id for one in each_message(caught.value.actions)}
-    assert left == set(ids), "they are asked again"
-    assert not logs.copies()
+        logs.settle(2, timeout_s=0.6, waits=True)
+    assert [one.message_id for one in each_message(caught.value.actions)] == hidden
+    assert logs.copies() == Counter(map(place, there))
     logs.cluster.faults.offline.clear()
-    logs.settle(2)
+    assert not logs.settle(3, waits=True).awaited
     assert logs.copies() == Counter(map(place, ids))
     assert not logs.letters()
 
 
-def test_a_log_that_ends_early_for_a_while_holds_up_the_rest_and_loses_nothing(logs: Logs) -> None:
-    """R18: another leader knows less of it for longer than a few seconds."""
-    ids = logs.send(8)
-    logs.start(ids)
-    logs.pass_time()
+def test_what_is_awaited_is_asked_again_when_a_later_transaction_is_aborted(logs: Logs) -> None:
+    """Of rows that were skipped before it, none may be named twice, and none forgotten."""
+    first, second = logs.send(2), logs.send(2)
+    hidden = replace(first[0], partition=9)
+    for one in (first[0], hidden, first[1], *second):
+        logs.start([one])
     logs.patience = Patience(30.0)
-    records = logs.cluster.topics[CONFIG.message_topic].partitions[1].records
-    tail = records.pop()
-    with pytest.raises(SettlementError):
-        logs.settle(timeout_s=0.5)
-    records.append(tail)
-    logs.settle(2)
-    assert logs.copies() == Counter(map(place, ids))
-    assert not logs.letters()
+    logs.pass_time()
+    fates = iter([None, Fault(error=UNKNOWN)])  # of copies
+
+    def plan(kind: str, _: object, where: Place | None) -> Fault | None:
+        is_copy = kind == "produce" and where is not None and where[0] == CONFIG.message_topic
+        return next(fates, None) if is_copy else None
+
+    logs.cluster.faults.plan = plan
+    report = logs.settle(max_rows=2)
+    assert next(fates, "all were used") == "all were used"
+    assert awaited(report) == [hidden]
+    assert logs.copies() == Counter(map(place, [*first, *second]))
 
 
 def killed(logs: Logs, at: int) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from tests.waiting import within
 
 from kafkamq import BrokerError
 from kafkamq.share import member as share_member
@@ -83,10 +84,10 @@ def run(
     monkeypatch.setattr(share_member, "AGAIN_S", 0.01)
     member = Member({}, "topic", owner, number=0)
     member.start()
-    assert owner.changed.wait(30)
+    assert owner.changed.wait(within(30))
     member.stop()
     member.leave()
-    assert member.join(30)
+    assert member.join(within(30))
     assert client.was_closed
     return owner, client
 

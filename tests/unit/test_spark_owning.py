@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
+from tests.waiting import within
 
 from kafkamq.errors import StateError
 from kafkamq.spark.tracker import owners as owning
@@ -108,7 +109,7 @@ def test_an_owner_that_does_not_answer_is_not_waited_for(
     goes_on = threading.Event()
 
     def hang(slot: int, request: object) -> object:
-        return goes_on.wait(60.0) if request == "hang" else None
+        return goes_on.wait(within(60.0)) if request == "hang" else None
 
     stuck, other = Owners(name, hang), Slots(name)
     stuck.run(0, "first")
@@ -121,7 +122,7 @@ def test_an_owner_that_does_not_answer_is_not_waited_for(
 def test_a_slot_does_one_thing_at_a_time() -> None:
     name = uuid.uuid4().hex
     running, most = [0], [0]
-    both = threading.Barrier(2, timeout=30.0)
+    both = threading.Barrier(2, timeout=within(30.0))
 
     def perform(slot: int, request: object) -> object:
         running[0] += 1
@@ -143,7 +144,7 @@ def test_a_slot_does_one_thing_at_a_time() -> None:
     both.wait()
     for _ in range(200):
         owner.run(0, None)
-    thread.join(30.0)
+    thread.join(within(30.0))
     assert most == [1]
     owner.close()
     other.close()
@@ -166,7 +167,7 @@ def test_what_is_to_be_done_soon_is_done_in_one_thread() -> None:
 
     def perform(slot: int, request: object) -> object:
         running.set()
-        assert may_go_on.wait(30.0)
+        assert may_go_on.wait(within(30.0))
         done.release()
         if request == 0:
             raise ZeroDivisionError("a bug")
@@ -175,9 +176,9 @@ def test_what_is_to_be_done_soon_is_done_in_one_thread() -> None:
     owners = Owners(uuid.uuid4().hex, perform)
     for number in range(1000):
         owners.soon(number % 4, number)
-    assert running.wait(30.0)
+    assert running.wait(within(30.0))
     most = threading.active_count()
     may_go_on.set()
-    assert all(done.acquire(timeout=30.0) for _ in range(1000))
+    assert all(done.acquire(timeout=within(30.0)) for _ in range(1000))
     assert most <= before + 1
     owners.close()

@@ -123,7 +123,7 @@ def test_a_new_process_writes_the_position_of_its_first_batch(
 ) -> None:
     """Where batches are rare, each one has new processes: Spark ends those that rest."""
     log = Committed()
-    monkeypatch.setattr(slot_settler, "Settler", lambda *_: log)
+    monkeypatch.setattr(slot_settler, "Settler", lambda *_, **__: log)
 
     def settle(settler: SlotSettler, batch: int) -> None:
         position = 10 * batch
@@ -200,7 +200,7 @@ def test_a_process_keeps_few_of_its_ledgers_open(monkeypatch: pytest.MonkeyPatch
 
 def test_a_partition_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Committed()
-    monkeypatch.setattr(slot_settler, "Settler", lambda *_: log)
+    monkeypatch.setattr(slot_settler, "Settler", lambda *_, **__: log)
     settler = SlotSettler(settings("a"), log, log)  # type: ignore[arg-type]  # in place of both
     assert [settler.wants_preparing(number) for number in (1, 2, 1, 2)] == [
         True,

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 from confluent_kafka import KafkaError
+from tests.waiting import within
 
 from kafkamq import BrokerError
 from kafkamq.errors import KafkaMQError
@@ -63,7 +64,7 @@ def test_refusals_are_met_by_waiting_and_size_by_less(sender: type[Sender]) -> N
         BrokerError("too large here", code="MSG_SIZE_TOO_LARGE"),
     ]
     writer = SureWriter(Sender, "a letter")  # type: ignore[arg-type]
-    writer.write(form).last.result(30)
+    writer.write(form).last.result(within(30))
     assert sender.written == [b"2"]
     writer.close(1.0)
 
@@ -86,7 +87,7 @@ def test_a_record_that_cannot_be_made_holds_up_no_other(sender: type[Sender]) ->
 
     writer = SureWriter(Sender, "a letter")  # type: ignore[arg-type]
     failed, fine = writer.write(broken), writer.write(form)
-    fine.last.result(30)
+    fine.last.result(within(30))
     assert not failed.last.done()
     writer.close(0.05)
     with pytest.raises(KafkaMQError, match="surrogates not allowed"):
@@ -96,12 +97,12 @@ def test_a_record_that_cannot_be_made_holds_up_no_other(sender: type[Sender]) ->
 def test_a_write_waits_for_nothing(sender: type[Sender], monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for a connection either: it is called on event loops."""
     connecting: Future[None] = Future()
-    monkeypatch.setattr(Sender, "check", lambda *_: connecting.result(30))
+    monkeypatch.setattr(Sender, "check", lambda *_: connecting.result(within(30)))
     writer = SureWriter(Sender, "a letter")  # type: ignore[arg-type]
     written = writer.write(form)
     assert not written.last.done()
     connecting.set_result(None)
-    written.last.result(30)
+    written.last.result(within(30))
     writer.close(1.0)
 
 
@@ -112,9 +113,9 @@ def test_the_first_answer_is_told_whatever_comes_later(sender: type[Sender]) -> 
     writer = SureWriter(Sender, "a letter")  # type: ignore[arg-type]
     written = writer.write(form)
     with pytest.raises(BrokerError, match="TOPIC_AUTHORIZATION_FAILED"):
-        written.first.result(30)
-    written.last.result(30)
+        written.first.result(within(30))
+    written.last.result(within(30))
     other = writer.write(form)
-    other.first.result(30)
+    other.first.result(within(30))
     assert other.last.done()
     writer.close(1.0)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.waiting import within
 
 EXTRAS = ("typer", "rich", "pydantic", "pydantic_settings", "zstandard", "prometheus_client")
 EXTRAS += ("pyspark", "pandas", "pyarrow", "numpy", "opentelemetry")
@@ -21,7 +22,7 @@ sys.meta_path.insert(0, Missing())
 
 def ran(code: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=within(60), check=False)
 
 
 def test_importing_the_package_loads_no_other() -> None:

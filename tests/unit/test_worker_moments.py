@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.unit.shelf import Batch, Shelf
 from tests.unit.test_hanging import state_of
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq import ConfigError, Message, Worker, aio
 from kafkamq.queue.consumer import Consumer
@@ -33,7 +33,7 @@ class Opening:
 
     def open_consumer(self, *arguments: Any) -> Consumer:
         self.begun.set()
-        self.gate.wait(60)
+        self.gate.wait(within(60))
         consumer: Any = self._service.open_consumer(*arguments)
         receive_many: Callable[..., list[Message]] = consumer.receive_many
 
@@ -98,14 +98,14 @@ def test_who_stops_a_second_time_waits_for_the_first() -> None:
     queue.producer().send(b"x")
     worker = Worker(service, drain=30, telemetry=False)
     worker.start()
-    assert begun.wait(30)
+    assert begun.wait(within(30))
     first = threading.Thread(target=worker.stop)
     first.start()
     wait_until(lambda: worker.is_stopping)
     time.sleep(0.05)
     worker.stop()
     assert ended.is_set()
-    first.join(30)
+    first.join(within(30))
     assert (worker.handled, service.dead_letters()) == (1, [])
 
 
@@ -145,7 +145,7 @@ def test_a_coroutine_with_a_time_limit_may_clean_up_at_the_end() -> None:
     queue.producer().send(b"x")
     worker = Worker(service, drain=0.05, telemetry=False)
     worker.start()
-    assert begun.wait(30)
+    assert begun.wait(within(30))
     worker.stop()
     assert cleaned.is_set()
 
@@ -176,7 +176,7 @@ class _Watched(Slot[Any]):
         found = self.began_s
         if time.monotonic() - found > 0.2 and not self.may_end.is_set():
             self.may_end.set()
-            self.is_next.wait(10)
+            self.is_next.wait(within(10))
         return found
 
     @claimed_s.setter
@@ -193,7 +193,7 @@ def test_who_ends_just_in_time_leaves_its_time_to_nobody() -> None:
 
     def handle(name: str) -> str:
         if name == "slow":
-            slot.may_end.wait(10)
+            slot.may_end.wait(within(10))
         else:
             slot.is_next.set()
             time.sleep(0.05)

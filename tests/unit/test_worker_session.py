@@ -14,6 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 from confluent_kafka import KafkaError
+from tests.waiting import deadline_after, within
 
 from kafkamq import Consumer, Message, Service
 from kafkamq.config import QueueConfig, ServiceConfig
@@ -48,7 +49,7 @@ def sessions(service: Service, queue_id: str, timeout_s: float = 30.0) -> list[f
     """Of the members of a queue's group, in seconds."""
     groups = cluster_of(service.config.bootstrap_servers).groups.groups
     group_id = group_of(service.config, queue_id)
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = deadline_after(timeout_s)
     while time.monotonic() < deadline_s:
         members = groups[group_id].members.values() if group_id in groups else ()
         if members:
@@ -192,7 +193,7 @@ def markers(service: Service) -> list[Marker]:
 
 
 def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = deadline_after(timeout_s)
     while not condition():
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
@@ -222,12 +223,12 @@ def test_what_a_dead_worker_had_started_is_not_handed_out_beside_its_copy(name: 
         faults = cluster_of(service.config.bootstrap_servers).faults
         queue = service.queue("q", redelivery_timeout=0.5)
         producer = queue.producer()
-        producer.send(b"first").result(30)
+        producer.send(b"first").result(within(30))
         dying = queue.consumer()
         receive(dying).ack(wait=True)
         faults.plan = lambda kind, *_: refused if kind == "commit" else None
         for payload in (b"0", b"1", b"2"):
-            producer.send(payload).result(30)
+            producer.send(payload).result(within(30))
         until(lambda: dying.receive(0.1) or started(service) == 4)
         dying.close()
         faults.plan = None
@@ -250,21 +251,22 @@ def test_a_dead_workers_message_that_the_next_one_starts_too_late_is_not_handed_
     name: str,
 ) -> None:
     """It got the partition in time, and was busy with other messages until the leases had ended."""
+    lease_s = within(2.0)  # the successor renews its own in time
     refused = Fault(error=KafkaError(KafkaError.REBALANCE_IN_PROGRESS))
     with Service(f"memory://{name}", "n") as service:
         service.create_topics(partitions=1, marker_partitions=1)
         faults = cluster_of(service.config.bootstrap_servers).faults
         producer = service.queue("q").producer()
-        producer.send(b"first").result(30)
-        dying = service.queue("q", redelivery_timeout=2.0).consumer()
+        producer.send(b"first").result(within(30))
+        dying = service.queue("q", redelivery_timeout=lease_s).consumer()
         receive(dying).ack(wait=True)
         faults.plan = lambda kind, *_: refused if kind == "commit" else None
         for number in range(4):
-            producer.send(b"%d" % number).result(30)
+            producer.send(b"%d" % number).result(within(30))
         until(lambda: dying.receive(0.1) or started(service) == 5)
         dying.close()
         faults.plan = None
-        queue = service.queue("q", redelivery_timeout=2.0, receive_buffer=1)
+        queue = service.queue("q", redelivery_timeout=lease_s, receive_buffer=1)
         with LocalTracker(service.config).in_thread(), queue.consumer() as successor:
             messages = [receive(successor)]
             until(lambda: redelivered(service) >= 2)
@@ -293,7 +295,7 @@ def test_a_look_that_failed_is_not_repeated_at_once_and_what_is_polled_is_handed
         producer = service.queue("q").producer()
         with service.queue("q").consumer() as consumer:
             for number in range(3):
-                producer.send(b"%d" % number).result(30)
+                producer.send(b"%d" % number).result(within(30))
                 receive(consumer).ack()
     assert len(looks) == 1
 
@@ -311,7 +313,7 @@ def test_looks_that_fail_are_given_up_in_the_end(
         service.create_topics(partitions=1, marker_partitions=1)
         producer = service.queue("q").producer()
         for _ in range(1000):
-            producer.send(b"x").result(30)
+            producer.send(b"x").result(within(30))
         with service.queue("q").consumer() as consumer:
             for _ in range(10):
                 until(lambda: [each.ack() for each in consumer.receive_many(100, 0.1)])
@@ -353,7 +355,7 @@ def test_a_recreated_topic_is_read_from_its_start_though_nobody_receives(name: s
         service.create_topics(partitions=1, marker_partitions=1)
         other = service.queue("other").producer()
         for _ in range(200):
-            other.send(b"x").result(30)
+            other.send(b"x").result(within(30))
         place = service.config.message_topic, 0
         GroupOffsets(service.config, group_of(service.config, "q")).commit({place: 50})
         with service.queue("q").consumer() as consumer:

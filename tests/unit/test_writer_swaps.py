@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Message as Record
 from tests.unit.worker_parts import Parts, deliver, fail_for_good, record, starts_of
+from tests.waiting import within
 
 from kafkamq.errors import BrokerError, DeadlineExceededError
 from kafkamq.markers.marker_producer import MarkerWriter
@@ -29,7 +30,7 @@ class _Slow(logging.Handler):
     def emit(self, line: logging.LogRecord) -> None:
         if "recreated" in line.getMessage():
             self.begun.set()
-            self.may_end.wait(5)
+            self.may_end.wait(within(5))
 
 
 @contextmanager
@@ -41,16 +42,16 @@ def swapped_by_another_thread(writer: MarkerWriter) -> Iterator[None]:
 
     def meet() -> None:
         with suppress(BrokerError):  # raised if it still held a marker
-            writer.flush(5.0)
+            writer.flush(within(5.0))
 
     thread = threading.Thread(target=meet)
     thread.start()
     try:
-        assert slow.begun.wait(10)
+        assert slow.begun.wait(within(10))
         yield
     finally:
         slow.may_end.set()
-        thread.join(10)
+        thread.join(within(10))
         log.removeHandler(slow)
 
 
@@ -147,7 +148,7 @@ def test_a_batch_waits_for_its_own_reports_alone() -> None:
     waits = threading.Thread(target=lambda: done.append(parts.starter.wait(60.0)))
     waits.daemon = True
     waits.start()
-    waits.join(10)
+    waits.join(within(10))
     assert done == [None]
     assert not parts.see()
     assert parts.commit() == [(0, 5)]
@@ -225,7 +226,7 @@ def test_each_marker_has_one_outcome_however_often_its_client_is_swapped() -> No
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(100)
+        thread.join(within(100))
     writer.close()  # what is left is reported as failed
     assert not trouble.raised
     outcomes = Counter([*trouble.refused, *(each.value() or b"" for each in trouble.reported)])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Message as Record
@@ -18,7 +20,6 @@ from kafkamq.markers.state import ConsumerState
 from kafkamq.queue.namespace import NamespaceFacts
 from kafkamq.queue.rules.broker_time import BrokerClock
 from kafkamq.transport.clock import monotonic_ms
-from kafkamq.transport.exact_commits import _handle_of, _library_path
 from kafkamq.transport.producer import IdempotentProducer
 
 LOG_APPEND_TIME = 2
@@ -128,22 +129,20 @@ def starts_of(step: Step) -> list[Start]:
 def deliver(*starts: Start, log_ms: int = 5000, offset: int = -1) -> None:
     """They are in the log, by Kafka's reports."""
     for each in starts:
-        more = {"offset": offset} if offset >= 0 else {}
-        each.reported(None, Record(timestamp=(LOG_APPEND_TIME, log_ms), **more))  # type: ignore[arg-type]
+        more: dict[str, Any] = {"offset": offset} if offset >= 0 else {}
+        each.reported(None, Record(timestamp=(LOG_APPEND_TIME, log_ms), **more))
 
 
 def fail_for_good(writer: IdempotentProducer) -> None:
     """A fatal error in its client, as librdkafka's own tests make it."""
+    maps = Path("/proc/self/maps").read_text()
+    (path,) = set(re.findall(r"/\S*librdkafka\S*$", maps, re.MULTILINE))
     # With the GIL: it is not done with the client when other threads hear of the error and end it.
-    library: Any = ctypes.PyDLL(_library_path())
-    raised = library.rd_kafka_test_fatal_error
+    library: Any = ctypes.PyDLL(path)
+    raised, name = library.rd_kafka_test_fatal_error, library.rd_kafka_name
     raised.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
-    client_id = str(writer._settings["client.id"])
-
-    class _Name:
-        name = staticmethod(library.rd_kafka_name)
-
-    _Name.name.restype = ctypes.c_char_p
-    _Name.name.argtypes = (ctypes.c_void_p,)
-    handle = _handle_of(writer._client, client_id, _Name)  # type: ignore[arg-type]
+    name.argtypes, name.restype = (ctypes.c_void_p,), ctypes.c_char_p
+    # The client's handle is the first field behind the Python object's head.
+    handle = ctypes.c_void_p.from_address(id(writer._client) + object.__basicsize__).value
+    assert name(handle).startswith(str(writer._settings["client.id"]).encode() + b"#")
     raised(handle, _OUT_OF_ORDER, b"made by a test, pid %d" % os.getpid())

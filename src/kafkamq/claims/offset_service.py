@@ -26,9 +26,8 @@ from kafkamq.claims.session import ClaimSession, Fence
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import KafkaMQError
 from kafkamq.transport.admin import Admin
+from kafkamq.transport.commits import GroupOffsets
 from kafkamq.transport.errors import is_retriable
-from kafkamq.transport.group_consumer import GroupOffsets
-from kafkamq.transport.offset_commits import commit_offsets
 
 _log = logging.getLogger(__name__)
 _TIMEOUT_S = 10.0
@@ -239,7 +238,7 @@ class GroupOffsetService:
         done: set[tuple[str, int]] = set()
         try:
             if wanted:
-                done = wanted.keys() - commit_offsets(self._client.client, wanted).keys()
+                done = wanted.keys() - self._client.commit_each(wanted).keys()
         except Exception as error:  # noqa: BLE001 - as above
             self._say(jobs[0][0], str(error))
         for session, write in jobs:

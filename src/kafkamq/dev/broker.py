@@ -203,7 +203,13 @@ class LocalKafka:
         return self
 
     def stop(self) -> None:
-        """Stops the broker cleanly and removes a temporary folder; does nothing when stopped."""
+        """Stops the broker, cleanly where its folder stays, and removes a temporary one.
+
+        Does nothing when it is stopped.
+        """
+        # Data that is thrown away needs no clean stop, which takes seconds for many partitions.
+        if not self._keep and self._process is not None:
+            self._process.kill()
         try:
             self._end_process()
         finally:

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from kafkamq.errors import KafkaMQError
-from kafkamq.transport.group_consumer import GroupOffsets
+from kafkamq.transport.commits import GroupOffsets
 
 Answer = TypeVar("Answer")
 Question = Callable[["Helper"], Answer]

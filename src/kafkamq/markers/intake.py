@@ -15,7 +15,6 @@ from itertools import chain
 
 from kafkamq.errors import KafkaMQError
 from kafkamq.markers.ack_writer import AckWriter
-from kafkamq.markers.commits import PendingCommit
 from kafkamq.markers.helper import Helper
 from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.reader import MessageReader
@@ -28,8 +27,8 @@ from kafkamq.metrics.health import health
 from kafkamq.queue.names import group_of_workers
 from kafkamq.queue.namespace import IDENTITY_AGE_S
 from kafkamq.transport.clock import monotonic_ms
+from kafkamq.transport.commits import GroupOffsets, PendingCommit
 from kafkamq.transport.errors import broker_error, is_retriable
-from kafkamq.transport.group_consumer import GroupOffsets
 
 MAX_GATHERED = 1000  # messages for which a transaction waits no longer
 GATHER_MS = 50  # so long it waits for them

@@ -25,14 +25,8 @@ class MarkerWriter(IdempotentProducer):
         config = namespace.config
         self.topic = config.marker_topic
         self._served_ms = 0
-        largest = namespace.facts().max_marker_bytes
         settings = marker_settings(
-            config,
-            **{
-                "message.max.bytes": max(1_000_000, largest + 65_536),
-                "queue.buffering.max.messages": MAX_QUEUED,
-                "linger.ms": LINGER_MS,
-            },
+            config, queue_buffering_max_messages=MAX_QUEUED, linger_ms=LINGER_MS
         )
         super().__init__(config, settings)
 

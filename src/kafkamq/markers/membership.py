@@ -16,8 +16,8 @@ from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import KafkaMQError
 from kafkamq.queue.names import group_of_workers
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.follower import OnCommit
 from kafkamq.transport.group_consumer import COOPERATIVE, GroupConsumer, Owner
+from kafkamq.transport.settings import is_new_protocol
 
 MAX_POLL_INTERVAL_MS = 300_000  # Kafka's default
 MIN_SESSION_MS = 6_000
@@ -36,9 +36,7 @@ _BEATS = 3  # heartbeats in a session: one that is late must not cost the member
 _log = logging.getLogger(__name__)
 
 
-def open_member(
-    config: ServiceConfig, queue: QueueConfig, owner: Owner, on_commit: OnCommit
-) -> GroupConsumer:
+def open_member(config: ServiceConfig, queue: QueueConfig, owner: Owner) -> GroupConsumer:
     """A member of the queue's group that reads its messages' topic."""
     return GroupConsumer(
         config,
@@ -48,7 +46,6 @@ def open_member(
         # A group that others named may have members of other clients, which all know "range".
         strategy="range" if queue.group_id else COOPERATIVE,
         session_ms=session_ms_for(queue.redelivery_timeout_ms),
-        on_commit=on_commit,
         socket_timeout_ms=10_000,
         enable_partition_eof=True,  # a transaction's last record is seen by nothing else
     )
@@ -83,7 +80,7 @@ def broker_session_problems(
     config: ServiceConfig, broker: Mapping[str, str], redelivery_timeout_ms: int
 ) -> list[str]:
     """What a broker's settings do to the sessions of workers with this redelivery timeout."""
-    if is_of_brokers(config):
+    if is_new_protocol(config.kafka):
         least_ms, name = _least(broker)
         end = "on the brokers: a worker sets its group's session as low as that"
         problem = _problem(name, least_ms, redelivery_timeout_ms, end)
@@ -119,11 +116,6 @@ def _least(broker: Mapping[str, str]) -> tuple[int, str]:
     )
 
 
-def is_of_brokers(config: ServiceConfig) -> bool:
-    """Whether the session is a setting of the brokers and of the group, not of its members."""
-    return str(config.kafka.get("group.protocol", "")).lower() == "consumer"
-
-
 def check_session(config: ServiceConfig, queue: QueueConfig) -> None:
     """Warn of a session that is too long; one that is the group's is made shorter, if possible.
 
@@ -132,7 +124,7 @@ def check_session(config: ServiceConfig, queue: QueueConfig) -> None:
     """
     if queue.exactly_once or queue.is_at_most_once:
         return
-    if is_of_brokers(config):
+    if is_new_protocol(config.kafka):
         threading.Thread(
             target=shorten_session, args=(config, queue), name="kafkamq-session", daemon=True
         ).start()

@@ -20,8 +20,8 @@ from kafkamq.queue.names import group_of
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.errors import Meaning, meaning
+from kafkamq.transport.log_reader import scan
 from kafkamq.transport.record import Record
-from kafkamq.transport.scan import scan
 
 MAX_SCANNED = 100_000
 TIMEOUT_S = 10.0

@@ -64,7 +64,15 @@ class MarkersProducer(Producer):
             raise ConfigError(f"delay is {delay_ms / 1000:g} s: ten years at most")
         facts = self._namespace.facts()
         topic = self._namespace.config.marker_topic
-        value = encode_schedule(key or b"", payload, redeliver_after_ms=delay_ms, headers=headers)
+        try:
+            value = encode_schedule(
+                key or b"", payload, redeliver_after_ms=delay_ms, headers=headers
+            )
+        except WireError as error:
+            raise ConfigError(
+                f"the delayed message cannot be written: {error}; send a reference to the data"
+                " instead"
+            ) from error
         if len(value) > facts.max_marker_bytes:
             raise ConfigError(
                 f"the delayed message has {len(value)} bytes as a marker: {topic} takes "

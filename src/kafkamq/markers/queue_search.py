@@ -10,8 +10,8 @@ from kafkamq.errors import WireError
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.transport.admin import Admin
+from kafkamq.transport.log_reader import scan
 from kafkamq.transport.record import Record
-from kafkamq.transport.scan import scan
 
 MAX_READ = 100_000  # records of a topic; more: nobody is told anything
 _TIMEOUT_S = 10.0

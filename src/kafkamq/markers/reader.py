@@ -11,7 +11,6 @@ from time import monotonic
 from typing import Protocol, cast
 
 from kafkamq.errors import BrokerError, KafkaMQError
-from kafkamq.markers.commits import Commits, PendingCommit
 from kafkamq.markers.data_loss import report_loss
 from kafkamq.markers.helper import Helper
 from kafkamq.markers.membership import max_idle_ms, open_member
@@ -24,6 +23,7 @@ from kafkamq.markers.state import ConsumerState
 from kafkamq.queue.names import group_of, group_of_workers
 from kafkamq.queue.wire.headers import ID
 from kafkamq.transport.clock import monotonic_ms
+from kafkamq.transport.commits import PendingCommit
 from kafkamq.transport.errors import is_retriable
 from kafkamq.transport.group_consumer import COMMITTED
 from kafkamq.transport.record import LOG_APPEND_TIME, Place, Record, take_only
@@ -126,8 +126,8 @@ class MessageReader:
         self.max_idle_ms = max_idle_ms(self.group.settings)
 
     def _connect(self) -> None:
-        self._owner, self._commits = _Owner(self), Commits()
-        self.group = open_member(self._config, self._queue, self._owner, self._commits)
+        self._owner = _Owner(self)
+        self.group = open_member(self._config, self._queue, self._owner)
         self.group.join()
 
     # Reading.
@@ -467,7 +467,7 @@ class MessageReader:
 
     def begin_commit(self, offsets: Mapping[int, int]) -> PendingCommit:
         """Commit these; a later ``poll`` has the answer."""
-        return self._commits.begin(self.group.client, self._at(offsets))
+        return self.group.begin(self._at(offsets))
 
     def seek(self, offsets: Mapping[int, int]) -> None:
         """Read again from there (R5)."""

@@ -23,6 +23,7 @@ from kafkamq.parallel.stats import Stats
 from kafkamq.parallel.wire import offsets as offset_maps
 from kafkamq.parallel.work_queue import ParallelWorkQueue
 from kafkamq.runtime.inside import enter
+from kafkamq.transport.commits import CommitTurns, OffsetCommit
 from kafkamq.transport.errors import (
     KafkaException,
     Meaning,
@@ -31,7 +32,6 @@ from kafkamq.transport.errors import (
     kafka_error,
     meaning,
 )
-from kafkamq.transport.exact_commits import ExactCommits, OffsetCommit
 
 _TURN_S = 0.02  # who waits for a commit looks so often whether its thread must make it
 _SOON_S = 0.05  # until the next commit, while a map is too long
@@ -75,9 +75,8 @@ def plan_commits(
     limits: FlowLimits,
     *,
     with_maps: bool,
-    is_exact: bool = True,
 ) -> Plan:
-    """What there is to commit now; ``is_exact`` as ``wire.offsets.encode`` has it."""
+    """What there is to commit now."""
     with work_queue.lock:
         wanted = [
             (assignment, assignment.partition.tracker.progress())
@@ -93,13 +92,12 @@ def plan_commits(
                 progress.committable_offset,
                 progress.highest_succeeded,
                 progress.incompletes,
-                is_exact=is_exact,
             )
         verdict = assignment.flow.judge_map(len(metadata), progress)
         if not verdict.is_written:
             stats.maps_cut += 1
             whole = len(metadata)
-            metadata, end = _cut(progress, whole, limits, is_exact=is_exact)
+            metadata, end = _cut(progress, whole, limits)
             if not assignment.is_cut:  # such commits follow each other quickly
                 _log.warning(
                     "an offset map is too long and is cut: after a restart what is done beyond its"
@@ -118,9 +116,7 @@ def plan_commits(
     return plan
 
 
-def _cut(
-    progress: Progress, chars: int, limits: FlowLimits, *, is_exact: bool = True
-) -> tuple[str, int]:
+def _cut(progress: Progress, chars: int, limits: FlowLimits) -> tuple[str, int]:
     """The map of as much of the progress as may be committed, and the last offset in it."""
     base, end = progress.committable_offset, progress.highest_succeeded
     while end >= base:
@@ -130,7 +126,7 @@ def _cut(
         )
         metadata = ""
         if end >= base:
-            metadata = offset_maps.encode(base, end, progress.incompletes, is_exact=is_exact)
+            metadata = offset_maps.encode(base, end, progress.incompletes)
         chars = len(metadata)
         if chars <= limits.max_map_chars:
             return metadata, end
@@ -144,7 +140,7 @@ class Committer:
         self,
         config: ParallelConfig,
         work_queue: ParallelWorkQueue,
-        commits: ExactCommits,
+        commits: CommitTurns,
         assignments: Callable[[], list[Assignment]],
         stats: Stats,
         fail: Callable[[BaseException], None],
@@ -297,7 +293,6 @@ class Committer:
             self._stats,
             self._config.limits,
             with_maps=self._with_maps,
-            is_exact=self._commits.is_exact,
         )
 
     def _failed(self, error: KafkaException) -> None:

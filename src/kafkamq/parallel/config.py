@@ -117,7 +117,6 @@ class ParallelConfig:
     start: str = "earliest"  # of a group without commits: or "latest", or "none" (an error)
     on_data_loss: str = "raise"  # or "skip"
     on_foreign_metadata: str = "ignore"  # invalidOffsetMetadataPolicy: or "raise"
-    exact_metadata: bool = False  # commit metadata byte for byte, out of librdkafka's memory
     hooks: Hooks = field(default_factory=Hooks)
 
     def __post_init__(self) -> None:
@@ -153,11 +152,6 @@ class ParallelConfig:
         choice("start", self.start, ("earliest", "latest", "none"))
         choice("on_data_loss", self.on_data_loss, ("raise", "skip"))
         choice("on_foreign_metadata", self.on_foreign_metadata, ("ignore", "raise"))
-        if self.on_foreign_metadata == "raise" and not self.exact_metadata:
-            raise ConfigError(
-                "on_foreign_metadata='raise' needs exact_metadata=True: without it what a group's"
-                " other programs committed cannot be told from what follows it in memory"
-            )
         self._check_dead_letters()
 
     def _check_slots(self) -> None:

@@ -90,11 +90,6 @@ class ParallelBase:
         return f"<{type(self).__name__} of {', '.join(self._config.topics)}: {state}>"
 
     @property
-    def is_exact(self) -> bool:
-        """Whether Parallel Consumer for Java can read the offset maps in the commits."""
-        return self._engine.is_exact
-
-    @property
     def _slack_s(self) -> float:
         """How long the end may take, handlers aside."""
         return 2 * self._config.commit_timeout_ms / 1000 + 10.0

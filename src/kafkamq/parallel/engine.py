@@ -94,11 +94,6 @@ class Engine:
         """What commits; in mode transactional a ``TransactionCommitter``."""
         return self._committer
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether commit metadata is exact (``transport.exact_commits``)."""
-        return self._source.commits.is_exact
-
     def assignments(self) -> list[Assignment]:
         return list(self._assignments.values())
 

@@ -31,7 +31,6 @@ _START = 16  # handlers at once, where it is found how many
 _PLAIN = (
     "max_concurrency", "processes", "threads", "batch_size", "max_attempts", "backoff",
     "dead_letter_topic", "max_rate", "start", "on_data_loss", "on_foreign_metadata",
-    "exact_metadata",
 )  # fmt: skip
 _TIMES = {  # and the least that they may be, in ms
     "timeout": 1,
@@ -116,9 +115,6 @@ class ParallelOptions(TypedDict, total=False):
     """The position is not in the log: "raise" (the default), or "skip" to its start."""
     on_foreign_metadata: str
     """What another program left at the committed offset: "ignore" (the default) or "raise"."""
-    exact_metadata: bool
-    """Commit and read offset maps byte for byte, as a group needs that Java's Parallel Consumer
-    shares; by reading the memory of librdkafka's client (Linux). Off by default."""
     on_failure: Callable[[ParallelRecord, BaseException], Verdict | None]
     """A handler raised: gets record and error, may return a verdict."""
     on_dead_letter: Callable[[ParallelRecord, str], object]
@@ -142,6 +138,11 @@ def make_config(
 ) -> ParallelConfig:
     """The configuration that is meant."""
     for name in options:
+        if name == "exact_metadata":
+            raise ConfigError(
+                "exact_metadata is no option any more: leave it out. Java's Parallel Consumer"
+                " passes over offset maps that were written here (docs/parallel.md)"
+            )
         if name not in ParallelOptions.__annotations__:
             raise TypeError(f"there is no option {name!r}")
     given: dict[str, Any] = {name: value for name, value in options.items() if name in _PLAIN}

@@ -12,8 +12,8 @@ from kafkamq.parallel.config import ParallelConfig, Partition
 from kafkamq.parallel.rules.offsets import OffsetTracker
 from kafkamq.parallel.stats import Stats
 from kafkamq.parallel.wire import offsets as offset_maps
+from kafkamq.transport.commits import OffsetCommit
 from kafkamq.transport.errors import is_retriable
-from kafkamq.transport.exact_commits import ExactCommits, OffsetCommit
 from kafkamq.transport.group_consumer import GroupConsumer
 
 _REQUEST_S = 5.0
@@ -40,7 +40,6 @@ class Position:
 
 def find_positions(
     group: GroupConsumer,
-    commits: ExactCommits,
     partitions: Sequence[Partition],
     config: ParallelConfig,
     stats: Stats,
@@ -56,11 +55,8 @@ def find_positions(
     deadline_s = monotonic() + _PATIENCE_S
     while True:
         try:
-            found = commits.committed(partitions, _REQUEST_S)
-            return [
-                _position(group, each, config, stats, begun, is_exact=commits.is_exact)
-                for each in found
-            ]
+            found = group.committed_with_metadata(partitions, timeout_s=_REQUEST_S)
+            return [_position(group, each, config, stats, begun) for each in found]
         except KafkaMQError as error:  # noqa: PERF203 - the loop is the repetition
             if not is_retriable(error) or monotonic() > deadline_s:
                 raise
@@ -74,8 +70,6 @@ def _position(
     config: ParallelConfig,
     stats: Stats,
     begun: Mapping[Partition, int],
-    *,
-    is_exact: bool,
 ) -> Position:
     topic, partition, offset = found.topic, found.partition, found.offset
     if offset < 0:
@@ -83,12 +77,11 @@ def _position(
         if start is None:
             return _first(group, topic, partition, config)
         return Position(topic, partition, start, OffsetTracker(start), False)
-    metadata = found.metadata.removesuffix("\0")
-    if not metadata:
+    if not found.metadata:
         return Position(topic, partition, offset, OffsetTracker(offset), True)
     _, end = group.bounds((topic, partition), timeout_s=_REQUEST_S)
     try:
-        found_map = offset_maps.decode(offset, metadata, log_end=end, is_exact=is_exact)
+        found_map = offset_maps.decode(offset, found.metadata, log_end=end)
     except WireError as error:
         if config.on_foreign_metadata == "raise":
             raise WireError(
@@ -106,7 +99,7 @@ def _position(
                 "topic": topic,
                 "partition": partition,
                 "error": error.reason,
-                "chars": len(metadata),
+                "chars": len(found.metadata),
             },
         )
         return Position(topic, partition, offset, OffsetTracker(offset), True)

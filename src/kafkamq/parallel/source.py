@@ -13,10 +13,9 @@ from kafkamq.parallel.config import ParallelConfig, Partition
 from kafkamq.parallel.positions import Position, data_loss, find_positions
 from kafkamq.parallel.rules.offsets import OffsetTracker
 from kafkamq.parallel.stats import Stats
+from kafkamq.transport.commits import CommitTurns
 from kafkamq.transport.errors import Meaning, is_retriable, meaning
-from kafkamq.transport.exact_commits import ExactCommits
 from kafkamq.transport.group_consumer import GroupConsumer
-from kafkamq.transport.plain_commits import PlainCommits
 from kafkamq.transport.record import Record
 
 _log = logging.getLogger(__name__)
@@ -45,26 +44,17 @@ class Source:
         self._config = config
         self._member = member
         self._stats = stats
-        # librdkafka cuts a client's name to 128 bytes, and ``ExactCommits`` looks for all of it.
-        name = f"kafkamq-{config.group_id[:20]}-{uuid.uuid4().hex[:12]}"
-        ordinary = PlainCommits()
         self._group = GroupConsumer(
             config.service,
             self,
             config.topics,
             group_id=config.group_id,
-            client_id=name,
+            client_id=f"kafkamq-{config.group_id[:20]}-{uuid.uuid4().hex[:12]}",
             socket_timeout_ms=10_000,
             allow_auto_create_topics=False,
             enable_partition_eof=True,  # markers and deleted records behind the last one count
-            on_commit=ordinary.heard,
         )
-        self.commits = ExactCommits(
-            self._group.client,
-            str(self._group.settings["client.id"]),
-            ordinary,
-            is_wanted=config.exact_metadata,
-        )
+        self.commits = CommitTurns(self._group)
 
     @property
     def ends(self) -> Mapping[Partition, int]:
@@ -95,7 +85,7 @@ class Source:
         """Records by partition, in order; returns as soon as there are any."""
         self.commits.serve()
         if self._config.is_transactional:
-            self.commits.note_group()
+            self.commits.note_member()
         with self.commits.inside():
             batch = self._group.poll(limit, wait_s)
         groups = _by_partition(batch) if batch else []
@@ -149,15 +139,14 @@ class Source:
     def _find(
         self, partitions: Sequence[Partition], begun: Mapping[Partition, int] | None = None
     ) -> list[Position]:
-        return find_positions(
-            self._group, self.commits, partitions, self._config, self._stats, begun or {}
-        )
+        return find_positions(self._group, partitions, self._config, self._stats, begun or {})
 
     # Membership, told by the group consumer inside its calls.
 
     def assigned(self, places: Sequence[Partition]) -> Mapping[Partition, int]:
         positions = self._find(places)
-        self.commits.note_group()
+        if self._config.is_transactional:
+            self.commits.note_member()
         self._member.assigned(positions)
         return {(each.topic, each.partition): each.offset for each in positions}
 

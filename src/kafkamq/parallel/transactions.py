@@ -39,8 +39,8 @@ from kafkamq.parallel.stats import Stats
 from kafkamq.parallel.work_queue import ParallelWorkQueue, PoolWorker
 from kafkamq.runtime.steps import Attempt, Steps
 from kafkamq.transport.clock import monotonic_ms
+from kafkamq.transport.commits import CommitTurns
 from kafkamq.transport.errors import KafkaError, KafkaException, Meaning, broker_error, meaning
-from kafkamq.transport.exact_commits import ExactCommits
 from kafkamq.transport.record import Record
 from kafkamq.transport.transactions import TransactionalProducer
 
@@ -66,7 +66,7 @@ class TransactionCommitter(Committer):
         self,
         config: ParallelConfig,
         work_queue: ParallelWorkQueue,
-        commits: ExactCommits,
+        commits: CommitTurns,
         assignments: Callable[[], list[Assignment]],
         stats: Stats,
         fail: Callable[[BaseException], None],
@@ -224,7 +224,7 @@ class TransactionCommitter(Committer):
     def _commit(self) -> bool:
         with self.gate:
             # Before the partitions: a member that has lost some of them since is refused by Kafka.
-            group = self._commits.group()
+            member = self._commits.member
             plan = self._plan()
             if self._failure is None and not plan.commits and not self._has_begun:
                 return False
@@ -239,7 +239,7 @@ class TransactionCommitter(Committer):
                     self._producer.begin()
                 self._has_begun = True
                 if plan.commits:
-                    self._send_offsets(plan, group)
+                    self._send_offsets(plan, member)
                 self._producer.commit(timeout_s=self._config.commit_timeout_ms / 1000)
                 self._has_begun = False
                 self._partitions.clear()
@@ -272,14 +272,12 @@ class TransactionCommitter(Committer):
             place = (each.partition, each.offset)
             tell("on_produced", self.on_produced, each.record, each.result, *place)
 
-    def _send_offsets(self, plan: Plan, group: bytes) -> None:
+    def _send_offsets(self, plan: Plan, member: bytes) -> None:
+        if not member:  # Kafka would take the offsets from anybody
+            raise KafkaException(KafkaError(KafkaError.UNKNOWN_MEMBER_ID))
         timeout_s = self._config.commit_timeout_ms / 1000
-        self._producer.call(
-            lambda producer, client_id, slice_s: self._commits.send_to_transaction(
-                producer, client_id, plan.commits, group, slice_s
-            ),
-            timeout_s=timeout_s,
-        )
+        targets = [each.target for each in plan.commits]
+        self._producer.send_offsets(targets, member, timeout_s=timeout_s)
 
     def _abort(self, error: BaseException | None) -> None:
         """Inside the gate: nothing since the last commit has happened."""

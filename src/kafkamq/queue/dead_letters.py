@@ -27,9 +27,10 @@ from kafkamq.queue.wire.partitions import key_partition
 from kafkamq.queue.wire.stamps import restored
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.errors import MISSING, OutcomeUnknownError, TransactionAbortedError, meaning
+from kafkamq.transport.log_reader import scan
 from kafkamq.transport.record import Record, headers_or_none
 from kafkamq.transport.record_reader import RecordReader
-from kafkamq.transport.scan import scan
+from kafkamq.transport.settings import size_limit
 from kafkamq.transport.transactions import NewRecord, TransactionalProducer
 from kafkamq.types import Backend, DeadLetterReason, Headers
 
@@ -282,7 +283,7 @@ class _Writer:
         if len(report.refusals) < MAX_REFUSALS:
             error_text = (
                 f"its message, with a payload of {len(message.payload or b''):,} bytes, is larger"
-                f" than max.message.bytes of {topic} allows: raise it there, and redrive again"
+                f" than {size_limit(self._config, topic)} allows: raise it, and redrive again"
             )
             place = self._config.dead_letter_topic, letter.partition, letter.offset
             report.refusals.append(RefusedLetter(*place, error_text))

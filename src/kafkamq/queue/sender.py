@@ -25,16 +25,7 @@ class Sender(ThreadedProducer):
 
     def __init__(self, namespace: Namespace, **more: object) -> None:
         config = namespace.config
-        facts = namespace.facts()
-        largest = max(facts.max_message_bytes, facts.max_marker_bytes)
-        settings = producer_settings(
-            config,
-            **{
-                "message.max.bytes": max(1_000_000, largest + 65_536),
-                "queue.buffering.max.messages": MAX_QUEUED,
-                **more,
-            },
-        )
+        settings = producer_settings(config, queue_buffering_max_messages=MAX_QUEUED, **more)
         self.namespace = namespace
         self.recorder = SendRecorder()
         super().__init__(

@@ -23,7 +23,6 @@ from kafkamq.types import Marker
 
 _FLUSH_S = 40.0  # longer than message.timeout.ms
 _ADDED_S = 10.0  # brokers know of a partition that was added by then
-_MAX_BYTES = 17 * 1024 * 1024  # the broker's limit decides
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,6 @@ class MarkerLog:
         settings = marker_settings(
             config,
             linger_ms=2,
-            message_max_bytes=_MAX_BYTES,
             queue_buffering_max_messages=1_000_000,
         )
         self._producer = IdempotentProducer(config, settings, max_block_s=_FLUSH_S)

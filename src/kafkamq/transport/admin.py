@@ -31,7 +31,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its __all__
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError, StateError
 from kafkamq.transport.clients import open_admin
-from kafkamq.transport.committed_offsets import CommittedOffsets
+from kafkamq.transport.commits import CommittedOffsets, OffsetCommit
 from kafkamq.transport.errors import UNANSWERED, ErrorWatch, Meaning, broker_error, meaning
 from kafkamq.transport.port import AdminClient
 from kafkamq.transport.record import Place
@@ -59,6 +59,7 @@ class TopicInfo:
     partitions: int
     replication_factor: int
     settings: Mapping[str, str] = field(default_factory=dict)
+    leaderless: frozenset[int] = frozenset()  # partitions that nobody leads now
 
     @property
     def max_message_bytes(self) -> int:
@@ -203,12 +204,54 @@ class Admin:
 
     def cluster(self) -> ClusterInfo:
         """Brokers and identity of the cluster, and the settings of one broker."""
-        return self._ask("describing the cluster", _cluster)
+
+        def ask(attempt: _Attempt) -> ClusterInfo:
+            found = attempt.wait(attempt.client.describe_cluster(request_timeout=attempt.timeout_s))
+            brokers = {node.id: f"{node.host}:{node.port}" for node in found.nodes}
+            asked = [str(broker) for broker in brokers][:1]
+            settings = _configs(attempt, ResourceType.BROKER, asked) if asked else {}
+            return ClusterInfo(found.cluster_id, brokers, next(iter(settings.values()), {}))
+
+        return self._ask("describing the cluster", ask)
 
     def topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
         """What these topics are; those that do not exist are absent."""
         doing = f"describing topics {', '.join(names)}"
-        return self._ask(doing, partial(_topics, names))
+
+        def ask(attempt: _Attempt) -> dict[str, TopicInfo]:
+            futures = attempt.client.describe_topics(
+                TopicCollection(list(names)), request_timeout=attempt.timeout_s
+            )
+            found = {}
+            for name, future in futures.items():
+                try:
+                    found[name] = attempt.wait(future)
+                except BrokerError as error:  # noqa: PERF203 - a handful of topics
+                    if meaning(error) is not Meaning.NO_TOPIC:
+                        raise
+            try:
+                settings = _configs(attempt, ResourceType.TOPIC, list(found)) if found else {}
+            except BrokerError as error:
+                # Another broker answered, which has not heard of a topic that the first one knows.
+                error.is_retriable = error.is_retriable or meaning(error) is Meaning.NO_TOPIC
+                raise
+            return {
+                name: TopicInfo(
+                    name,
+                    uuid_bytes(topic.topic_id),
+                    len(topic.partitions),
+                    min((len(part.replicas) for part in topic.partitions), default=0),
+                    settings[name],
+                    frozenset(
+                        part.id
+                        for part in topic.partitions
+                        if part.leader is None or part.leader.id < 0
+                    ),
+                )
+                for name, topic in found.items()
+            }
+
+        return self._ask(doing, ask)
 
     def require_topic(self, name: str) -> TopicInfo:
         """What one topic is.
@@ -295,11 +338,27 @@ class Admin:
             # It does not exist, or we may not see it, which only this question tells.
             self.committed([(group, (self.config.marker_topic, 0))], stable=False)
             return []
-        return self._ask(doing, partial(_group_assignments, group), attempt_s=_COORDINATOR_S)
+
+        def ask(attempt: _Attempt) -> list[frozenset[str]]:
+            futures = attempt.client.describe_consumer_groups(
+                [group], request_timeout=attempt.timeout_s
+            )
+            try:
+                members = attempt.wait(futures[group]).members
+            except BrokerError as error:
+                if meaning(error) is Meaning.NO_GROUP:
+                    return []
+                raise
+            return [
+                frozenset(partition.topic for partition in member.assignment.topic_partitions)
+                for member in members
+            ]
+
+        return self._ask(doing, ask, attempt_s=_COORDINATOR_S)
 
     def committed(
         self, requests: Sequence[tuple[str, Place]], *, stable: bool = True
-    ) -> list[TopicPartition]:
+    ) -> list[OffsetCommit]:
         """Committed offsets: one per (group, partition) asked for, in that order.
 
         An offset below 0: nothing committed. ``stable``: wait for transactions that are under way
@@ -313,16 +372,36 @@ class Admin:
     def log_bounds(self, topic: str, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
         """First offset and end (of what is committed) of each partition."""
         wanted = [TopicPartition(topic, partition) for partition in partitions]
-        doing = f"reading the bounds of {topic}"
-        return self._ask(doing, partial(_log_bounds, wanted))
+        earliest = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # of confluent_kafka
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+
+        def ask(attempt: _Attempt) -> dict[int, tuple[int, int]]:
+            first = _listed(dict.fromkeys(wanted, earliest), attempt)
+            ends = _listed(dict.fromkeys(wanted, latest), attempt)
+            return {number: (found.offset, ends[number].offset) for number, found in first.items()}
+
+        return self._ask(f"reading the bounds of {topic}", ask)
 
     def log_ends(self, topic: str) -> dict[int, tuple[int, int]]:
         """Of each partition: the last stable offset, and the high watermark behind or at it.
 
         They differ while a transaction is open, which holds ``read_committed`` readers back.
         """
-        doing = f"reading the ends of {topic}"
-        return self._ask(doing, partial(_log_ends, topic))
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # of confluent_kafka
+
+        def ask(attempt: _Attempt) -> dict[int, tuple[int, int]]:
+            try:  # the client has no future for this question
+                found = attempt.client.list_topics(topic, timeout=attempt.timeout_s)
+            except KafkaException as error:
+                raise self._refusal(error, attempt.doing, attempt.timeout_s) from error
+            wanted = {
+                TopicPartition(topic, each): latest for each in found.topics[topic].partitions
+            }
+            stable = _listed(wanted, attempt)
+            ends = _listed(wanted, attempt, IsolationLevel.READ_UNCOMMITTED)
+            return {number: (end.offset, ends[number].offset) for number, end in stable.items()}
+
+        return self._ask(f"reading the ends of {topic}", ask)
 
     def latest_times(self, topic: str, partitions: Sequence[int]) -> dict[int, int]:
         """The latest timestamp in each partition (ms); absent: there is none.
@@ -368,52 +447,6 @@ class _Attempt:
         """The result; a little longer than the request's own timeout."""
         return self.admin._wait(self.client, future, self.doing, self.timeout_s + _SLICE_S)
 
-    def partitions(self, topic: str) -> list[int]:
-        """Of a topic; the client has no future for this question."""
-        try:
-            found = self.client.list_topics(topic, timeout=self.timeout_s)
-        except KafkaException as error:
-            raise self.admin._refusal(error, self.doing, self.timeout_s) from error
-        return list(found.topics[topic].partitions)
-
-
-def _cluster(attempt: _Attempt) -> ClusterInfo:
-    found = attempt.wait(attempt.client.describe_cluster(request_timeout=attempt.timeout_s))
-    brokers = {node.id: f"{node.host}:{node.port}" for node in found.nodes}
-    settings: dict[str, str] = {}
-    for broker in list(brokers)[:1]:
-        settings = _configs(attempt, ResourceType.BROKER, [str(broker)])[str(broker)]
-    return ClusterInfo(found.cluster_id, brokers, settings)
-
-
-def _topics(names: Sequence[str], attempt: _Attempt) -> dict[str, TopicInfo]:
-    futures = attempt.client.describe_topics(
-        TopicCollection(list(names)), request_timeout=attempt.timeout_s
-    )
-    found = {}
-    for name, future in futures.items():
-        try:
-            found[name] = attempt.wait(future)
-        except BrokerError as error:  # noqa: PERF203 - a handful of topics
-            if meaning(error) is not Meaning.NO_TOPIC:
-                raise
-    try:
-        settings = _configs(attempt, ResourceType.TOPIC, list(found)) if found else {}
-    except BrokerError as error:
-        # Another broker answered, which has not heard of a topic that the first one knows.
-        error.is_retriable = error.is_retriable or meaning(error) is Meaning.NO_TOPIC
-        raise
-    return {
-        name: TopicInfo(
-            name,
-            uuid_bytes(topic.topic_id),
-            len(topic.partitions),
-            min((len(part.replicas) for part in topic.partitions), default=0),
-            settings[name],
-        )
-        for name, topic in found.items()
-    }
-
 
 def _groups(attempt: _Attempt) -> frozenset[str]:
     """A question that goes to every broker, and to no coordinator."""
@@ -425,36 +458,6 @@ def _groups(attempt: _Attempt) -> frozenset[str]:
             error.is_retriable = True
         raise error
     return frozenset(group.group_id for group in found.valid)
-
-
-def _group_assignments(group: str, attempt: _Attempt) -> list[frozenset[str]]:
-    futures = attempt.client.describe_consumer_groups([group], request_timeout=attempt.timeout_s)
-    try:
-        members = attempt.wait(futures[group]).members
-    except BrokerError as error:
-        if meaning(error) is Meaning.NO_GROUP:
-            return []
-        raise
-    return [
-        frozenset(partition.topic for partition in member.assignment.topic_partitions)
-        for member in members
-    ]
-
-
-def _log_bounds(wanted: Sequence[TopicPartition], attempt: _Attempt) -> dict[int, tuple[int, int]]:
-    earliest = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # of confluent_kafka
-    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    first = _listed(dict.fromkeys(wanted, earliest), attempt)
-    ends = _listed(dict.fromkeys(wanted, latest), attempt)
-    return {number: (found.offset, ends[number].offset) for number, found in first.items()}
-
-
-def _log_ends(topic: str, attempt: _Attempt) -> dict[int, tuple[int, int]]:
-    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # of confluent_kafka
-    wanted = {TopicPartition(topic, number): latest for number in attempt.partitions(topic)}
-    stable = _listed(wanted, attempt)
-    ends = _listed(wanted, attempt, IsolationLevel.READ_UNCOMMITTED)
-    return {number: (end.offset, ends[number].offset) for number, end in stable.items()}
 
 
 def _listed(

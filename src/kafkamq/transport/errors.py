@@ -176,7 +176,8 @@ _HINTS = {
     "begin so (a queue's with kafkamq/NAMESPACE/QUEUE/, others with kafkamq.)",
     "CLUSTER_AUTHORIZATION_FAILED": "grant this principal Write on the topic that it writes to (to "
     "create topics: Create on them, or on the cluster)",
-    "MSG_SIZE_TOO_LARGE": "raise max.message.bytes of the topic, or send less",
+    "MSG_SIZE_TOO_LARGE": "raise max.message.bytes of the topic (and message.max.bytes, where "
+    "the kafka settings have it), or send less",
     "_MSG_TIMED_OUT": "the brokers did not confirm the record in time; check their state",
     "NOT_ENOUGH_REPLICAS": "fewer replicas are in sync than min.insync.replicas; check brokers",
     "INVALID_REPLICATION_FACTOR": "the cluster has fewer brokers than the replication factor",
@@ -327,7 +328,7 @@ class ErrorWatch:
         # No lock: librdkafka may call with an exception pending, which comes up between taking one
         # and releasing it; then every later call would wait for it for good.
         code = error.code()
-        if error.fatal():
+        if has_ended(error):
             self._fatal = self._fatal or error
         elif meaning(error) is Meaning.CREDENTIALS:
             self._refused, self._refused_s = error, time.monotonic()

@@ -21,6 +21,7 @@ from kafkamq.transport.errors import (
     ErrorWatch,
     Meaning,
     broker_error,
+    has_ended,
     is_retriable,
     kafka_error,
     meaning,
@@ -235,6 +236,8 @@ class Follower:
             _log.info("reading is disturbed", extra={"code": error.name(), "doing": doing})
         elif self._failure is None:
             self._failure = broker_error(error, doing)
+            if has_ended(error):
+                self.watch(error)  # which may not be told
 
     def require_inside(self) -> None:
         """Raise that records are gone (DataLossError), if a position is not in the log."""

@@ -7,23 +7,15 @@ from weakref import WeakSet
 
 from kafkamq.errors import StateError
 
-_generation = 0
 _checks: WeakSet[ForkCheck] = WeakSet()
 
 
 def _fork() -> None:
-    global _generation  # noqa: PLW0603 - a fork is a fact about the whole process
-    _generation += 1
     for check in list(_checks):
         check.is_forked = True
 
 
 os.register_at_fork(after_in_child=_fork)
-
-
-def generation() -> int:
-    """A number that differs between a process and its forked children."""
-    return _generation
 
 
 class ForkCheck:

@@ -7,32 +7,26 @@ callbacks return. So the owner is told there, says where to read, and ends its w
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kafkamq.config import ServiceConfig
+from kafkamq.transport.commits import GroupOffsets
 from kafkamq.transport.errors import broker_error, is_retriable, kafka_error
-from kafkamq.transport.follower import (
-    COMMITTED,
-    REQUEST_S,
-    Follower,
-    OnCommit,
-    partitions_of,
-    targets_of,
-)
-from kafkamq.transport.offset_commits import commit_all
+from kafkamq.transport.follower import COMMITTED, partitions_of, targets_of
 from kafkamq.transport.record import Place, Record, place_of
+from kafkamq.transport.settings import is_new_protocol
 
 __all__ = [
     "COMMITTED",
     "COOPERATIVE",
     "GroupConsumer",
-    "GroupOffsets",
     "Owner",
     "is_eager",
-    "metadata_of",
 ]
 
 COOPERATIVE = "cooperative-sticky"
@@ -54,79 +48,6 @@ class Owner(Protocol):
         """These go when this returns; they are gone already, if they were lost."""
 
 
-class GroupOffsets(Follower):
-    """What a group has committed, for a member, and for who is none; any thread may ask."""
-
-    def __init__(
-        self,
-        config: ServiceConfig,
-        group_id: str,
-        doing: str = "",
-        *,
-        ignores: Callable[[KafkaError], bool] = is_retriable,
-        on_commit: OnCommit | None = None,
-        **settings: object,
-    ) -> None:
-        """As a ``Follower``; ``group_id`` is the group's."""
-        doing = doing or f"working for group {group_id}"
-        super().__init__(
-            config, doing, group_id=group_id, ignores=ignores, on_commit=on_commit, **settings
-        )
-
-    def membership(self) -> bytes:
-        """What fences a member's transactions once the group has gone on without it (R22)."""
-        metadata: bytes = self.client.consumer_group_metadata()
-        return metadata
-
-    def committed(
-        self, places: Iterable[Place], *, timeout_s: float = REQUEST_S
-    ) -> dict[Place, int]:
-        """What the group has committed; negative: nothing.
-
-        Raises:
-            BrokerError, DeadlineExceededError: No answer, or the group has moved on.
-        """
-        try:
-            found = self.client.committed(partitions_of(places), timeout=timeout_s)
-            for each in found:
-                if each.error is not None:
-                    raise KafkaException(each.error)
-        except KafkaException as error:
-            raise broker_error(error, "finding what the group has committed") from error
-        return {(each.topic, each.partition): each.offset for each in found}
-
-    def commit(self, offsets: Mapping[Place, int]) -> None:
-        """Commit, and wait until Kafka has all of it."""
-        commit_all(self.client, offsets, f"committing: {self._doing}")
-
-    def commit_soon(self, offsets: Mapping[Place, int]) -> None:
-        """Begin to commit; only ``on_commit`` hears of a failure."""
-        try:
-            self.client.commit(offsets=targets_of(offsets), asynchronous=True)
-        except KafkaException as error:
-            raise broker_error(error, self._doing) from error
-
-
-def lost_commits(tell: Callable[[Place], None]) -> OnCommit:
-    """An ``on_commit`` that tells of each partition that was not committed, as far as is known."""
-
-    def heard(error: KafkaError | None, partitions: Iterable[TopicPartition]) -> None:
-        if error is not None:  # also where one of them alone was refused
-            for each in partitions:
-                tell((each.topic, each.partition))
-
-    return heard
-
-
-def metadata_of(config: ServiceConfig, group_id: str) -> bytes:
-    """``membership`` of a group that never has members; says no more than its name."""
-    offsets = GroupOffsets(config, group_id)
-    try:
-        return offsets.membership()
-    finally:
-        offsets.close()
-
-
 class GroupConsumer(GroupOffsets):
     """The member; one owner thread. It joins with ``join``."""
 
@@ -140,11 +61,10 @@ class GroupConsumer(GroupOffsets):
         strategy: str = COOPERATIVE,
         session_ms: int = _SESSION_MS,
         ignores: Callable[[KafkaError], bool] = is_retriable,
-        on_commit: OnCommit | None = None,
         **settings: object,
     ) -> None:
         """Open the client."""
-        if config.kafka.get("group.protocol") != "consumer":  # there these are the broker's
+        if not is_new_protocol(config.kafka):
             settings = {
                 "partition_assignment_strategy": strategy,
                 "session_timeout_ms": session_ms,
@@ -152,7 +72,7 @@ class GroupConsumer(GroupOffsets):
                 **settings,
             }
         doing = f"reading {', '.join(topics)}"
-        super().__init__(config, group_id, doing, ignores=ignores, on_commit=on_commit, **settings)
+        super().__init__(config, group_id, doing, ignores=ignores, **settings)
         self._owner = owner
         self._topics = list(topics)
         self._is_eager = is_eager(self.settings)
@@ -165,7 +85,10 @@ class GroupConsumer(GroupOffsets):
     def join(self) -> None:
         try:
             self.client.subscribe(
-                self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
+                self._topics,
+                on_assign=self._assigned,
+                on_revoke=partial(self._take_back, is_lost=False),
+                on_lost=partial(self._take_back, is_lost=True),
             )
         except KafkaException as error:
             raise broker_error(error, self._doing) from error
@@ -174,7 +97,11 @@ class GroupConsumer(GroupOffsets):
     def leave(self) -> None:
         """Be no member, from the next ``poll`` on, until ``join``."""
         self.is_joined = False
-        self.client.unsubscribe()
+        self._unsubscribe()
+
+    def _unsubscribe(self) -> None:
+        with suppress(KafkaException):  # it has ended, and is no member; ``poll`` says of what
+            self.client.unsubscribe()
 
     @property
     def is_member(self) -> bool:
@@ -191,7 +118,7 @@ class GroupConsumer(GroupOffsets):
         if not self._is_moved:  # the client wants all back that it has given
             self._move(self._assigned_places())
         self._is_leaving = True
-        self.client.unsubscribe()
+        self._unsubscribe()
         self.client.close()
         failure, self._failure = self._failure, None
         if failure is not None and not isinstance(failure, Exception):
@@ -290,13 +217,7 @@ class GroupConsumer(GroupOffsets):
         if still:
             self.pause(still)
 
-    def _revoked(self, _: object, partitions: list[TopicPartition]) -> None:
-        self._take_back(partitions, is_lost=False)
-
-    def _lost(self, _: object, partitions: list[TopicPartition]) -> None:
-        self._take_back(partitions, is_lost=True)
-
-    def _take_back(self, partitions: Sequence[TopicPartition], *, is_lost: bool) -> None:
+    def _take_back(self, _: object, partitions: Sequence[TopicPartition], *, is_lost: bool) -> None:
         places = [(each.topic, each.partition) for each in partitions]
         try:
             self._owner.revoked(places, is_lost=is_lost)
@@ -308,6 +229,5 @@ class GroupConsumer(GroupOffsets):
 
 def is_eager(settings: Mapping[str, object]) -> bool:
     """Whether a member that is set so gives up all its partitions before it gets new ones."""
-    if settings.get("group.protocol") == "consumer":
-        return False
-    return "cooperative" not in str(settings.get("partition.assignment.strategy", ""))
+    strategy = str(settings.get("partition.assignment.strategy", ""))
+    return not is_new_protocol(settings) and "cooperative" not in strategy

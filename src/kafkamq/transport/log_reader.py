@@ -1,4 +1,4 @@
-"""Reads half-open ranges of a topic partition: where logs begin and end, and what lies between.
+"""Reads ranges of logs, and whole ones: where they begin and end, and what lies between.
 
 Every reader is ``read_committed``: records of aborted transactions and control records take up
 offsets that never arrive. A range is therefore read when the *position* has reached its end, not
@@ -8,9 +8,10 @@ when its last offset was seen.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
@@ -20,6 +21,7 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DataLossError
 from kafkamq.transport.errors import Meaning, meaning
 from kafkamq.transport.follower import READER_GROUP, Follower
+from kafkamq.transport.record import Record as AnyRecord
 
 _log = logging.getLogger(__name__)
 _LOG_BEGIN = -2  # ListOffsets' names for the ends of a log
@@ -29,6 +31,8 @@ _RETRY_S = 0.1
 _ANSWER_S = 30.0
 _WAIT_S = 0.5
 _STALL_S = 60.0  # without a record or an end of the log: give up
+STALL_S = 30.0  # the same of a scan
+_SCAN_RECORDS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +63,16 @@ class Record(Protocol):
 class LogReader(Follower):
     """A follower of one range at a time; it never commits. One owner thread."""
 
-    def __init__(self, config: ServiceConfig, *, group_id: str = READER_GROUP) -> None:
+    def __init__(
+        self,
+        config: ServiceConfig,
+        *,
+        doing: str = "reading ranges of logs",
+        group_id: str = READER_GROUP,
+    ) -> None:
         super().__init__(
             config,
-            "reading ranges of logs",
+            doing,
             group_id=group_id,
             enable_partition_eof=True,
             fetch_wait_max_ms=10,  # else the end of a log is known half a second late
@@ -174,6 +184,58 @@ class LogReader(Follower):
             "from a position inside the log",
             code="OFFSET_OUT_OF_RANGE",
         )
+
+
+def scan(
+    config: ServiceConfig,
+    topic: str,
+    starts: Mapping[int, int] | None = None,
+    *,
+    group_id: str = READER_GROUP,
+    ends: Mapping[int, int] | None = None,
+    until_s: float = math.inf,
+) -> Generator[AnyRecord, None, None]:
+    """The committed records of a topic up to the end of each partition, each in log order.
+
+    Args:
+        config: Of the client.
+        topic: What is read.
+        starts: The first offset by partition; None: all there is.
+        group_id: Of the client.
+        ends: Offsets to read to at least, also where a transaction is open before them.
+        until_s: Monotonic: longest wait.
+
+    Raises:
+        BrokerError: The topic does not exist, a start is outside the log, or the broker refuses.
+        DeadlineExceededError: No broker answers, or the time is over.
+    """
+    reader = LogReader(config, doing=f"reading {topic}", group_id=group_id)
+    try:
+        if starts is None:
+            numbers = range(reader.partition_count(topic))
+            known_ends = reader.log_ends(topic, numbers)
+            # Told to begin at the beginning librdkafka takes half a second to find it.
+            first = reader.log_starts(topic, numbers)
+            starts = {number: at for number, at in first.items() if at < known_ends[number]}
+        places = {(topic, partition): offset for partition, offset in starts.items()}
+        missing = set(places)
+        reader.place(places)
+        last_news_s = time.monotonic()
+        while missing:
+            if time.monotonic() > until_s:
+                raise reader.deadline(0.0)
+            records = reader.poll(_SCAN_RECORDS, 0.2)
+            reader.require_inside()
+            if records or reader.ends:
+                last_news_s = time.monotonic()
+            elif time.monotonic() - last_news_s > STALL_S:
+                raise reader.deadline(STALL_S)
+            missing -= {
+                place for place, end in reader.ends.items() if end >= (ends or {}).get(place[1], 0)
+            }
+            yield from records
+    finally:
+        reader.close()
 
 
 _readers: dict[tuple[int, str, tuple[tuple[str, str], ...]], LogReader] = {}

@@ -1,7 +1,8 @@
-"""How long readers look for what brokers do not know, before they take it for gone.
+"""How long readers look for what brokers do not know, and wait for logs that do not answer.
 
 A broker may lag behind the one that served a record. After a change of leaders a log ends earlier
-for a while; metadata name fewer partitions, or the topic that had the name before.
+for a while; metadata name fewer partitions, or the topic that had the name before. What was looked
+for in vain for long enough is gone. A log that does not answer loses nothing, however long that is.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from dataclasses import dataclass
 GRACE_S = 60.0
 """How long something is looked for; a change of leaders takes less."""
 
+_FIRST_WAIT_S = 2.0  # for a log that does not answer, while others could be read
+_MAX_WAIT_S = 8.0
+_REST_WAITS = 4  # it is left alone for so many times the last wait
 _MEMORY_S = 120.0  # what nobody has looked for meanwhile is forgotten
 _MAX_KNOWN = 1000  # more than a lagging broker explains: somebody writes invented names
 
@@ -61,3 +65,32 @@ class Patience:
             for each in known:
                 each.last_s = now_s
             return now_s - min(each.began_s for each in known) > self.grace_s
+
+
+class Answers:
+    """Which logs a reader does not wait for now, as they did not answer; one owner thread.
+
+    A wait is twice as long as the last one that was in vain, so that a log whose answers take long
+    is read at last. It rests in between, so that most of the time is the other logs'.
+    """
+
+    def __init__(self) -> None:
+        self._waits_s: dict[Hashable, float] = {}
+        self._rest_until_s: dict[Hashable, float] = {}  # monotonic
+
+    def is_resting(self, where: Hashable) -> bool:
+        """Whether a log is not to be read yet."""
+        return time.monotonic() < self._rest_until_s.get(where, 0.0)
+
+    def is_given_up(self, where: Hashable, since_s: float) -> bool:
+        """Whether a log that has not answered since then is waited for no more."""
+        if time.monotonic() - since_s <= self._waits_s.get(where, _FIRST_WAIT_S):
+            return False
+        self.give_up(where)
+        return True
+
+    def give_up(self, where: Hashable) -> None:
+        """A log has not answered, and is not waited for."""
+        wait_s = self._waits_s.get(where, _FIRST_WAIT_S)
+        self._waits_s[where] = min(2 * wait_s, _MAX_WAIT_S)
+        self._rest_until_s[where] = time.monotonic() + _REST_WAITS * wait_s

@@ -14,7 +14,6 @@ from confluent_kafka import KafkaException
 from kafkamq.config import ServiceConfig
 from kafkamq.transport.clients import open_admin
 from kafkamq.transport.errors import UNANSWERED, ErrorWatch, meaning
-from kafkamq.transport.port import AdminClient
 from kafkamq.transport.settings import admin_settings
 
 PATIENCE_S = 3.0
@@ -30,24 +29,18 @@ def require_brokers(
     """Return when a broker has answered, whatever it said."""
     watch = ErrorWatch(config.bootstrap_servers)
     client = open_admin(admin_settings(config), watch, quiet=True)
+    begun_s = time.monotonic()
     try:
-        _ask(client, watch, patience_s=patience_s, timeout_s=timeout_s)
+        future = client.describe_cluster(request_timeout=timeout_s)
+        while not wait((future,), timeout=_SLICE_S).done:
+            client.poll(0)  # serves the error callback
+            watch.check("connecting")
+            if time.monotonic() - begun_s > (patience_s if watch.is_down else timeout_s):
+                raise watch.silence()
+        client.poll(0)
+        watch.check("connecting")
+        error = future.exception()
+        if isinstance(error, KafkaException) and meaning(error) in UNANSWERED:
+            raise watch.silence()
     finally:
         client.__exit__(None, None, None)
-
-
-def _ask(client: AdminClient, watch: ErrorWatch, *, patience_s: float, timeout_s: float) -> None:
-    begun_s = time.monotonic()
-    future = client.describe_cluster(request_timeout=timeout_s)
-    while True:
-        client.poll(0)  # serves the error callback
-        watch.check("connecting")
-        waited_s = time.monotonic() - begun_s
-        done, _ = wait((future,), timeout=_SLICE_S)
-        if done:
-            error = future.exception()
-            if isinstance(error, KafkaException) and meaning(error) in UNANSWERED:
-                raise watch.silence()
-            return
-        if waited_s > (patience_s if watch.is_down else timeout_s):
-            raise watch.silence()

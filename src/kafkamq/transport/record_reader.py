@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import BrokerError, KafkaMQError
+from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError
+from kafkamq.transport.errors import is_retriable
 from kafkamq.transport.follower import READER_GROUP, Follower
-from kafkamq.transport.patience import Patience
+from kafkamq.transport.patience import Answers, Patience
 from kafkamq.transport.record import Place, Record
 
 MAX_READ_THROUGH = 280
@@ -35,6 +36,7 @@ class RecordReader:
         self._group_id = group_id
         self._follower: Follower | None = None
         self._patience = Patience(END_GRACE_S)
+        self._answers = Answers()  # of partitions
 
     def read(self, partition: int, offset: int, *, timeout_s: float = 30.0) -> Record | None:
         """The record at one offset, or None; also when it lies beyond the log's end."""
@@ -56,6 +58,7 @@ class RecordReader:
         *,
         timeout_s: float = 60.0,
         patience: Patience | None = None,
+        left: dict[int, int] | None = None,
     ) -> Iterator[tuple[int, dict[int, Record | None]]]:
         """Partition, and records by offset, as they come; all partitions at once.
 
@@ -63,8 +66,14 @@ class RecordReader:
         An offset without a record (deleted, or aborted) comes with None. One beyond the log's end
         is waited for, because the caller has seen it: after a change of leaders the end may step
         back for a while. When ``patience`` is over it comes with None.
+
+        With ``left`` nothing is waited for. What lies beyond a log's end for now does not come, nor
+        do the last ones of a partition that gives no answer: ``left`` has the first of these.
         """
         scans = {number: _Scan(offsets) for number, offsets in wanted.items() if offsets}
+        if left is not None:
+            for number in [each for each in scans if self._answers.is_resting(each)]:
+                left[number] = scans.pop(number).target
         if not scans:
             return
         deadline_s = time.monotonic() + timeout_s
@@ -72,34 +81,69 @@ class RecordReader:
         try:
             follower.place({self._place(number): scan.target for number, scan in scans.items()})
             while scans:
-                if time.monotonic() > deadline_s:  # each seek takes its time, all together much
-                    raise follower.deadline(timeout_s)
-                for number, records in groupby(follower.poll(MAX_READ, _WAIT_S), Record.partition):
-                    if number in scans and (found := scans[number].take(records)):
-                        yield number, found
-                for number, scan in list(scans.items()):
-                    if found := self._passed(follower, number, scan, patience):
-                        yield number, found
-                    if not scan.remains:
-                        del scans[number]
-                        follower.drop([self._place(number)])
+                yield from self._step(follower, scans, patience, left)
+                # Each seek takes its time, all together much.
+                if scans and time.monotonic() > deadline_s:
+                    if left is None:
+                        raise follower.deadline(timeout_s)
+                    left |= {each: scan.target for each, scan in scans.items()}
+                    return
         except BrokerError:
             self.close()
             raise
         finally:  # otherwise it would go on fetching what nobody wants
             follower.drop(map(self._place, scans))
 
+    def _step(
+        self,
+        follower: Follower,
+        scans: dict[int, _Scan],
+        patience: Patience | None,
+        left: dict[int, int] | None,
+    ) -> Iterator[tuple[int, dict[int, Record | None]]]:
+        """What one poll gives; scans that are over go."""
+        for number, records in groupby(follower.poll(MAX_READ, _WAIT_S), Record.partition):
+            if number in scans and (found := scans[number].take(records)):
+                assert number is not None, "records have a partition"
+                yield number, found
+        for number, scan in list(scans.items()):
+            if found := self._passed(follower, number, scan, patience, left is None):
+                yield number, found
+            if left is not None and scan.remains and self._is_over(number, scan):
+                left[number] = scan.target
+            elif scan.remains:
+                continue
+            del scans[number]
+            follower.drop([self._place(number)])
+
     def _place(self, partition: int) -> Place:
         return self._topic, partition
 
+    def _is_over(self, partition: int, scan: _Scan) -> bool:
+        """Whether what remains is not to be had now."""
+        return scan.is_at_end or self._answers.is_given_up(partition, scan.answered_s)
+
     def _passed(
-        self, follower: Follower, partition: int, scan: _Scan, patience: Patience | None
+        self,
+        follower: Follower,
+        partition: int,
+        scan: _Scan,
+        patience: Patience | None,
+        is_sure: bool,
     ) -> dict[int, Record | None]:
-        """The wanted offsets that are known now to have no record; goes on from there."""
+        """The wanted offsets that are known now to have no record; goes on from there.
+
+        ``is_sure``: Raise where nobody can tell; else it is no answer.
+        """
         place = self._place(partition)
         passed: list[int] = []
         if place in follower.outside:  # deleted, or a leader that does not know the end yet
-            first, end = follower.bounds(place)
+            try:
+                first, end = follower.bounds(place)
+            except (BrokerError, DeadlineExceededError) as error:
+                if is_sure or not is_retriable(error):
+                    raise
+                return {}
             known = max(first, min(end, scan.target))  # which it may have again by now
             follower.place({place: known})
             passed += scan.pass_to(known, is_end=end <= scan.target)
@@ -145,6 +189,7 @@ class _Scan:
         self.position = self.target  # the log is known up to here
         self.behind = 0  # the last record that was read
         self.is_at_end = False  # the log ends before the target
+        self.answered_s = time.monotonic()  # or when it was asked first
 
     @property
     def target(self) -> int:
@@ -168,6 +213,7 @@ class _Scan:
         if not offsets:
             return {}
         self.is_at_end = False
+        self.answered_s = time.monotonic()
         self.position = self.behind = offsets[-1] + 1
         wanted = self._wanted_to(self.position)
         if wanted == offsets:  # most often: nothing between them, and nothing gone
@@ -183,6 +229,7 @@ class _Scan:
 
     def pass_to(self, position: int, *, is_end: bool) -> list[int]:
         """The log has nothing wanted before ``position``, which may be its end."""
+        self.answered_s = time.monotonic()
         self.position = position
         passed = self._wanted_to(position)
         self.is_at_end = is_end and self.remains

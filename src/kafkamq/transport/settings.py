@@ -26,7 +26,7 @@ class Role(Enum):
 MAX_START_MS = 30_000  # R5
 MAX_TRANSACTION_MS = 60_000  # each step of ours gives up sooner; a killed process's goes on so long
 MAX_RECONNECT_MS = 1000  # a KEEPALIVE that waits for longer costs leases
-_MAX_MESSAGE_BYTES = 20 * 1024 * 1024
+_MAX_MESSAGE_BYTES = 1_000_000_000  # librdkafka's most: the topics' own limits decide
 
 _EVERYWHERE: dict[str, object] = {
     "client.id": "kafkamq",
@@ -41,7 +41,7 @@ _DEFAULTS: dict[Role, dict[str, object]] = {
     Role.PRODUCER: {
         "message.timeout.ms": MAX_START_MS,
         "linger.ms": 1,
-        "message.max.bytes": _MAX_MESSAGE_BYTES,  # the topic's own limit decides
+        "message.max.bytes": _MAX_MESSAGE_BYTES,
     },
     Role.TRANSACTIONAL: {
         "transaction.timeout.ms": 10_000,  # R22: how long a dead producer holds readers back
@@ -51,6 +51,11 @@ _DEFAULTS: dict[Role, dict[str, object]] = {
         # A transaction right behind another one is refused until that one's markers are written;
         # librdkafka's 100 ms would be the cost of every transaction.
         "retry.backoff.ms": 10,
+        # Connections that rest are closed by brokers, and by what stands before them. When the last
+        # one is, librdkafka bootstraps again: it drops the brokers that it knew, and a commit of
+        # offsets waits for the one that it remembers as the group's coordinator, mostly without end
+        # (librdkafka issue 5511). ``TransactionalProducer.init`` bootstraps anew in any case.
+        "metadata.recovery.strategy": "none",
     },
     Role.ADMIN: {},
     Role.SHARE: {},
@@ -129,6 +134,18 @@ _SECRET = re.compile(
 def is_secret(name: str) -> bool:
     """Whether a property's value must never be shown."""
     return bool(_SECRET.search(name))
+
+
+def is_new_protocol(settings: Mapping[str, object]) -> bool:
+    """Whether groups are Kafka 4's (KIP-848): what members may set there is the brokers' own."""
+    return str(settings.get("group.protocol", "")).lower() == "consumer"  # as librdkafka reads it
+
+
+def size_limit(config: ServiceConfig, topic: str) -> str:
+    """What a record of this topic may have been too large for, for people."""
+    own = config.kafka.get("message.max.bytes")
+    limit = f"max.message.bytes of {topic}"
+    return limit if own is None else f"{limit}, or message.max.bytes ({own}) in the kafka settings"
 
 
 def consumer_settings(config: ServiceConfig, *, group_id: str, **ours: object) -> dict[str, object]:

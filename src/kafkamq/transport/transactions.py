@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, FencedError, StateError
-from kafkamq.transport.bounded_call import BoundedCall, CallAbandonedError
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.errors import (
     ErrorWatch,
@@ -36,6 +38,66 @@ _SLICE_S = 0.5  # one blocking call; between two of them errors of the connectio
 _CLOSE_S = 5.0
 _METADATA_S = 5.0  # a question after a partition that the client does not know
 _OVERDUE_S = 12.0  # a call of one slice that has not returned by then never will
+_log = logging.getLogger(__name__)
+_abandoned: list[object] = []  # ending a client that a thread is inside of would hang, or crash
+
+
+class CallAbandonedError(Exception):
+    """The call did not return; its client must not be touched again."""
+
+
+class BoundedCall:
+    """Runs one client's calls one after the other in a daemon thread; one owner thread.
+
+    ``rd_kafka_send_offsets_to_transaction`` can block forever when a group's coordinator has left
+    the cluster's metadata for a moment, as every restart of a broker does (librdkafka issues 5456,
+    5511). So who waits for such calls has a bound. A call that is overdue is abandoned together
+    with its client, which can neither be used nor ended any more.
+    """
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def run(self, call: Callable[[], object], *, timeout_s: float, client: object) -> None:
+        """Run ``call`` in time, or raise CallAbandonedError and keep ``client`` forever."""
+        if self._thread is None:
+            self._calls = SimpleQueue()
+            self._thread = threading.Thread(
+                target=_serve, args=(self._calls,), name="kafkamq-calls", daemon=True
+            )
+            self._thread.start()
+        returned = threading.Event()
+        failures: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                call()
+            except BaseException as error:  # noqa: BLE001 - raised by the owner
+                failures.append(error)
+            returned.set()
+
+        self._calls.put(run)
+        if not returned.wait(timeout_s):
+            self._thread = None
+            _abandoned.append(client)
+            _log.warning(
+                "a call into librdkafka did not return; its client is abandoned",
+                extra={"timeout_s": timeout_s, "abandoned": len(_abandoned)},
+            )
+            raise CallAbandonedError(f"librdkafka did not return within {timeout_s:g} s")
+        if failures:
+            raise failures[0]
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._calls.put(None)
+            self._thread = None
+
+
+def _serve(calls: SimpleQueue[Callable[[], None] | None]) -> None:
+    for call in iter(calls.get, None):
+        call()
 
 
 class TransactionalProducer:
@@ -51,7 +113,6 @@ class TransactionalProducer:
         self.too_large = 0
         self._config = config
         self._more = settings
-        self._client_id = ""
         self._watch = ErrorWatch(config.bootstrap_servers)
         self._producer: Producer | None = None
         self._calls = BoundedCall()
@@ -73,7 +134,6 @@ class TransactionalProducer:
         settings = transactional_settings(
             self._config, transactional_id=self.transactional_id, **self._more
         )
-        self._client_id = str(settings["client.id"])
         producer = open_producer(settings, self._watch)
         self._producer = producer
         self._bounded(
@@ -187,15 +247,6 @@ class TransactionalProducer:
         self._bounded(
             f"sending offsets of {self.transactional_id}",
             lambda slice_s: producer.send_offsets_to_transaction(offsets, group_metadata, slice_s),
-            timeout_s,
-        )
-
-    def call(self, call: Callable[[Producer, str, float], object], *, timeout_s: float) -> None:
-        """Do something else in the open transaction, again until the bound while it may succeed."""
-        producer, client_id = self._ready(), self._client_id
-        self._bounded(
-            f"in a transaction of {self.transactional_id}",
-            lambda slice_s: call(producer, client_id, slice_s),
             timeout_s,
         )
 

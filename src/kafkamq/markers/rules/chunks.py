@@ -83,7 +83,7 @@ class Chunk:
         marks = _OF_HOLDS | (_HAS_ENDED if ended else 0)
         parts = [_HEAD.pack(self.ended_ms, marks)]
         if ended:
-            parts.append(_WORDS.pack(*ended.words))
+            parts.append(_WORDS.pack(*ended.all()))
         for page, hold in holds:
             parts.append(
                 _HOLD.pack(

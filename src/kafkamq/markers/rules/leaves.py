@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 
 from kafkamq.markers.rules.hold import CHUNK_OFFSETS, ENDED_MEMORY_MS, NEVER, PAGE_BITS, Hold
 from kafkamq.types import MessageId
@@ -91,13 +92,39 @@ class Leaf:
 
 
 class Ended:
-    """Messages of one chunk that have ended (R12): a word of bits for each page."""
+    """Messages of one chunk that have ended (R12): a word of bits for each page that has any."""
 
-    __slots__ = ("last_ms", "words")
+    __slots__ = ("_pages", "_words", "last_ms", "log", "number")
 
-    def __init__(self) -> None:
-        self.last_ms = -NEVER
-        self.words = array("Q", bytes(8 * _CHUNK_PAGES))
+    def __init__(self, log: HoldLog, number: int) -> None:
+        self.log = log
+        self.number = number
+        self.reset(-NEVER)
+
+    def reset(self, last_ms: int, words: Sequence[int] = ()) -> None:
+        """These only, of which the last one ended then."""
+        self.last_ms = last_ms
+        self._pages = sum([1 << page for page, word in enumerate(words) if word])
+        self._words = array("Q", [word for word in words if word])
+
+    def of(self, page: int) -> int:
+        """Those of this page, counted within the chunk."""
+        bit = 1 << page
+        return self._words[(self._pages & bit - 1).bit_count()] if self._pages & bit else 0
+
+    def set(self, page: int, word: int) -> None:
+        """These are all of the page."""
+        bit = 1 << page
+        at = (self._pages & bit - 1).bit_count()
+        if self._pages & bit:
+            self._words[at] = word
+        else:
+            self._pages |= bit
+            self._words.insert(at, word)
+
+    def all(self) -> list[int]:
+        """The words of all pages."""
+        return [self.of(page) for page in range(_CHUNK_PAGES)]
 
 
 class HoldLog:
@@ -130,4 +157,4 @@ class HoldLog:
         ended = self.ended.get(page // _CHUNK_PAGES)
         if ended is None or now_ms > ended.last_ms + ENDED_MEMORY_MS:
             return 0
-        return bits & ended.words[page % _CHUNK_PAGES]
+        return bits & ended.of(page % _CHUNK_PAGES)

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from kafkamq.errors import UnsupportedVersionError, WireError
 from kafkamq.markers.rules.chunks import Chunk, ChunkKey
 from kafkamq.markers.rules.hold import NEVER
-from kafkamq.markers.rules.holders import Holder
 from kafkamq.markers.rules.pages import LIMITS, Page, PageLimits, Pages, listed_chunks
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.queue.rules.log_clock import LogClock
@@ -191,11 +190,9 @@ def restore_tracker(
         for number, consumer_id, timeout_ms, lease_ms, renewed_ms, until_ms, references in state[
             "holders"
         ]:
-            holder = Holder(number, consumer_id, timeout_ms, lease_ms)
-            holder.renewed_ms = renewed_ms
-            holder.renewed_until_ms = until_ms
+            terms = consumer_id, timeout_ms, lease_ms
+            holder = tracker.holders.restore(number, *terms, renewed_ms, until_ms)
             holder.references = references
-            tracker.holders.restore(holder)
         pages = Pages(
             [_stored_page(line) for line in state.get("pages", ())],
             state.get("next_page", 0),

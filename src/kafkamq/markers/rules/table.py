@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 
 from kafkamq.markers.rules.chunks import Chunk, ChunkKey, read_chunk
@@ -51,8 +51,8 @@ class HoldTable:
 
     __slots__ = (
         "_asleep",
+        "_ended",
         "_firsts",
-        "_forgets",
         "_holders",
         "_load_chunk",
         "_made",
@@ -86,7 +86,7 @@ class HoldTable:
         self._load_chunk = load_chunk
         self._wakes: _Heap = []
         self._firsts: _Heap = []
-        self._forgets: list[tuple[int, int, LogKey]] = []  # heap: when a chunk's ends are no more
+        self._ended: deque[Ended] = deque()  # in turn: the next one to forget, or to look at again
         self._asleep: list[tuple[int, ChunkKey]] = []  # heap: when chunks in the store wake
         self._made = 0  # leaves, ever
         self._size = 0  # leaves that there are
@@ -208,37 +208,36 @@ class HoldTable:
 
     def remember_end(self, log: HoldLog, page: int, bits: int, now_ms: int) -> None:
         """These messages have ended; older bits than the memory go. Repeated ends do nothing."""
-        number = page // _CHUNK_PAGES
+        number, at = divmod(page, _CHUNK_PAGES)
         ended = log.ended.get(number)
         if ended is None or now_ms > ended.last_ms + ENDED_MEMORY_MS:
             ended = self._keep_ended(log, number, now_ms)
-        word = ended.words[page % _CHUNK_PAGES]
+        word = ended.of(at)
         if bits & ~word:
-            ended.words[page % _CHUNK_PAGES] = word | bits
+            ended.set(at, word | bits)
             ended.last_ms = now_ms
 
-    def _keep_ended(self, log: HoldLog, number: int, last_ms: int) -> Ended:
-        forget_ms = last_ms + ENDED_MEMORY_MS
-        if number not in log.ended:
-            heappush(self._forgets, (forget_ms, number, log.key))
-            self.next_wake_ms = min(self.next_wake_ms, forget_ms)
-        ended = log.ended[number] = Ended()
-        ended.last_ms = last_ms
+    def _keep_ended(
+        self, log: HoldLog, number: int, last_ms: int, words: Sequence[int] = ()
+    ) -> Ended:
+        ended = log.ended.get(number)
+        if ended is None:
+            ended = log.ended[number] = Ended(log, number)
+            self._ended.append(ended)
+            self.next_wake_ms = min(self.next_wake_ms, last_ms + ENDED_MEMORY_MS)
+        ended.reset(last_ms, words)
         return ended
 
     def _forget(self, now_ms: int) -> None:
-        forgets = self._forgets
-        while forgets and forgets[0][0] < now_ms:
-            _, number, key = forgets[0]
-            log = self.logs[key]
-            forget_ms = log.ended[number].last_ms + ENDED_MEMORY_MS
-            if forget_ms < now_ms:
-                heappop(forgets)
-                del log.ended[number]
-                if not log.ended and not log.leaves:
-                    del self.logs[key]
-            else:
-                heapreplace(forgets, (forget_ms, number, key))
+        """What comes after one that is remembered longer than when it was listed waits for it."""
+        chunks = self._ended
+        while chunks and chunks[0].last_ms + ENDED_MEMORY_MS < now_ms:
+            ended = chunks.popleft()
+            log = ended.log
+            del log.ended[ended.number]
+            if not log.ended and not log.leaves:
+                del self.logs[log.key]
+        chunks.rotate(-1)
 
     # ---- what comes next
 
@@ -310,8 +309,10 @@ class HoldTable:
                 if leaf.wake_ms < NEVER:
                     heappush(wakes, (leaf.wake_ms, number, leaf))
         self._forget(now_ms)
-        heaps = (wakes, self._forgets, self._asleep)
-        self.next_wake_ms = min([heap[0][0] for heap in heaps if heap] + [self.pages.wake_ms])
+        times = [heap[0][0] for heap in (wakes, self._asleep) if heap]
+        if self._ended:
+            times.append(self._ended[0].last_ms + ENDED_MEMORY_MS)
+        self.next_wake_ms = min([*times, self.pages.wake_ms])
 
     # ---- the state store
 
@@ -362,7 +363,7 @@ class HoldTable:
         log = self.logs.setdefault(key, HoldLog(key))
         ended_ms, words, holds = read_chunk(chunk.stored, self._holders.by_number)
         if words:
-            self._keep_ended(log, number, ended_ms).words = array("Q", words)
+            self._keep_ended(log, number, ended_ms, words)
         for page, hold in holds:
             if not hold.flags & DUE:
                 hold.wake_ms = self._wakes_at(hold, key[0])

@@ -18,8 +18,8 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, FencedError, KafkaMQError
 from kafkamq.markers.wire.ledger import Position, decode_position, encode_position
 from kafkamq.transport.admin import Admin
+from kafkamq.transport.commits import metadata_of
 from kafkamq.transport.errors import TransactionAbortedError
-from kafkamq.transport.group_consumer import metadata_of
 from kafkamq.transport.record import TopicPartition
 from kafkamq.transport.transactions import TransactionalProducer
 

@@ -451,12 +451,13 @@ class LocalTracker:
         LATENESS.observe_all(
             (
                 (max(0.0, action.clock_ms - action.deadline_ms + took_ms) / 1000, count)
-                for action, count in settled_of(actions, report.left)
+                for action, count in settled_of(actions, [*report.left, *report.awaited])
             ),
             part.number,
         )
         if self._is_ours(part):
             part.core.aborted(report.left)  # there was no time for them: ask again
+            part.awaits(report.awaited)
             part.settled(position, report)
         elif part.ledger is not None:
             self._ledgers.close(part.ledger)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -22,6 +23,7 @@ ENGINE = "local"
 
 _MAX_PAUSE_S = 5.0
 _FIRST_PAUSE_S = 0.1
+_LOOK_S = 5.0  # between two looks for what brokers do not know, or do not answer for
 _LEDGER_REFRESH_S = 3600.0  # Kafka forgets offsets of a group that is silent for days
 _EPOCH_REFRESH_S = 60.0  # ... and other replicas start by what partition 0's ledger says (R22)
 
@@ -70,6 +72,7 @@ class TrackedPartition:
         self._written_s = 0.0
         self._end = -1  # the log was read up to here, control records included
         self._kept_from = -1  # no position behind this offset; -1: nothing is kept
+        self._awaited: deque[tuple[float, Sequence[Settle | Carry]]] = deque()  # and until when
         self._retry_s = 0.0  # monotonic: nothing is tried before
         self._pause_s = _FIRST_PAUSE_S
         self.last_status: TrackerStatus | None = None
@@ -127,6 +130,7 @@ class TrackedPartition:
         self._written_s = 0.0 if is_written_soon else time.monotonic()
         self._end = -1
         self._kept_from = -1
+        self._awaited.clear()
         self.succeeded()
 
     # ---- reading
@@ -169,7 +173,15 @@ class TrackedPartition:
         """What to settle now; empty while a settlement is under way, or after a failure."""
         if self.is_busy or self.phase is not Phase.READING or not self.may_try():
             return ()
+        now_s = time.monotonic()
+        while self._awaited and self._awaited[0][0] < now_s:
+            self.core.aborted(self._awaited.popleft()[1])
         return self.core.plan(self._config.max_offsets_per_commit)
+
+    def awaits(self, actions: Sequence[Settle | Carry]) -> None:
+        """These cannot be settled yet (R18): they are planned again after a while."""
+        if actions:
+            self._awaited.append((time.monotonic() + _LOOK_S, actions))
 
     def keep_from(self, offset: int) -> None:
         """No position behind this record: its copy in the quarantine is not confirmed (R21).
@@ -211,8 +223,9 @@ class TrackedPartition:
         """A settlement is done; its ENDs come back through the log."""
         self.redelivered += report.copies
         self.dead_lettered += report.dead_letters
-        self._written = position
-        self._written_s = time.monotonic()
+        if report.transactions:
+            self._written = position
+            self._written_s = time.monotonic()
         self.batch += 1
         self.succeeded()
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import logging
 import random
-import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.errors import KafkaMQError
 from kafkamq.markers.rules.batching import join
 from kafkamq.markers.rules.delivery import Carry, Copy, DeadLetter, DueCause, Settle, decide
 from kafkamq.markers.rules.hold import lowest
-from kafkamq.markers.rules.rows import Rows
-from kafkamq.markers.tracker.rereading import Found, FoundAction, Rereader
+from kafkamq.markers.rules.rows import cut, size_of
+from kafkamq.markers.tracker.reading import Found, FoundAction, Rereader
 from kafkamq.markers.wire.markers import encode_end, encode_known_end, encode_schedule
 from kafkamq.markers.wire.message_batches import encode_batches
 from kafkamq.queue.wire.headers import (
@@ -32,7 +32,8 @@ from kafkamq.queue.wire.headers import (
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.queue.wire.partitions import key_partition, marker_key
 from kafkamq.queue.wire.stamps import stamped_copy_headers, unstamped
-from kafkamq.transport.patience import Patience
+from kafkamq.transport.admin import TopicInfo
+from kafkamq.transport.settings import size_limit
 from kafkamq.transport.transactions import NewRecord
 from kafkamq.types import (
     DeadLetterReason,
@@ -50,7 +51,6 @@ _log = logging.getLogger(__name__)
 _OVERHEAD_BYTES = 128  # of a record and its batch, beyond key, value and headers
 _HEADER_BYTES = 8
 _COPY_BYTES = _OVERHEAD_BYTES + 400  # with an origin, which names a topic, and a count
-_PART_S = 2.0
 _Place = tuple[int, int, MessageId]
 """Of a row: marker partition and offset of its START, and the message."""
 
@@ -60,10 +60,15 @@ _LOST = DeadLetterReason.PAYLOAD_LOST
 
 @dataclass(slots=True)
 class Part:
-    """The records of one transaction: rows ``begin`` to ``end`` (half-open) of a plan."""
+    """The records of one transaction.
 
-    begin: int
-    end: int
+    Attributes:
+        rows: How many are done with it, those that are awaited among them.
+        awaited: Of these.
+    """
+
+    rows: int = 0
+    awaited: list[Settle | Carry] = field(default_factory=list)
     size_bytes: int = 0
     records: list[NewRecord] = field(default_factory=list)
     copies: int = 0
@@ -100,19 +105,21 @@ class Part:
 
 
 class Rewriter:
-    """Prepares the parts of plans; one owner thread."""
+    """Prepares the records of windows; one owner thread.
+
+    ``rereader``: Whose topics the copies go to. ``waits``: A part ends before a row that is
+    awaited; else that row is one of the part's, without a record.
+    """
 
     def __init__(
-        self, config: ServiceConfig, tracker: TrackerConfig, patience: Patience | None = None
+        self, config: ServiceConfig, tracker: TrackerConfig, rereader: Rereader, *, waits: bool
     ) -> None:
+        self._waits = waits
         self._config = config
         self._tracker = tracker
-        self._rereader = Rereader(
-            config, max_ahead_bytes=tracker.max_transaction_bytes, patience=patience
-        )
+        self._rereader = rereader
         self._random = random.Random()  # spreads copies over partitions, decides nothing
-        self._max_rows = tracker.max_offsets_per_commit
-        self._max_bytes = tracker.max_transaction_bytes  # of the part that is prepared
+        self._max_bytes = 0  # of the part that is prepared
         # The row that a broker refused last, by its place, and how often. It is the next one to be
         # written; if another one's refusal is remembered instead, it is refused once more.
         self._refused: tuple[_Place | None, int] = None, 0
@@ -120,98 +127,89 @@ class Rewriter:
         # our records there (R38), and why nothing can be written to it.
         self._topic, self._stamp, self._lack = "", b"", ""
 
-    def prepare(self) -> None:
-        """Connect before there is something to do."""
-        self._rereader.prepare()
-
-    def close(self) -> None:
-        """Close the readers; idempotent."""
-        self._rereader.close()
-
-    def part(
-        self,
-        partition: int,
-        rows: Rows,
-        begin: int,
-        *,
-        max_bytes: int,
-        timeout_s: float = 60.0,
-    ) -> Part:
-        """The records of as many rows as one transaction may hold (R16), at least one.
-
-        Where each row costs a seek a part ends after two seconds: what is read is written while
-        the rest still has to be read.
+    def part(self, partition: int, window: Sequence[FoundAction], *, max_bytes: int) -> Part:
+        """The records of as many rows of a window as one transaction may hold (R16), at least one.
 
         Args:
             partition: Of the markers, that the rows are of.
-            rows: The whole plan.
-            begin: First row that is not done.
-            max_bytes: Of its records; the last row may go beyond it.
-            timeout_s: Bound of the reading.
+            window: What was read of the rows.
+            max_bytes: Of the records; the last row may go beyond it.
 
         Raises:
-            BrokerError, DeadlineExceededError: The STARTs could not be read in time.
+            BrokerError, DeadlineExceededError: Brokers did not tell what the topics are.
         """
-        began_s = time.monotonic()
-        deadline_s, full_s = began_s + timeout_s, began_s + _PART_S
-        part = Part(begin, begin)
+        part = Part()
         self._max_bytes = max_bytes
-        chosen = rows.part(begin, begin + self._max_rows)
         self._aim(None)
-        for found in self._rereader.rows(partition, chosen, deadline_s=deadline_s):
-            self._rewrite_action(part, partition, found)
-            if part.size_bytes >= self._max_bytes or time.monotonic() > full_s:
+        for found in window:
+            if not self._rewrite_action(part, partition, found):
                 break
         self._end_batches(part, partition)
-        # After a refusal parts are small; they grow again while nothing is refused.
-        self._max_rows = min(self._tracker.max_offsets_per_commit, 2 * self._max_rows)
         return part
 
-    def refused(self, partition: int, rows: Rows, part: Part) -> None:
-        """A broker refused a record of this part for its size: find which one, by halves.
+    def refused(self, partition: int, row: Settle | Carry) -> None:
+        """A broker refused the records of one row for their size.
 
-        The one that is left alone becomes a dead letter by reference (R11), and if even that is
-        too large, one without the user's key and headers.
+        It becomes a dead letter by reference (R11), and if even that is too large, one without the
+        user's key and headers.
         """
-        count = part.end - part.begin
-        if count > 1:
-            self._max_rows = count // 2
-            return
-        place = _place(partition, rows.part(part.begin, part.begin + 1)[0])
+        place = _place(partition, row)
         refused, times = self._refused
         self._refused = place, 1 + (times if place == refused else 0)
-        self._max_rows = 1
 
-    def _rewrite_action(self, part: Part, partition: int, found: FoundAction) -> None:
-        """The records of as many messages of an action as the part has room for."""
-        row, start = found.row, found.start
+    def _rewrite_action(self, part: Part, partition: int, found: FoundAction) -> bool:
+        """The records of as many messages of an action as the part has room for; is there more?"""
+        start, known = found.start, found.known
         if (start.message_topic if start else "") != self._topic or self._topic:
-            self._aim(start)
-        if (
-            start is not None
-            and not self._topic
-            and start.batches
-            and found.refers
-            and not self._is_refused(partition, row.start_offset)
-        ):
-            assert isinstance(row, Settle), "it refers to messages"
-            usual = decide(
-                row,
-                Marker(MarkerType.START, max_deliveries=start.max_deliveries),
-                start_timestamp_ms=found.timestamp_ms,
-                max_deliveries=self._tracker.max_deliveries,
-            )
-            if isinstance(usual, Copy):
-                self._copy_all(part, partition, found, row, usual)
-                return
-        for each in found.messages():
-            self._rewrite(part, partition, each)
-            part.end += 1
-            if part.size_bytes >= self._max_bytes:
-                return
+            known = known if self._aim(start) else 0
+        before, usual = part.rows, self._usual(partition, found) if known else None
+        if usual is not None:
+            self._copy_all(part, partition, found, usual)
+        else:
+            for number in range(known):
+                if part.size_bytes >= self._max_bytes:
+                    break
+                message = found.message(number)
+                if self._has_no_leader(message.row, message.start):
+                    if not self._await(part, message.row):
+                        break
+                    continue
+                self._rewrite(part, partition, message)
+                part.rows += 1
+        if part.rows - before < known:
+            return False
+        if known < found.size and not self._await(part, cut(found.row, known)):
+            return False
+        return part.size_bytes < self._max_bytes
 
-    def _aim(self, start: Marker | None) -> None:
-        """Where the copies of this START's messages go; None: the namespace's topic."""
+    def _await(self, part: Part, row: Settle | Carry) -> bool:
+        """These messages are done without a record; False: the part ends before them."""
+        if not self._waits:
+            part.awaited.append(row)
+            part.rows += size_of(row)
+        return not self._waits
+
+    def _usual(self, partition: int, found: FoundAction) -> Copy | None:
+        """What becomes of those messages of a batch that say nothing by which they are judged."""
+        row, start = found.row, found.start
+        if start is None or self._topic or not (start.batches and found.refers):
+            return None
+        if self._is_refused(partition, row.start_offset):
+            return None
+        assert isinstance(row, Settle), "it refers to messages"
+        usual = decide(
+            row,
+            Marker(MarkerType.START, max_deliveries=start.max_deliveries),
+            start_timestamp_ms=found.timestamp_ms,
+            max_deliveries=self._tracker.max_deliveries,
+        )
+        return usual if isinstance(usual, Copy) else None
+
+    def _aim(self, start: Marker | None) -> bool:
+        """Where the copies of this START's messages go; None: the namespace's topic.
+
+        False: that is awaited. Whoever writes STARTs chooses the topic, so no error of it is ours.
+        """
         self._topic = "" if start is None else start.message_topic
         self._stamp, self._lack = b"", ""
         if not self._topic:
@@ -220,27 +218,33 @@ class Rewriter:
             self._lack = f"{self._topic} is no topic of a queue"
         else:
             lookup = self._rereader.lookup_of(start)
-            topic = lookup.require_place()
-            if topic is None:
+            try:
+                topic = lookup.place()
+            except KafkaMQError:
+                return False
+            if topic is not None:
+                self._messages, self._stamp = topic, lookup.stamp
+            elif lookup.is_gone():
                 self._lack = f"topic {self._topic} does not exist any more"
             else:
-                self._messages, self._stamp = topic, lookup.stamp
+                return False
         self._max_message_bytes = _limit(self._messages.settings)
+        self._targets = _targets(self._messages)
+        return True
 
     def _is_refused(self, partition: int, start_offset: int) -> bool:
         """Whether one of the START's messages was too large."""
         place, _ = self._refused
         return place is not None and place[:2] == (partition, start_offset)
 
-    def _copy_all(
-        self, part: Part, partition: int, found: FoundAction, row: Settle, usual: Copy
-    ) -> None:
+    def _copy_all(self, part: Part, partition: int, found: FoundAction, usual: Copy) -> None:
         """Messages of a batch; most of them say nothing that a delivery is judged by."""
+        row = found.row
         first = row.message_id
         bits, other, copies = row.bits, 0, 0
         offset = first.offset - 1
-        topic, number = self._messages, first.partition
-        target = int(self._random.random() * topic.partitions)
+        topic, number, lost = self._messages, first.partition, self._messages.leaderless
+        target = self._random.choice(self._targets)
         place = f"{topic.name}/{number}/".encode("ascii")
         counted: list[Header] = []
         if usual.delivery_count > 1:
@@ -253,7 +257,12 @@ class Rewriter:
             offset += skipped
             if size_bytes >= full:
                 break
-            part.end += 1
+            if lost and record is not None and self._is_to(lost, record.key()):
+                if not self._await(part, cut(row, at, at + 1)):
+                    break
+                other |= 1 << offset - first.offset
+                continue
+            part.rows += 1
             if record is not None:
                 headers: Headers = record.headers() or ()  # type: ignore[assignment]  # a list
                 key, value = record.key() or b"", record.value()
@@ -264,7 +273,7 @@ class Rewriter:
                         is_usual = False
                 if is_usual and size <= largest:
                     origin = b"%b%d/%d" % (place, offset, record.timestamp()[1])
-                    to = self._spread(key, topic.partitions) if b"\0" in key else target
+                    to = self._spread(key, topic) if b"\0" in key else target
                     add((topic.name, to, key, value, (*headers, (ORIGIN, origin), *counted)))
                     size_bytes += size
                     copies += 1
@@ -327,7 +336,7 @@ class Rewriter:
         else:
             first = None if row.of_schedule else self._origin(partition, found)
             headers = copy_headers(start.headers, delivery_count=count, origin=first)
-            to = self._spread(key, topic.partitions)
+            to = self._spread(key, topic)
         size_bytes = _size(key, value, headers)
         if size_bytes > self._max_message_bytes:
             return False
@@ -361,7 +370,7 @@ class Rewriter:
         self, part: Part, partition: int, found: Found, start: Marker, topic: str, refusals: int
     ) -> None:
         """R11: never a stall; the payload lives as long as the record that still has it."""
-        text = f"its copy is larger than max.message.bytes of {topic}"
+        text = f"its copy is larger than {size_limit(self._config, topic)}"
         lost = DeadLetter(_LOST, _joined(text, found.error))
         self._bury(part, partition, found, start, lost, max(1, refusals), with_payload=True)
 
@@ -405,7 +414,7 @@ class Rewriter:
                 )
         if refusals >= 2:
             key = None
-        part.add(topic.name, self._spread(key, topic.partitions), key, value, headers)
+        part.add(topic.name, self._spread(key, topic), key, value, headers)
         self._end(part, partition, found, Outcome.DEAD_LETTERED, cut_text(why.error))
         part.dead_letters += 1
         part.payload_lost += why.reason is _LOST
@@ -460,11 +469,25 @@ class Rewriter:
             )
         return self._origin(partition, found)
 
-    def _spread(self, key: bytes | None, partitions: int) -> int:
-        """Partition of a copy: by its key when the sender gave one, else any."""
+    def _has_no_leader(self, row: Settle | Carry, start: Marker | None) -> bool:
+        """Whether nobody leads the partition where a copy of the message must go."""
+        lost = self._messages.leaderless
+        if not lost or self._lack or start is None:
+            return False
+        if self._topic:
+            return row.message_id.partition % self._messages.partitions in lost
+        return self._is_to(lost, start.key)
+
+    def _is_to(self, partitions: Container[int], key: bytes | None) -> bool:
+        """Whether a copy with this key goes to one of these, and to no other one."""
+        is_given = key is not None and split_key(key)[1] is not None
+        return is_given and key_partition(key or b"", self._messages.partitions) in partitions
+
+    def _spread(self, key: bytes | None, topic: TopicInfo) -> int:
+        """Partition of a copy or letter: by its key when the sender gave one, else any."""
         if key is not None and split_key(key)[1] is not None:
-            return key_partition(key, partitions)
-        return int(self._random.random() * partitions)
+            return key_partition(key, topic.partitions)
+        return self._random.choice(_targets(topic))
 
 
 def _place(partition: int, row: Settle | Carry) -> _Place:
@@ -476,6 +499,14 @@ def _size(key: bytes | None, value: bytes | None, headers: Headers) -> int:
     for name, content in headers:
         size += _HEADER_BYTES + len(name) + len(content or b"")
     return size
+
+
+def _targets(topic: TopicInfo) -> Sequence[int]:
+    """Where it can be written to."""
+    numbers = range(topic.partitions)
+    if not topic.leaderless:
+        return numbers
+    return [number for number in numbers if number not in topic.leaderless] or numbers
 
 
 def _limit(settings: Mapping[str, str]) -> int:

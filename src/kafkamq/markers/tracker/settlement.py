@@ -1,9 +1,9 @@
 """Performs what a tracker planned: copies, dead letters, ENDs and the position, in transactions.
 
-R14-R16, R18, R19. The STARTs are read again from the markers topic by their offsets, because
-payloads never enter a tracker's state; then each part of the plan (at most 50,000 actions, 16 MiB
-or what goes through in time, or what two seconds of reading gave) becomes one transaction with the
-position of the tracker and the count of rows done.
+R14-R16, R18, R19. A plan is settled by windows of its next rows. Each is read again from the
+logs, because payloads never enter a tracker's state, and becomes one transaction with the position
+of the tracker and the count of rows done. No row waits for another's absence: what brokers do not
+know yet, or do not answer for, counts as done, and its owner asks for it again.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, FencedError
 from kafkamq.markers.rules.delivery import Carry, Settle
-from kafkamq.markers.rules.rows import Rows
+from kafkamq.markers.rules.rows import Rows, size_of
 from kafkamq.markers.tracker.ledger import Ledger
+from kafkamq.markers.tracker.reading import Rereader
 from kafkamq.markers.tracker.rewriting import Part, Rewriter
 from kafkamq.transport.errors import (
     REFUSALS,
@@ -34,9 +35,17 @@ _log = logging.getLogger(__name__)
 _MAX_ATTEMPTS = 8
 _FIRST_PAUSE_S = 0.05
 _MAX_PAUSE_S = 2.0
+_LOOK_S = 0.5  # between two looks for what holds up a settlement
 _WRITE_S = 8.0  # what a transaction may take; it begins when its rows are ready (R22)
-_LEAST_BYTES = 64 * 1024  # of a transaction, however slow the others were
-_GROWS_AFTER = 10  # transactions that were full
+_FULL_S = 10.0 / 3  # ... and a full one does: a third of what it may take for the brokers
+_FIRST_BYTES = 1024 * 1024  # of a transaction, before it is known what goes through
+_LEAST_BYTES = 64 * 1024  # ... however slow the others were
+_MAX_GROWTH = 4  # from one to the next
+_CAREFUL = 10  # full transactions behind one that failed
+_FIRST_ROWS = 4096
+_LEAST_ROWS = 16  # of a window, unless they take longer than
+_LEAST_S = 4.0  # this: a settlement may not take much longer
+_READ_S = 1.0
 # Of a member: the partition went to another one of the group.
 _HOPELESS = REFUSALS | {Meaning.NO_MEMBER, Meaning.STALE_MEMBER}
 
@@ -46,7 +55,7 @@ class SettleReport:
     """What one ``settle`` did.
 
     ``skipped`` rows were done by an earlier attempt. ``left`` is for what the time was too short:
-    none of these transactions began.
+    none of these transactions began. ``awaited`` cannot be settled yet: ask for it again later.
     """
 
     copies: int = 0
@@ -56,6 +65,7 @@ class SettleReport:
     skipped: int = 0
     transactions: int = 0
     left: Sequence[Settle | Carry] = ()
+    awaited: Sequence[Settle | Carry] = ()
 
 
 class SettlementError(BrokerError):
@@ -71,19 +81,19 @@ class SettlementError(BrokerError):
 
 
 class TransactionSize:
-    """How many bytes a transaction takes: what goes through before it times out. Thread-safe.
+    """How many bytes a transaction takes: what goes through in good time. Thread-safe.
 
-    Any failure halves it. Over a slow link a transaction of the same size would time out again and
-    again, and a time-out does not always say so: where the broker is the first to end the
-    transaction, the producer seems to be fenced. A failure of another kind costs next to nothing,
-    since small transactions that succeed make it grow again within seconds. The failure of a
-    transaction that takes the least, as one of a tracker at rest, says nothing about the size.
+    It is a third of what went through in the time-out of the last full ones. Any failure halves it:
+    a time-out does not always say so, since where the broker is the first to end the transaction
+    the producer seems to be fenced. Behind a failure it stays below the size that failed for ten
+    full transactions. The failure of a small one, as one of a tracker at rest, says nothing.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self.bytes = max_bytes
         self._max_bytes = max_bytes
-        self._full = 0  # transactions of this size that were committed
+        self.bytes = min(_FIRST_BYTES, max_bytes)
+        self._failed_bytes = 0  # of the last one that failed
+        self._careful = 0  # so many stay below that
         self._lock = threading.Lock()
 
     def failed(self, size_bytes: int) -> None:
@@ -92,15 +102,58 @@ class TransactionSize:
             return
         with self._lock:
             self.bytes = min(self.bytes, max(size_bytes // 2, _LEAST_BYTES))
-            self._full = 0
+            self._failed_bytes, self._careful = size_bytes, _CAREFUL
 
-    def committed(self, size_bytes: int) -> None:
-        """A transaction of so many bytes was committed; smaller ones than the limit say nothing."""
+    def committed(self, size_bytes: int, seconds: float) -> None:
+        """A transaction of so many bytes took so long; of less than half the limit says nothing."""
         with self._lock:
-            self._full += size_bytes >= self.bytes
-            if self._full >= _GROWS_AFTER:
-                self.bytes = min(2 * self.bytes, self._max_bytes)
-                self._full = 0
+            if 2 * size_bytes < self.bytes:
+                return
+            fitting = int(size_bytes * _FULL_S / max(seconds, 1e-3))
+            limit = min(_MAX_GROWTH * self.bytes, self._max_bytes)
+            if self._careful:
+                self._careful -= 1
+                limit = min(limit, self._failed_bytes - 1)
+            self.bytes = min(max(fitting, _LEAST_BYTES), limit)
+
+
+class WindowSize:
+    """How many rows and bytes a window has, by what the last ones took; one owner thread.
+
+    A window takes a second of reading, but of at least 16 rows: where a read costs the same for one
+    row and for many, fewer would only be slower. Where a seek takes seconds these would take longer
+    than a settlement may, and it is fewer.
+    """
+
+    def __init__(self, max_rows: int) -> None:
+        self._max_rows = max_rows
+        self._rows = _FIRST_ROWS  # that can be read in time
+        self._row_bytes = 0.0  # what a row became
+        self._refused_rows = max_rows
+
+    def rows(self, max_bytes: int) -> int:
+        """Of the next one, at least one."""
+        rows = min(self._rows, self._max_rows, self._refused_rows)
+        return max(1, min(rows, int(max_bytes / max(self._row_bytes, 1.0))))
+
+    def read(self, rows: int, seconds: float) -> None:
+        """So many were read: the next ones may be as many as fit at this rate."""
+        if rows < self._rows and seconds <= _READ_S:
+            return  # there were no more
+        fitting = min(int(rows * _READ_S / max(seconds, 1e-9)), 4 * self._rows)
+        least = min(_LEAST_ROWS, int(rows * _LEAST_S / max(seconds, 1e-9)))
+        self._rows = min(self._max_rows, max(1, least, fitting))
+
+    def written(self, rows: int, size_bytes: int) -> None:
+        """A transaction took so many bytes."""
+        if rows and size_bytes:
+            self._row_bytes = size_bytes / rows
+        # After a refusal windows are small; they grow again while nothing is refused.
+        self._refused_rows = min(self._max_rows, 2 * self._refused_rows)
+
+    def refused(self, rows: int) -> None:
+        """One of so many rows was refused for its size: find which, by halves."""
+        self._refused_rows = max(1, rows // 2)
 
 
 class Settler:
@@ -108,7 +161,8 @@ class Settler:
 
     Holds read_committed readers of the markers and messages topics, kept between calls. Settlers
     that share ``patience`` share their searches for messages that are not there yet; those that
-    share ``size`` learn from each other how large transactions may be.
+    share ``size`` learn from each other how large transactions may be. ``waits``: What is awaited
+    holds up what is behind it; for an owner that cannot ask for it again.
     """
 
     def __init__(
@@ -117,9 +171,13 @@ class Settler:
         tracker: TrackerConfig,
         patience: Patience | None = None,
         size: TransactionSize | None = None,
+        *,
+        waits: bool = False,
     ) -> None:
-        self._size = size or TransactionSize(tracker.max_transaction_bytes)
-        self._rewriter = Rewriter(config, tracker, patience)
+        self.size = size or TransactionSize(tracker.max_transaction_bytes)
+        self.window = WindowSize(tracker.max_offsets_per_commit)
+        self.rereader = Rereader(config, patience)
+        self.rewriter = Rewriter(config, tracker, self.rereader, waits=waits)
 
     def settle(
         self,
@@ -158,24 +216,25 @@ class Settler:
             OutcomeUnknownError: With ``reopen=False``, or when the ledger could not be opened again
                 in time: repeat the same batch, or open the ledger and look.
         """
-        run = _Run(
+        run = Settlement(
+            self,
             ledger,
             Rows(actions),
-            position,
-            batch,
-            source_hash,
-            tuple(members),
-            time.monotonic() + timeout_s,
+            position=position,
+            batch=batch,
+            source_hash=source_hash,
+            members=members,
+            deadline_s=time.monotonic() + timeout_s,
         )
         pause_s = _FIRST_PAUSE_S
         attempt = 0
         while True:
-            cause = self._attempt(run, reopen=reopen)
+            cause = run.attempt(reopen=reopen)
             if cause is None:
                 return run.report
             attempt += 1
             if attempt == _MAX_ATTEMPTS or meaning(cause) in _HOPELESS or run.left_s() <= pause_s:
-                raise self._not_done(run, cause)
+                raise run.not_done(cause)
             _log.info(
                 "settling again",
                 extra={
@@ -188,150 +247,197 @@ class Settler:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
-    def _attempt(self, run: _Run, *, reopen: bool) -> BrokerError | None:
+    def prepare(self) -> None:
+        """Connect before there is something to settle: the first one would be late by that."""
+        self.rereader.prepare()
+
+    def close(self) -> None:
+        """Close the readers; idempotent."""
+        self.rereader.close()
+
+
+class Settlement:
+    """One plan, and how much of it is done; made for one ``Settler.settle``."""
+
+    def __init__(
+        self,
+        settler: Settler,
+        ledger: Ledger,
+        rows: Rows,
+        *,
+        position: int,
+        batch: int,
+        source_hash: str,
+        members: Sequence[bytes],
+        deadline_s: float,
+    ) -> None:
+        self.report = SettleReport()
+        self._settler = settler
+        self._ledger = ledger
+        self._rows = rows
+        self._position = position
+        self._batch = batch
+        self._source_hash = source_hash
+        self._members = members
+        self._deadline_s = deadline_s
+        self._done = 0  # rows, those that are awaited among them
+        self._has_begun = False  # ... by this settlement
+        self._awaited: list[tuple[int, Settle | Carry]] = []  # with the row behind each
+        self._unknown: BrokerError | None = None  # the last commit whose outcome is not known
+        self._is_behind_refusal = False  # the last transaction had a record that was too large
+
+    def left_s(self) -> float:
+        """What is left of the bound; a little at least, so that a last attempt can end."""
+        return max(0.5, self._deadline_s - time.monotonic())
+
+    def attempt(self, *, reopen: bool) -> BrokerError | None:
         """Go on behind what is done; returns what is in the way, None when all is done."""
+        ledger = self._ledger
         try:
-            if run.ledger.is_resting:
-                run.ledger.resume(timeout_s=run.left_s())
-            elif not run.ledger.is_open:
+            if ledger.is_resting:
+                ledger.resume(timeout_s=self.left_s())
+            elif not ledger.is_open:
                 if not reopen:
                     raise OutcomeUnknownError("the ledger must be opened again", code="NOT_OPEN")
-                run.ledger.open(timeout_s=run.left_s())
-            run.unknown = None  # the ledger is read: now it is known
-            self._perform(run)
+                ledger.open(timeout_s=self.left_s())
+            self._unknown = None  # the ledger is read: now it is known
+            if ledger.is_past(self._batch):
+                self.report.skipped = len(self._rows)
+                return None
+            self._begin()
+            while self.step():
+                pass
         except TransactionAbortedError as error:
             return error
         except (FencedError, OutcomeUnknownError) as error:
             if not reopen or error.code == "LATER_START":
                 raise
-            run.unknown = error
+            self._unknown = error
             return error
         except (BrokerError, DeadlineExceededError) as error:
-            run.ledger.abort()  # what was not committed explicitly did not happen
+            ledger.abort()  # what was not committed explicitly did not happen
             if isinstance(error, BrokerError):
                 return error
             return BrokerError(str(error), code="DEADLINE", is_retriable=True)
+        self.report.awaited = [row for _, row in self._awaited]
         return None
 
-    def prepare(self) -> None:
-        """Connect before there is something to settle: the first one would be late by that."""
-        self._rewriter.prepare()
+    def _begin(self) -> None:
+        """Behind what the ledger says."""
+        self._done = self._ledger.rows_done(self._batch)
+        self._awaited = [(end, row) for end, row in self._awaited if end <= self._done]
+        if not self.report.transactions:
+            self.report.skipped = self._done
+        if not self._rows:
+            self._ledger.begin()
+            self._commit(0)
 
-    def close(self) -> None:
-        """Close the readers; idempotent."""
-        self._rewriter.close()
+    def step(self) -> bool:
+        """Settle one window of rows; False: all that there is time for is done."""
+        rows, done, settler = self._rows, self._done, self._settler
+        if done >= len(rows):
+            return False
+        if self._has_begun and time.monotonic() > self._deadline_s - _WRITE_S:
+            self.report.left = rows.part(done)
+            return False
+        max_bytes, began_s = settler.size.bytes, time.monotonic()
+        partition = self._ledger.key.partition
+        window = settler.rereader.window(
+            partition,
+            rows.part(done, done + settler.window.rows(max_bytes)),
+            deadline_s=began_s + self.left_s(),
+            max_bytes=max_bytes,
+        )
+        read = sum(found.size for found in window)
+        settler.window.read(read, time.monotonic() - began_s)
+        part = settler.rewriter.part(partition, window, max_bytes=max_bytes)
+        if not part.rows:
+            self._wait()
+        elif not part.records or self._write(part):
+            self._done += part.rows
+            self._awaited += [(self._done, row) for row in part.awaited]
+            self._has_begun = True
+        return True
 
-    def _perform(self, run: _Run) -> None:
-        """Everything that the ledger does not hold yet."""
-        ledger = run.ledger
-        if ledger.is_past(run.batch):
-            run.report.skipped = len(run.rows)
-            return
-        done = ledger.rows_done(run.batch)
-        if not run.report.transactions:
-            run.report.skipped = done
-        if not run.rows:
-            ledger.begin()
-            self._commit(run, 0)
-            return
-        while done < len(run.rows):
-            if run.report.transactions and not run.may_read():
-                run.report.left = run.rows.part(done)
-                return
-            part = self._rewriter.part(
-                ledger.key.partition,
-                run.rows,
-                done,
-                max_bytes=self._size.bytes,
-                timeout_s=run.left_s(),
+    def _wait(self) -> None:
+        """For what holds up the settlement."""
+        if time.monotonic() + _LOOK_S > self._deadline_s:
+            where = f"{self._ledger.key.topic}[{self._ledger.key.partition}]"
+            raise BrokerError(
+                f"{where}: what its markers name is not known yet, or cannot be read",
+                code="UNKNOWN_PARTITION",
+                is_retriable=True,
             )
-            try:
-                is_written = self._write(run, part)
-            except (BrokerError, DeadlineExceededError):
-                self._size.failed(part.size_bytes)
-                raise
-            if is_written:
-                self._size.committed(part.size_bytes)
-                done = part.end
+        time.sleep(_LOOK_S)
 
-    def _write(self, run: _Run, part: Part) -> bool:
+    def _write(self, part: Part) -> bool:
         """One part, in one transaction (R15); False: something in it is too large (R11)."""
-        ledger = run.ledger
-        producer = ledger.producer
+        ledger, settler = self._ledger, self._settler
+        producer, began_s = ledger.producer, time.monotonic()
         ledger.begin()
         try:
-            producer.produce_records(part.records, timeout_s=run.writing_s())
-            self._commit(run, part.end)
-        except (FencedError, OutcomeUnknownError):
+            producer.produce_records(part.records, timeout_s=self._writing_s())
+            self._commit(self._done + part.rows)
+        except (BrokerError, DeadlineExceededError) as error:
+            if self._is_too_large(part, error):
+                return False
+            settler.size.failed(part.size_bytes)
+            settler.rereader.messages.ask_again()  # a partition may have no leader any more
             raise
-        except BrokerError:
-            # Which serves the reports: what follows the refused record is refused for that alone.
-            ledger.abort()
-            is_too_large, is_behind = producer.too_large > 0, run.is_behind_refusal
-            run.is_behind_refusal = is_too_large
-            # Behind a refusal one more fails: the sequence number of what was refused is missing.
-            goes_on = is_too_large or (is_behind and ledger.is_open)
-            if not goes_on or time.monotonic() > run.deadline_s:
-                raise
-            if is_too_large:
-                self._rewriter.refused(ledger.key.partition, run.rows, part)
-            return False
-        run.is_behind_refusal = False
-        report = run.report
+        settler.size.committed(part.size_bytes, time.monotonic() - began_s)
+        settler.window.written(part.rows - sum(map(size_of, part.awaited)), part.size_bytes)
+        self._is_behind_refusal = False
+        report = self.report
         report.copies += part.copies
         report.dead_letters += part.dead_letters
         report.carried += part.carried
         report.payload_lost += part.payload_lost
         return True
 
-    def _commit(self, run: _Run, rows_done: int) -> None:
-        run.ledger.commit(
-            run.position,
-            batch=run.batch,
-            rows_done=rows_done,
-            source_hash=run.source_hash,
-            members=run.members,
-            timeout_s=run.writing_s(),
-        )
-        run.report.transactions += 1
+    def _is_too_large(self, part: Part, error: Exception) -> bool:
+        """Whether a record was refused for its size, or for nothing but that one before it was."""
+        if isinstance(error, (FencedError, OutcomeUnknownError, DeadlineExceededError)):
+            return False
+        ledger = self._ledger
+        # Which serves the reports: what follows the refused record is refused for that alone.
+        ledger.abort()
+        is_too_large, is_behind = ledger.producer.too_large > 0, self._is_behind_refusal
+        self._is_behind_refusal = is_too_large
+        # Behind a refusal one more fails: the sequence number of what was refused is missing.
+        goes_on = is_too_large or (is_behind and ledger.is_open)
+        if not goes_on or time.monotonic() > self._deadline_s:
+            return False
+        if is_too_large:
+            if part.rows == 1:
+                row = self._rows.part(self._done, self._done + 1)[0]
+                self._settler.rewriter.refused(ledger.key.partition, row)
+            self._settler.window.refused(part.rows)
+        return True
 
-    def _not_done(self, run: _Run, cause: BrokerError) -> BrokerError:
-        """Say what is known: with an unknown outcome nobody may ask again yet."""
-        if run.unknown is not None:
-            return run.unknown
-        done = run.ledger.rows_done(run.batch)
-        where = f"{run.ledger.key.topic}[{run.ledger.key.partition}]"
-        error = SettlementError(
-            f"{where}: {len(run.rows) - done} actions of batch {run.batch} are not done: {cause}",
-            run.rows.part(done),
+    def _commit(self, rows_done: int) -> None:
+        self._ledger.commit(
+            self._position,
+            batch=self._batch,
+            rows_done=rows_done,
+            source_hash=self._source_hash,
+            members=self._members,
+            timeout_s=self._writing_s(),
         )
+        self.report.transactions += 1
+
+    def _writing_s(self) -> float:
+        """What a transaction may take: never a rest of the bound that is too short for it."""
+        return max(_WRITE_S, self._deadline_s - time.monotonic())
+
+    def not_done(self, cause: BrokerError) -> BrokerError:
+        """Say what is known: with an unknown outcome nobody may ask again yet."""
+        if self._unknown is not None:
+            return self._unknown
+        key, done = self._ledger.key, self._ledger.rows_done(self._batch)
+        actions = [row for end, row in self._awaited if end <= done] + [*self._rows.part(done)]
+        count = sum(map(size_of, actions))
+        where = f"{key.topic}[{key.partition}]"
+        text = f"{where}: {count} actions of batch {self._batch} are not done: {cause}"
+        error = SettlementError(text, actions)
         error.__cause__ = cause
         return error
-
-
-@dataclass(slots=True)
-class _Run:
-    """One ``settle``."""
-
-    ledger: Ledger
-    rows: Rows
-    position: int
-    batch: int
-    source_hash: str
-    members: tuple[bytes, ...]
-    deadline_s: float  # monotonic
-    report: SettleReport = field(default_factory=SettleReport)
-    unknown: BrokerError | None = None  # the last commit whose outcome is not known
-    is_behind_refusal: bool = False  # the last transaction had a record that was too large
-
-    def left_s(self) -> float:
-        """What is left of the bound; a little at least, so that a last attempt can end."""
-        return max(0.5, self.deadline_s - time.monotonic())
-
-    def may_read(self) -> bool:
-        """Whether more rows can be read and written in time."""
-        return time.monotonic() < self.deadline_s - _WRITE_S
-
-    def writing_s(self) -> float:
-        """What a transaction may take: never a rest of the bound that is too short for it."""
-        return max(_WRITE_S, self.deadline_s - time.monotonic())

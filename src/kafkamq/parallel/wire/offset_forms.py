@@ -102,13 +102,23 @@ def _incomplete_ranges(runs: Sequence[int]) -> Iterator[range]:
         yield range(position, position + runs[-1])
 
 
-def read_bits(body: bytes, *, width: int) -> tuple[int, int, Iterator[int]]:
-    """How many relative offsets the bits cover, how many are incomplete, and which, in order."""
+def bits_size(body: bytes, *, width: int) -> int:
+    """How long a body of bits is by what it says itself; more may follow it."""
+    return bits_body_bytes(_bits_length(body, width), width=width)
+
+
+def _bits_length(body: bytes, width: int) -> int:
     if len(body) < width:
         raise WireError(f"an offset map of bits has {len(body)} bytes")
     length: int = struct.unpack_from(f">{_NUMBER[width]}", body)[0]
     if length < 0:
         raise WireError("an offset map of bits with a negative number of offsets")
+    return length
+
+
+def read_bits(body: bytes, *, width: int) -> tuple[int, int, Iterator[int]]:
+    """How many relative offsets the bits cover, how many are incomplete, and which, in order."""
+    length = _bits_length(body, width)
     expected = bits_body_bytes(length, width=width)
     if len(body) != expected:
         raise WireError(f"an offset map of {length} bits has {len(body)} bytes, not {expected}")

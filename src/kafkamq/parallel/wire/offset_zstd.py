@@ -48,26 +48,23 @@ def smallest_frame_bytes(body_bytes: int) -> int:
     return _HEADER_BYTES + blocks * _SMALLEST_BLOCK_BYTES
 
 
-def decompress(frame: bytes, *, max_bytes: int) -> bytes:
-    """The content of exactly one whole frame."""
+def decompress(data: bytes, *, max_bytes: int) -> tuple[bytes, int]:
+    """The content of the frame that the data begin with, and how many bytes it takes."""
     import zstandard
 
     stream = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).decompressobj()
     parts: list[bytes] = []
-    size = 0
-    for start in range(0, len(frame), _SLICE_BYTES):
-        if stream.eof:
-            raise WireError("bytes after the zstd frame of an offset map")
+    size = end = 0
+    while end < len(data) and not stream.eof:
         try:
-            part = stream.decompress(frame[start : start + _SLICE_BYTES])
+            part = stream.decompress(data[end : end + _SLICE_BYTES])
         except zstandard.ZstdError as error:
             raise WireError("an offset map with an invalid zstd frame") from error
         size += len(part)
         if size > max_bytes:
             raise WireError(f"an offset map of more than {max_bytes} bytes in its zstd frame")
         parts.append(part)
+        end = min(len(data), end + _SLICE_BYTES)
     if not stream.eof:
         raise WireError("an offset map with a zstd frame that is cut off")
-    if stream.unused_data:
-        raise WireError("bytes after the zstd frame of an offset map")
-    return b"".join(parts)
+    return b"".join(parts), end - len(stream.unused_data)

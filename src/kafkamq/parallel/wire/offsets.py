@@ -8,13 +8,12 @@ highest that succeeded. Upper half of the table: the body as it is; lower half: 
     o  bits, 4-byte number     e  runs of 4 bytes
     a, s: frames of l, o       J, p: frames of n, e
 
-Which form is written: as long as one plain body has less than 200 bytes, only plain ones compete,
-else frames as well; the smallest wins, and of equal ones the plainer. Parallel Consumer breaks ties
-between plain bodies by chance, so there is no single right answer to them. A frame holds the same
-body as the Java library's, its bytes depend on the version of zstd.
+Metadata is read up to a NUL (``transport.commits``), so whatever follows it in memory may seem to
+belong to it. Bits and frames show their end, and what stands behind it is passed over. Runs do not,
+so they are neither written nor read but in frames.
 
-Where metadata is read up to a NUL, whatever follows it in memory may seem to belong to it. Bits and
-frames show their end; runs do not, and are neither written nor read then (``is_exact=False``).
+Which form is written: bits of less than 200 bytes, else the smallest of bits and frames. A frame
+holds the same body as the Java library's, its bytes depend on the version of zstd.
 
 Offsets that do not exist count as completed. What is incomplete above the highest that succeeded is
 not in a map: whoever reads it polls that anyway.
@@ -25,6 +24,7 @@ Source: Parallel Consumer, Offset Map.
 from __future__ import annotations
 
 import base64
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -78,6 +78,7 @@ _FORMS = (  # of equally small ones the first is written
 _PLAIN = {form.plain: form for form in _FORMS}
 _COMPRESSED = {form.compressed: form for form in _FORMS}
 _KAFKA_STREAMS = (0x01, 0x02)
+_BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +105,7 @@ class _Range:
         return forms.runs_body(self.runs, width=form.width)
 
 
-def encode(
-    base: int, highest_succeeded: int, incompletes: Iterable[int], *, is_exact: bool = True
-) -> str:
+def encode(base: int, highest_succeeded: int, incompletes: Iterable[int]) -> str:
     """The metadata to commit with ``base``, in the smallest form; never empty.
 
     Args:
@@ -115,7 +114,6 @@ def encode(
             (gaps were jumped over), and ``NOTHING_SUCCEEDED`` as ``base``, which must then be
             among the incompletes, or the map would say that it is done.
         incompletes: What is not done, in any order; offsets outside the map are left out.
-        is_exact: Whether it will be read to its length: else in a form that shows its end.
 
     Raises:
         WireError: an offset that Kafka does not have.
@@ -125,7 +123,7 @@ def encode(
     if highest_succeeded == NOTHING_SUCCEEDED:
         highest_succeeded = base
     length = max(highest_succeeded - base + 1, 0)
-    magic, body = _smallest(_range(base, length, incompletes), is_exact=is_exact)
+    magic, body = _smallest(_range(base, length, incompletes))
     return base64.b64encode(bytes((magic,)) + body).decode("ascii")
 
 
@@ -138,17 +136,17 @@ def _range(base: int, length: int, incompletes: Iterable[int]) -> _Range:
     return _Range(base, length, holes, runs, max(runs))
 
 
-def _smallest(wanted: _Range, *, is_exact: bool) -> tuple[int, bytes]:
+def _smallest(wanted: _Range) -> tuple[int, bytes]:
     sizes = [(size, form) for form in _FORMS if (size := wanted.size(form)) is not None]
-    plain = [sized for sized in sizes if is_exact or sized[1].is_bits]
-    best: tuple[int, bytes] | None = None
-    if plain:
-        size, form = min(plain, key=lambda sized: sized[0])
-        if size < _SMALL_BYTES:
-            return form.plain, wanted.body(form)
-        if size <= MAX_BODY_BYTES:
-            best = form.plain, wanted.body(form)
+    bits_size, bits = min(
+        (sized for sized in sizes if sized[1].is_bits),
+        key=lambda sized: sized[0],
+        default=(MAX_BODY_BYTES + 1, _FORMS[0]),
+    )
+    if bits_size < _SMALL_BYTES:
+        return bits.plain, wanted.body(bits)
     compressor = Compressor()
+    best: tuple[int, bytes] | None = None
     for size, form in sorted(sizes, key=lambda sized: sized[1].is_bits):
         # Bits of a long range are long: where they cannot win they are not even made.
         if best is not None and smallest_frame_bytes(size) >= len(best[1]):
@@ -159,30 +157,27 @@ def _smallest(wanted: _Range, *, is_exact: bool) -> tuple[int, bytes]:
         if best is None or len(frame) < len(best[1]):
             best = form.compressed, frame
     assert best is not None  # runs of 4 bytes hold every map
-    return best
+    return best if len(best[1]) < bits_size else (bits.plain, wanted.body(bits))
 
 
-def decode(
-    base: int, metadata: str, *, log_end: int | None = None, is_exact: bool = True
-) -> OffsetMap:
-    """Read the metadata that was committed with ``base``; one trailing NUL is ignored.
+def decode(base: int, metadata: str, *, log_end: int | None = None) -> OffsetMap:
+    """Read the metadata that was committed with ``base``; what stands behind it is passed over.
 
     Args:
         base: The committed offset.
-        metadata: Any of the eight forms; empty: nothing is done beyond ``base``.
+        metadata: Any of the six forms that show their end; empty, or a NUL: nothing is done beyond
+            ``base``.
         log_end: The partition's end (the next offset to be written), where it is known.
-        is_exact: Whether it was read to its length: else runs are refused, as they show no end.
 
     Raises:
-        WireError: not exactly one such form, another program's metadata, more than the limits
-            here, or a map that ends at or behind ``log_end``.
+        WireError: no such form, another program's metadata, more than the limits here, or a map
+            that ends at or behind ``log_end``.
     """
-    metadata = metadata.removesuffix("\0")
-    if not metadata:
+    if not metadata or metadata[0] == "\0":
         return OffsetMap(base - 1)
     if len(metadata) > MAX_METADATA_CHARS:
         raise WireError(f"commit metadata of {len(metadata)} characters")
-    form, body = _unwrap(metadata, is_exact=is_exact)
+    form, body = _unwrap(metadata)
     length, incompletes = _read(form, body, base)
     highest_seen = base + length - 1
     if highest_seen >= _MAX_OFFSET:
@@ -192,22 +187,27 @@ def decode(
     return OffsetMap(highest_seen, incompletes)
 
 
-def _unwrap(metadata: str, *, is_exact: bool) -> tuple[_Form, bytes]:
-    try:
-        data = base64.b64decode(metadata, validate=True)
-    except ValueError as error:  # also what is not ASCII
-        raise WireError("commit metadata that is not base64") from error
-    if base64.b64encode(data).decode("ascii") != metadata:  # bits or padding too many or too few
-        raise WireError("commit metadata in a base64 that no encoder writes")
+def _unwrap(metadata: str) -> tuple[_Form, bytes]:
+    """The form, and its body up to its own end."""
+    data = base64.b64decode(_BASE64.match(metadata)[0])  # type: ignore[index]  # it may be empty
+    if not data:
+        raise WireError("commit metadata that is not base64")
     magic, body = data[0], data[1:]
-    if magic in _PLAIN and not (is_exact or _PLAIN[magic].is_bits):
-        raise WireError("an offset map of runs, whose end is not known without exact_metadata")
-    if magic in _PLAIN:
-        return _PLAIN[magic], body
     if magic in _COMPRESSED:
-        return _COMPRESSED[magic], decompress(body, max_bytes=MAX_BODY_BYTES)
-    owner = "Kafka Streams" if magic in _KAFKA_STREAMS else "another program"
-    raise WireError(f"commit metadata of {owner} (its first byte is {magic:#04x})")
+        form = _COMPRESSED[magic]
+        body, size = decompress(body, max_bytes=MAX_BODY_BYTES)
+    elif magic in _PLAIN and _PLAIN[magic].is_bits:
+        form = _PLAIN[magic]
+        size = forms.bits_size(body, width=form.width)
+        body = body[:size]
+    elif magic in _PLAIN:
+        raise WireError("an offset map of runs, whose end is not known")
+    else:
+        owner = "Kafka Streams" if magic in _KAFKA_STREAMS else "another program"
+        raise WireError(f"commit metadata of {owner} (its first byte is {magic:#04x})")
+    if not metadata.startswith(base64.b64encode(data[: 1 + size]).decode("ascii")):
+        raise WireError("commit metadata in a base64 that no encoder writes")
+    return form, body
 
 
 def _read(form: _Form, body: bytes, base: int) -> tuple[int, tuple[int, ...]]:

@@ -15,8 +15,8 @@ from kafkamq.markers.positions import Positions
 from kafkamq.markers.rules.message_set import MessageSet
 from kafkamq.spark.queues.starting import identity_of
 from kafkamq.transport.admin import Admin
+from kafkamq.transport.commits import GroupOffsets
 from kafkamq.transport.errors import Meaning, meaning
-from kafkamq.transport.group_consumer import GroupOffsets
 from kafkamq.transport.log_reader import LogRange, Record, log_reader
 
 _log = logging.getLogger(__name__)

@@ -9,14 +9,17 @@ import time
 from collections.abc import Sequence
 
 from kafkamq.config import ServiceConfig
+from kafkamq.errors import DeadlineExceededError
 from kafkamq.markers.rules.attempts import Attempt
-from kafkamq.markers.tracker.message_lookup import MessageLookup
+from kafkamq.markers.tracker.reading import MessageLookup
 from kafkamq.queue.wire.headers import read_message_headers
+from kafkamq.transport.admin import Admin
 from kafkamq.transport.patience import Patience
 from kafkamq.transport.record import headers_of
 from kafkamq.transport.record_reader import END_GRACE_S
 
 _MAX_BYTES = 16 * 1024 * 1024
+_LOOK_S = 0.5  # between two looks for what brokers do not know yet
 TIMEOUT_S = 120.0
 
 
@@ -37,21 +40,28 @@ class MessageFacts:
         deadline_s = time.monotonic() + TIMEOUT_S
         while bare:
             if self._lookup is None:
-                self._lookup = MessageLookup(
-                    self._config, max_bytes=_MAX_BYTES, patience=Patience(END_GRACE_S)
-                )
+                self._admin = Admin(self._config, timeout_s=10.0)
+                self._lookup = MessageLookup(self._config, Patience(END_GRACE_S), self._admin)
             spans = [(each.message_id, 1) for each in bare]
-            messages = self._lookup.read(spans, deadline_s=deadline_s)
-            for attempt, (message,) in zip(bare, messages, strict=False):
-                if message is not None:
+            read = self._lookup.read(spans, deadline_s=deadline_s, max_bytes=_MAX_BYTES)
+            awaited = []
+            for attempt, (records, is_awaited) in zip(bare, read, strict=False):
+                if is_awaited:
+                    awaited.append(attempt)
+                elif (message := records[0]) is not None:
                     attempt.key = message.key() or b""
                     attempt.headers = headers_of(message)
                     attempt.delivery_count = read_message_headers(attempt.headers).delivery_count
                     attempt.message_timestamp_ms = message.timestamp()[1]
-            bare = bare[len(messages) :]
+            bare = awaited + bare[len(read) :]
+            if awaited and time.monotonic() + _LOOK_S > deadline_s:
+                raise DeadlineExceededError(f"{len(bare)} messages could not be read again in time")
+            if awaited:
+                time.sleep(_LOOK_S)
 
     def close(self) -> None:
         """End the clients; idempotent."""
         if self._lookup is not None:
             self._lookup.close()
+            self._admin.close()
             self._lookup = None

@@ -44,7 +44,7 @@ class SlotSettler:
     def __init__(self, settings: SettleSettings, ticker: Ticker, ledgers: PartitionLedgers) -> None:
         self.settings = settings
         self._ledgers = ledgers
-        self._settler = Settler(settings.config, settings.tracker)
+        self._settler = Settler(settings.config, settings.tracker, waits=True)
         self._ticker = ticker
         self._written_s: dict[int, float] = {}  # monotonic; when a position was written
         self._first: dict[int, tuple[int, int, str]] = {}  # not written: position, batch, source

@@ -135,6 +135,7 @@ class Limits:
     close_share: float = 0.0  # of workers that are closed and replaced in between
     deletions: int = 0  # times that messages are deleted that workers have STARTed
     new_marker_partitions: int = 0
+    invented_every_ms: int = 0  # a START that names what does not exist, to the end; 0: none
     settlers: int = 0  # processes that give verdicts by token
     handed_share: float = 0.0  # of deliveries whose tokens are passed on to them
 
@@ -165,6 +166,10 @@ def draw_limits(seed: int) -> Limits:
         )
     if limits.are_far_apart and rng.random() < 0.5:
         limits = replace(limits, is_due_together=True, delayed_share=0.5, messages=30)
+    rng = random.Random(f"inventions {seed}")
+    # In batches a plan waits a minute for what is invented (R32), a message for plan after plan.
+    if not limits.tracker.batch_share and rng.random() < 0.2:
+        limits = replace(limits, invented_every_ms=rng.choice((2000, 15_000)))
     return limits
 
 

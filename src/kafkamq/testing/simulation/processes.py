@@ -6,6 +6,7 @@ Everything here is user code on the public interface of kafkamq; what runs below
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from kafkamq.errors import (
 )
 from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.tracker.local import LocalTracker
+from kafkamq.markers.wire.markers import encode_start
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.message import Message
 from kafkamq.queue.service import Service
@@ -27,6 +29,8 @@ from kafkamq.testing.simulation.limits import Behaviour, Limits
 from kafkamq.testing.simulation.said import Said, say
 from kafkamq.testing.simulation.scheduler import Process, Scheduler
 from kafkamq.testing.simulation.stage import World
+from kafkamq.transport.producer import IdempotentProducer
+from kafkamq.transport.settings import producer_settings
 from kafkamq.types import MessageId, Outcome
 
 if TYPE_CHECKING:
@@ -130,6 +134,36 @@ def open_queue(world: QueueWorld, service: Service, *, is_batched: bool) -> Queu
         batch_markers=is_batched,
         receive_buffer=settings.receive_buffer,
     )
+
+
+# ---- what somebody writes who means harm
+
+INVENTED = "invented"  # the consumer id of such a START
+FIRST_INVENTED = 1 << 40  # no log has such an offset
+
+
+def write_inventions(world: QueueWorld) -> None:
+    """STARTs by reference of messages that do not exist, for as long as the run lasts."""
+    config, rng = world.config, world.rng
+    producer = IdempotentProducer(config, producer_settings(config))
+    for number in itertools.count(FIRST_INVENTED):
+        world.sleep(world.limits.invented_every_ms / 1000)
+        partition, topic_id, topic = rng.choice(
+            ((99, b"", ""), (0, b"", ""), (0, b"another topic!!!", ""), (0, b"", "nowhere"))
+        )
+        start = encode_start(
+            MessageId(partition, number, topic_id),
+            QUEUE.encode(),
+            None,
+            redeliver_after_ms=1,
+            consumer_id=INVENTED,
+            by_reference=True,
+            message_topic=topic,
+        )
+        to = rng.randrange(world.limits.marker_partitions)
+        with contextlib.suppress(KafkaMQError):
+            producer.produce(config.marker_topic, start, b"invented", to, None, lambda *_: None)
+            producer.serve(0.0)
 
 
 # ---- working

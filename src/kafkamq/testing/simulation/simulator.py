@@ -35,6 +35,7 @@ from kafkamq.testing.simulation.processes import (
     Worker,
     open_queue,
     send_all,
+    write_inventions,
 )
 from kafkamq.testing.simulation.scheduler import Process
 from kafkamq.testing.simulation.settlers import Settler, untrue
@@ -45,8 +46,10 @@ from kafkamq.testing.simulation.states import (
     MIXED,
     acked,
     holds_batches,
+    is_invented,
     of_line,
     of_logs,
+    without_inventions,
 )
 from kafkamq.transport import record_reader
 from kafkamq.types import DeadLetterReason, MarkerType, MessageId, Outcome, expand
@@ -182,6 +185,8 @@ class _Run(Stage[_Actor]):
         self.kafka.cluster.groups.on_kept = self._kept
         self.kafka.cluster.groups.on_known = self._known
         self.set_alarm()
+        if limits.invented_every_ms:
+            world.start("inventor", lambda _: write_inventions(world), lambda: None)
         world.start("sender", lambda _: send_all(world), lambda: None)
         self.at(0.0, self._start_tracker)
         for _ in range(limits.trackers - 1):
@@ -230,8 +235,10 @@ class _Run(Stage[_Actor]):
     def _read_logs(self) -> None:
         simulation, config, kafka = self.simulation, self.world.config, self.kafka
         simulation.messages = [*simulation.deleted, *kafka.all_records(config.message_topic)]
-        simulation.markers = kafka.all_records(config.marker_topic)
-        simulation.dead_letters = kafka.all_records(config.dead_letter_topic)
+        simulation.markers = [*without_inventions(kafka.all_records(config.marker_topic))]
+        simulation.dead_letters = [
+            each for each in kafka.all_records(config.dead_letter_topic) if not is_invented(each)
+        ]
 
     def _delete_messages(self) -> None:
         """DeleteRecords under holds: of one partition, below the queue's position."""

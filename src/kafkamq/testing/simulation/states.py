@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from kafkamq.markers.wire.markers import decode_marker
-from kafkamq.queue.wire.headers import REASON
+from kafkamq.markers.wire.markers import decode_marker, encode_keepalive
+from kafkamq.queue.wire.headers import REASON, read_message_headers
 from kafkamq.testing.history import LogRecord, MessageHistory, Timeline, Why, read_timelines
-from kafkamq.testing.simulation.processes import LATER
+from kafkamq.testing.simulation.processes import FIRST_INVENTED, INVENTED, LATER
 from kafkamq.types import MarkerType, MessageId, Outcome, expand
 
 _LINES = {
@@ -137,6 +138,22 @@ def _of_batches(timeline: Timeline) -> Iterator[str]:
             writer = "a tracker" if is_tracker else "a worker"
             yield f"a batch of ENDs of {writer}" if is_end else "a batch of STARTs"
     yield from ("a batch that ended in parts" for count in parts.values() if count > 1)
+
+
+def without_inventions(markers: Sequence[LogRecord]) -> Iterator[LogRecord]:
+    """The same, with records that only move the clock in place of STARTs of what does not exist."""
+    nothing = encode_keepalive(None, consumer_id=INVENTED, redeliver_after_ms=1)
+    for record in markers:
+        marker = decode_marker(record.value)
+        one = marker.message_id
+        is_ours = one is None or one.offset < FIRST_INVENTED
+        yield record if is_ours else replace(record, value=nothing)
+
+
+def is_invented(letter: LogRecord) -> bool:
+    """Whether a dead letter is of such a START."""
+    origin = read_message_headers(letter.headers).origin
+    return origin is not None and origin.offset >= FIRST_INVENTED
 
 
 def holds_batches(markers: Sequence[LogRecord]) -> bool:

@@ -60,7 +60,7 @@ SHELLS = (
 
 _EMPTIED = {
     "kafkamq.transport.log_reader": "_readers",
-    "kafkamq.transport.bounded_call": "_abandoned",
+    "kafkamq.transport.transactions": "_abandoned",
 }
 """What modules collect in the life of a process: empty inside of the block."""
 

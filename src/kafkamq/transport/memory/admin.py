@@ -89,7 +89,12 @@ class AdminClient(Client):
             if topic is None or numbers is None:
                 raise failure(KafkaError.UNKNOWN_TOPIC_OR_PART)
             node = self._node()
-            partitions = [TopicPartitionInfo(each, node, [node], [node]) for each in numbers]
+            offline = self.cluster.faults.offline
+            leaders: list[Any] = [None if (name, each) in offline else node for each in numbers]
+            partitions = [
+                TopicPartitionInfo(each, leader, [node], [node])
+                for each, leader in zip(numbers, leaders, strict=True)
+            ]
             topic_id = topic.topic_id if self.cluster.faults.has_ids() else Uuid(0, 0)
             return TopicDescription(name, topic_id, False, partitions)
 

@@ -19,6 +19,7 @@ from kafkamq.transport.memory.failures import failure, kafka_error
 from kafkamq.transport.memory.groups import Group, Member
 from kafkamq.transport.memory.log import Place
 from kafkamq.transport.memory.transactional import encode_member
+from kafkamq.transport.settings import is_new_protocol
 
 if TYPE_CHECKING:
     from kafkamq.transport.memory.cluster import MemoryKafka
@@ -46,7 +47,7 @@ class Membership:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._group = str(settings["group.id"])
-        self._is_classic = settings.get("group.protocol", "classic") != "consumer"
+        self._is_classic = not is_new_protocol(settings)
         named = str(settings.get("partition.assignment.strategy", "range,roundrobin"))
         self.strategies = [each.strip() for each in named.split(",")]
         self._is_eager = self._is_classic and "cooperative-sticky" not in self.strategies

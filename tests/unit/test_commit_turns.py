@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
-from kafkamq.transport.plain_commits import OffsetCommit, PlainCommits
+from kafkamq.config import ServiceConfig
+from kafkamq.transport.commits import CommitTurns, GroupOffsets, OffsetCommit
 
 COMMIT = OffsetCommit("t", 0, 7, "map")
 
@@ -19,7 +20,8 @@ COMMIT = OffsetCommit("t", 0, 7, "map")
 class Client:
     """Keeps who commits what and how."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.tell = settings["on_commit"]
         self.commits: list[tuple[bool, int, int]] = []  # asynchronous, offset, thread
         self.error: KafkaError | None = None
         self.member = ""
@@ -37,13 +39,20 @@ class Client:
         return b"group;" + self.member.encode()
 
 
+@pytest.fixture(autouse=True)
+def _clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "kafkamq.transport.follower.open_consumer", lambda settings, _: Client(settings)
+    )
+
+
 class Parts:
     """The owner is the test's thread; another one commits."""
 
     def __init__(self) -> None:
-        self.client: Any = Client()
-        self.commits = PlainCommits()
-        self.commits.open(self.client)
+        group = GroupOffsets(ServiceConfig(bootstrap_servers="127.0.0.1:1"), "g")
+        self.client: Any = group.client
+        self.commits = CommitTurns(group)
         self.commits.serve()
         self.outcome: list[object] = []
 
@@ -72,7 +81,7 @@ def answered(parts: Parts, error: int | None = None, of_one: int | None = None) 
     place: Any = TopicPartition("t", 0, COMMIT.offset)
     if of_one is not None:
         place = SimpleNamespace(topic="t", partition=0, offset=7, error=KafkaError(of_one))
-    parts.commits.heard(None if error is None else KafkaError(error), [place])
+    parts.client.tell(None if error is None else KafkaError(error), [place])
 
 
 @pytest.mark.parametrize(
@@ -90,10 +99,10 @@ def test_the_polling_thread_begins_it_and_hears_of_it(
     thread = parts.commit()
     parts.serve_until_begun()
     assert parts.client.commits == [(True, 7, threading.get_ident())]
-    parts.commits.heard(None, [TopicPartition("t", 0, 6)])  # an older one's
+    parts.client.tell(None, [TopicPartition("t", 0, 6)])  # an older one's
     assert parts.outcome == []
     answer(parts)
-    thread.join(10)
+    thread.join(within(10))
     assert parts.outcome == [outcome]
 
 
@@ -102,7 +111,7 @@ def test_what_the_client_refuses_at_once_is_told() -> None:
     parts.client.error = KafkaError(KafkaError._STATE)
     thread = parts.commit()
     parts.serve_until_begun()
-    thread.join(10)
+    thread.join(within(10))
     assert parts.outcome == [KafkaError._STATE]
 
 
@@ -125,7 +134,7 @@ def test_who_commits_does_so_itself_while_the_polling_thread_waits() -> None:
     parts = Parts()
     parts.commits.tend()
     thread = parts.commit()
-    thread.join(10)
+    thread.join(within(10))
     assert parts.outcome == ["committed"]
     assert parts.client.commits == [(False, 7, thread.ident)]
     with parts.commits.inside():  # it polls again
@@ -135,16 +144,16 @@ def test_who_commits_does_so_itself_while_the_polling_thread_waits() -> None:
     parts.serve_until_begun()
     wait_until(lambda: parts.commits.serve() or len(parts.client.commits) == 2)
     answered(parts)
-    thread.join(10)
+    thread.join(within(10))
     assert not thread.is_alive()
 
 
 def test_without_a_member_its_group_stays_the_last_one() -> None:
     parts = Parts()
-    parts.commits.note_group()
-    assert parts.commits.group() == b""
+    parts.commits.note_member()
+    assert parts.commits.member == b""
     parts.client.member = "m-1"
-    parts.commits.note_group()
+    parts.commits.note_member()
     parts.client.member = ""
-    parts.commits.note_group()
-    assert parts.commits.group() == b"group;m-1"
+    parts.commits.note_member()
+    assert parts.commits.member == b"group;m-1"

@@ -1,0 +1,583 @@
+"""Reads again what a plan names: STARTs by their offsets, reasons, and the messages (R18).
+
+What is read of a window of rows is found, gone, or awaited: a broker does not know it yet, or does
+not answer. Nothing here waits for what is awaited, and nothing of it is taken for gone before R18's
+minute is over. Messages count only if they still are the same ones (R13).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import DeadlineExceededError, KafkaMQError, WireError
+from kafkamq.markers.rules.delivery import Carry, Settle
+from kafkamq.markers.rules.rows import cut, size_of
+from kafkamq.markers.wire.markers import decode_marker
+from kafkamq.markers.wire.mqgo import completed_start, is_foreign_start
+from kafkamq.queue.wire.keys import join_key, split_key
+from kafkamq.queue.wire.stamps import log_id_of, read_stamped_headers, stamp_of
+from kafkamq.transport.admin import Admin, TopicInfo
+from kafkamq.transport.patience import Patience
+from kafkamq.transport.record import Record, all_headers, headers_of
+from kafkamq.transport.record_reader import RecordReader
+from kafkamq.types import Marker, MessageId
+
+_MAX_TOPICS = 16  # of queues, whose readers are kept
+_READ_S = 1.0  # what one sweep of a window may take: rows wait for it
+_FRESH_S = 0.5  # the age of an answer by which a log is looked for
+
+Span: TypeAlias = tuple[MessageId, int]
+"""Messages of one page: bit i is the message at the id's offset + i; bit 0 is set."""
+
+_Place: TypeAlias = tuple[int, Sequence[int]]
+"""Partition and offsets, ascending."""
+
+_Read: TypeAlias = dict[int, dict[int, "Record | None"]]
+"""By partition and offset."""
+
+_Log: TypeAlias = tuple[int, bytes]
+"""Partition and the topic's id."""
+
+
+@dataclass(slots=True)
+class Found:
+    """One message of a plan and what the logs hold of it."""
+
+    row: Settle | Carry
+    start: Marker | None  # the START or SCHEDULE; None: gone, or unreadable
+    timestamp_ms: int  # of the START
+    error: str  # reason of the verdict; empty without one
+    value: bytes | None = None  # the payload
+    is_lost: bool = False  # the payload is gone: it was by reference, and the message was deleted
+
+
+@dataclass(slots=True)
+class FoundAction:
+    """An action and what the logs hold of it; the fields that all of its messages share."""
+
+    row: Settle | Carry
+    start: Marker | None
+    timestamp_ms: int
+    error: str
+    refers: bool = False  # its messages are read, too
+    records: Sequence[Record | None] = ()  # of the first ones, one each; None: gone, or another one
+    stamp: bytes = b""  # of our records in their topic (R38); empty: it is the namespace's
+
+    @property
+    def size(self) -> int:
+        """How many messages it is about."""
+        return size_of(self.row)
+
+    @property
+    def known(self) -> int:
+        """How many of them are found or gone; the others are awaited."""
+        return len(self.records) if self.refers else self.size
+
+    def message(self, number: int) -> Found:
+        """One of those that are known, with what is its own (R14)."""
+        row = cut(self.row, number, number + 1)
+        found = Found(row, self.start, self.timestamp_ms, self.error)
+        if self.start is not None:
+            found.value = self.start.value
+            if self.refers:
+                _complete(found, self.start, self.records[number], self.stamp)
+        return found
+
+    def first(self, size: int) -> FoundAction:
+        """The same of so many messages."""
+        return replace(self, row=cut(self.row, 0, size), records=self.records[:size])
+
+
+class MessageLookup:
+    """Reads of one topic of messages; one owner thread.
+
+    Args:
+        config: The namespace, whose ``message_topic`` is read.
+        patience: For what brokers do not know.
+        admin: To ask with.
+        queue_id: Of the queue that the topic is (R37); empty: it is the namespace's.
+
+    Attributes:
+        stamp: Of our records in the topic of a queue, when it was asked for (R38); else empty.
+    """
+
+    def __init__(
+        self, config: ServiceConfig, patience: Patience, admin: Admin, queue_id: bytes = b""
+    ) -> None:
+        self.stamp = b""
+        self._queue_id = queue_id
+        self._config = config
+        self._patience = patience
+        self._reader = RecordReader(config, config.message_topic)
+        self._admin = admin
+        self._topics: dict[str, TopicInfo] = {}
+        self._topics_s = 0.0  # monotonic: when they were asked for
+
+    def close(self) -> None:
+        """Close the reader; idempotent."""
+        self._reader.close()
+
+    def topic(self, name: str, *, max_age_s: float = 60.0) -> TopicInfo:
+        """What the messages or dead-letter topic is; partitions may be added at any time.
+
+        Args:
+            name: Of one of the two.
+            max_age_s: How old the answer may be; in an outage more, unless this is half a second.
+
+        Raises:
+            BrokerError: It does not exist.
+        """
+        now_s = time.monotonic()
+        if not self._topics_s or now_s - self._topics_s >= max_age_s:
+            names = (self._config.message_topic, self._config.dead_letter_topic)
+            try:
+                self._topics = {name: self._described(name) for name in names}
+            except DeadlineExceededError:
+                if not self._topics or max_age_s <= _FRESH_S:
+                    raise
+            self._topics_s = now_s
+        return self._topics[name]
+
+    def ask_again(self) -> None:
+        """What the topics are is asked anew, when it is needed next."""
+        self._topics_s = 0.0
+
+    def _described(self, name: str) -> TopicInfo:
+        """A queue's own topic may be gone: it has no partitions then, and its messages are lost."""
+        if not self._queue_id or name != self._config.message_topic:
+            return self._admin.require_topic(name)
+        topic = self._admin.topics([name]).get(name)
+        if topic is None:
+            return TopicInfo(name, b"", 0, 0)
+        self.stamp = stamp_of(topic.topic_id, self._config.namespace, self._queue_id)
+        return replace(topic, topic_id=log_id_of(topic.topic_id, self._queue_id))
+
+    def place(self) -> TopicInfo | None:
+        """The topic, to write to; None: brokers do not know it.
+
+        Raises:
+            BrokerError, DeadlineExceededError: No answer.
+        """
+        name = self._config.message_topic
+        topic = self.topic(name)
+        if not topic.partitions:
+            topic = self.topic(name, max_age_s=_FRESH_S)
+        return topic if topic.partitions else None
+
+    def is_gone(self) -> bool:
+        """Whether a topic that brokers do not know was looked for long enough (R18)."""
+        return self._patience.is_over((self._config.message_topic, -1))
+
+    def _id_now(self) -> bytes:
+        topic_id = self._admin.topic_id(self._config.message_topic)
+        return log_id_of(topic_id, self._queue_id) if self._queue_id else topic_id
+
+    def _known(self, logs: Mapping[_Log, int]) -> tuple[TopicInfo, set[_Log], set[_Log]]:
+        """The topic, which of these logs it has, and which of the others are awaited.
+
+        A topic loses no partitions. A broker that lags behind may not know a new one, or still
+        tell the id of the topic that had this name before. So what a broker does not know is asked
+        for again until ``patience`` is over.
+
+        ``logs``: With the first offset that is wanted of each.
+        """
+        name = self._config.message_topic
+        source = self.topic(name)
+        unknown = {log for log in logs if not _is_in(log, source)}
+        # Never refused on the word of an old answer: the partition may be a new one, or led again.
+        if unknown and time.monotonic() - self._topics_s >= _FRESH_S:
+            source = self.topic(name, max_age_s=_FRESH_S)
+            unknown = {log for log in logs if not _is_in(log, source)}
+        awaited = set()
+        for log in unknown:
+            partition, topic_id = log
+            if not source.partitions:
+                is_over = self.is_gone()
+            elif partition in source.leaderless:
+                is_over = False
+            elif _is_same(
+                topic_id, source
+            ):  # one search for it and for its end, as readers name it
+                is_over = self._patience.is_over((name, partition), logs[log])
+            else:
+                is_over = self._patience.is_over((name, topic_id))
+            if not is_over:
+                awaited.add(log)
+        return source, logs.keys() - unknown, awaited
+
+    def read(
+        self, spans: Sequence[Span], *, deadline_s: float, max_bytes: int
+    ) -> list[tuple[Sequence[Record | None], bool]]:
+        """The records of the first of these spans, as many as the bounds allow: ask for the rest.
+
+        Of each span its records, one for each message, and whether messages behind them are
+        awaited. None stands for a message that is gone, or whose place another one has. Of a first
+        span that is too large by itself only some records come, one at least.
+
+        Raises:
+            BrokerError, DeadlineExceededError: Brokers did not tell what the topic is.
+        """
+        logs: dict[_Log, int] = {}
+        for one, _ in spans:
+            log = one.partition, one.topic_id
+            logs[log] = min(one.offset, logs.get(log, one.offset))
+        source, known, awaited = self._known(logs)
+        places: list[_Place] = [
+            (one.partition, _offsets(one.offset, bits))
+            if (one.partition, one.topic_id) in known
+            else (one.partition, ())
+            for one, bits in spans
+        ]
+        left: dict[int, int] = {}
+        count, found = sweep(
+            self._reader,
+            places,
+            deadline_s=deadline_s,
+            max_bytes=max_bytes,
+            patience=self._patience,
+            left=left,
+        )
+        if left:
+            self.ask_again()  # some may have no leader
+        if any(found.values()) and not _is_same(self._id_now(), source):
+            self.ask_again()  # it was recreated: what was read may be of the new one
+            found, awaited = {}, awaited | known
+        result: list[tuple[Sequence[Record | None], bool]] = []
+        for (one, bits), place in zip(spans[: count or 1], places, strict=False):
+            log = one.partition, one.topic_id
+            if log in awaited:
+                result.append(((), True))
+            elif log in known:
+                records = _same(one, place, found)
+                result.append((records, count > 0 and len(records) < len(place[1])))
+            else:
+                result.append(((None,) * bits.bit_count(), False))
+        return result
+
+
+class Rereader:
+    """Reads of one namespace's markers and messages; one owner thread.
+
+    ``patience``: For messages that are not there yet.
+
+    Attributes:
+        messages: Of the namespace's topic.
+    """
+
+    def __init__(self, config: ServiceConfig, patience: Patience | None = None) -> None:
+        self._config = config
+        self._patience = Patience() if patience is None else patience
+        self._admin = Admin(config, timeout_s=10.0)
+        self.messages = MessageLookup(config, self._patience, self._admin)
+        # Of queues that are topics of their own, by these and their ids; the last ones used.
+        self._others: dict[tuple[str, bytes], MessageLookup] = {}
+        self._markers = RecordReader(config, config.marker_topic)
+
+    def close(self) -> None:
+        """Close the clients; idempotent."""
+        self._markers.close()
+        self.messages.close()
+        for lookup in self._others.values():
+            lookup.close()
+        self._others.clear()
+        self._admin.close()
+
+    def prepare(self) -> None:
+        """Connect and ask, so that the first rows need not; what fails is left to them.
+
+        The reader of messages connects when one is needed: most trackers never need one.
+        """
+        with contextlib.suppress(KafkaMQError):
+            self.messages.topic(self._config.message_topic)
+        self._markers.prepare()
+
+    def lookup_of(self, start: Marker | None) -> MessageLookup:
+        """Where the message of a START stands (R37)."""
+        if start is None or not start.message_topic:
+            return self.messages
+        name = start.message_topic, split_key(start.key)[0]
+        lookup = self._others.pop(name, None)
+        if lookup is None:
+            config = replace(self._config, message_topic=start.message_topic)
+            lookup = MessageLookup(config, self._patience, self._admin, name[1])
+        self._others[name] = lookup  # last: the one that was used last
+        return lookup
+
+    def window(
+        self, partition: int, rows: Sequence[Settle | Carry], *, deadline_s: float, max_bytes: int
+    ) -> list[FoundAction]:
+        """The first of these actions, as many as the bounds allow, at least one message.
+
+        Args:
+            partition: Of the markers topic.
+            rows: Of a plan, in its order.
+            deadline_s: Monotonic time by which they must be read.
+            max_bytes: What may be held of the logs; one that is larger comes alone.
+
+        Raises:
+            BrokerError, DeadlineExceededError: The markers could not be read in time, or brokers
+                did not tell what the messages topic is.
+        """
+        while len(self._others) > _MAX_TOPICS:
+            self._others.pop(next(iter(self._others))).close()
+        found = self._starts(partition, rows, deadline_s, max_bytes)
+        asked: dict[MessageLookup, list[int]] = {}
+        for at, each in enumerate(found):
+            if each.refers:
+                asked.setdefault(self.lookup_of(each.start), []).append(at)
+        full_s = time.monotonic() + 2 * _READ_S
+        for lookup, places in asked.items():
+            mine = [at for at in places if at < len(found)]
+            if mine and mine[0] and time.monotonic() > full_s:
+                del found[mine[0] :]
+            elif mine:
+                spans = [(found[at].row.message_id, found[at].row.bits) for at in mine]
+                self._fill(found, mine, self._read(lookup, spans, deadline_s, max_bytes), lookup)
+        return found
+
+    def _read(
+        self, lookup: MessageLookup, spans: Sequence[Span], deadline_s: float, max_bytes: int
+    ) -> list[tuple[Sequence[Record | None], bool]]:
+        try:
+            return lookup.read(spans, deadline_s=deadline_s, max_bytes=max_bytes)
+        except KafkaMQError:
+            if lookup is self.messages:
+                raise
+            return [((), True)] * len(spans)  # whoever writes STARTs chooses the topic
+
+    def _fill(
+        self,
+        found: list[FoundAction],
+        places: Sequence[int],
+        read: Sequence[tuple[Sequence[Record | None], bool]],
+        lookup: MessageLookup,
+    ) -> None:
+        """Put in what was read; what is behind it is left for the next window."""
+        for at, (records, is_awaited) in zip(places, read, strict=False):
+            each = found[at]
+            each.records, each.stamp = records, lookup.stamp
+            if len(records) < each.size and not is_awaited:
+                found[at] = each.first(len(records))
+                del found[at + 1 :]
+                return
+        if len(read) < len(places):
+            del found[places[len(read)] :]
+
+    def _starts(
+        self,
+        partition: int,
+        rows: Sequence[Settle | Carry],
+        deadline_s: float,
+        max_bytes: int,
+    ) -> list[FoundAction]:
+        """As far as the markers say it; each with the reason of its verdict."""
+        places: list[_Place] = []
+        for row in rows:
+            reason_at = _reason_at(row)
+            places.append(
+                (
+                    partition,
+                    (row.start_offset, reason_at) if reason_at >= 0 else (row.start_offset,),
+                )
+            )
+        count, read = sweep(self._markers, places, deadline_s=deadline_s, max_bytes=max_bytes)
+        there = read.get(partition, {})
+        found: list[FoundAction] = []
+        offset, start, timestamp_ms, refers = -1, None, -1, False
+        end_at, error = -1, ""
+        for row in rows[:count]:
+            if row.start_offset != offset:
+                offset = row.start_offset
+                record = there[offset]
+                start = _decoded(record)
+                timestamp_ms = -1 if start is None or record is None else record.timestamp()[1]
+                refers = start is not None and (
+                    bool(start.batches) or start.by_reference or is_foreign_start(start)
+                )
+            reason_at = _reason_at(row)
+            if reason_at != end_at:
+                end = _decoded(there.get(reason_at))
+                end_at, error = reason_at, "" if end is None else end.reason
+            of_message = refers and not row.of_schedule
+            found.append(FoundAction(row, start, timestamp_ms, error, of_message))
+        return found
+
+
+def sweep(
+    reader: RecordReader,
+    places: Sequence[_Place],
+    *,
+    deadline_s: float,
+    max_bytes: int,
+    patience: Patience | None = None,
+    left: dict[int, int] | None = None,
+) -> tuple[int, _Read]:
+    """How many of the first places were read, and what; all partitions at once, front to back.
+
+    Where that takes too long, or too much memory, the last places are left for another time. It is
+    none where even the first one is too much; some of its offsets were read then. ``left``: as
+    ``RecordReader.sweep``; what is not had now counts as read. Without it all must be had, and the
+    first place is read whole.
+    """
+    full_s = time.monotonic() + _READ_S
+    count = len(places)
+    found: _Read = {}
+    awaited = {} if left is None else left
+    size_bytes = 0
+    while True:
+        is_cut = False
+        for partition, records in reader.sweep(
+            _missing(places[:count], found, awaited),
+            timeout_s=max(0.5, deadline_s - time.monotonic()),
+            patience=patience,
+            left=left,
+        ):
+            found.setdefault(partition, {}).update(records)
+            size_bytes += _size(records.values())
+            if size_bytes > max_bytes or time.monotonic() > full_s:
+                is_cut = count > 1 or (left is not None and places[0][0] in found)
+                if is_cut:
+                    break
+        if not is_cut:
+            return count, found
+        at = (number for number in range(count) if not _is_read(places[number], found, awaited))
+        whole = next(at, count)
+        # What was read of the others is read again; where that is much, the first half goes on.
+        read = sum(map(len, found.values()))
+        if count == 1 or (whole and 2 * sum(len(each) for _, each in places[:whole]) >= read):
+            return whole, found
+        count //= 2
+        full_s += _READ_S
+        found = _only(found, places[:count])
+        size_bytes = sum(_size(records.values()) for records in found.values())
+
+
+def _is_read(place: _Place, found: _Read, left: Mapping[int, int]) -> bool:
+    """Whether a partition was read behind these offsets, or they are not had now."""
+    partition, offsets = place
+    if not offsets:
+        return True
+    last = offsets[-1]
+    return last in found.get(partition, ()) or last >= left.get(partition, last + 1)
+
+
+def _offsets(first: int, bits: int) -> Sequence[int]:
+    """Where the messages of a span stand, ascending."""
+    if not bits & (bits + 1):
+        return range(first, first + bits.bit_length())
+    return [first + number for number, bit in enumerate(bin(bits)[:1:-1]) if bit == "1"]
+
+
+def _sets(places: Iterable[_Place]) -> dict[int, set[int]]:
+    """Offsets by partition."""
+    offsets: dict[int, set[int]] = {}
+    for partition, some in places:
+        offsets.setdefault(partition, set()).update(some)
+    return offsets
+
+
+def _only(found: _Read, places: Iterable[_Place]) -> _Read:
+    """What was found at these places."""
+    return {
+        partition: {each: found[partition][each] for each in found[partition].keys() & offsets}
+        for partition, offsets in _sets(places).items()
+        if partition in found
+    }
+
+
+def _missing(
+    places: Iterable[_Place], found: _Read, left: Mapping[int, int]
+) -> dict[int, list[int]]:
+    """Offsets by partition that were not read and can be had, ascending."""
+    missing = {}
+    for partition, offsets in _sets(places).items():
+        wanted = sorted(offsets - found[partition].keys() if partition in found else offsets)
+        if partition in left:
+            wanted = [offset for offset in wanted if offset < left[partition]]
+        missing[partition] = wanted
+    return missing
+
+
+def _size(records: Iterable[Record | None]) -> int:
+    """Bytes of what they hold; from here on their headers are safe to be read."""
+    there = [each for each in records if each is not None]
+    size = sum(map(len, there))  # their values
+    for record, headers in zip(there, all_headers(there), strict=True):
+        size += len(record.key() or b"")
+        for name, content in headers:
+            size += len(name) + len(content or b"")
+    return size
+
+
+def _same(one: MessageId, place: _Place, found: _Read) -> Sequence[Record | None]:
+    """The records of a span that are of its leader epoch, where both are known."""
+    there = found.get(place[0], {})
+    records = [there[offset] for offset in place[1] if offset in there]
+    if one.leader_epoch <= 0:
+        return records
+    epochs = (None, -1, one.leader_epoch - 1)
+    return [
+        each if each is not None and each.leader_epoch() in epochs else None for each in records
+    ]
+
+
+def _is_in(log: _Log, topic: TopicInfo) -> bool:
+    """Whether it can be read: the topic has the partition, and is that of this id (R13)."""
+    partition, topic_id = log
+    is_there = partition < topic.partitions and partition not in topic.leaderless
+    return is_there and _is_same(topic_id, topic)
+
+
+def _is_same(topic_id: bytes, topic: TopicInfo) -> bool:
+    """R13: an id that a broker does not tell counts as the same."""
+    return not (topic_id and topic.topic_id) or topic_id == topic.topic_id
+
+
+def _complete(found: Found, start: Marker, message: Record | None, stamp: bytes) -> None:
+    """Put in what the message says; None: it is not there, or is another one."""
+    sent_ms = start.message_timestamp_ms
+    if message is not None and sent_ms and message.timestamp()[1] != sent_ms:
+        message = None
+    if is_foreign_start(start) and not start.batches:
+        # Without it each copy would be the second delivery, and no limit ever be reached.
+        if message is not None and (message.key(), message.value()) == (start.key, start.value):
+            found.start = _completed(start, message, b"")
+    elif message is None:
+        found.is_lost, found.value = True, None
+    elif start.batches:  # R29: all but T, the limits and the consumer is the message's own
+        found.start, found.value = _completed(start, message, stamp), message.value()
+    else:  # R11: key and headers, too, may have been too large for the START
+        found.start = replace(start, key=_key_of(start, message), headers=headers_of(message))
+        found.value = message.value()
+
+
+def _key_of(start: Marker, message: Record) -> bytes:
+    """The message's key with the queue's id in front; in a topic of a queue it has none (R37)."""
+    key: bytes | None = message.key()
+    return join_key(split_key(start.key)[0], key) if start.message_topic else key or b""
+
+
+def _completed(start: Marker, message: Record, stamp: bytes) -> Marker:
+    headers = headers_of(message)
+    read = read_stamped_headers(headers, stamp) if start.message_topic else None
+    known = _key_of(start, message), headers, message.timestamp()[1]
+    return completed_start(start, *known, read=read)
+
+
+def _reason_at(row: Settle | Carry) -> int:
+    """Offset of the END with the reason; -1: there is none."""
+    return row.verdict_offset if isinstance(row, Settle) else -1
+
+
+def _decoded(message: Record | None) -> Marker | None:
+    if message is None:
+        return None
+    try:
+        return decode_marker(message.value())
+    except WireError:
+        return None
