@@ -110,8 +110,8 @@ def receive_all(consumer: Consumer, count: int, *, timeout_s: float = 60.0) -> l
 
 def die(consumer: Consumer) -> None:
     """End a worker as a crash would: no END, no RELEASE, no KEEPALIVE any more."""
-    consumer._lease_renewer.stop()
-    consumer._reader.close()
+    consumer.keeper.stop()
+    consumer.intake.end(30.0)
     process_gate.leave(consumer._state.leases)  # R6: it was another process
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import subprocess
@@ -30,12 +31,10 @@ from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq.dev import LocalKafka, cache_dir_from, java_from
 from kafkamq.errors import BrokerError, DeadlineExceededError, LeaseLostError
-from kafkamq.markers import transactional_starts as exact_commits
-from kafkamq.markers.starts import Batch
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.message import Message
 from kafkamq.queue.service import Service
-from kafkamq.transport.offset_commits import Commit
+from kafkamq.transport.transactions import TransactionalProducer
 from kafkamq.types import MarkerType, MessageId, Outcome
 
 WORKER = Path(__file__).with_name("exact_worker.py")
@@ -79,33 +78,25 @@ def test_what_was_never_handed_out_is_released(bootstrap: str, namespace: str) -
 
 
 def test_a_batch_of_a_former_member_is_as_if_it_had_never_been(
-    bootstrap: str, namespace: str
+    bootstrap: str, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A zombie: when its transaction is about to commit, the group has gone on without it."""
+    caplog.set_level(logging.INFO, "kafkamq.markers")
     with make_service(bootstrap, namespace) as service:
         sent = send(service, 40)
         with exact(service) as zombie, ExitStack() as opened:
             wait_until(lambda: _partitions(zombie) == 2)
-            before = zombie._reader.membership()
+            group = zombie.intake.reader.group
+            before = group.membership()
             heir = opened.enter_context(exact(service))
             wait_until(lambda: (_partitions(zombie), _partitions(heir)) == (1, 1))
-            now = zombie._reader.membership
-            zombie._reader.membership = lambda: before
+            now = group.membership
+            group.membership = lambda: before
             deadline_s = deadline_after(60)
-            outcomes: list[Commit] = []
-            advance = zombie._handover.advance
-
-            def watched(batch: Batch, *given: Any) -> Commit:
-                outcome = advance(batch, *given)
-                outcomes.append(outcome)
-                return outcome
-
-            zombie._handover.advance = watched
-            while Commit.FAILED not in outcomes:
+            while "a transaction of STARTs is made again" not in caplog.messages:
                 assert time.monotonic() < deadline_s
                 assert zombie.receive(0.2) is None
-            assert Commit.DONE not in outcomes
-            zombie._reader.membership = now  # it has heard of the new generation
+            group.membership = now  # it has heard of the new generation
             seen = {message.id: message for message in _everything((zombie, heir), 40)}
             assert set(seen) == sent
         assert not second_starts(markers(service.config))
@@ -122,18 +113,14 @@ class _SlowCommits:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._consumer, name)
 
-    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> Any:
+    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> None:
+        assert asynchronous
         self.begun += 1
-        if not asynchronous:
-            return self._land(offsets)
-        threading.Thread(target=self._land, args=(offsets,)).start()
-        return None
+        threading.Timer(1.0, self._land, (offsets,)).start()
 
-    def _land(self, offsets: list[TopicPartition]) -> Any:
-        time.sleep(1.0)
-        result = self._consumer.commit(offsets=offsets, asynchronous=False)
+    def _land(self, offsets: list[TopicPartition]) -> None:
+        self._consumer.commit(offsets=offsets, asynchronous=True)
         self.landed += 1
-        return result
 
 
 def test_a_commit_of_skipped_messages_never_lands_behind_a_transaction(
@@ -144,8 +131,8 @@ def test_a_commit_of_skipped_messages_never_lands_behind_a_transaction(
         send(service, 1)
         with exact(service) as consumer:
             receive_all(consumer, 1)[0].ack(wait=True)
-            slow = _SlowCommits(consumer._reader._group.client)
-            consumer._reader._group.client = slow  # type: ignore[assignment]
+            group = consumer.intake.reader.group
+            slow = group.client = _SlowCommits(group.client)
             service.queue("foreign").producer().send(b"x").result(within(30))
             while not slow.begun:
                 assert consumer.receive(0.1) is None
@@ -158,41 +145,30 @@ def test_a_commit_of_skipped_messages_never_lands_behind_a_transaction(
         assert not second_starts(markers(service.config))
 
 
-def test_a_transaction_that_was_given_up_decides_first(
+def test_a_transaction_that_takes_long_decides_first(
     bootstrap: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may commit after all: who asked the group before that would START its messages again."""
-    monkeypatch.setattr(exact_commits, "_CLOSE_TIMEOUT_S", 0.1)
+    """Who asked the group before that would START its messages again. Polling goes on meanwhile."""
+    may_write, write = threading.Event(), TransactionalProducer.produce_many
+
+    def slowly(*args: Any, **named: Any) -> None:
+        assert may_write.wait(within(60))
+        write(*args, **named)
+
+    monkeypatch.setattr(TransactionalProducer, "produce_many", slowly)
     with make_service(bootstrap, namespace, partitions=1) as service:
-        sent = send(service, 5)
+        send(service, 5)
         with exact(service) as consumer:
-            wait_until(lambda: _partitions(consumer) == 1)
-            producer = consumer._handover._committer._producer  # type: ignore[attr-defined]
-            write, may_write, is_writing = producer.produce_many, threading.Event(), []
-
-            def slowly(*args: Any, **named: Any) -> None:
-                is_writing.append(1)
-                assert may_write.wait(within(60))
-                write(*args, **named)
-
-            def failing() -> None:
-                if is_writing:
-                    raise BrokerError("once", is_retriable=True)
-                tend()
-
-            tend = consumer._reader.tend
-            monkeypatch.setattr(producer, "produce_many", slowly)
-            monkeypatch.setattr(consumer._reader, "tend", failing)
-            with pytest.raises(BrokerError, match="once"):
-                receive_all(consumer, 5)
-            monkeypatch.setattr(consumer._reader, "tend", tend)
+            wait_until(lambda: consumer.receive(0.1) or consumer.intake.pipeline.is_open)
+            reader = consumer.intake.reader
+            polls, poll = [], reader.poll
+            monkeypatch.setattr(reader, "poll", lambda *of: polls.append(of) or poll(*of))
             assert consumer.receive(1.0) is None  # nobody knows yet what is committed
+            assert polls
             may_write.set()
-            while consumer.receive(0.5) is not None or consumer._reader.is_in_transaction():
-                pass
-        found = markers(service.config)
-        assert not second_starts(found)
-        assert len(starts(service.config)) == len(sent)  # it has committed; a tracker has them
+            for message in receive_all(consumer, 5):
+                message.ack()
+        assert not second_starts(markers(service.config))
 
 
 def test_a_transaction_is_bounded_in_bytes(
@@ -214,11 +190,9 @@ def test_a_transaction_is_bounded_in_bytes(
         assert found == [[4000, 4000], [4000], [20_000], [20_000], [1]]
 
 
-def _partitions(consumer: Consumer) -> int:
-    """How many it has; serves its membership."""
-    with consumer._owner:
-        consumer._reader.tend()
-        return len(consumer._reader.partitions)
+def _partitions(consumer: Any) -> int:
+    """How many it has."""
+    return len(consumer.intake.reader.partitions)
 
 
 def _everything(consumers: Sequence[Consumer], count: int) -> list[Message]:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+from confluent_kafka import KafkaError
 from tests.integration.queue_logs import (
     dead_letters,
     die,
@@ -30,7 +31,7 @@ from kafkamq.config import Backoff
 from kafkamq.errors import BrokerError, ConfigError, StateError
 from kafkamq.queue.message import Message
 from kafkamq.queue.service import Service
-from kafkamq.transport.offset_commits import Commit
+from kafkamq.transport.commits import PendingCommit
 from kafkamq.types import MarkerType, Outcome
 
 T = within(2.0)
@@ -106,9 +107,7 @@ def test_04_given_back_comes_back_once(tracked_service: Service, way: str) -> No
     queue = tracked_service.queue("a", redelivery_timeout=T, backoff=QUICK)
     first = queue.consumer()
     if way == "release":  # STARTed and committed, never handed out
-        wait_until(
-            lambda: first.receive_many(1, 0) or first._batches.is_open or first._batches.ready
-        )
+        wait_until(lambda: first.in_flight or first.receive_many(1, 0))
         assert first.in_flight
         first.close()
     else:
@@ -158,7 +157,7 @@ def test_05_two_consumers_share_a_queue(service: Service) -> None:
 
 def _joined(consumer: object) -> bool:
     consumer.receive(0.05)  # type: ignore[attr-defined]
-    return len(consumer._reader.partitions) == 1  # type: ignore[attr-defined]
+    return len(consumer.intake.reader.partitions) == 1  # type: ignore[attr-defined]
 
 
 def test_06_queues_are_isolated(tracked_service: Service) -> None:
@@ -210,17 +209,18 @@ def test_25_a_failed_commit_is_sought_back(service: Service) -> None:
     """25: a commit that fails loses nothing; what was STARTed is STARTed again, and handed out."""
     send(service, "a", b"x")
     consumer = service.queue("a", redelivery_timeout=30).consumer()
-    commit = consumer._reader.commit
-    failures = iter([BrokerError("injected", code="_TRANSPORT", is_retriable=True)])
+    reader = consumer.intake.reader
+    begin, failures = reader.begin_commit, [KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)]
 
-    def fail_once(timeout_s: float) -> Commit:
-        failure = next(failures, None)
-        if failure is not None:
-            raise failure
-        return commit(timeout_s)
+    def fail_once(offsets: dict[int, int]) -> PendingCommit:
+        if not failures or not consumer.intake.pipeline.is_open:  # a new group's begins
+            return begin(offsets)
+        commit = PendingCommit([])
+        commit.answer(failures.pop())
+        return commit
 
-    consumer._reader.commit = fail_once  # type: ignore[method-assign]
-    with pytest.raises(BrokerError, match="injected"):
+    reader.begin_commit = fail_once
+    with pytest.raises(BrokerError, match="TOPIC_AUTHORIZATION_FAILED"):
         receive_all(consumer, 1)
     (message,) = receive_all(consumer, 1)
     message.ack(wait=True)
@@ -234,7 +234,14 @@ def test_25_a_fatal_error_rebuilds_the_client(service: Service) -> None:
     send(service, "a", b"1")
     consumer = service.queue("a").consumer()
     receive_all(consumer, 1)[0].ack()
-    consumer._reader.rebuild()
+    reader = consumer.intake.reader
+    client = reader.group
+
+    def fatal(*_: object) -> None:
+        raise BrokerError("injected", code="_FATAL", is_fatal=True)
+
+    client.poll = fatal
+    wait_until(lambda: reader.group is not client)
     send(service, "a", b"2")
     (message,) = receive_all(consumer, 1)
     assert message.payload == b"2"

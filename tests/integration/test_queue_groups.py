@@ -156,11 +156,11 @@ def _owned(consumer: Consumer, got: list[Message] | None = None) -> int:
     assert got is not None or not messages
     if got is not None:
         got += messages
-    return len(consumer._reader.partitions)
+    return len(consumer.intake.reader.partitions)
 
 
 def test_a_busy_worker_does_not_hold_up_the_group(service: Service) -> None:
-    """Its lease renewer polls for it, so that another one gets its share at once."""
+    """Its intake polls, so that another one gets its share at once."""
     send(service, "a", b"x")
     queue = service.queue("a")
     busy = queue.consumer()
@@ -177,13 +177,15 @@ def test_a_busy_worker_does_not_hold_up_the_group(service: Service) -> None:
 def test_a_partition_that_was_paused_when_it_went_is_read_when_it_is_back(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kafkamq.markers.reader.PAUSE_MS", 0)
+    monkeypatch.setattr("kafkamq.markers.reader.FULL_MS", 0)
     send(service, "a", b"x")
     queue = service.queue("a")
     first = queue.consumer()
     receive_all(first, 1)
     second = queue.consumer()
-    wait_until(lambda: _tended(second) == 1 and _tended(first) == 1)  # all paused, one gone
+    wait_until(
+        lambda: all(len(each.intake.reader.partitions) == 1 for each in (first, second))
+    )  # all paused, one gone
     assert first.receive(0.1) is None  # what is left is resumed
     second.close()
     wait_until(lambda: _owned(first) == 2)
@@ -192,22 +194,15 @@ def test_a_partition_that_was_paused_when_it_went_is_read_when_it_is_back(
     assert {message.payload for message in receive_all(first, 40)} == sent
 
 
-def _tended(consumer: Consumer) -> int:
-    """Partitions that it owns now, as its lease renewer finds them while its owner is busy."""
-    with consumer._owner:
-        consumer._reader.tend()
-        return len(consumer._reader.partitions)
-
-
 def test_messages_polled_for_a_lost_partition_are_not_started(service: Service) -> None:
     send(service, "a", *(b"%d" % number for number in range(100)))
     queue = service.queue("a")
     first = queue.consumer()
     held = receive_all(first, 1)
-    wait_until(lambda: len(first._buffer))
+    wait_until(lambda: len(first.intake.pipeline))
     second = queue.consumer()
     wait_until(lambda: _owned(second, held) == 1)
-    wait_until(lambda: len(first._reader.partitions) == 1)
+    wait_until(lambda: len(first.intake.reader.partitions) == 1)
     got = Counter(message.payload for message in held)
     deadline_s = deadline_after(60)
     while sum(got.values()) < 100 and time.monotonic() < deadline_s:
@@ -298,7 +293,7 @@ def test_what_was_polled_too_long_ago_is_fetched_again(
     wait_until(lambda: len(consumer._buffer) or got.extend(receive_all(consumer, 1)))
     # Held, or the next ones could have their addresses.
     polled = [message for run in consumer._buffer.upcoming() for message in run.messages]
-    monkeypatch.setattr("kafkamq.markers.rules.fetch_buffer.MAX_AGE_MS", -1)
+    monkeypatch.setattr("kafkamq.markers.rules.pipeline.MAX_AGE_MS", -1)
     consumer.receive(0)
     monkeypatch.undo()
     now = [message for run in consumer._buffer.upcoming() for message in run.messages]

@@ -47,7 +47,7 @@ def test_a_topic_whose_id_becomes_known_is_the_same_topic(
     bootstrap: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Brokers that are upgraded begin to tell ids, and some of them do before the others."""
-    monkeypatch.setattr("kafkamq.markers.lease_renewer.IDENTITY_AGE_S", 0.2)
+    monkeypatch.setattr("kafkamq.markers.keeper.IDENTITY_AGE_S", 0.2)
     ask, asked = Admin.topics, list[bool]()
     tells = [False]  # whether the broker that answers tells ids
 
@@ -115,7 +115,7 @@ def test_what_a_killed_worker_had_begun_is_the_tracker_s_alone(
         worker.flush()
         partitions = {message.message_id.partition for message in first}
         wait_until(lambda: len(kept_positions(service)) >= len(partitions))
-        monkeypatch.setattr(worker._reader.positions, "write", lambda: None)
+        monkeypatch.setattr(worker.keeper, "each_second", lambda: None)
         messages = receive_all(worker, 20)
         for message in messages[:15]:
             message.ack()
@@ -153,9 +153,9 @@ def test_what_a_killed_worker_began_after_a_quiet_hour_does_not_come_again(
         worker = queue.consumer()
         for message in receive_all(worker, 10):
             message.ack()
-        positions = worker._reader.positions
+        positions = worker.intake.reader.positions
         wait_until(lambda: positions._known and not positions._pending)
-        monkeypatch.setattr(positions, "write", lambda: None)
+        monkeypatch.setattr(worker.keeper, "each_second", lambda: None)
         (position,) = positions._known.values()
         quiet = replace(position, at_ms=position.at_ms - 3_600_000)
         producer = SureProducer({"bootstrap.servers": bootstrap, "partitioner": "murmur2_random"})
@@ -187,7 +187,7 @@ def test_a_group_of_the_version_before_is_kept_as_soon_as_it_is_known(
         member.commit(offsets=offsets, asynchronous=False)
         member.close()
         with service.queue("a").consumer() as consumer:
-            wait_until(lambda: all(consumer._reader.positions.is_known(n) for n in (0, 1)))
+            wait_until(lambda: all(consumer.intake.reader.positions.is_known(n) for n in (0, 1)))
         delete_group(bootstrap, group_of(service.config, "a"))
         send(service, "a", b"new")
         with service.queue("a").consumer() as consumer:
@@ -242,7 +242,7 @@ def test_a_quiet_queue_outlives_the_messages_of_others(
     bootstrap: str, namespace: str, monkeypatch: pytest.MonkeyPatch, writes_in_transactions: bool
 ) -> None:
     """Its worker's position passes these, and the control record of a transaction."""
-    monkeypatch.setattr("kafkamq.markers.offset_commits.COMMIT_INTERVAL_MS", 100)
+    monkeypatch.setattr("kafkamq.markers.intake.COMMIT_INTERVAL_MS", 100)
     settings: dict[str, str | int | float | bool] = {"bootstrap.servers": bootstrap}
     if writes_in_transactions:
         settings["transactional.id"] = namespace

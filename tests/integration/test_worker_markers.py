@@ -182,7 +182,7 @@ def test_the_last_delivery_is_alone_in_the_process(service: Service) -> None:
         other = service.queue("b").consumer()
         (held,) = receive_all(other, 1)
         # It has polled its copy, and waits for what the other consumer holds.
-        wait_until(lambda: first.receive(0.1) is None and len(first._buffer))
+        wait_until(lambda: first.receive(0.1) is None and len(first.intake.pipeline))
         assert first.receive(0.5) is None
         assert other.receive_many(1, 0.1) == []  # which STARTs no more meanwhile
         held.ack()
@@ -247,7 +247,7 @@ def test_extend_holds_longer_than_a_paused_process_renews(service: Service) -> N
         (message,) = receive_all(consumer, 1)
         message.extend(30)
         wait_until(lambda: message.deadline > time.monotonic() + 20)
-        consumer._lease_renewer.stop()  # the process is stopped, so nothing is renewed
+        consumer.keeper.stop()  # the process is stopped, so nothing is renewed
         time.sleep(within(2.5))
         message.ack(wait=True)
     assert not ends(service.config, Outcome.REDELIVERED)
@@ -261,7 +261,7 @@ def test_late_verdicts_are_told_by_the_broker_s_clock(service: Service) -> None:
     queue = service.queue("a", redelivery_timeout=1.5, batch_markers=False)  # a lease each
     consumer = queue.consumer(on_lease_lost=lost.append)
     first, second, third = receive_all(consumer, 3)
-    consumer._lease_renewer.stop()
+    consumer.keeper.stop()
     time.sleep(2.0)
     for message in (first, second):  # a worker whose own clock was stopped, too
         message._lease.deadline_ms += 60_000
@@ -300,9 +300,9 @@ def test_on_lease_lost_may_take_long_raise_and_close_the_consumer(service: Servi
     )
     messages = receive_all(consumer, 4)
     wait_until(lambda: told and consumer.in_flight == 0)
-    for _ in range(20):  # beats of the lease renewer, as each verdict makes one
-        consumer._ack_writer.has_news.set()
-        wait_until(lambda: not consumer._ack_writer.has_news.is_set())
+    for _ in range(20):  # beats of the keeper, as each verdict makes one
+        consumer._state.keeper.ring()
+        time.sleep(0.005)
     assert sum(thread.name == "kafkamq-lease-lost" for thread in threading.enumerate()) == 1
     go_on.set()
     assert has_closed.wait(within(60))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
-from tests.unit.worker_parts import FixedNamespace, Parts, record
+from tests.unit.worker_parts import FixedNamespace, Parts, record, starts_of
 from tests.waiting import deadline_after, within
 
 from kafkamq import aio
@@ -31,6 +31,7 @@ from kafkamq.queue.rules.broker_time import BrokerClock
 from kafkamq.queue.service import Service
 from kafkamq.runtime.worker import Worker
 from kafkamq.testing.naive import NaiveTracker
+from kafkamq.transport.clients import open_producer
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
 from kafkamq.transport.memory.faults import Fault
 from kafkamq.types import Marker, MarkerType, MessageBatch, Outcome, expand
@@ -228,7 +229,7 @@ def test_what_may_go_at_any_time_keeps_its_payload_with_it(
     kafka: Kafka, setting: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R28: the settings are read again while a worker runs."""
-    monkeypatch.setattr("kafkamq.markers.lease_renewer.IDENTITY_AGE_S", 0.05)
+    monkeypatch.setattr("kafkamq.markers.keeper.IDENTITY_AGE_S", 0.05)
     consumer = kafka.consumer()
 
     def is_by_reference() -> bool:
@@ -259,22 +260,17 @@ def test_what_nothing_tells_from_another_in_its_place_is_single(unknown: str) ->
     )
     parts.namespace.broker_clock.reported(0, 0)
     parts.poll(record(0, leader_epoch=-1 if unknown == "leader epoch" else 0))
-    batch = parts.starter.plan(1)
-    assert batch is not None
-    (value,) = batch.routes.popitem()[1].values
-    assert not decode_marker(value).batches
+    (start,) = starts_of(parts.start())
+    assert not decode_marker(start.value).batches
     parts.state.writer.close()
 
 
 def test_the_last_delivery_has_a_start_of_its_own(kafka: Kafka) -> None:
     """R6: with its payload, whatever else may be by reference."""
     consumer = kafka.consumer(max_deliveries=2)
-    kafka.producer.send(b"once", headers={})
-    (partition,) = kafka.cluster.topics[MESSAGES].partitions
-    kafka.producer.flush(within(30))
-    copy = partition.records[-1]
-    assert copy is not None
-    copy.headers = [*(copy.headers or ()), ("kafkamq-delivery-count", b"2")]
+    writer = open_producer({"bootstrap.servers": kafka.service.config.bootstrap_servers}, None)
+    writer.produce(MESSAGES, b"once", b"q", 0, headers=[("kafkamq-delivery-count", b"2")])
+    assert not writer.flush(within(30))
     receive(consumer, 1)
     (start,) = kafka.markers(START)
     assert (start.batches, start.value, start.delivery_count) == ((), b"once", 2)

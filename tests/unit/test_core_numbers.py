@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kafkamq.markers.rules import chunks, handout, leases, redelivery
-from kafkamq.markers.rules import fetch_buffer as intake
+from kafkamq.markers.rules import pipeline as intake
 from kafkamq.queue.wire import headers, partitions
 
 

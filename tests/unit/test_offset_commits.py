@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
-from tests.waiting import within
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, StateError
 from kafkamq.spark.queues.position import QueuePosition
 from kafkamq.transport.commits import GroupOffsets, PendingCommit
-from kafkamq.transport.offset_commits import Commit, Committer
 
 CONFIG = ServiceConfig(bootstrap_servers="127.0.0.1:1")
 
@@ -123,28 +120,6 @@ def test_a_commit_that_the_client_refuses_at_once_is_answered(
 
 
 @pytest.mark.parametrize(
-    ("code", "outcome"),
-    [(KafkaError.REBALANCE_IN_PROGRESS, Commit.FAILED), (KafkaError._TIMED_OUT, Commit.FAILED)],
-)
-def test_a_commit_that_may_succeed_later_is_no_error(code: int, outcome: Commit) -> None:
-    group: Any = Group({}, fails=code)
-    committer = Committer("t", "g")
-    committer.begin(group, {0: 1})
-    assert committer.wait(within(10.0)) is outcome
-    assert committer.finish(lambda: None, 10.0)
-
-
-def test_a_commit_that_never_succeeds_is_one() -> None:
-    group: Any = Group({0: KafkaError.GROUP_AUTHORIZATION_FAILED})
-    committer = Committer("t", "g")
-    committer.begin(group, {0: 1})
-    with pytest.raises(BrokerError, match="GROUP_AUTHORIZATION_FAILED"):
-        committer.wait(within(10.0))
-    assert not committer.is_pending
-    assert committer.finish(lambda: None, 10.0)
-
-
-@pytest.mark.parametrize(
     ("code", "raised"),
     [
         (KafkaError.UNKNOWN_MEMBER_ID, StateError),
@@ -160,27 +135,3 @@ def test_a_position_of_spark_that_is_refused_for_one_partition_is_not_noted(
     with pytest.raises(raised):
         position.commit({0: 5, 1: 7}, b"t" * 16)
     assert not position.is_known
-
-
-def test_a_commit_that_waits_for_its_turn_leaves_out_what_was_revoked_meanwhile() -> None:
-    """Else it would set the new owner's position back, under a generation that is valid."""
-    asked: list[dict[int, int]] = []
-
-    class Client(Group):
-        def commit(self, offsets: list[TopicPartition], asynchronous: bool) -> list[Any]:
-            asked.append({each.partition: each.offset for each in offsets})
-            return super().commit(offsets, asynchronous)
-
-    client: Any = Client({})
-    committer = Committer("t", "g")
-    for revoked, left in (([0], [{1: 3}]), ([0, 1], [])):
-        asked.clear()
-        turn = Event()
-        committer.ask(turn.wait)
-        committer.begin(client, {0: 7, 1: 3})
-        for partition in revoked:
-            committer.forget(partition)
-        turn.set()
-        assert committer.wait(within(10.0)) is Commit.DONE
-        assert asked == left
-    assert committer.finish(lambda: None, 10.0)

@@ -5,11 +5,11 @@ And what becomes of messages where it did not.
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -25,15 +25,13 @@ from kafkamq.markers.membership import (
     session_problem,
     shorten_session,
 )
-from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.positions import Positions
-from kafkamq.markers.reader import MessageReader
-from kafkamq.markers.rules.fetch_buffer import FetchBuffer
 from kafkamq.markers.rules.lease import Overtaken
-from kafkamq.markers.rules.message_set import MessageSet
+from kafkamq.markers.state import ConsumerState
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.names import group_of
+from kafkamq.transport.clients import open_producer
 from kafkamq.transport.commits import GroupOffsets
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
 from kafkamq.transport.memory.faults import Fault
@@ -287,28 +285,6 @@ def latest(service: Service) -> set[MarkerType]:
     return set(last.values())
 
 
-def test_a_look_at_a_dead_workers_starts_that_is_interrupted_is_repeated(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    look, looks = Positions.overtaken, []
-
-    def interrupted_once(self: Positions, *of: Any) -> Overtaken:
-        looks.append(of)
-        if len(looks) == 1:
-            raise KeyboardInterrupt
-        return look(self, *of)
-
-    monkeypatch.setattr(Positions, "overtaken", interrupted_once)
-    with Service(f"memory://{name}", "n") as service:
-        service.create_topics(partitions=1, marker_partitions=1)
-        service.queue("q").producer().send(b"x").result(within(30))
-        with service.queue("q").consumer() as consumer:
-            with pytest.raises(KeyboardInterrupt):
-                receive(consumer)
-            receive(consumer).ack()
-    assert len(looks) == 2
-
-
 def test_a_look_that_failed_is_not_repeated_at_once_and_what_is_polled_is_handed_out(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,30 +300,13 @@ def test_a_look_that_failed_is_not_repeated_at_once_and_what_is_polled_is_handed
     assert len(looks) == 1
 
 
-class Member:
-    """Nobody who wants to know."""
-
-    def _gained(self, _: Sequence[int]) -> None: ...
-    def _lost(self, _: Sequence[int]) -> None: ...
-    def _answered(self, _: MessageSet) -> None: ...
-    def _overtaken(self, _: Overtaken) -> None: ...
-    def _broker_ms(self) -> int | None: ...
-    def _topic_id(self) -> bytes:
-        return b""
-
-    def _stamp(self) -> bytes:
-        return b""
-
-    def _is_topic_another(self) -> bool:
-        return False
-
-
 def test_looks_that_fail_are_given_up_in_the_end(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A namespace may write more than is read in the time for a look: it costs that a few times."""
     late_s = 0.0
     monkeypatch.setattr(reader_module, "monotonic", lambda: time.monotonic() + late_s)
+    monkeypatch.setattr(ConsumerState, "broker_ms", lambda _: None)  # nobody knows how old they are
     looks: list[float] = []
     monkeypatch.setattr(Positions, "overtaken", lambda *_: looks.append(late_s) or Overtaken())
     with Service(f"memory://{name}", "n") as service:
@@ -355,15 +314,39 @@ def test_looks_that_fail_are_given_up_in_the_end(
         producer = service.queue("q").producer()
         for _ in range(1000):
             producer.send(b"x").result(within(30))
-        buffer = FetchBuffer[MarkersMessage]()
-        queue = QueueConfig(queue_id="q")
-        reader = MessageReader(service.config, queue, buffer, Member(), cast("Any", None))
-        for _ in range(10):
-            before = len(buffer)
-            until(lambda: reader.poll(100, 0.1) or len(buffer) > before)  # noqa: B023
-            late_s += 3.0
-        reader.close()
+        with service.queue("q").consumer() as consumer:
+            for _ in range(10):
+                until(lambda: [each.ack() for each in consumer.receive_many(100, 0.1)])
+                late_s += 3.0
     assert 1 < len(looks) <= 4
+
+
+def test_a_look_that_takes_long_holds_back_its_partition_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end = threading.Event()
+    look = Positions.overtaken
+
+    def slow(self: Positions, first: dict[int, int], since_ms: int) -> Overtaken:
+        assert may_end.wait(30)
+        return look(self, first, since_ms)
+
+    monkeypatch.setattr(Positions, "overtaken", slow)
+    with Service(f"memory://{name}", "n") as service:
+        service.create_topics(partitions=2, marker_partitions=1)
+        send_to(service, 0, b"old")
+        with service.queue("q").consumer() as consumer:
+            until(lambda: 0 in consumer.intake.pipeline.waiting)
+            assert consumer.receive(0) is None
+            until(lambda: consumer.intake.pipeline.waiting == {0})
+            may_end.set()
+            assert receive(consumer).payload == b"old"
+
+
+def send_to(service: Service, partition: int, value: bytes) -> None:
+    writer = open_producer({"bootstrap.servers": service.config.bootstrap_servers}, None)
+    writer.produce(service.config.message_topic, value, b"q", partition)
+    assert not writer.flush(10)
 
 
 def test_a_recreated_topic_is_read_from_its_start_though_nobody_receives(name: str) -> None:
@@ -375,15 +358,11 @@ def test_a_recreated_topic_is_read_from_its_start_though_nobody_receives(name: s
             other.send(b"x").result(within(30))
         place = service.config.message_topic, 0
         GroupOffsets(service.config, group_of(service.config, "q")).commit({place: 50})
-        buffer = FetchBuffer[MarkersMessage]()
-        queue = QueueConfig(queue_id="q")
-        reader = MessageReader(service.config, queue, buffer, Member(), cast("Any", None))
-        until(lambda: reader.poll(1, 0.1) or buffer.positions())
-        assert buffer.positions()[0] > 50
-        reader.reread_topic(time.monotonic() + 60)
-        for _ in range(20):
-            reader.tend()
-        assert not buffer.positions()
-        until(lambda: reader.poll(1, 0.1) or buffer.positions())
-        assert buffer.positions() == {0: 0}
-        reader.close()
+        with service.queue("q").consumer() as consumer:
+            intake = consumer.intake
+            until(lambda: intake.pipeline.positions().get(0, 0) > 50)
+            assert consumer.receive(0) is None
+            intake.reader.reread_topic(time.monotonic() + 60)
+            intake.pipeline.revoked([0])
+            until(lambda: intake.pipeline.committed_offsets().get(0) == 0)
+            until(lambda: consumer.receive(0.1) or intake.pipeline.positions().get(0) == 200)

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Message as Record
-from tests.unit.worker_parts import Parts, deliver, fail_for_good, record
+from tests.unit.worker_parts import Parts, deliver, fail_for_good, record, starts_of
 from tests.waiting import within
 
 from kafkamq.errors import BrokerError, DeadlineExceededError
 from kafkamq.markers.marker_producer import MarkerWriter
+from kafkamq.markers.message import MarkersMessage
 
 
 class _Slow(logging.Handler):
@@ -57,30 +58,35 @@ def swapped_by_another_thread(writer: MarkerWriter) -> Iterator[None]:
 def test_starts_that_went_with_their_client_are_not_committed_over() -> None:
     parts = Parts()
     parts.poll(*(record(offset) for offset in range(100, 110)))
-    batch = parts.starter.plan(10)
-    assert batch is not None
-    parts.starter.write(batch)
-    with (
-        swapped_by_another_thread(parts.state.writer),
-        pytest.raises(BrokerError) as caught,
-    ):
-        parts.starter.wait(batch, 1.0)
-    assert caught.value.is_retriable
-    assert parts.buffer.committable() == {}
-    parts.starter.abandon(batch)
-    assert parts.buffer.rewind() == {0: 100}
+    step = parts.starter.plan(10)
+    assert step is not None
+    parts.starter.write(step)
+    with swapped_by_another_thread(parts.state.writer), suppress(BrokerError):
+        parts.starter.wait(1.0)
+    failed = parts.see()
+    assert {each for start in failed for each in start.runs} == set(parts.pipeline.under_way())
+    assert all(each.error is not None for each in failed)
+    assert parts.pipeline.committable().runs == []
+    (run,) = parts.pipeline.under_way()
+    gone, position = parts.pipeline.give_up(run)
+    parts.starter.give_up(gone)
+    assert position == 100
     assert not parts.state.leases.open_count
+
+
+def held(parts: Parts) -> MarkersMessage:
+    """The one message that was polled, STARTed and committed."""
+    deliver(*starts_of(parts.start()))
+    parts.see()
+    parts.pipeline.committing(parts.pipeline.committable())
+    ((_, (message,)),) = parts.starter.finish(parts.pipeline.committed())
+    return message
 
 
 def test_verdicts_that_went_with_their_client_are_not_confirmed() -> None:
     parts = Parts()
     parts.poll(record(100))
-    batch = parts.starter.plan(1)
-    assert batch is not None
-    for route in batch.routes.values():
-        deliver(route)
-    assert parts.starter.wait(batch, 0.0)
-    ((_, (message,)),) = parts.starter.finish(batch)
+    message = held(parts)
     message.ack()
     parts.ack_writer.write_queued()
     assert len(parts.state.writer) > 0
@@ -95,12 +101,7 @@ def test_a_verdict_whose_report_never_comes_is_written_again() -> None:
     """As when an interrupt ends the report's callback."""
     parts = Parts()
     parts.poll(record(100))
-    batch = parts.starter.plan(1)
-    assert batch is not None
-    for route in batch.routes.values():
-        deliver(route)
-    assert parts.starter.wait(batch, 0.0)
-    ((_, (message,)),) = parts.starter.finish(batch)
+    message = held(parts)
     written: list[bytes] = []
     reports: list[Callable[..., None]] = []
 
@@ -141,17 +142,16 @@ def test_a_batch_waits_for_its_own_reports_alone() -> None:
     """Not for ENDs that others give, nor for a marker partition without a leader."""
     parts = Parts()
     parts.poll(record(5))
-    batch = parts.starter.plan(1)
-    assert batch is not None
-    for route in batch.routes.values():
-        deliver(route)
+    deliver(*starts_of(parts.start()))
     parts.state.writer.write(b"an END of another message", b"key", 3, lambda *_: None)
     done: list[bool] = []
-    waits = threading.Thread(target=lambda: done.append(parts.starter.wait(batch, 60.0)))
+    waits = threading.Thread(target=lambda: done.append(parts.starter.wait(60.0)))
     waits.daemon = True
     waits.start()
     waits.join(within(10))
-    assert done == [True]
+    assert done == [None]
+    assert not parts.see()
+    assert parts.commit() == [(0, 5)]
     assert len(parts.state.writer) > 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from confluent_kafka import Message as Record
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.markers.ack_writer import AckWriter
 from kafkamq.markers.message import MarkersMessage
-from kafkamq.markers.rules.fetch_buffer import FetchBuffer, Run
-from kafkamq.markers.starts import Starter
+from kafkamq.markers.rules.pipeline import Pipeline, Run
+from kafkamq.markers.starts import Start, Starter, Step
 from kafkamq.markers.state import ConsumerState
 from kafkamq.queue.namespace import NamespaceFacts
 from kafkamq.queue.rules.broker_time import BrokerClock
@@ -78,41 +77,60 @@ class Parts:
     def __init__(self, namespace: FixedNamespace | None = None, **queue: Any) -> None:
         self.namespace: Any = namespace or FixedNamespace()
         self.state = ConsumerState(self.namespace, QueueConfig(queue_id="q", **queue))
-        self.buffer: FetchBuffer[MarkersMessage] = FetchBuffer()
+        self.pipeline: Pipeline[MarkersMessage] = Pipeline()
         self.ack_writer = AckWriter(self.state, None)
-        self.starter = Starter(self.state, self.buffer, self.ack_writer)
+        self.starter = Starter(self.state, self.pipeline, self.ack_writer)
 
     def poll(self, *records: Record) -> None:
-        """These were polled from their partitions, in order."""
-        poll_into(self.buffer, self.ack_writer, records)
+        """These were polled from their partitions, in order: a run for each partition."""
+        runs: dict[int, tuple[list[int], list[MarkersMessage]]] = {}
+        for each in records:
+            partition, offset = each.partition() or 0, each.offset() or 0
+            message = MarkersMessage(self.ack_writer, each, offset)
+            message.read()
+            offsets, messages = runs.setdefault(partition, ([], []))
+            offsets.append(offset)
+            messages.append(message)
+        now_ms = monotonic_ms()
+        self.pipeline.polled(
+            [Run(number, *run, now_ms, is_plain=False) for number, run in runs.items()],
+            first_offsets={number: offsets[0] for number, (offsets, _) in runs.items()},
+            next_offsets={number: offsets[-1] + 1 for number, (offsets, _) in runs.items()},
+            count=len(records),
+        )
+
+    def start(self, count: int = 100) -> Step:
+        """STARTs of so many are on their way, without a client."""
+        step = self.starter.plan(count)
+        assert step is not None
+        step.records()
+        self.starter.sent(step)
+        return step
+
+    def see(self) -> list[Start]:
+        """Take the reports that were served; those of STARTs that failed."""
+        failed = self.starter.see_reports()
+        for run in self.pipeline.under_way():
+            if not run.unreported:
+                self.pipeline.in_log(run)
+        return failed
+
+    def commit(self) -> list[tuple[int, int]]:
+        """What may be handed out behind a commit: partitions and offsets."""
+        self.pipeline.committing(self.pipeline.committable())
+        held = self.starter.finish(self.pipeline.committed())
+        return [(lease.partition, each.offset) for lease, messages in held for each in messages]
 
 
-def poll_into(
-    buffer: FetchBuffer[MarkersMessage], ack_writer: AckWriter, records: Sequence[Record]
-) -> None:
-    """As the reader does: a run for each partition."""
-    runs: dict[int, tuple[list[int], list[MarkersMessage]]] = {}
-    for each in records:
-        partition, offset = each.partition() or 0, each.offset() or 0
-        message = MarkersMessage(ack_writer, each, offset)
-        message.read()
-        offsets, messages = runs.setdefault(partition, ([], []))
-        offsets.append(offset)
-        messages.append(message)
-    now_ms = monotonic_ms()
-    buffer.polled(
-        [Run(number, *run, now_ms, is_plain=False) for number, run in runs.items()],
-        first_offsets={number: offsets[0] for number, (offsets, _) in runs.items()},
-        next_offsets={number: offsets[-1] + 1 for number, (offsets, _) in runs.items()},
-        count=len(records),
-    )
+def starts_of(step: Step) -> list[Start]:
+    return [start for starts in step.starts.values() for start in starts]
 
 
-def deliver(route: Any, log_ms: int = 5000) -> None:
-    """All STARTs of a route are written, and in the log by Kafka's reports."""
-    route.starts()
-    for value in route.values:
-        route.report(None, Record(value=value, timestamp=(LOG_APPEND_TIME, log_ms)))
+def deliver(*starts: Start, log_ms: int = 5000, offset: int = -1) -> None:
+    """They are in the log, by Kafka's reports."""
+    for each in starts:
+        more: dict[str, Any] = {"offset": offset} if offset >= 0 else {}
+        each.reported(None, Record(timestamp=(LOG_APPEND_TIME, log_ms), **more))
 
 
 def fail_for_good(writer: IdempotentProducer) -> None:

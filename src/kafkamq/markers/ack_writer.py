@@ -17,7 +17,7 @@ from kafkamq.markers.ends import Ends
 from kafkamq.markers.message import UNREPORTED, EndRecord, MarkersMessage
 from kafkamq.markers.recorder import ConsumerRecorder
 from kafkamq.markers.rules.lease import ACKED, Lease, LeaseState, Refusal, Renewal, Verdict
-from kafkamq.markers.state import ConsumerState
+from kafkamq.markers.state import Bell, ConsumerState
 from kafkamq.markers.tokens.hand_over import HandOver
 from kafkamq.markers.wire.markers import encode_batches, encode_keepalive, encode_known_keepalive
 from kafkamq.queue.lost_leases import LostLeases, too_late
@@ -47,8 +47,9 @@ class AckWriter:
         self._on_lease_lost = on_lease_lost
         self.queue_id = state.queue.queue_id
         self._recorder = ConsumerRecorder(self.queue_id)
-        self.has_news = threading.Event()  # something to tell, or to write again
         self._handed_out: dict[_Place, MarkersMessage] = {}  # if somebody wants to be told
+        self.is_kept = False  # a keeper serves it
+        self._waiting: dict[Bell, None] = {}  # of threads that wait for reports
         self.lost_leases = LostLeases(self.queue_id, on_lease_lost, state.queue.max_in_flight)
         self._writing = threading.Lock()  # held from taking verdicts or failed ENDs to writing them
         self._noted_ms = 0  # when the first verdict came that was not taken since
@@ -56,6 +57,7 @@ class AckWriter:
         self._unseen: dict[EndRecord, None] = {}  # of what nobody saw, and under way
         self._running_out: deque[EndRecord] = deque()  # of what nobody saw, and not in the log
         self._under_way: dict[EndRecord, None] = {}  # not delivered yet, the failed too
+        self._extensions: deque[Renewal] = deque()  # that were asked for and are not written
         self._ends = Ends(state, self)
         self.hand_over = HandOver(self)
 
@@ -94,13 +96,17 @@ class AckWriter:
 
     def _has_verdict(self) -> None:
         self._noted_ms = self._noted_ms or monotonic_ms()
-        if not self.has_news.is_set():
-            self.has_news.set()  # the lease renewer writes it, if nobody does so before
+        self.state.keeper.ring()
 
     def gathering_s(self) -> float:
         """So long the verdicts that were given wait for more (R30)."""
         noted_ms = self._noted_ms
         return max(0, noted_ms + LINGER_MS - monotonic_ms()) / 1000 if noted_ms else 0.0
+
+    def hurry(self) -> None:
+        """The verdicts that were given wait for no more: their application has nothing to do."""
+        self._noted_ms = 1
+        self.state.keeper.ring()
 
     def write_queued(self) -> None:
         """Write the ENDs of the verdicts that were given since, in few records."""
@@ -124,7 +130,7 @@ class AckWriter:
                 self._write_many(route, each)
         except BaseException:  # an interrupt: twice is harmless, never is not
             self._failed.append(EndRecord(self, taken))
-            self.has_news.set()
+            self.state.keeper.ring()
             raise
 
     def _write_many(self, route: int, ends: Sequence[EndRecord]) -> None:
@@ -138,7 +144,7 @@ class AckWriter:
             _log.warning("verdicts are written again", extra={"error": str(error)})
             refused = zip(ends, records, strict=True)
             self._failed.extend(end for end, record in refused if "_error" in record)
-            self.has_news.set()
+            self.state.keeper.ring()
 
     @staticmethod
     def check_reason(reason: str, outcome: Outcome) -> None:
@@ -185,7 +191,17 @@ class AckWriter:
         if renewal is None:
             self.refuse(message, refusal)
         else:
-            self.renew(renewal)
+            self._extensions.append(renewal)
+            if self.is_kept:
+                self.state.keeper.ring()
+            else:
+                self._write_extensions()
+
+    def _write_extensions(self) -> None:
+        """KEEPALIVEs that were asked for; one that cannot be queued now is written later."""
+        while self._extensions:
+            self.renew(self._extensions[0])
+            self._extensions.popleft()
 
     def _extended(self, message: MarkersMessage, extension_ms: int, now_ms: int) -> Renewal | None:
         if self.state.leases.may_hand_out(message._lease, now_ms):
@@ -364,14 +380,15 @@ class AckWriter:
         self._recorder.late(part)
         for message_id in part.message_ids():
             self.lost_leases.late(self._known(part, message_id.offset) or message_id)
-        self.has_news.set()
+        self.state.keeper.ring()
 
-    # Served by the lease renewer, and by every thread that waits for a report.
+    # Served by the keeper, and by every thread that waits for a report.
 
     def serve(self) -> None:
         """Write what was given, and what failed."""
         if self._running_out:
             self._let_run_out()
+        self._write_extensions()
         if self.state.leases.has_verdicts or self._failed or self._under_way:
             with self._writing:
                 self._write_queued()
@@ -437,8 +454,7 @@ class AckWriter:
             left_s = deadline_s - time.monotonic()
             with self.state.lock:
                 self.state.leases.look_again()
-            self.serve()
-            writer.wait_for(self._is_all_reported, max(0.0, min(left_s, _SLICE_S)))
+            self._wait_for(self._is_all_reported, max(0.0, min(left_s, _SLICE_S)))
             with self._writing:  # or an END might be in another thread's hands
                 if not self.state.leases.has_verdicts and self._is_all_reported():
                     return
@@ -450,30 +466,57 @@ class AckWriter:
 
     def _is_all_reported(self) -> bool:
         """Whether each END that was written is in the log, by its own report, or given up."""
-        return not self._under_way and not self._failed
+        return not (self.state.leases.has_verdicts or self._under_way or self._failed)
 
     def _await(self, message: MarkersMessage, part: Lease) -> None:
         writer = self.state.writer
         deadline_s = time.monotonic() + WAIT_TIMEOUT_S
-        self.serve()
 
         def is_known() -> bool:
             return part.is_end_known or part.state is LeaseState.LOST
 
         while not is_known():
-            writer.wait_for(is_known, _SLICE_S)
+            self._wait_for(is_known, _SLICE_S)
             writer.watch.check("writing a verdict")
             failed = part.end.error if isinstance(part.end, EndRecord) else None
             if failed is not None:
                 error = broker_error(failed, f"writing the verdict on {message!r}")
                 if not is_retriable(error):
                     raise error
-            self.serve()
             if time.monotonic() > deadline_s:
                 raise writer.watch.deadline("confirming a verdict", WAIT_TIMEOUT_S)
         if part.state is LeaseState.LOST:
             self.lost_leases.told_otherwise(message)
             raise too_late([message.message_id])
+
+    def _wait_for(self, is_known: Callable[[], bool], timeout_s: float) -> None:
+        """Have what was given written, and wait until ``is_known()``, or the time is over."""
+        if not self.is_kept:
+            self.serve()
+            self.state.writer.wait_for(is_known, timeout_s)
+            return
+        bell, deadline_s = Bell(), time.monotonic() + timeout_s
+        self._waiting[bell] = None
+        try:
+            while not is_known():
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    return
+                self.hurry()
+                bell.wait(left_s)
+        finally:
+            self._waiting.pop(bell, None)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether somebody waits for reports."""
+        return bool(self._waiting)
+
+    def serve_waiting(self, timeout_s: float) -> None:
+        """Serve reports for those who wait; they look themselves whether it was theirs."""
+        self.state.writer.wait_for(self._is_all_reported, timeout_s)
+        for bell in list(self._waiting):
+            bell.ring()
 
     def close(self, timeout_s: float) -> KafkaMQError | None:
         """Wait once more; what is not confirmed then is given up."""

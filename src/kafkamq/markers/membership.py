@@ -1,4 +1,4 @@
-"""What a worker's Kafka consumer is told, and whom it tells of its membership in the group.
+"""What a worker's Kafka consumer is told: its group, and how soon that notices a death.
 
 A worker that is killed between a START and the commit of its offset leaves a message that the next
 owner STARTs again. Where the first lease has ended by then, a tracker copies the message, whatever
@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping
 
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import KafkaMQError
-from kafkamq.markers.rules.lease import Overtaken
-from kafkamq.markers.rules.message_set import MessageSet
 from kafkamq.queue.names import group_of_workers
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.group_consumer import COOPERATIVE, GroupConsumer, Owner
@@ -37,38 +34,6 @@ _BROKER_BEAT = "group.consumer.heartbeat.interval.ms"
 _BROKER_MIN_BEAT = "group.consumer.min.heartbeat.interval.ms"
 _BEATS = 3  # heartbeats in a session: one that is late must not cost the membership
 _log = logging.getLogger(__name__)
-
-
-class Membership(Protocol):
-    """Who wants to know which partitions come and go; called inside ``MessageReader.poll``."""
-
-    def _gained(self, partitions: Sequence[int]) -> None:
-        """These were assigned."""
-
-    def _lost(self, partitions: Sequence[int]) -> None:
-        """These are another member's now, or nobody's."""
-
-    def _answered(self, messages: MessageSet) -> None:
-        """STARTs of these are in the log, though no offset behind them is committed."""
-
-    def _overtaken(self, found: Overtaken) -> None:
-        """What a former owner had begun in partitions that were assigned."""
-
-    def _broker_ms(self) -> int | None:
-        """The brokers' time; None: not known yet."""
-
-    def _topic_id(self) -> bytes:
-        """Of the messages' topic as STARTs name it; empty: unknown."""
-
-    def _stamp(self) -> bytes:
-        """What records of ours have in a topic that anybody writes to (R38)."""
-
-    def _is_topic_another(self) -> bool:
-        """Ask whether the topic was recreated; if so, ``reread_topic`` is called soon.
-
-        Raises:
-            BrokerError, DeadlineExceededError: It does not exist, or no broker answers.
-        """
 
 
 def open_member(config: ServiceConfig, queue: QueueConfig, owner: Owner) -> GroupConsumer:

@@ -1,29 +1,28 @@
-"""From polled messages to held ones: STARTs for a batch, their reports, and who may be handed out.
+"""From polled messages to held ones: their STARTs, the reports of these, and what is handed out.
 
-R5 in the order of the calls: ``plan`` takes messages and encodes their STARTs, a handover
-(``handover.py``) brings them and the offsets into Kafka, ``finish`` says what may be handed out.
-Whatever fails in between, ``Consumer`` gives the batch up, under a new consumer_id.
+R5 in the order of the calls: ``plan`` takes runs and encodes their STARTs, ``write`` sends them (or
+a transaction does), ``see_reports`` finds what is in the log, ``finish`` says what may be handed
+out once the offsets are committed. Runs that something fails of are given up, under a new
+consumer_id, and polled again.
 """
 
 from __future__ import annotations
 
-import time
+import logging
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeAlias
 
-from kafkamq.errors import KafkaMQError
+from kafkamq.errors import BrokerError
 from kafkamq.markers.ack_writer import AckWriter
 from kafkamq.markers.last_delivery import process_gate
 from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.rules.batching import join, oldest_by_reference_ms
-from kafkamq.markers.rules.fetch_buffer import FetchBuffer, Run
 from kafkamq.markers.rules.handout import has_expired, is_last_delivery
 from kafkamq.markers.rules.lease import Lease, LeaseState
-from kafkamq.markers.start_reports import RouteStarts
+from kafkamq.markers.rules.pipeline import Pipeline, Run, RunState
 from kafkamq.markers.state import ConsumerState
 from kafkamq.markers.wire.markers import (
     MAX_MARKER_BYTES,
@@ -32,21 +31,18 @@ from kafkamq.markers.wire.markers import (
     identity_encoder,
 )
 from kafkamq.queue.wire.keys import join_key
-from kafkamq.queue.wire.partitions import CHUNK_OFFSETS, marker_partition
-from kafkamq.transport.clock import NS_PER_MS, monotonic_ms
-from kafkamq.transport.errors import KafkaError, broker_error
+from kafkamq.queue.wire.partitions import CHUNK_OFFSETS, marker_key, marker_partition
+from kafkamq.transport.clock import monotonic_ms
+from kafkamq.transport.errors import KafkaError
 from kafkamq.transport.producer import NEVER_REPORTED
 from kafkamq.transport.record import LOG_APPEND_TIME, Record
 from kafkamq.types import MessageId
 
 MAX_TRANSACTION_BYTES = 16 * 1024 * 1024  # of payloads in one, as for trackers (R16)
 _STARTED, _HELD = LeaseState.STARTED, LeaseState.HELD  # a look-up per message costs 0.4 us
-PATIENCE_MS = 1000  # so long everything waits for a marker partition that does not answer
 FIRST_COUNT = 100  # messages that are STARTed before the brokers' time is known: one by one (R28)
-_END_S = 0.05  # how long one step waits for an END that is under way
-
-
-Piece: TypeAlias = "tuple[Lease, Sequence[MarkersMessage]]"
+_MISSING = object()
+_log = logging.getLogger(__name__)
 
 
 def _is_since(record: Record, oldest_ms: int) -> bool:
@@ -54,145 +50,104 @@ def _is_since(record: Record, oldest_ms: int) -> bool:
     return kind == LOG_APPEND_TIME and time_ms >= oldest_ms
 
 
-class Batch:
-    """Messages whose STARTs are under way."""
+Piece: TypeAlias = "tuple[Lease, Sequence[MarkersMessage]]"
+MessageRun: TypeAlias = "Run[MarkersMessage]"
 
-    def __init__(self) -> None:
-        self.pieces: list[Piece] = []  # in the order of the messages
-        self.routes: dict[int, RouteStarts] = {}  # by marker partition
-        self.is_plain = True  # each is a first delivery, without a TTL
-        self.is_last = False  # a last delivery, alone (R6)
-        self.is_late = False  # it was set aside: its partitions are held back
-        self.waited_ms = 0  # monotonic; since when its STARTs are waited for
-        self.is_started = False  # every START is in the log
-        self.is_committed = False  # ... and the offsets behind them are committed
 
-    @property
-    def count(self) -> int:
-        """Messages."""
-        return sum(len(messages) for _, messages in self.pieces)
+class Start:
+    """A START on its way into the log: what its delivery report finds, however late it comes."""
 
-    def partitions(self) -> set[int]:
-        """Of the messages topic."""
-        return {lease.partition for lease, _ in self.pieces}
+    __slots__ = ("error", "leases", "number", "record", "runs", "step", "value")
 
-    def leases(self) -> list[Lease]:
-        """In the order of their messages."""
-        return [lease for lease, _ in self.pieces]
+    def __init__(
+        self,
+        step: Step,
+        number: int,
+        value: bytes,
+        leases: Sequence[Lease],
+        runs: Collection[MessageRun],
+    ) -> None:
+        self.step = step
+        self.number = number  # marker partition
+        self.value = value
+        self.leases = leases
+        self.runs = runs  # those that it names
+        self.record: Record | None = None
+        self.error: KafkaError | None = None
 
-    def starts(self) -> dict[int, list[dict[str, Any]]]:
-        """By marker partition, as produce_batch takes them: it knows one partition per call."""
-        return {partition: route.starts() for partition, route in self.routes.items()}
+    def reported(self, error: KafkaError | None, record: Record | None) -> None:
+        """Kafka's delivery report; what it says is read by the intake, not in the call-back."""
+        self.error, self.record = error, record
+        self.step.reports.append(self)
 
-    def error(self) -> KafkaError | None:
-        """A failed START, if any."""
-        for route in self.routes.values():
-            if route.error is not None:
-                return route.error
-        return None
 
-    @property
-    def is_reported(self) -> bool:
-        """Whether every START is known to be in the log or failed."""
-        return all(route.is_reported for route in self.routes.values())
+class Step:
+    """What is STARTed at once: some runs, in few records of each marker partition."""
 
-    def late_routes(self) -> set[int]:
-        """Marker partitions whose STARTs are not all known to be in the log."""
-        return {number for number, route in self.routes.items() if not route.is_reported}
+    def __init__(self, runs: Sequence[MessageRun], reports: deque[Start]) -> None:
+        self.runs = runs
+        self.reports = reports
+        self.starts: dict[int, list[Start]] = {}  # by marker partition
+        self.written_ms = 0  # monotonic; not after they were written
 
-    def is_overdue(self, known: Collection[int]) -> bool:
-        """Whether those that are late are not to be waited for; ``known``: are so anyway."""
-        if self.is_last or self.is_late:
-            return False
-        late = self.late_routes()
-        has_waited = monotonic_ms() - self.waited_ms >= PATIENCE_MS
-        return bool(late) and (has_waited or late.issubset(known))
-
-    def late_part(self) -> Batch:
-        """What is not reported, and what is behind such a message in its partition.
-
-        This batch is as it was; ``keep_but`` takes the part out.
-        """
-        part, behind = Batch(), set()
-        part.is_late = True
-        late = self.late_routes()
-        for piece in self.pieces:
-            lease = piece[0]
-            if lease.marker_partition in late:
-                behind.add(lease.partition)
-            if lease.partition in behind:
-                part.pieces.append(piece)
-        part.routes = {number: self.routes[number] for number in late}
-        return part
-
-    def keep_but(self, part: Batch) -> None:
-        """Go on without that part; in one statement, which an interrupt does or does not see."""
-        gone = set(part.leases())
-        rest = [piece for piece in self.pieces if piece[0] not in gone]
-        routes = {number: of for number, of in self.routes.items() if number not in part.routes}
-        self.pieces, self.routes = rest, routes
-
-    def first_offsets(self) -> dict[int, int]:
-        """Of its messages in each partition."""
-        first: dict[int, int] = {}
-        for lease, _ in self.pieces:
-            first.setdefault(lease.partition, lease.offsets[0])
-        return first
+    def records(self) -> dict[int, list[dict[str, Any]]]:
+        """By marker partition, as produce_batch takes them, at once: leases begin now."""
+        self.written_ms = monotonic_ms()
+        for run in self.runs:
+            run.sent_ms = self.written_ms
+        return {
+            number: [
+                {
+                    "value": start.value,
+                    "key": marker_key(start.leases[0].partition, start.leases[0].offsets[0]),
+                    "callback": start.reported,
+                }
+                for start in starts
+            ]
+            for number, starts in self.starts.items()
+        }
 
 
 class Starter:
-    """Plans the STARTs of one consumer and follows them; its owner thread calls it."""
+    """Plans the STARTs of one consumer and follows them; the intake's thread calls it."""
 
     def __init__(
-        self, state: ConsumerState, buffer: FetchBuffer[MarkersMessage], ack_writer: AckWriter
+        self, state: ConsumerState, pipeline: Pipeline[MarkersMessage], ack_writer: AckWriter
     ) -> None:
         self._state = state
-        self._buffer = buffer
+        self._pipeline = pipeline
         self._ack_writer = ack_writer
         self._max_deliveries = state.queue.max_deliveries
         self._is_at_most_once = state.queue.is_at_most_once
         self._max_inline_bytes = state.queue.max_inline_payload_bytes
         # More takes longer than a transaction may, and would be begun again forever.
         self._max_bytes = MAX_TRANSACTION_BYTES if state.queue.exactly_once else 0
-        self.facts = state.namespace.facts()  # which STARTs name the messages' topic by
         self._queue_key = state.queue.queue_id.encode()
+        self._reports: deque[Start] = deque()  # that were served and not looked at
+        self._unreported: dict[Start, None] = {}
 
-    def _enter(self, now_ms: int, is_last: bool) -> bool:
-        """R6; an END that is under way is waited for, as nothing may start beside it."""
-        leases, writer = self._state.leases, self._state.writer
-        if process_gate.enter(leases, now_ms, last=is_last):
-            return True
-        if leases.open_count:
-            return False
-        self._ack_writer.write_queued()
-        return writer.wait_for(
-            lambda: process_gate.enter(leases, monotonic_ms(), last=is_last), _END_S
-        )
-
-    def plan(self, wanted: int) -> Batch | None:
+    def plan(self, wanted: int) -> Step | None:
         """Take up to ``wanted`` messages and encode their STARTs; None: R6 lets none start now."""
-        state, buffer = self._state, self._buffer
-        leases = state.leases
-        now_ms = monotonic_ms()
-        head = buffer.head()
+        state, leases = self._state, self._state.leases
+        head = next(iter(self._pipeline.upcoming()), None)
         if head is None:
             return None
-        is_last = self._is_last(head)
-        if not self._enter(now_ms, is_last):
+        is_last = self._is_last(head.messages[0])
+        now_ms = monotonic_ms()
+        if not process_gate.enter(leases, now_ms, last=is_last):
             return None
-        batch = Batch()
-        batch.is_last = is_last
+        # A transaction's reports count when it is committed, or not at all.
+        reports = deque[Start]() if state.queue.exactly_once else self._reports
+        step = Step((), reports)
         try:
             with state.lock:
                 state.renew_id()
-                self._fill(batch, buffer.take_many(self._count(wanted, is_last)), now_ms)
-        except BaseException:
-            self.abandon(batch)
-            raise
+                step.runs = self._pipeline.take_many(self._count(wanted, is_last))
+                self._fill(step, now_ms)
         finally:
-            alone = batch.pieces[0][0] if is_last and batch.pieces else None
-            process_gate.entered(leases, alone)
-        return batch
+            pieces = step.runs[0].pieces if is_last and step.runs else ()
+            process_gate.entered(leases, pieces[0][0] if pieces else None)
+        return step
 
     def _is_last(self, message: MarkersMessage) -> bool:
         count = message._count
@@ -208,11 +163,11 @@ class Starter:
             return wanted
         if self._state.queue.batch_markers and self._state.broker_ms() is None:
             wanted = min(wanted, FIRST_COUNT)
-        if not self._max_bytes and all(run.is_plain for run in self._buffer.upcoming()):
+        if not self._max_bytes and all(run.is_plain for run in self._pipeline.upcoming()):
             return wanted
         count = size = 0
         oldest_ms = self._oldest_by_reference_ms()
-        for run in self._buffer.upcoming():
+        for run in self._pipeline.upcoming():
             ends = run.messages[0]._record, run.messages[-1]._record
             carries = self._max_bytes and not self._outlives(*ends, oldest_ms)
             for message in run.messages:
@@ -227,7 +182,7 @@ class Starter:
 
     def _outlives(self, first: Record, last: Record, oldest_ms: int | None) -> bool:
         """Whether STARTs may refer to these messages and those between them (R28)."""
-        if oldest_ms is None or not self.facts.message_topic_id:
+        if oldest_ms is None or not self._state.facts.message_topic_id:
             return False
         # R13: without topic id and epoch nothing tells a message from another in its place.
         return all(
@@ -235,42 +190,41 @@ class Starter:
             for record in (first, last)
         )
 
-    def _fill(self, batch: Batch, taken: list[Run[MarkersMessage]], now_ms: int) -> None:
-        """Give the messages leases, and the batch their STARTs."""
+    def _fill(self, step: Step, now_ms: int) -> None:
+        """Give the messages leases, and the step its STARTs."""
         oldest_ms = self._oldest_by_reference_ms()
-        named: dict[int, list[Lease]] = {}
-        for run in taken:
-            batch.is_plain = batch.is_plain and run.is_plain
+        named: dict[int, list[tuple[Lease, MessageRun]]] = {}
+        for run in step.runs:
             begin, count = 0, len(run.offsets)
             while begin < count:  # R26: by chunks
                 end_offset = (run.offsets[begin] // CHUNK_OFFSETS + 1) * CHUNK_OFFSETS
                 end = bisect_left(run.offsets, end_offset, begin)
                 part = run if end - begin == count else run.cut(begin, end)
-                self._start(batch, part, named, oldest_ms, now_ms)
+                self._start(step, run, part, named, oldest_ms, now_ms)
                 begin = end
         for number, leases in named.items():
-            route = batch.routes[number]
-            for batches, members in join((lease.batch(), lease) for lease in leases):
-                route.groups.append(members)
-                start = encode_batch_start(self._state.encoder, batches, self._queue_key)
-                route.values.append(start)
+            for batches, members in join((each[0].batch(), each) for each in leases):
+                value = encode_batch_start(self._state.encoder, batches, self._queue_key)
+                runs = dict.fromkeys(run for _, run in members)
+                self._add_start(step, number, value, [lease for lease, _ in members], runs)
 
     def _start(
         self,
-        batch: Batch,
-        run: Run[MarkersMessage],
-        named: dict[int, list[Lease]],
+        step: Step,
+        of: MessageRun,
+        run: MessageRun,
+        named: dict[int, list[tuple[Lease, MessageRun]]],
         oldest_ms: int | None,
         now_ms: int,
     ) -> None:
-        """Messages of one chunk, ascending; epochs ascend with offsets, as do broker times."""
-        facts, leases = self.facts, self._state.leases
+        """Messages of one chunk, a part of ``of``; epochs ascend with offsets, as do times."""
+        facts, leases = self._state.facts, self._state.leases
         first, last = run.messages[0]._record, run.messages[-1]._record
         epoch = first.leader_epoch()
         if last.leader_epoch() != epoch:
             middle = len(run.offsets) // 2
             for part in (run.cut(0, middle), run.cut(middle, len(run.offsets))):
-                self._start(batch, part, named, oldest_ms, now_ms)
+                self._start(step, of, part, named, oldest_ms, now_ms)
             return
         log = facts.message_topic_id, 0 if epoch is None else epoch + 1
         if leases.may_be_lapsed:  # R5: a START is in the log, its lease over: a tracker answers
@@ -278,24 +232,35 @@ class Starter:
             if not run.offsets:
                 return
         if self._is_at_most_once:
-            _add(batch, Lease.unwatched(run.partition, run.offsets, log, self.now_ms()), run)
+            lease = Lease.unwatched(run.partition, run.offsets, log, self._state.now_ms())
+            _give(of, lease, run.messages)
             return
         number = marker_partition(run.partition, run.offsets[0], facts.marker_partitions)
-        route = batch.routes.setdefault(number, RouteStarts())
         is_last = not run.is_plain and self._is_last(run.messages[0])  # R6
         if self._outlives(first, last, oldest_ms) and not is_last:
             lease = leases.start(run.partition, run.offsets, log, number)
             lease.oldest_ms = min(first.timestamp()[1], last.timestamp()[1])
-            _add(batch, lease, run)
-            named.setdefault(number, []).append(lease)
+            _give(of, lease, run.messages)
+            named.setdefault(number, []).append((lease, of))
             return
         identify = identity_encoder(run.partition, run.offsets[0], *log)
         for message, offset in zip(run.messages, run.offsets, strict=True):
             lease = leases.start(run.partition, [offset], log, number)
-            batch.pieces.append((lease, [message]))
-            message._lease = lease
-            route.groups.append((lease,))
-            route.values.append(self._encoded(message, identify(offset)))
+            _give(of, lease, [message])
+            value = self._encoded(message, identify(offset))
+            self._add_start(step, number, value, (lease,), (of,))
+
+    @staticmethod
+    def _add_start(
+        step: Step,
+        number: int,
+        value: bytes,
+        leases: Sequence[Lease],
+        runs: Collection[MessageRun],
+    ) -> None:
+        step.starts.setdefault(number, []).append(Start(step, number, value, leases, runs))
+        for run in runs:
+            run.unreported += 1
 
     def _not_lapsed(
         self, run: Run[MarkersMessage], log: tuple[bytes, int], now_ms: int
@@ -312,10 +277,6 @@ class Starter:
             messages=[run.messages[at] for at in rest],
         )
 
-    def now_ms(self) -> int:
-        """The brokers' time, as well as it is known."""
-        return self._state.broker_ms() or time.time_ns() // NS_PER_MS
-
     def _oldest_by_reference_ms(self) -> int | None:
         """Broker time since which messages may be STARTed by reference (R28); None: none may be."""
         queue = self._state.queue
@@ -325,13 +286,13 @@ class Starter:
         return oldest_by_reference_ms(
             now_ms,
             max_lease_ms=queue.max_lease_ms,
-            retention_ms=self.facts.message_retention_ms,
+            retention_ms=self._state.facts.message_retention_ms,
         )
 
     def _encoded(self, message: MarkersMessage, identity: bytes) -> bytes:
         """A START of one message, with its payload unless that is too large (R11)."""
         encoder, record = self._state.encoder, message._record
-        max_bytes = min(self.facts.max_marker_bytes, MAX_MARKER_BYTES)
+        max_bytes = min(self._state.facts.max_marker_bytes, MAX_MARKER_BYTES)
         key, value = self._key_of(record), record.value()
         known = message._count, message.raw_headers, message._expiry_ms, message.timestamp_ms
         if value is None or len(value) <= self._max_inline_bytes:
@@ -345,73 +306,99 @@ class Starter:
         key: bytes | None = record.key()
         return join_key(self._queue_key, key) if self._state.queue.topic else key or b""
 
-    def write(self, batch: Batch) -> None:
-        """Queue the STARTs outside of a transaction.
+    def write(self, step: Step) -> None:
+        """Queue the STARTs outside of a transaction; what is refused is reported as failed."""
+        all_records = step.records()
+        self.sent(step)
+        for number, records in all_records.items():
+            starts = step.starts[number]
+            try:
+                self._state.writer.write_many(number, records)
+            except BrokerError as error:
+                _log.info("STARTs were not queued", extra={"error": str(error)})
+                for start, record in zip(starts, records, strict=True):
+                    if "_error" in record:
+                        start.reported(NEVER_REPORTED, None)
 
-        Raises:
-            BrokerError: They could not be queued; ``abandon`` the batch.
-        """
-        for partition, starts in batch.starts().items():
-            self._state.writer.write_many(partition, starts)
+    def sent(self, step: Step) -> None:
+        """Its STARTs are on their way: each is reported some time."""
+        for starts in step.starts.values():
+            self._unreported.update(dict.fromkeys(starts))
 
-    def is_settled(self, batch: Batch) -> bool:
-        """Whether ``wait`` says at once what became of its STARTs."""
-        is_known = batch.is_reported or batch.error() is not None
-        return is_known or self._state.writer.is_idle
+    @property
+    def is_waiting(self) -> bool:
+        """Whether STARTs are under way."""
+        return bool(self._unreported)
 
-    def is_in_log(self, batch: Batch) -> bool:
-        """Whether all its STARTs are known to be in the log by now; waits for nothing."""
-        with suppress(KafkaMQError):  # ``wait`` raises it
-            self._state.writer.wait_for(lambda: batch.is_reported, 0.0)
-        return batch.is_reported and batch.error() is None
+    def late_partitions(self, patience_ms: int) -> set[int]:
+        """Partitions of the messages with STARTs to marker partitions that do not answer."""
+        until_ms = monotonic_ms() - patience_ms
+        if not self._unreported or next(iter(self._unreported)).step.written_ms > until_ms:
+            return set()
+        late = {each.number for each in self._unreported if each.step.written_ms <= until_ms}
+        return {
+            run.partition
+            for start in self._unreported
+            if start.number in late
+            for run in start.runs
+            if run.state is RunState.SENT
+        }
 
-    def wait(self, batch: Batch, timeout_s: float, known: Collection[int] = ()) -> bool:
-        """Whether all that was written is in the log, by its own reports; waits for it.
+    def wait(self, timeout_s: float) -> None:
+        """Serve reports until all STARTs are reported, or the time is over."""
+        writer, reports = self._state.writer, self._reports
+        count = len(self._unreported)
+        writer.wait_for(lambda: len(reports) >= count, timeout_s)
+        if len(reports) < count and writer.is_idle and len(reports) < count:
+            for start in self._unreported.keys() - set(reports):  # its client is gone
+                start.reported(NEVER_REPORTED, None)
 
-        Not for longer than until it is overdue, where these marker partitions are late anyway.
+    def see_reports(self) -> list[Start]:
+        """Note which STARTs are in the log; returns those that failed."""
+        failed: list[Start] = []
+        reports = self._reports
+        with self._state.lock:
+            while reports:
+                start = reports.popleft()
+                if self._unreported.pop(start, _MISSING) is _MISSING:
+                    continue  # it is known
+                if start.error is not None:
+                    failed.append(start)
+                else:
+                    self._delivered(start)
+        return failed
 
-        Raises:
-            BrokerError: One of them failed, or will never be reported; ``abandon`` the batch.
-        """
-        writer = self._state.writer
-        doing = f"writing STARTs to {writer.topic}"
-        batch.waited_ms = batch.waited_ms or monotonic_ms()
-        writer.wait_for(lambda: batch.is_reported or batch.is_overdue(known), timeout_s)
-        is_known, error = batch.is_reported, batch.error()
-        if not is_known and error is None:
-            writer.watch.check(doing)
-            if writer.is_idle and not batch.is_reported:
-                error = NEVER_REPORTED
-        if error is not None:
-            raise broker_error(error, doing)
-        if not is_known:
-            return False
-        self._buffer.started()
-        self.started(batch)
-        return True
+    def transacted(self, step: Step) -> None:
+        """Its transaction is committed: all its STARTs are in the log."""
+        with self._state.lock:
+            for start in step.reports:
+                if start.error is None:
+                    self._delivered(start)
 
-    def started(self, batch: Batch) -> None:
-        """All its STARTs are in the log."""
-        state = self._state
-        with state.lock:
-            for route in batch.routes.values():
-                for group, log_ms, offset in route.delivered():
-                    state.namespace.broker_clock.reported(log_ms, route.written_ms)
-                    for lease in group:
-                        state.leases.started(lease, route.written_ms, log_ms, offset)
-        batch.is_started = True
+    def _delivered(self, start: Start) -> None:
+        """Whatever became of its runs meanwhile; with the lock held."""
+        state, record, written_ms = self._state, start.record, start.step.written_ms
+        assert record is not None, "it is reported"
+        log_ms, offset = record.timestamp()[1], record.offset()
+        state.namespace.broker_clock.reported(log_ms, written_ms)
+        for lease in start.leases:
+            state.leases.started(lease, written_ms, log_ms, -1 if offset is None else offset)
+        for run in start.runs:
+            run.unreported -= 1
 
-    def finish(self, batch: Batch) -> list[Piece]:
+    def finish(self, runs: Sequence[MessageRun]) -> list[Piece]:
         """The offsets are committed: what may be handed out, unless its lease has ended (R5)."""
         state = self._state
         with state.lock:
-            # The others are so already, or over: this was broken off and is repeated.
-            started = [each for each in batch.leases() if each.state is _STARTED]
+            leases = [lease for run in runs for lease, _ in run.pieces]
+            started = [each for each in leases if each.state is _STARTED]
             state.leases.committed(started, monotonic_ms())
             state.renew_id()
         expired = [
             message
-            for lease, messages in (() if batch.is_plain else batch.pieces)
+            for run in runs
+            if not run.is_plain
+            for lease, messages in run.pieces
             for message in messages
             if message._expiry_ms and has_expired(message._expiry_ms, lease.log_begin_ms)
         ]
@@ -421,63 +408,28 @@ class Starter:
             (lease, messages)
             if len(lease.held) == len(messages)
             else (lease, [each for each in messages if each.offset in lease.held])
-            for lease, messages in batch.pieces
+            for run in runs
+            for lease, messages in run.pieces
             if lease.state is _HELD
         ]
 
-    def abandon(self, batch: Batch) -> None:
-        """Forget the batch, under a new consumer_id (R5, R7)."""
-        leases = self._state.leases
-        with self._state.lock:
-            self._fail(batch.leases())
-            # A START may be in the log although its batch failed; so may one whose report is not
-            # there yet: it finds the lease lost.
-            for route in batch.routes.values():
-                route.give_up(partial(self._started_late, route.written_ms))
-                for group, log_ms, offset in route.delivered():
-                    for lease in group:
-                        leases.started(lease, route.written_ms, log_ms, offset)
+    def give_up(self, runs: Iterable[MessageRun], *, is_undone: bool = False) -> None:
+        """Forget these runs, under a new consumer_id (R5, R7).
 
-    def sweep(self) -> None:
-        """Forget what a call that was broken off left, under a new consumer_id; no batch is open.
-
-        A lease that is not held then is nobody's. Nor may anything be renewed for all: a message
-        may have been settled whose END was never written.
+        ``is_undone``: nothing of them is in the log, as their transaction did not happen.
         """
-        leases = self._state.leases
-        process_gate.entered(leases)
+        lost, leases = LeaseState.LOST, self._state.leases
+        gone = [lease for run in runs for lease in run.leases() if lease.state is not lost]
         with self._state.lock:
-            states = (LeaseState.STARTING, LeaseState.STARTED)
-            leases.failed([lease for lease in leases.open() if lease.state in states])
-            self._state.renew_id()
-
-    def _started_late(self, written_ms: int, lease: Lease, log_ms: int, offset: int) -> None:
-        with self._state.lock:
-            self._state.leases.started(lease, written_ms, log_ms, offset)
-
-    def drop(self, batch: Batch, partitions: Iterable[int]) -> None:
-        """Forget those of the batch whose partitions went to another member."""
-        gone = set(partitions)
-        lost = [lease for lease in batch.leases() if lease.partition in gone]
-        if lost:
-            batch.pieces[:] = [each for each in batch.pieces if each[0].partition not in gone]
-            with self._state.lock:
-                self._fail(lost)
-
-    def _fail(self, leases: list[Lease]) -> None:
-        lost = LeaseState.LOST
-        self._state.leases.failed(lease for lease in leases if lease.state is not lost)
-        self._state.renew_id()
-
-    def undo(self, batch: Batch) -> None:
-        """Forget a batch whose transaction did not happen (exactly once)."""
-        with self._state.lock:
-            self._state.leases.aborted(batch.leases())
+            if is_undone:
+                leases.aborted(gone)
+            else:
+                leases.failed(gone)
             self._state.renew_id()
 
 
-def _add(batch: Batch, lease: Lease, run: Run[MarkersMessage]) -> None:
-    """All messages of a run have this lease."""
-    batch.pieces.append((lease, run.messages))
-    for message in run.messages:
+def _give(run: MessageRun, lease: Lease, messages: Sequence[MarkersMessage]) -> None:
+    """These messages of the run have this lease."""
+    run.pieces.append((lease, messages))
+    for message in messages:
         message._lease = lease

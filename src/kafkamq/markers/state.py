@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 
 from kafkamq.config import QueueConfig
 from kafkamq.errors import StateError
@@ -16,11 +17,38 @@ from kafkamq.transport.clock import NS_PER_MS, monotonic_ms
 from kafkamq.transport.fork_check import ForkCheck
 
 
+class Bell:
+    """Rung by any thread, heard by one; a ring that nobody waits for is kept, once.
+
+    It is one lock that the waiting thread takes and the others release, both in C: Python runs a
+    signal's handler before or behind that, but not within.
+    """
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def ring(self) -> None:
+        """Wake who waits, or who waits next."""
+        with suppress(RuntimeError):  # it was rung already
+            self._lock.release()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until it was rung; False: not in time."""
+        return self._lock.acquire(timeout=max(0.0, timeout_s))
+
+
 class ConsumerState:
     """The state behind one ``Consumer``.
 
     ``lock`` guards ``leases`` (and ``encoder``); never write, poll or call the application while
     it is held, except that markers may be queued.
+
+    Attributes:
+        facts: Of the topics, by which STARTs name the messages'; the intake follows what the
+            namespace finds.
     """
 
     def __init__(self, namespace: Namespace, queue: QueueConfig) -> None:
@@ -38,6 +66,7 @@ class ConsumerState:
         self.writer = MarkerWriter(namespace)
         self.is_closed = False
         self.fork_check = ForkCheck("Consumer")
+        self.intake, self.keeper, self.application = Bell(), Bell(), Bell()
 
     def check(self) -> None:
         """Refuse work on a closed consumer, and in a forked child.
@@ -64,6 +93,10 @@ class ConsumerState:
     def broker_ms(self) -> int | None:
         """The brokers' time, as the ages of messages are judged by it (R28); None: not known."""
         return self.namespace.broker_clock.now_ms(time.time_ns() // NS_PER_MS, monotonic_ms())
+
+    def now_ms(self) -> int:
+        """The brokers' time, as well as it is known."""
+        return self.broker_ms() or time.time_ns() // NS_PER_MS
 
     def _new_encoder(self) -> StartEncoder:
         queue = self.queue

@@ -1,10 +1,9 @@
-"""A consumer's own thread: renews leases, tells of lost ones, keeps the group membership."""
+"""Writes what is due for a consumer's leases: ENDs, KEEPALIVEs and positions; one thread."""
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 
 from kafkamq.errors import BrokerError, KafkaMQError
@@ -17,51 +16,53 @@ from kafkamq.transport.clock import monotonic_ms
 
 RENEWALS_PER_TIMEOUT = 3  # R7: KEEPALIVE at T/3
 MAX_SLEEP_MS = 1000
-MAX_BEAT_S = 15.0  # a lease renewer that has not beaten for so long is taken for hung
+MAX_BEAT_S = 15.0  # a keeper that has not beaten for so long is taken for hung
+_WAIT_S = 0.05  # one wait for reports that somebody waits for
+_TURN_MS = 5  # between two of them
 _log = logging.getLogger(__name__)
 
 
-class LeaseRenewer:
+class Keeper:
     """Runs until ``stop``; nothing that goes wrong in one beat ends it."""
 
     def __init__(
-        self, state: ConsumerState, ack_writer: AckWriter, tend: Callable[[], None]
+        self, state: ConsumerState, ack_writer: AckWriter, each_second: Callable[[], None]
     ) -> None:
-        """``tend`` keeps the group membership alive; called about once a second."""
+        """``each_second`` is what else is to be written now and then."""
         self._state = state
         self._ack_writer = ack_writer
-        self._tend = tend
+        self.each_second = each_second
         self._period_ms = max(1, state.queue.redelivery_timeout_ms // RENEWALS_PER_TIMEOUT)
         self._renew_ms = monotonic_ms() + self._period_ms
-        self._tend_ms = 0
+        self._second_ms = 0
         self._stopped = False
         self._loop = health.add(f"worker of {state.queue.queue_id}", max_age_s=MAX_BEAT_S)
         self._thread = threading.Thread(
-            target=self._run, name=f"kafkamq-{state.queue.queue_id}", daemon=True
+            target=self._run, name=f"kafkamq-keeper-{state.queue.queue_id}", daemon=True
         )
 
     def start(self) -> None:
         """Begin to beat."""
+        self._ack_writer.is_kept = True
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """End the thread; waits for a beat that is under way."""
         self._stopped = True
         health.remove(self._loop)
-        self._ack_writer.has_news.set()
+        self._state.keeper.ring()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
+        self._ack_writer.is_kept = False
 
     def _run(self) -> None:
-        news = self._ack_writer.has_news
         while not self._stopped:
-            news.wait(self._sleep_ms() / 1000)
-            news.clear()
+            self._state.keeper.wait(self._sleep_ms() / 1000)
             self._loop.beat()
             self._beat()
 
     def _beat(self) -> None:
-        for step in (self._serve, self._renew, self._tell, self._tend_all):
+        for step in (self._serve, self._renew, self._tell, self._each_beat):
             if self._stopped:
                 return
             try:
@@ -71,25 +72,25 @@ class LeaseRenewer:
                     "a heartbeat of a consumer failed",
                     extra={"queue": self._state.queue.queue_id, "error": str(error)},
                 )
-            except Exception:  # noqa: BLE001 - a dead lease renewer would lose every lease
+            except Exception:  # noqa: BLE001 - a dead keeper would lose every lease
                 _log.exception("a heartbeat of a consumer failed")
 
     def _sleep_ms(self) -> int:
-        sleep_ms = min(self._tend_ms, self._renew_ms) - monotonic_ms()
-        if len(self._state.writer):
+        sleep_ms = min(self._second_ms, self._renew_ms) - monotonic_ms()
+        if self._ack_writer.is_waited_for:
+            sleep_ms = min(sleep_ms, _TURN_MS)
+        elif len(self._state.writer):
             sleep_ms = min(sleep_ms, REPORTS_MS)
         return max(1, sleep_ms)
 
     def _serve(self) -> None:
-        gathering_s = self._ack_writer.gathering_s()
-        if gathering_s:
-            time.sleep(gathering_s)
-        # A receive may have written those meanwhile; then younger ones gather.
-        if self._ack_writer.gathering_s():
-            self._ack_writer.has_news.set()
+        while gathering_s := self._ack_writer.gathering_s():
+            self._state.keeper.wait(gathering_s)
+        self._ack_writer.serve()
+        if self._ack_writer.is_waited_for:
+            self._ack_writer.serve_waiting(_WAIT_S)
         else:
-            self._ack_writer.serve()
-        self._state.writer.poll()
+            self._state.writer.poll()
 
     def _renew(self) -> None:
         """R7: first what has ended, then KEEPALIVEs for the rest."""
@@ -113,10 +114,10 @@ class LeaseRenewer:
     def _tell(self) -> None:
         self._ack_writer.lost_leases.tell_soon()
 
-    def _tend_all(self) -> None:
+    def _each_beat(self) -> None:
         now_ms = monotonic_ms()
-        if now_ms < self._tend_ms:  # there may be hundreds of beats a second, for verdicts
+        if now_ms < self._second_ms:  # there may be hundreds of beats a second, for verdicts
             return
-        self._tend_ms = now_ms + MAX_SLEEP_MS
-        self._tend()
+        self._second_ms = now_ms + MAX_SLEEP_MS
+        self.each_second()
         self._state.namespace.refresh_if_old(IDENTITY_AGE_S)

@@ -1,0 +1,501 @@
+"""Brings messages from their topic to the application (R5), in a thread that owns the consumer.
+
+Nobody else calls the Kafka consumer. Nothing here waits for an answer: between two polls there is
+at most a second, whatever the application does and whatever a broker answers.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+from kafkamq.errors import KafkaMQError
+from kafkamq.markers.ack_writer import AckWriter
+from kafkamq.markers.helper import Helper
+from kafkamq.markers.message import MarkersMessage
+from kafkamq.markers.reader import MessageReader
+from kafkamq.markers.recorder import ConsumerRecorder
+from kafkamq.markers.rules.pipeline import Covered, Pipeline, RunState
+from kafkamq.markers.starts import MessageRun, Starter, Step
+from kafkamq.markers.state import ConsumerState
+from kafkamq.markers.transactor import Transaction, Transactor
+from kafkamq.metrics.health import health
+from kafkamq.queue.names import group_of_workers
+from kafkamq.queue.namespace import IDENTITY_AGE_S
+from kafkamq.transport.clock import monotonic_ms
+from kafkamq.transport.commits import GroupOffsets, PendingCommit
+from kafkamq.transport.errors import broker_error, is_retriable
+
+MAX_GATHERED = 1000  # messages for which a transaction waits no longer
+GATHER_MS = 50  # so long it waits for them
+AHEAD_COUNT = 500  # so many that are handed out at once, and used up within AHEAD_MS,
+AHEAD_MS = 100  # let the next ones be STARTed while the application works
+MIN_TIMEOUT_MS = 5000  # ... on queues with such a redelivery timeout, or a longer one
+PATIENCE_MS = 1000  # so long STARTs of a marker partition that does not answer are waited for
+COMMIT_INTERVAL_MS = 1000  # other queues' messages are committed this often
+COMMIT_TIMEOUT_MS = 10_000  # then a commit is given up (R5: bounded)
+MAX_AGE_S = 15.0  # an intake that has not turned for so long is taken for hung
+MANY = 100  # records of one poll, behind which there are more: these are read first
+_SENT_S = 0.002  # one wait for reports of STARTs ...
+_OUTAGE_S = 0.05  # ... which come late anyway
+_COMMIT_S = 0.0002  # one wait for the answer to a commit
+_BLOCK_S = 0.25  # in the client, which cannot be woken
+_IDLE_S = 0.1  # between two polls while nothing is wanted
+_GATE_S = 0.02  # how often it is looked whether there is room, and R6 is asked
+_LINGER_S = 0.1  # a demand whose receive has returned is forgotten after this
+_log = logging.getLogger(__name__)
+
+
+class Demand:
+    """What a ``receive`` that waits has asked for."""
+
+    __slots__ = ("start", "until_s")
+
+    def __init__(self, start: int, deadline_s: float) -> None:
+        self.start = start  # messages to be STARTed, together with what is ready
+        self.until_s = deadline_s + _LINGER_S  # monotonic; a next receive goes on with it
+
+
+class Intake:
+    """One consumer's; the application's threads take what is ``ready``, with the state's lock.
+
+    Attributes:
+        ready: STARTed and committed, not handed out.
+        ready_count: So many were there when the last ones came, at ``ready_ms``.
+        demand: What is asked for; None: nothing.
+        asked_ms: When somebody asked last; monotonic.
+        is_fast: Whether what was ready was many, and was used up at once.
+        failure: What went wrong, for the next ``receive``.
+    """
+
+    def __init__(
+        self, state: ConsumerState, ack_writer: AckWriter, transactor: Transactor | None
+    ) -> None:
+        self._state = state
+        self._queue = queue = state.queue
+        self._transactor = transactor
+        self.pipeline: Pipeline[MarkersMessage] = Pipeline()
+        self._starter = Starter(state, self.pipeline, ack_writer)
+        self._ack_writer = ack_writer
+        self._recorder = ConsumerRecorder(queue.queue_id)
+        config, group = state.namespace.config, group_of_workers(state.namespace.config, queue)
+        self._helper = Helper(
+            f"kafkamq-helper-{queue.queue_id}",
+            lambda: GroupOffsets(config, group),
+            state.intake.ring,
+        )
+        self.ready: deque[MarkersMessage] = deque()
+        self.ready_count = self.ready_ms = 0
+        self.demand: Demand | None = None
+        self.asked_ms = monotonic_ms()
+        self.is_fast = False
+        self.failure: KafkaMQError | None = None
+        self._last_start = 0  # what was asked for last
+        self._commit: PendingCommit | None = None
+        self._starts: dict[int, int] = {}  # of this commit: partitions that begin there
+        self._committed_ms = self._began_ms = monotonic_ms()  # commits
+        self._step: Step | None = None  # in a transaction
+        self._transaction: Transaction | None = None
+        self._gather_ms = 0  # since when messages are gathered for one
+        self._late: set[int] = set()  # partitions that wait for STARTs without an answer
+        self._has_more = False  # the last poll brought records, and there is room for more
+        self._polled_ms = monotonic_ms()
+        self._is_ending = False
+        self._no_more = threading.Event()  # nothing is STARTed any more
+        self._is_drained = threading.Event()  # ... and nothing is under way
+        self._drain_s = 0.0
+        self.reader = MessageReader(state, self.pipeline, self, ack_writer, self._helper)
+        self.reader.is_in_transaction = lambda: self._transaction is not None
+        self._loop = health.add(f"intake of {queue.queue_id}", max_age_s=MAX_AGE_S)
+        self._thread = threading.Thread(
+            target=self._run, name=f"kafkamq-intake-{queue.queue_id}", daemon=True
+        )
+
+    def start(self) -> None:
+        """Begin to poll."""
+        self._thread.start()
+
+    def _run(self) -> None:
+        """The life of a consumer's intake."""
+        while not self._is_ending:
+            self._loop.beat()
+            try:
+                self._poll(self._wait())
+                self._helper.see_answers()
+                self._see_topics()
+                self._see_reports()
+                self._see_transaction()
+                self._see_commit()
+                self._begin_commit()
+                self._start()
+                self._see_late()
+                self._stay_or_leave()
+                self._see_drained()
+            except KafkaMQError as error:
+                self._failed(error)
+            except Exception as error:  # noqa: BLE001 - a dead intake would stop the consumer
+                _log.exception("the intake of a consumer failed and goes on")
+                self._failed(KafkaMQError(f"receiving failed: {error!r}"))
+        self.reader.close()
+        self._helper.end()
+
+    def _failed(self, error: KafkaMQError) -> None:
+        """The next ``receive`` raises it; the intake goes on."""
+        self.failure = self.failure or error
+        self._state.application.ring()
+        self._state.intake.wait(_IDLE_S)
+
+    # Waiting and polling.
+
+    def _wait(self) -> float:
+        """Wait for what is under way, if anything is; how long the client may block."""
+        bell = self._state.intake
+        if self._has_more:  # what is next is read while brokers write what was sent
+            return 0.0
+        if self._starter.is_waiting:
+            self._starter.wait(_OUTAGE_S if self._late else _SENT_S)
+            return 0.0
+        if self._commit is not None:
+            bell.wait(_COMMIT_S)
+            return 0.0
+        if self._wanted() and not self._no_more.is_set():
+            can_start = self.pipeline.startable_count and not self._transaction
+            if not can_start and not self._transaction and self._room() > 0:
+                return _BLOCK_S
+            bell.wait(_GATE_S)
+        else:
+            bell.wait(_IDLE_S)
+        return 0.0
+
+    def _poll(self, timeout_s: float) -> None:
+        wanted = 0 if self._no_more.is_set() else self._wanted()
+        room = max(0, wanted - self.pipeline.startable_count)
+        self._polled_ms = monotonic_ms()
+        count = self.reader.poll(room, timeout_s)
+        self._has_more = count >= MANY and self.pipeline.startable_count < wanted
+
+    def _wanted(self) -> int:
+        """Messages that are asked for now, or will be soon."""
+        demand = self.demand
+        if demand is not None and time.monotonic() < demand.until_s:
+            self._last_start = demand.start
+            return demand.start
+        return self._last_start if self.is_fast else 0
+
+    def _room(self) -> int:
+        """So many more may be held; what waits for an answer does not keep others out."""
+        most = self._queue.max_in_flight
+        late = sum(
+            len(run.offsets) for run in self.pipeline.under_way() if run.partition in self._late
+        )
+        return most - self._state.leases.open_count + min(late, most)
+
+    # STARTs.
+
+    def _start(self) -> None:
+        """START what is asked for, or what soon will be (R5)."""
+        if self._transaction is not None or self._no_more.is_set():
+            return
+        count = min(self._count(), self._room())
+        if count <= 0:
+            return
+        if self.pipeline.is_stale(monotonic_ms()):  # R5's 20 s: fetch again
+            self.reader.seek(self.pipeline.drop_polled())
+            return
+        if self._transactor is not None and not self._has_gathered(count):
+            return
+        try:
+            step = self._starter.plan(count)
+        except BaseException:  # nothing that was taken may be forgotten
+            self._give_up_all()
+            raise
+        if step is None:  # R6: others first; an END that is under way may let it go on
+            self._state.keeper.ring()
+            return
+        if self._transactor is not None:
+            self._begin_transaction(step)
+        else:
+            self._starter.write(step)
+            self._see_reports()
+
+    def _count(self) -> int:
+        """Messages to be STARTed now."""
+        wanted, pipeline = self._wanted(), self.pipeline
+        startable = pipeline.startable_count
+        if not wanted or not startable:
+            return 0
+        late = self._late
+        sent = [run for run in pipeline.under_way() if run.partition not in late]
+        if self.is_fast:
+            wanted *= 2
+        wanted -= sum(len(run.offsets) for run in sent) + len(self.ready)
+        # What is polled in small pieces is STARTed in larger ones.
+        if self._has_more or (sent and startable < min(wanted, self._last_start)):
+            return 0
+        return min(wanted, startable)
+
+    def _see_reports(self) -> None:
+        """SENT runs of which all is reported are IN_LOG; what failed is read again."""
+        if not self.pipeline.is_open:
+            self._starter.see_reports()
+            return
+        for start in self._starter.see_reports():
+            self._give_up(start.runs)
+            assert start.error is not None, "it failed"
+            topic = self._state.writer.topic
+            error = broker_error(start.error, f"writing STARTs to {topic}")
+            self.failure = self.failure or error
+            self._state.application.ring()
+        for run in self.pipeline.under_way():
+            if run.state is RunState.SENT and not run.unreported and self._step is None:
+                self.pipeline.in_log(run)
+
+    def _see_late(self) -> None:
+        """What waits for a marker partition that does not answer holds back its own alone."""
+        late = self._starter.late_partitions(PATIENCE_MS)
+        if late == self._late:
+            return
+        for number in late - self._late:
+            self.pipeline.wait(number)
+        for number in self._late - late:
+            self.pipeline.go_on(number)
+        if late - self._late:
+            _log.warning(
+                "STARTs are not confirmed, others go on", extra={"partitions": sorted(late)}
+            )
+        self._late = late
+
+    def _give_up(self, runs: Iterable[MessageRun]) -> None:
+        """R5: read these again, with all that is behind them in their partitions."""
+        gone: list[MessageRun] = []
+        positions: dict[int, int] = {}
+        for run in runs:
+            more, position = self.pipeline.give_up(run)
+            if more:
+                gone += more
+                positions[run.partition] = position
+        self._starter.give_up(gone)
+        self.reader.seek(positions)
+
+    def _give_up_all(self) -> None:
+        self._give_up(list(self.pipeline.under_way()))
+
+    # Commits.
+
+    def _begin_commit(self) -> None:
+        """Commit what is IN_LOG; or, now and then, what is behind other queues' messages."""
+        if self._commit is not None or self._transaction is not None:
+            return
+        pipeline, starts = self.pipeline, self.reader.starts
+        if not starts and not pipeline.is_open and not pipeline.uncommitted_count:
+            return
+        covered = pipeline.committable()
+        if not covered.runs and not starts and not self._may_skip():
+            return
+        if not covered.offsets and not starts:
+            if covered.runs:
+                pipeline.committing(covered)
+                self._make_ready(pipeline.committed())
+            else:
+                pipeline.nothing_to_commit()
+            return
+        self._send_commit(covered, starts)
+
+    def _send_commit(self, covered: Covered[MarkersMessage], starts: dict[int, int]) -> None:
+        self._starts = dict(starts)
+        self.pipeline.committing(covered)
+        self._began_ms = monotonic_ms()
+        self._commit = self.reader.begin_commit(covered.offsets | self._starts)
+
+    def _may_skip(self) -> bool:
+        skipped = self.pipeline.uncommitted_count
+        if not skipped:
+            return False
+        are_many = skipped >= self._queue.max_messages_per_commit and not len(self.pipeline)
+        return are_many or monotonic_ms() - self._committed_ms >= COMMIT_INTERVAL_MS
+
+    def _see_commit(self) -> None:
+        commit = self._commit
+        if commit is None:
+            return
+        if commit.is_answered and commit.error is None:
+            self._commit = None
+            self._committed_ms = monotonic_ms()
+            covered = self.pipeline.covered
+            runs = self.pipeline.committed()
+            self.reader.note(covered.offsets | self._starts)
+            for number, start in self._starts.items():
+                self.reader.started_at(number, start)
+            self._make_ready(runs)
+        elif commit.is_answered or monotonic_ms() - self._began_ms >= COMMIT_TIMEOUT_MS:
+            self._commit = None
+            self._committed_ms = monotonic_ms()  # of skipped ones: not at once again
+            gone, positions = self.pipeline.commit_failed()
+            self._starter.give_up(gone)
+            self.reader.seek(positions)
+            said = "no answer" if commit.error is None else commit.error.str()
+            _log.info(
+                "a commit failed and is made again",
+                extra={"queue": self._queue.queue_id, "error": said},
+            )
+            if commit.error is not None and (gone or self._starts):
+                error = broker_error(commit.error, f"committing offsets of {self._topic}")
+                if not is_retriable(error):
+                    raise error
+
+    @property
+    def _topic(self) -> str:
+        return self._state.namespace.config.message_topic
+
+    def _make_ready(self, runs: Sequence[MessageRun]) -> None:
+        """They are committed: the application may have them."""
+        if not runs:
+            return
+        held = self._starter.finish(runs)
+        if held:
+            self.reader.positions.started(held[-1][0].log_begin_ms)
+        with self._state.lock:
+            self.ready.extend(chain.from_iterable(messages for _, messages in held))
+        self._recorder.received(held, are_first=all(run.is_plain for run in runs))
+        self.ready_count, self.ready_ms = len(self.ready), monotonic_ms()
+        self._state.application.ring()
+
+    # Exactly once.
+
+    def _has_gathered(self, wanted: int) -> bool:
+        """Whether a transaction may begin: it is full, or has waited for more as long as it may."""
+        now_ms = monotonic_ms()
+        self._gather_ms = self._gather_ms or now_ms
+        count = self.pipeline.startable_count
+        has_waited = now_ms - self._gather_ms >= GATHER_MS
+        # An older position than the transaction's may be on its way.
+        if self._commit is not None or (count < min(wanted, MAX_GATHERED) and not has_waited):
+            return False
+        self._gather_ms = 0
+        return True
+
+    def _begin_transaction(self, step: Step) -> None:
+        """The same transaction has the offsets behind these STARTs."""
+        assert self._transactor is not None, "it is made for exactly_once"
+        for run in step.runs:
+            self.pipeline.in_log(run)
+        covered = self.pipeline.committable()
+        self.pipeline.committing(covered)
+        self._step = step
+        self._transaction = self._transactor.begin(
+            step.records, dict(covered.offsets), self.reader.group.membership()
+        )
+
+    def _see_transaction(self) -> None:
+        transaction, step = self._transaction, self._step
+        if transaction is None or not transaction.is_over or step is None:
+            return
+        self._transaction = self._step = None
+        if transaction.is_done:
+            covered = self.pipeline.covered
+            runs = self.pipeline.committed()
+            self._committed_ms = monotonic_ms()
+            self.reader.note(covered.offsets)
+            self._starter.transacted(step)
+            self._make_ready(runs)
+            return
+        gone, _ = self.pipeline.commit_failed()
+        self._starter.give_up(gone, is_undone=True)
+        partitions = {run.partition for run in gone}
+        self.pipeline.revoked(partitions)
+        self.reader.ask_again(partitions)
+        if transaction.error is not None:
+            raise transaction.error
+
+    # The group.
+
+    def lost(self, partitions: Sequence[int], *, is_lost: bool) -> None:
+        """Told inside of ``poll``: these go when this returns, or are gone already.
+
+        What is IN_LOG is committed on the way out; the answer decides. The rest is another's.
+        """
+        self._see_reports()
+        if not is_lost and self._commit is None and self._transactor is None:
+            covered = self.pipeline.committable()
+            covered.runs = [run for run in covered.runs if run.partition in partitions]
+            covered.offsets = {n: at for n, at in covered.offsets.items() if n in partitions}
+            if covered.offsets:
+                self._send_commit(covered, {})
+        self._starter.give_up(self.pipeline.revoked(partitions))
+        self._late -= set(partitions)
+
+    def _see_topics(self) -> None:
+        """Partitions or settings have changed, or the messages are in another topic (R13)."""
+        state, namespace = self._state, self._state.namespace
+        former, facts = state.facts, namespace.facts()
+        if facts is former:
+            return
+        state.facts = facts
+        if facts.are_of_another_topic(former):
+            self._starter.give_up(self.pipeline.revoked(self.pipeline.partitions()))
+            self.reader.reread_topic(namespace.certain_until_s + 2 * IDENTITY_AGE_S)
+
+    def _stay_or_leave(self) -> None:
+        """A process that hangs must not keep unread messages from others (R5)."""
+        now_ms = monotonic_ms()
+        if self.demand is not None and time.monotonic() < self.demand.until_s:
+            self.asked_ms = now_ms
+            if self.reader.is_away:
+                self.reader.group.join()
+        idle_ms = now_ms - self.asked_ms
+        is_busy = self.pipeline.is_open or self._transaction is not None
+        if idle_ms < self.reader.max_idle_ms or self.reader.is_away or is_busy:
+            return
+        _log.warning(
+            "nothing was received for max.poll.interval.ms: the consumer leaves its group, and "
+            "joins it again with the next receive",
+            extra={
+                "queue": self._queue.queue_id,
+                "idle_s": idle_ms // 1000,
+                "held": self._state.leases.open_count,
+            },
+        )
+        self.release_ready()
+        self.reader.group.leave()
+
+    # Ending.
+
+    def release_ready(self) -> None:
+        """R8: RELEASE of what was not handed out, also of what is put back meanwhile."""
+        while self.ready:
+            with self._state.lock:
+                released = list(self.ready)
+                self.ready.clear()
+            self._ack_writer.release(released)
+
+    def drain(self, timeout_s: float) -> None:
+        """START nothing more, and see through what is under way; what is not in time runs out."""
+        self._drain_s = time.monotonic() + timeout_s
+        self._no_more.set()
+        self._state.intake.ring()
+        if self._thread.is_alive():
+            self._is_drained.wait(timeout_s + 1.0)
+
+    def _see_drained(self) -> None:
+        if not self._no_more.is_set() or self._is_drained.is_set():
+            return
+        is_open = self.pipeline.is_open or self._transaction is not None
+        if is_open and time.monotonic() < self._drain_s:
+            return
+        self._starter.give_up(list(self.pipeline.under_way()))
+        self._is_drained.set()
+
+    def end(self, timeout_s: float) -> None:
+        """Leave the group and end the client; what Kafka keeps waiting ends behind us."""
+        health.remove(self._loop)
+        self._is_ending = True
+        self._state.intake.ring()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            _log.warning(
+                "leaving the group takes long and goes on", extra={"queue": self._queue.queue_id}
+            )

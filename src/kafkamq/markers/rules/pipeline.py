@@ -1,0 +1,370 @@
+"""What a worker has polled and not committed, and which offsets it may commit (R5); pure.
+
+Each partition of the messages is a queue of *runs*: consecutive messages of our own queue. A run is
+POLLED until its STARTs are written, SENT until all of them are reported, and IN_LOG until the
+offset behind it is committed. A commit covers the longest prefix of a partition that is IN_LOG; so
+what waits for one START holds back its own partition, and no other one.
+
+Messages of other queues share the topic, so a partition's committable offset is the first message
+of our own queue that has no START, or else everything polled: theirs are committed along.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Generic, TypeVar
+
+from kafkamq.markers.rules.lease import Lease
+
+MAX_AGE_MS = 20_000
+"""No START for what was polled longer ago than this (R5)."""
+
+_TOGETHER_MS = 1000
+"""What was polled within this is one run."""
+
+Message = TypeVar("Message")
+
+
+class RunState(Enum):
+    """How far a run has come; behind the commit of its offset it is not in the pipeline."""
+
+    POLLED = 0
+    SENT = 1  # its STARTs are under way
+    IN_LOG = 2  # all of them are in the log
+    GIVEN_UP = 3  # it is polled again, or another member has its partition
+
+
+# Looking a member up in its class takes as long as the rest of a line.
+_POLLED, _SENT, _IN_LOG, _GIVEN_UP = RunState
+
+
+@dataclass(slots=True, eq=False)
+class Run(Generic[Message]):
+    """Messages of our own queue in one partition, polled at once.
+
+    Attributes:
+        pieces: Leases that its STARTs begin, with the messages of each.
+        unreported: STARTs that name it and are not known to be in the log.
+        sent_ms: When its STARTs were written; monotonic.
+    """
+
+    partition: int
+    offsets: Sequence[int]  # ascending
+    messages: Sequence[Message]  # one each
+    polled_ms: int
+    is_plain: bool = True  # each is a first delivery, without a TTL
+    state: RunState = _POLLED
+    pieces: list[tuple[Lease, Sequence[Message]]] = field(default_factory=list)
+    unreported: int = 0
+    sent_ms: int = 0
+
+    def cut(self, begin: int, end: int) -> Run[Message]:
+        """A part of it, of what is POLLED."""
+        messages, offsets = self.messages[begin:end], self.offsets[begin:end]
+        return Run(self.partition, offsets, messages, self.polled_ms, self.is_plain)
+
+    def leases(self) -> Iterator[Lease]:
+        """In the order of their messages."""
+        return (lease for lease, _ in self.pieces)
+
+
+@dataclass(slots=True)
+class Covered(Generic[Message]):
+    """What one commit is about.
+
+    Attributes:
+        offsets: To be committed, by partition.
+        runs: Those in front of these offsets, in the order in which they were STARTed.
+        count: Polled records that they stand for, those of other queues included.
+    """
+
+    offsets: dict[int, int]
+    runs: list[Run[Message]]
+    count: int
+
+
+class Pipeline(Generic[Message]):
+    """The runs of one consumer, over all its partitions."""
+
+    def __init__(self) -> None:
+        self._polled: deque[Run[Message]] = deque()
+        self._count = 0  # messages in there
+        self._sent: dict[int, deque[Run[Message]]] = {}  # SENT and IN_LOG, by partition
+        self._next: dict[int, int] = {}  # partition -> next offset to poll
+        self._committed: dict[int, int] = {}  # also: where the first poll began
+        self._waiting: set[int] = set()  # partitions of which nothing is STARTed now
+        self._covered: Covered[Message] | None = None  # what is being committed
+        self._uncommitted = 0  # records polled since the last commit, those of other queues too
+
+    # Views.
+
+    def __len__(self) -> int:
+        """Messages that are POLLED."""
+        return self._count
+
+    @property
+    def startable_count(self) -> int:
+        """Messages that may be STARTed now."""
+        if not self._waiting:
+            return self._count
+        return sum(len(run.offsets) for run in self.upcoming())
+
+    @property
+    def uncommitted_count(self) -> int:
+        """Records, those of other queues included, that were polled since the last commit."""
+        return self._uncommitted
+
+    @property
+    def waiting(self) -> Collection[int]:
+        """Partitions of which nothing is STARTed until ``go_on``."""
+        return self._waiting
+
+    @property
+    def is_open(self) -> bool:
+        """Whether any run is SENT or IN_LOG."""
+        return any(self._sent.values())
+
+    @property
+    def covered(self) -> Covered[Message]:
+        """What the commit that is under way is about."""
+        assert self._covered is not None, "a commit has set out"
+        return self._covered
+
+    def under_way(self) -> Iterator[Run[Message]]:
+        """Runs that are SENT or IN_LOG; those of a partition in their order."""
+        return (run for runs in self._sent.values() for run in runs)
+
+    def partitions(self) -> tuple[int, ...]:
+        """Those that something is known of."""
+        return tuple(self._next)
+
+    def positions(self) -> Mapping[int, int]:
+        """The next offsets to poll, by partition."""
+        return self._next
+
+    def committed_offsets(self) -> Mapping[int, int]:
+        """What is committed, or where the first poll began, by partition."""
+        return self._committed
+
+    # Facts about the partitions.
+
+    def polled(
+        self,
+        own: Sequence[Run[Message]],
+        *,
+        first_offsets: dict[int, int],
+        next_offsets: dict[int, int],
+        count: int,
+    ) -> None:
+        """Some records were polled.
+
+        Args:
+            own: Messages of our queue, in their order; no run is empty.
+            first_offsets: Smallest offset of the records per partition.
+            next_offsets: Largest offset + 1 of the records per partition.
+            count: Records, those of other queues included.
+        """
+        for partition, offset in first_offsets.items():
+            self._committed.setdefault(partition, offset)
+        self._next.update(next_offsets)
+        self._uncommitted += count
+        for run in own:
+            self._add(run)
+
+    def _add(self, run: Run[Message]) -> None:
+        """What is polled in small pieces is STARTed in larger ones."""
+        self._count += len(run.offsets)
+        last = self._polled[-1] if self._polled else None
+        if (
+            last is None
+            or last.partition != run.partition
+            or run.polled_ms - last.polled_ms > _TOGETHER_MS
+        ):
+            self._polled.append(run)
+            return
+        self._polled[-1] = Run(
+            run.partition,
+            [*last.offsets, *run.offsets],
+            [*last.messages, *run.messages],
+            last.polled_ms,
+            last.is_plain and run.is_plain,
+        )
+
+    def placed(self, partition: int, offset: int) -> None:
+        """The consumer was told to read the partition from here, and this is committed."""
+        self._drop_polled(partition)
+        self._committed[partition] = self._next[partition] = offset
+
+    def skipped_to(self, partition: int, offset: int) -> None:
+        """Reading goes on further ahead, because records are gone; what was polled stays."""
+        self._committed.setdefault(partition, offset)
+        self._next[partition] = offset
+
+    def revoked(self, partitions: Iterable[int]) -> list[Run[Message]]:
+        """Partitions are gone, and what was polled of them; returns the runs that are given up.
+
+        Those of a commit that is under way are not: its answer decides.
+        """
+        gone: list[Run[Message]] = []
+        covered = self._covered
+        for partition in partitions:
+            self._drop_polled(partition)
+            self._waiting.discard(partition)
+            gone += self._sent.pop(partition, ())
+            self._next.pop(partition, None)
+            self._committed.pop(partition, None)
+            if covered is not None:  # it may come back with another's position
+                covered.offsets.pop(partition, None)
+        if covered is not None:
+            gone = [run for run in gone if run not in covered.runs]
+        for run in gone:
+            run.state = _GIVEN_UP
+        return gone
+
+    # From POLLED to SENT.
+
+    def wait(self, partition: int) -> None:
+        """Nothing more of it is STARTed until ``go_on``."""
+        self._waiting.add(partition)
+
+    def go_on(self, partition: int) -> None:
+        """Its messages may be STARTed again."""
+        self._waiting.discard(partition)
+
+    def upcoming(self) -> Iterator[Run[Message]]:
+        """Runs that may be STARTed now, in their order; they are still there."""
+        waiting = self._waiting
+        return (run for run in self._polled if run.partition not in waiting)
+
+    def take_many(self, count: int) -> list[Run[Message]]:
+        """Runs of so many messages, which are SENT from here on."""
+        taken: list[Run[Message]] = []
+        passed: list[Run[Message]] = []
+        while count and self._polled:
+            run = self._polled.popleft()
+            if run.partition in self._waiting:
+                passed.append(run)
+                continue
+            size = len(run.offsets)
+            if size > count:
+                self._polled.appendleft(run.cut(count, size))
+                run, size = run.cut(0, count), count
+            taken.append(run)
+            self._count -= size
+            count -= size
+        self._polled.extendleft(reversed(passed))
+        for run in taken:
+            run.state = _SENT
+            self._sent.setdefault(run.partition, deque()).append(run)
+        return taken
+
+    def is_stale(self, monotonic_ms: int) -> bool:
+        """Whether what is next was polled too long ago to be STARTed (R5): fetch it again."""
+        head = next(iter(self.upcoming()), None)
+        return head is not None and monotonic_ms - head.polled_ms > MAX_AGE_MS
+
+    def drop_polled(self) -> dict[int, int]:
+        """Forget what is POLLED; returns where to seek to."""
+        firsts: dict[int, int] = {}
+        for run in self._polled:
+            firsts.setdefault(run.partition, run.offsets[0])
+        self._polled.clear()
+        self._count = 0
+        self._next.update(firsts)
+        return firsts
+
+    # From SENT to the commit.
+
+    @staticmethod
+    def in_log(run: Run[Message]) -> None:
+        """All its STARTs are in the log."""
+        run.state = _IN_LOG
+
+    def committable(self) -> Covered[Message]:
+        """What may be committed and is not, and the runs in front of it."""
+        offsets: dict[int, int] = {}
+        runs: list[Run[Message]] = []
+        waiting: dict[int, int] = {}  # partition -> first own offset without START
+        for run in self._polled:
+            waiting.setdefault(run.partition, run.offsets[0])
+        for partition, next_offset in self._next.items():
+            offset = waiting.get(partition, next_offset)
+            for run in self._sent.get(partition, ()):
+                if run.state is not _IN_LOG:
+                    offset = run.offsets[0]
+                    break
+                runs.append(run)
+            if offset != self._committed.get(partition):
+                offsets[partition] = offset
+        return Covered(offsets, runs, self._uncommitted)
+
+    def committing(self, covered: Covered[Message]) -> None:
+        """A commit of what ``committable`` said has set out; one at a time."""
+        self._covered = covered
+
+    def committed(self) -> list[Run[Message]]:
+        """It succeeded; returns the runs whose messages may be handed out."""
+        covered, self._covered = self._covered, None
+        assert covered is not None, "a commit has set out"
+        done = set(covered.runs)
+        self._committed.update(covered.offsets)
+        for sent in self._sent.values():
+            while sent and sent[0] in done:
+                sent.popleft()
+        self._uncommitted = max(0, self._uncommitted - covered.count)
+        return covered.runs
+
+    def commit_failed(self) -> tuple[list[Run[Message]], dict[int, int]]:
+        """It failed, or nobody knows: what is given up, and where to seek to (R5)."""
+        covered, self._covered = self._covered, None
+        gone: list[Run[Message]] = []
+        positions: dict[int, int] = {}
+        for run in covered.runs if covered is not None else ():
+            if run.state is _GIVEN_UP:
+                continue
+            more, position = self.give_up(run)
+            if more:
+                gone += more
+                positions[run.partition] = position
+            else:  # its partition is another member's
+                run.state = _GIVEN_UP
+                gone.append(run)
+        return gone, positions
+
+    def nothing_to_commit(self) -> None:
+        """All that was polled since the last commit is committed already."""
+        self._uncommitted = 0
+
+    def give_up(self, run: Run[Message]) -> tuple[list[Run[Message]], int]:
+        """Read again from this run on: what is given up with it, and where to seek to."""
+        sent = self._sent.get(run.partition)
+        if not sent or run not in sent:
+            return [], -1
+        gone: list[Run[Message]] = []
+        while sent[-1] is not run:
+            gone.append(sent.pop())
+        gone.append(sent.pop())
+        for each in gone:
+            each.state = _GIVEN_UP
+        self._drop_polled(run.partition)
+        self._next[run.partition] = run.offsets[0]
+        return gone[::-1], run.offsets[0]
+
+    def _drop_polled(self, partition: int) -> None:
+        self._polled = deque(run for run in self._polled if run.partition != partition)
+        self._count = sum(len(run.offsets) for run in self._polled)
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        last: dict[int, int] = {}
+        for run in [*self.under_way(), *self._polled]:
+            assert len(run.offsets) == len(run.messages) > 0
+            offsets = [last.get(run.partition, -1), *run.offsets]
+            assert offsets == sorted(set(offsets)), "the runs of a partition are in order"
+            last[run.partition] = run.offsets[-1]
+        for partition, offset in last.items():
+            assert offset < self._next[partition]
+        assert self._count == sum(len(run.offsets) for run in self._polled)
