@@ -8,6 +8,7 @@ minute is over. Messages count only if they still are the same ones (R13).
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,8 @@ from kafkamq.transport.patience import Patience
 from kafkamq.transport.record import Record, all_headers, headers_of
 from kafkamq.transport.record_reader import RecordReader
 from kafkamq.types import Marker, MessageId
+
+_log = logging.getLogger(__name__)
 
 _MAX_TOPICS = 16  # of queues, whose readers are kept
 _READ_S = 1.0  # what one sweep of a window may take: rows wait for it
@@ -199,9 +202,8 @@ class MessageLookup:
                 is_over = self.is_gone()
             elif partition in source.leaderless:
                 is_over = False
-            elif _is_same(
-                topic_id, source
-            ):  # one search for it and for its end, as readers name it
+            elif _is_same(topic_id, source):
+                # One search for it and for its end, as readers name it.
                 is_over = self._patience.is_over((name, partition), logs[log])
             else:
                 is_over = self._patience.is_over((name, topic_id))
@@ -344,10 +346,12 @@ class Rereader:
     ) -> list[tuple[Sequence[Record | None], bool]]:
         try:
             return lookup.read(spans, deadline_s=deadline_s, max_bytes=max_bytes)
-        except KafkaMQError:
+        except KafkaMQError as error:
             if lookup is self.messages:
                 raise
-            return [((), True)] * len(spans)  # whoever writes STARTs chooses the topic
+            # Whoever writes STARTs chooses the topic: no error of it stops others.
+            _log.warning("a topic that a START names cannot be read", extra={"error": str(error)})
+            return [((), True)] * len(spans)
 
     def _fill(
         self,
