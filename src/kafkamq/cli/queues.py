@@ -36,7 +36,7 @@ from kafkamq.queue.message import Message
 from kafkamq.queue.producer import Producer
 from kafkamq.queue.service import Service
 from kafkamq.runtime.signals import ENDING, stop_event
-from kafkamq.transport.reaching import require_brokers
+from kafkamq.transport.admin import require_brokers
 from kafkamq.types import OutgoingMessage, SentMessage
 
 SEND_BATCH = 1000
