@@ -52,6 +52,7 @@ class Outcome(IntEnum):
     REDELIVERED = 3
     DEAD_LETTERED = 4
     RELEASE = 5
+    ALREADY_ENDED = 6
 
 
 class Backend(Enum):

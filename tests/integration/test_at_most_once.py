@@ -20,7 +20,7 @@ from kafkamq.markers.reader import group_of
 from kafkamq.queue.message import Message
 from kafkamq.queue.service import Service
 from kafkamq.runtime.worker import Worker
-from kafkamq.transport.group_consumer import GroupOffsets
+from kafkamq.transport.commits import GroupOffsets
 
 WORKER = Path(__file__).with_name("once_worker.py")
 BATCH = 20

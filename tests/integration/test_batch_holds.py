@@ -31,7 +31,7 @@ from tests.integration.test_holes import recreate
 from tests.waiting import wait_until, within
 
 from kafkamq.dev import LocalKafka, cache_dir_from, java_from
-from kafkamq.markers.tracker import settlers
+from kafkamq.markers.tracker import settlement
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.message import Message
@@ -145,7 +145,7 @@ def own_broker(namespace: str, **properties: str) -> Iterator[tuple[LocalKafka, 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What brokers do not know is looked for for two seconds, not a minute (R18)."""
-    monkeypatch.setattr(settlers, "Patience", lambda: Patience(2.0))
+    monkeypatch.setattr(settlement, "Patience", lambda: Patience(2.0))
 
 
 def places(messages: list[Message]) -> set[tuple[int, int]]:

@@ -58,6 +58,7 @@ class Letters:
         reason: DeadLetterReason = DeadLetterReason.MAX_DELIVERIES,
         payload: bytes | None = b"x",
         payload_at: Origin | None = None,
+        topic: str = "",
     ) -> None:
         for number, identity in enumerate(ids):
             headers = dead_letter_headers(
@@ -70,7 +71,7 @@ class Letters:
                 reason=reason,
                 error="why",
                 delivery_count=3,
-                origin=Origin(self.config.message_topic, 0, number, 1_000),
+                origin=Origin(topic or self.config.message_topic, 0, number, 1_000),
                 queue_id=queue,
                 payload_at=payload_at,
             )
@@ -253,10 +254,10 @@ def test_what_does_not_fit_any_more_is_named_and_the_others_go(letters: Letters)
     (large,) = (letter for letter in read_dead_letters(config) if letter.id == "large")
     bootstrap = config.bootstrap_servers
     topic_settings(bootstrap, config.message_topic, max_message_bytes="1000")
-    process = letters.commands.process("dlq", "redrive", "--everything")
+    process = letters.commands.process("dlq", "redrive", "--everything", "--limit", "8")
     _, notes = process.communicate(timeout=within(60))
     assert process.returncode == 1, notes
-    assert letters.redriven() == dict.fromkeys(small, 1)
+    assert letters.redriven() == dict.fromkeys(small, 1)  # the limit is of those that go
     place = f"{config.dead_letter_topic}[{large.partition}]@{large.offset}"
     assert f"{place} cannot be: its message, with a payload of 3,000 bytes, is larger than" in notes
     assert f"max.message.bytes of {config.message_topic} allows: raise it, and" in notes
@@ -269,6 +270,16 @@ def test_what_does_not_fit_any_more_is_named_and_the_others_go(letters: Letters)
     topic_settings(bootstrap, config.message_topic, max_message_bytes="100000")
     wait_until(lambda: redrive(config, Selection()).redriven == 1)
     assert letters.redriven() == dict.fromkeys([*small, "large"], 1)
+
+
+def test_a_queue_whose_topic_is_gone_holds_up_no_other_one(letters: Letters) -> None:
+    gone = f"{letters.config.namespace}-gone"
+    letters.write("first", topic=gone)
+    letters.write("second")
+    report = redrive(letters.config, Selection())
+    assert letters.redriven() == {"second": 1}
+    ((refused,), count) = report.refusals, report.refused
+    assert (refused.error, count) == (f"there is no topic {gone}: create it, and redrive again", 1)
 
 
 # Redrives until its second transaction is written, and waits there to be killed.

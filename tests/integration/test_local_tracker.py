@@ -14,7 +14,7 @@ from tests.integration.tracker_logs import Logs
 from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq.config import TrackerConfig
-from kafkamq.markers.tracker import settlers
+from kafkamq.markers.tracker import settlement
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.markers.wire.markers import encode_keepalive
 from kafkamq.transport.admin import Admin
@@ -32,7 +32,7 @@ def logs(bootstrap: str, namespace: str) -> Logs:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What brokers do not know is looked for for a second, not a minute (R18)."""
-    monkeypatch.setattr(settlers, "Patience", lambda: Patience(1.0))
+    monkeypatch.setattr(settlement, "Patience", lambda: Patience(1.0))
 
 
 @pytest.fixture

@@ -15,11 +15,10 @@ from kafkamq.config import TrackerConfig
 from kafkamq.errors import ConfigError, FencedError
 from kafkamq.markers.rules.delivery import DueCause, Settle
 from kafkamq.markers.tracker import local as tracker_module
-from kafkamq.markers.tracker import settlers
+from kafkamq.markers.tracker import settlement
 from kafkamq.markers.tracker.group_reader import tracker_group
-from kafkamq.markers.tracker.ledger import Ledger, LedgerKey, claim, read_positions
+from kafkamq.markers.tracker.ledger import Ledger, LedgerKey, OpenLedgers, claim, read_positions
 from kafkamq.markers.tracker.local import LocalTracker
-from kafkamq.markers.tracker.open_ledgers import OpenLedgers
 from kafkamq.markers.tracker.settlement import SettlementError, Settler
 from kafkamq.markers.wire.ledger import Position
 from kafkamq.metrics.health import health
@@ -213,7 +212,7 @@ def test_more_partitions_than_open_ledgers_are_tracked(
     bootstrap: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many, most = 12, 2
-    monkeypatch.setattr(settlers, "OpenLedgers", partial(OpenLedgers, most))
+    monkeypatch.setattr(settlement, "OpenLedgers", partial(OpenLedgers, most))
     monkeypatch.setattr(tracker_module, "MAX_OPEN", most)
     logs = Logs(bootstrap, namespace, marker_partitions=many)
     ids = [MessageId(0, number * CHUNK) for number in range(4 * many)]

@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 from kafkamq.config import TrackerConfig
 from kafkamq.dev import LocalKafka, cache_dir_from, java_from
 from kafkamq.markers.tracker.local import LocalTracker
-from kafkamq.transport.group_consumer import metadata_of
+from kafkamq.transport.commits import metadata_of
 from kafkamq.transport.record import TopicPartition
 from kafkamq.transport.transactions import TransactionalProducer
 from kafkamq.types import Outcome

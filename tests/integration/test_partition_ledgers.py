@@ -6,8 +6,7 @@ import pytest
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import FencedError
-from kafkamq.markers.tracker.ledger import LedgerKey, read_positions
-from kafkamq.markers.tracker.open_ledgers import MAX_OPEN
+from kafkamq.markers.tracker.ledger import MAX_OPEN, LedgerKey, read_positions
 from kafkamq.queue.topics import create_topics
 from kafkamq.spark.tracker.partition_ledgers import PartitionLedgers
 

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.examples import examples
 
 from kafkamq.markers.rules.attempts import Attempt, Attempts, OpenAttempt
+from kafkamq.markers.rules.delivery import DueCause
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.testing.naive import Identity, NaiveEntry, NaiveState, State
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
@@ -102,6 +103,7 @@ class Model:
             and record.marker.message_id is not None
             and (False, record.marker.message_id) in record.open
             and record.open[False, record.marker.message_id].start_offset == record.offset
+            and record.open[False, record.marker.message_id].cause is not DueCause.ALREADY_ENDED
         ]
 
     def _attempt(self, start: Marker, message_id: MessageId, index: int) -> Attempt:
@@ -120,6 +122,8 @@ class Model:
             if marker.type is MarkerType.END:
                 if marker.outcome is Outcome.RELEASE and record.is_held(message_id):
                     continue  # another's: it stays as it was
+                if marker.outcome is Outcome.ALREADY_ENDED:
+                    continue  # R12: no verdict
                 found.outcome = marker.outcome
                 found.reason = marker.reason
                 found.delay_ms = marker.redeliver_after_ms
@@ -146,6 +150,8 @@ class Model:
         names = {State.HELD: "held", State.DUE: "due", State.WAITING: "waiting"}
         found = {}
         for identity, entry in self.state.entries.items():
+            if entry.cause is DueCause.ALREADY_ENDED:
+                continue  # it was no attempt
             is_waiting_schedule = identity[0] and entry.state is State.WAITING
             until_ms = entry.deadline_ms
             if entry.state is State.HELD:
@@ -220,7 +226,7 @@ class AttemptsMachine(RuleBasedStateMachine):
             marker.message_id
             for _, _, _, marker in self.records
             if marker is not None and marker.type is MarkerType.END
-            if marker.outcome.name in ("ACK", "REDELIVERED", "DEAD_LETTERED")
+            if marker.outcome.name in ("ACK", "REDELIVERED", "DEAD_LETTERED", "ALREADY_ENDED")
         }
         before = {one: each for one, each in self.attempts.attempts.items() if one not in ended}
         resume = self.attempts.tracker.committable_offset()

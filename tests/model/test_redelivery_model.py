@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 )
 from tests.examples import examples
 
-from kafkamq.markers.rules.delivery import Carry, Settle, each_message, row_order
+from kafkamq.markers.rules.delivery import Carry, DueCause, Settle, each_message, row_order
 from kafkamq.markers.rules.hold import CHUNK_OFFSETS, DUE, NEVER
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.testing.agreement import StateStore
@@ -60,7 +60,7 @@ DELAYS = st.sampled_from([0, 1, 1000, 3000, 20_000])
 STEPS = st.sampled_from([0, 0, 0, 1, 250, 250, 999, 1000, 1001, 3001, 20_001, 60_001, -1, -7000])
 TIMED = st.sampled_from([True, True, True, True, True, False])
 HOLES = st.sampled_from([1, 1, 1, 2, 5])
-ENDING = (Outcome.ACK, Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
+ENDING = (Outcome.ACK, Outcome.REDELIVERED, Outcome.DEAD_LETTERED, Outcome.ALREADY_ENDED)
 
 
 class Redelivery(RuleBasedStateMachine):
@@ -214,6 +214,29 @@ class Redelivery(RuleBasedStateMachine):
             kind, None, timeout_ms, consumer_id=consumer_id, outcome=outcome, batches=batches
         )
         self.write(marker, step_ms, timed)
+
+    @precondition(lambda self: self.ended())
+    @rule(
+        data=st.data(),
+        timeout_ms=TIMEOUTS,
+        step_ms=st.sampled_from([0, 1, 1000]),
+        crashes=st.booleans(),
+    )
+    def late_start(self, data: st.DataObject, timeout_ms: int, step_ms: int, crashes: bool) -> None:
+        """A worker stood still: its START names what has ended, and maybe a neighbour."""
+        one = data.draw(st.sampled_from(self.ended()))
+        bits = data.draw(st.sampled_from([0b1, 0b11])) if (one.offset + 1) % CHUNK_OFFSETS else 1
+        batch = MessageBatch(one.partition, *one.log, one.offset, bits)
+        start = Marker(MarkerType.START, None, timeout_ms, consumer_id="late", batches=(batch,))
+        self.write(start, step_ms, True)
+        if crashes:
+            self.crash()
+
+    def ended(self) -> list[MessageId]:
+        """Messages that a tracker remembers."""
+        ends = self.naive.state().ended.values() if hasattr(self, "naive") else ()
+        found = {one for _, ones in ends for of_schedule, one in ones if not of_schedule}
+        return sorted(found, key=lambda one: (one.partition, one.offset, one.log))
 
     @rule(data=st.data(), delay_ms=DELAYS, carried=st.booleans(), step_ms=STEPS, timed=TIMED)
     def schedule(
@@ -400,8 +423,12 @@ def assert_rebuilt(
     behind = [timestamp_ms for offset, timestamp_ms, _ in records if offset >= resume]
     has_clock = not behind or behind[0] >= 0  # R1: else the first difference is not known
     shift_ms = after.now_ms - before.now_ms
+    for identity in (after.entries.keys() - before.entries.keys()) if has_clock else ():  # R12, R20
+        is_ended = identity in ended_once and (
+            after.entries[identity].cause is DueCause.ALREADY_ENDED
+        )
+        assert is_ended, f"{identity} was not open"
     for identity in (before.entries.keys() | after.entries.keys()) - ended_once:
-        assert identity in before.entries, f"{identity} was not open"
         assert identity in after.entries, f"{identity} is lost"
         if has_clock:
             old, new = before.entries[identity], after.entries[identity]

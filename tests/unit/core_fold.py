@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 
 from kafkamq.markers.rules.delivery import Carry, Settle
+from kafkamq.markers.rules.hold import DUE
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
-from kafkamq.types import Marker, MarkerType, MessageId, Outcome
+from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, Outcome
 
 T = 3000
 """The timeout of START unless a test says otherwise; T/3 and T/4 are whole."""
@@ -109,6 +110,10 @@ class Fold:
             ),
         )
 
+    def batch(self, at_ms: int, kind: MarkerType, *, by: str, first: int, bits: int) -> int:
+        named = (MessageBatch(0, b"", 0, first, bits),)
+        return self.record(at_ms, Marker(kind, None, T, consumer_id=by, batches=named))
+
     # ---- what a tracker writes
 
     def redelivered(self, at_ms: int, of: int | MessageId = 1) -> int:
@@ -148,8 +153,8 @@ class Fold:
         if message_id not in (probe.scheduled() if of_schedule else probe.in_progress()):
             kind = MarkerType.SCHEDULE if of_schedule else MarkerType.START
             probe.apply(self.offset, -1, Marker(kind, message_id, T))
-            opened = probe.scheduled() if of_schedule else probe.in_progress()
-            return "unknown" if message_id in opened else "ended"
+            hold = probe.hold_of(message_id, of_schedule=of_schedule)
+            return "ended" if hold is not None and hold.flags & DUE else "unknown"
         if any(
             isinstance(action, Settle) and action.message_id == message_id
             for action in probe.plan()

@@ -47,6 +47,9 @@ def random_log(rng: random.Random, count: int) -> list[Marker]:
     return log
 
 
+_DUE = (DueCause.REJECTED, DueCause.ALREADY_ENDED)
+
+
 class Plain:
     """Each message by itself; no lease ends before the end."""
 
@@ -59,9 +62,11 @@ class Plain:
             assert each.message_id is not None
             start, cause = self.open.get(each.message_id, (offset, None))
             if each.type is MarkerType.START and cause is None:
-                if each.message_id not in self.ended:
-                    self.open[each.message_id] = offset, DueCause.LEASE_ENDED
-            elif each.type is not MarkerType.END or cause is DueCause.REJECTED:
+                again = each.message_id in self.ended
+                cause = DueCause.ALREADY_ENDED if again else DueCause.LEASE_ENDED
+                self.open[each.message_id] = offset, cause
+                self.ended.discard(each.message_id)
+            elif each.type is not MarkerType.END or cause in _DUE:
                 pass
             elif each.outcome is Outcome.ACK:
                 self.open.pop(each.message_id, None)

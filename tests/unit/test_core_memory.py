@@ -6,13 +6,14 @@ import tracemalloc
 from random import Random
 
 import pytest
-from tests.unit.core_fold import START_MS, Fold, T
+from tests.unit.core_fold import START_MS, Fold, T, message
 
+from kafkamq.markers.rules.delivery import DueCause
 from kafkamq.markers.rules.hold import CHUNK_OFFSETS
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, Outcome
 
-ENDING = (Outcome.ACK, Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
+ENDING = (Outcome.ACK, Outcome.REDELIVERED, Outcome.DEAD_LETTERED, Outcome.ALREADY_ENDED)
 MEMORY_MS = 60_000
 
 
@@ -36,8 +37,46 @@ def test_r12_a_zombies_late_start_is_not_tracked(outcome: Outcome, before: str) 
         fold.end(START_MS, Outcome.REJECT)
     fold.end(START_MS, outcome)
     fold.start(START_MS + 59_000, by="zombie")
-    assert fold.tracker.in_progress() == set()
-    assert fold.plan() == []
+    assert fold.settle().cause is DueCause.ALREADY_ENDED
+
+
+def test_r12_who_begins_behind_the_end_finds_the_message_ended() -> None:
+    """A zombie's START names message 1, which is done, and 2, which is then held for long."""
+    fold = Fold()
+    fold.start(START_MS, 1, by="b")
+    fold.ack(START_MS, 1, by="b")
+    late = fold.batch(START_MS, MarkerType.START, by="a", first=1, bits=0b11)
+    assert fold.tracker.in_progress() == {message(1), message(2)}
+    fold.end(START_MS, Outcome.ALREADY_ENDED, 1, by="")
+    for number in range(1, 100):
+        fold.keepalive(START_MS + 1000 * number, by="a")
+    assert fold.tracker.committable_offset() == late
+    again = RedeliveryTracker(late)
+    for record in fold.records[late:]:
+        again.apply(*record)
+    assert again.in_progress() == fold.tracker.in_progress() == {message(2)}
+    assert again.plan() == fold.plan() == []
+
+
+def test_r12_what_ended_again_is_asked_for_until_its_end_is_read() -> None:
+    fold = Fold(engine=("engine", 1))
+    fold.ack(START_MS)
+    fold.tick(START_MS, engine="engine", epoch=1)
+    start = fold.start(START_MS + 10, by="zombie")
+    assert fold.tracker.committable_offset() == start
+    (action,) = asked = list(fold.tracker.plan())
+    assert (action.start_offset, action.message_id) == (start, message(1))
+    fold.ack(START_MS + 10, by="zombie")  # late: it had ended
+    assert fold.tracker.late_verdicts == 1
+    fold.tracker.aborted(asked)
+    assert list(fold.tracker.plan()) == asked
+    fold.end(START_MS + 20, Outcome.ALREADY_ENDED, by="")
+    assert fold.state() == "ended"
+    assert fold.tracker.committable_offset() == fold.offset
+    fold.tick(START_MS + 20 + MEMORY_MS)
+    assert fold.state() == "ended"
+    fold.tick(START_MS + 21 + MEMORY_MS)
+    assert fold.state() == "unknown"
 
 
 @pytest.mark.parametrize(("late_ms", "remembered"), [(0, True), (1, False)])
@@ -46,7 +85,7 @@ def test_r12_for_sixty_seconds_of_log_time(late_ms: int, remembered: bool) -> No
     fold.start(START_MS)
     fold.ack(START_MS)
     fold.start(START_MS + MEMORY_MS + late_ms)
-    assert fold.state() == ("ended" if remembered else "held")
+    assert fold.state() == ("due" if remembered else "held")
 
 
 def test_r12_counted_from_the_last_end_of_the_chunk() -> None:
@@ -168,8 +207,9 @@ def test_r12_a_schedule_that_ended_is_remembered_too() -> None:
     first = fold.schedule(START_MS, 5000)
     fold.end(START_MS, Outcome.ACK, first, of_schedule=True)  # cancelled
     fold.schedule(START_MS + 10, 4000, first=first)  # a carry that was under way
-    assert fold.tracker.scheduled() == set()
     fold.crawl(START_MS + 10, START_MS + 6000)
+    assert fold.settle(first, of_schedule=True).cause is DueCause.ALREADY_ENDED
+    fold.end(START_MS + 6000, Outcome.ALREADY_ENDED, first, of_schedule=True)
     assert fold.plan() == []
 
 

@@ -307,7 +307,8 @@ def test_r12_a_start_takes_up_those_of_a_batch_that_have_not_ended() -> None:
     fold.ack(START_MS, 2)
     batch = MessageBatch(0, b"", 0, 0, 0b1111)
     fold.record(START_MS, Marker(MarkerType.START, None, T, batches=(batch,), consumer_id="a"))
-    assert fold.tracker.in_progress() == {message(0), message(1), message(3)}
+    assert [fold.state(number) for number in range(4)] == ["held", "held", "due", "held"]
+    assert fold.settle(2).cause is DueCause.ALREADY_ENDED
 
 
 def test_r09_a_late_verdict_on_a_batch_is_one_for_each_message_that_is_due() -> None:

@@ -8,6 +8,7 @@ import pytest
 from tests.unit.core_fold import START_MS, Fold, T, message
 
 from kafkamq.errors import UnsupportedVersionError, WireError
+from kafkamq.markers.rules.delivery import DueCause, Settle
 from kafkamq.markers.rules.hold import CHUNK_OFFSETS
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.rules.snapshot import STATE_VERSION, restore_tracker, take_snapshot
@@ -115,10 +116,20 @@ def test_r12_ends_are_remembered_through_the_store() -> None:
     store.save(fold.tracker)
     tracker = store.restore()
     tracker.apply(fold.offset, START_MS + 4001, Marker(MarkerType.START, message(0), T))
+    store.save(tracker)
+    tracker = store.restore()
+    causes = [each.cause for each in tracker.plan() if isinstance(each, Settle)]
+    assert causes == [DueCause.ALREADY_ENDED]
+    end = Marker(MarkerType.END, message(0), outcome=Outcome.ALREADY_ENDED)
+    tracker.apply(fold.offset + 1, START_MS + 4002, end)
     assert message(0) not in tracker.in_progress()
+    store.save(tracker)
     later = store.restore()
-    later.apply(fold.offset, START_MS + 64_001, Marker(MarkerType.START, message(0), T))
+    later.apply(fold.offset + 2, START_MS + 64_003, Marker(MarkerType.START, message(0), T))
     assert message(0) in later.in_progress()
+    hold = later.hold_of(message(0))
+    assert hold is not None
+    assert hold.deadline_ms == START_MS + 64_003 + T
 
 
 def test_r12_what_was_forgotten_in_the_store_does_not_come_back_with_the_next_end() -> None:

@@ -49,8 +49,8 @@ def write(fold: Fold, kind: str) -> int:
 
 # record: what becomes of unknown, held, waiting, due, ended; "-" is no change.
 TABLE = {
-    "START": ("held", "held", "-", "-", "-"),
-    "START by b": ("held", "held", "-", "-", "-"),
+    "START": ("held", "held", "-", "-", "due"),
+    "START by b": ("held", "held", "-", "-", "due"),
     "KEEPALIVE(id)": ("-", "held", "-", "-", "-"),
     "KEEPALIVE(id) by b": ("-", "held", "-", "-", "-"),
     "KEEPALIVE(consumer)": ("-", "held", "-", "-", "-"),
@@ -65,6 +65,7 @@ TABLE = {
     "END RELEASE by b": ("-", "-", "-", "-", "-"),
     "END REDELIVERED": ("ended",) * 4 + ("-",),
     "END DEAD_LETTERED": ("ended",) * 4 + ("-",),
+    "END ALREADY_ENDED": ("ended",) * 4 + ("-",),
 }
 CELLS = [
     pytest.param(kind, state, after, id=f"{kind}-{state}")
@@ -192,13 +193,14 @@ def scheduled_in(state: str) -> tuple[Fold, int]:
 
 
 SCHEDULE_TABLE = {
-    "SCHEDULE": ("waiting", "waiting", "-", "-"),
+    "SCHEDULE": ("waiting", "waiting", "-", "due"),
     "END ACK": ("ended", "ended", "-", "-"),
     "END REJECT": ("-", "-", "-", "-"),
     "END NACK": ("-", "-", "-", "-"),
     "END RELEASE": ("-", "-", "-", "-"),
     "END REDELIVERED": ("ended", "ended", "ended", "-"),
     "END DEAD_LETTERED": ("ended", "ended", "ended", "-"),
+    "END ALREADY_ENDED": ("ended", "ended", "ended", "-"),
 }
 SCHEDULE_CELLS = [
     pytest.param(kind, state, after, id=f"{kind}-{state}")

@@ -14,8 +14,7 @@ from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import BrokerError, FencedError
 from kafkamq.markers.tracker import ledger as module
 from kafkamq.markers.tracker import takeover as partition_start
-from kafkamq.markers.tracker.ledger import Ledger, LedgerKey, newest_start
-from kafkamq.markers.tracker.open_ledgers import OpenLedgers
+from kafkamq.markers.tracker.ledger import Ledger, LedgerKey, OpenLedgers, newest_start
 from kafkamq.markers.tracker.takeover import PartitionStarter
 from kafkamq.markers.wire.ledger import Position, encode_position
 from kafkamq.transport import commits as committed

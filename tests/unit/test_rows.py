@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import random
 
-from kafkamq.markers.rules.delivery import Carry, DueCause, Settle, each_message, row_order
-from kafkamq.markers.rules.rows import Rows, size_of
+from kafkamq.markers.rules.delivery import (
+    Carry,
+    DueCause,
+    Rows,
+    Settle,
+    each_message,
+    row_order,
+    size_of,
+)
 from kafkamq.types import MessageId
 
 

@@ -16,7 +16,7 @@ from confluent_kafka import Message
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.markers.rules.delivery import Carry, DueCause, Settle
 from kafkamq.markers.tracker import reading, settlement
-from kafkamq.markers.tracker.settlement import Settler, SettleReport, TransactionSize, WindowSize
+from kafkamq.markers.tracker.settlement import Settler, SettleReport, WindowSize
 from kafkamq.markers.wire.markers import encode_end, encode_start
 from kafkamq.transport import follower
 from kafkamq.transport import record_reader as reader
@@ -233,78 +233,79 @@ def test_a_slow_link_gets_transactions_that_it_can_carry(settler: Settler, world
 
 
 def test_a_transaction_takes_what_goes_through_in_a_third_of_the_time() -> None:
-    size = TransactionSize(16_000_000)
+    size = WindowSize(50_000, 16_000_000)
     assert size.bytes == 1024 * 1024, "nobody knows yet what goes through"
-    size.committed(400_000, 0.001)
+    size.written(1, 400_000, 0.001)
     assert size.bytes == 1024 * 1024, "what is small says nothing"
-    size.committed(1_000_000, 0.05)
+    size.written(1, 1_000_000, 0.05)
     assert size.bytes == 4 * 1024 * 1024, "it grows in steps"
     for _ in range(2):
-        size.committed(size.bytes, 0.5)
+        size.written(1, size.bytes, 0.5)
     assert size.bytes == 16_000_000, "never more than is configured"
-    size.committed(16_000_000, 8.0)
+    size.written(1, 16_000_000, 8.0)
     assert size.bytes == pytest.approx(2_000_000 * 10 / 3, abs=1)
-    size.committed(6_000_000, 1000.0)
+    size.written(1, 6_000_000, 1000.0)
     assert size.bytes == 64 * 1024, "there is always room for some"
-    assert TransactionSize(1000).bytes == 1000
+    assert WindowSize(50_000, 1000).bytes == 1000
 
 
-def test_a_transaction_that_failed_is_not_tried_again_before_ten_smaller_ones_went_through() -> (
-    None
-):
-    size = TransactionSize(16_000_000)
+def test_what_failed_is_not_tried_again_before_ten_smaller_ones_went_through() -> None:
+    size = WindowSize(50_000, 16_000_000)
     for _ in range(2):
-        size.committed(size.bytes, 0.1)
+        size.written(1, size.bytes, 0.1)
     assert size.bytes == 16_000_000
-    for _ in range(2):
-        size.failed(8_000_000)  # twice, by two who had begun before the first one failed
+    size.failed(8_000_000)
     assert size.bytes == 4_000_000
-    for _ in range(9):
-        size.committed(size.bytes, 0.1)
-        size.committed(1000, 0.1)  # which says nothing
+    for _ in range(10):
+        size.written(1, size.bytes, 0.1)
+        size.written(1, 1000, 0.1)  # which says nothing
         assert size.bytes == 7_999_999
-    size.committed(size.bytes, 0.1)
-    assert size.bytes == 7_999_999
-    size.committed(size.bytes, 0.1)
+    size.written(1, size.bytes, 0.1)
     assert size.bytes == 16_000_000
-    for _ in range(3):
-        size.failed(100)
+    size.failed(100)
     assert size.bytes == 16_000_000, "what is small did not fail for its size"
-    for _ in range(3):
-        size.failed(70_000)
+    size.failed(70_000)
     assert size.bytes == 64 * 1024
 
 
+def rows_of(size: WindowSize) -> int:
+    """Of the next window, by time alone."""
+    size.bytes = 1 << 30
+    return size.rows
+
+
 def test_a_plan_that_ends_does_not_make_the_next_windows_small() -> None:
-    window = WindowSize(10_000)
-    window.read(1, 0.5)
-    assert window.rows(1 << 30) == 4096
-    window.read(4096, 5.0)
-    assert window.rows(1 << 30) == 819
-    window.written(819, 81_900)
-    assert window.rows(10_000) == 100
-    assert window.rows(1) == 1
+    size = WindowSize(10_000, 1 << 30)
+    size.read(1, 0.5)
+    assert rows_of(size) == 4096
+    size.read(4096, 5.0)
+    assert rows_of(size) == 819
+    size.written(819, 81_900, 0.1)
+    size.bytes = 10_000
+    assert size.rows == 100
+    size.bytes = 1
+    assert size.rows == 1
 
 
 def test_reads_that_cost_the_same_for_many_rows_are_of_many_rows() -> None:
     """Where each takes two seconds, one row at a time would be one in two seconds."""
-    window = WindowSize(5000)
+    size = WindowSize(5000, 1 << 30)
     for _ in range(20):
-        window.read(window.rows(1 << 30), 2.0)
-    assert window.rows(1 << 30) == 16
-    window.read(1, 2.0)  # the last row of a plan
+        size.read(rows_of(size), 2.0)
+    assert rows_of(size) == 16
+    size.read(1, 2.0)  # the last row of a plan
     for _ in range(3):
-        window.read(window.rows(1 << 30), 2.0)
-    assert window.rows(1 << 30) == 16
-    window.read(16, 32.0)
-    assert window.rows(1 << 30) == 2, "as many as can be read in time"
+        size.read(rows_of(size), 2.0)
+    assert rows_of(size) == 16
+    size.read(16, 32.0)
+    assert rows_of(size) == 2, "as many as can be read in time"
 
 
 def test_what_was_refused_is_found_by_halves() -> None:
-    window = WindowSize(5000)
-    window.refused(4096)
-    assert window.rows(1 << 30) == 2048
-    window.refused(1)
-    assert window.rows(1 << 30) == 1
-    window.written(1, 100)
-    assert window.rows(1 << 30) == 2, "it grows again while nothing is refused"
+    size = WindowSize(5000, 1 << 30)
+    size.refused(4096)
+    assert rows_of(size) == 2048
+    size.refused(1)
+    assert rows_of(size) == 1
+    size.written(1, 100, 0.1)
+    assert rows_of(size) == 2, "it grows again while nothing is refused"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.waiting import within
 
 from kafkamq.runtime.signals import keeping_interrupts, stop_on_signals
 
@@ -73,3 +74,76 @@ def test_what_starts_meanwhile_does_not_take_ctrl_c() -> None:
         assert signal.getsignal(signal.SIGINT) is ours  # nobody had set one
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_second_ctrl_c_means_at_once_and_the_next_one_interrupts() -> None:
+    program = """
+import os, signal, threading
+from kafkamq.runtime.signals import stop_on_signals
+
+said, hurried = [], threading.Event()
+stop_on_signals(lambda: said.append("stop"), at_once=hurried.set)
+os.kill(os.getpid(), signal.SIGHUP)
+while not hurried.wait(0.01):  # those that come right behind the first one are the same
+    os.kill(os.getpid(), signal.SIGINT)
+    said.append("again")
+assert said.count("again") > 1 and said.count("stop") > 1
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    threading.Event().wait(60)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=within(60))
+    assert done.stdout == "interrupted\n"
+
+
+def test_an_ignored_hangup_stays_ignored() -> None:
+    """As ``nohup`` has it."""
+    program = """
+import signal
+from kafkamq.runtime.signals import stop_on_signals
+
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+stop_on_signals(print)
+assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=within(60))
+
+
+def test_a_second_ctrl_c_ends_the_drain_of_a_worker() -> None:
+    program = """
+import logging, os, signal, threading, time
+from kafkamq import Worker
+from kafkamq.testing import MemoryService
+
+begun, hurried = threading.Event(), threading.Event()
+service = MemoryService()
+queue = service.queue("q")
+
+@queue.handler()
+def handle(message):
+    begun.set()
+    time.sleep(3600)
+
+class Watch(logging.Handler):
+    def emit(self, record):
+        if "second Ctrl-C" in record.getMessage():
+            hurried.set()
+
+def press():
+    begun.wait()
+    while not hurried.wait(0.05):
+        os.kill(os.getpid(), signal.SIGINT)
+
+logging.getLogger("kafkamq").addHandler(Watch())
+queue.producer().send(b"x")
+threading.Thread(target=press, daemon=True).start()
+Worker(service, drain=3600, telemetry=False).run()
+with queue.consumer() as consumer:
+    print(consumer.receive(10).delivery_count)
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=within(60), check=True)
+    assert done.stdout == "2\n"

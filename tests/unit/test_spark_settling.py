@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 
 from kafkamq.config import ServiceConfig, TrackerConfig
-from kafkamq.markers.tracker.open_ledgers import MAX_OPEN
+from kafkamq.markers.tracker.ledger import MAX_OPEN
 from kafkamq.markers.tracker.settlement import SettleReport
 from kafkamq.markers.wire.status import TrackerStatus, encode_status
 from kafkamq.spark.blocks import encode_actions

@@ -32,7 +32,7 @@ from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.names import group_of
 from kafkamq.transport.clients import open_producer
-from kafkamq.transport.group_consumer import GroupOffsets
+from kafkamq.transport.commits import GroupOffsets
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
 from kafkamq.transport.memory.faults import Fault
 from kafkamq.types import Marker, MarkerType, Outcome, expand

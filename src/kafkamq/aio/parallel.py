@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 
@@ -15,7 +14,7 @@ from kafkamq.parallel.results import OnProduced, Produced
 from kafkamq.parallel.streams import ProducedStream, ResultStream
 from kafkamq.queue.arguments import refuse_generator
 from kafkamq.runtime.inside import is_inside
-from kafkamq.runtime.signals import stopped_by
+from kafkamq.runtime.signals import ENDING, stopped_by
 
 _POLL_S = 0.05
 
@@ -120,7 +119,7 @@ class ParallelConsumer(ParallelBase):
             KafkaMQError: As ``poll`` and ``close``, and what made it stop.
         """
         ending(timeout)
-        with stopped_by(signal.SIGTERM) as stopping:
+        with stopped_by(ENDING) as stopping:
             try:
                 await self.poll(handler)
                 while not stopping.is_set() and not self._engine.ended.is_set():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from types import TracebackType
@@ -13,7 +12,7 @@ from kafkamq.aio.service import Service
 from kafkamq.aio.threads import in_thread, same, shown
 from kafkamq.runtime import worker
 from kafkamq.runtime.middleware import Middleware
-from kafkamq.runtime.signals import stopped_by
+from kafkamq.runtime.signals import ENDING, stopped_by
 
 _POLL_S = 0.05
 
@@ -105,12 +104,14 @@ class Worker:
         return True
 
     async def run(self) -> None:
-        """Work until SIGTERM (in the main thread), ``request_stop`` or a cancellation; then drain.
+        """Work until SIGTERM or SIGHUP (in the main thread), ``request_stop`` or a cancellation.
+
+        Then drain.
 
         Raises:
             ConfigError, BrokerError, DeadlineExceededError: As ``start``, and what made it stop.
         """
-        with stopped_by(signal.SIGTERM) as stopping:
+        with stopped_by(ENDING) as stopping:
             await self.start()
             try:
                 while not stopping.is_set() and not await self.wait(_POLL_S):

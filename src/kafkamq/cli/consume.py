@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -95,7 +96,6 @@ def consume(
     """Process records with a function, many at once, until Ctrl-C."""
     function, drain_s = load_handler(handler), wait_seconds(drain, name="--drain")
     stopping = threading.Event()
-    stop_on_signals(stopping.set)
     consumer = ParallelConsumer(
         topic,
         group_id=group,
@@ -110,6 +110,7 @@ def consume(
         max_rate=max_rate,
         hung_after=hung_after,
     )
+    stop_on_signals(stopping.set, at_once=partial(consumer.close, 0.0))
     require_brokers(config)
     with serving_metrics(metrics_port):
         try:

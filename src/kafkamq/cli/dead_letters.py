@@ -225,8 +225,8 @@ def redrive_command(
     """Send dead letters back into their queues, each once however often this is run.
 
     A message keeps its id, key, payload and headers, and starts with its first delivery. The dead
-    letter stays, marked as redriven. One that is too large for its topic by now is named, and the
-    exit code is 1; the others are sent.
+    letter stays, marked as redriven. One that is too large for its topic by now, or has none,
+    is named, and the exit code is 1; the others are sent.
     """
     if not (queue_id or reason or identity or where or everything or dry_run):
         raise ConfigError("choose with --queue, --reason, --id or --where, or say --everything")
@@ -266,7 +266,7 @@ def _say_redriven(report: RedriveReport, *, dry_run: bool) -> None:
     for each in report.refusals:
         output.note(f"{each.topic}[{each.partition}]@{each.offset} cannot be: {each.error}.")
     if report.refused > len(report.refusals):
-        output.note(f"{report.refused - len(report.refusals):,} more cannot be for their size.")
+        output.note(f"{report.refused - len(report.refusals):,} more cannot be.")
 
 
 group = typer.Typer(

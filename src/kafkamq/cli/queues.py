@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 import sys
 import threading
 import time
@@ -36,7 +35,7 @@ from kafkamq.queue.delivery import Delivery
 from kafkamq.queue.message import Message
 from kafkamq.queue.producer import Producer
 from kafkamq.queue.service import Service
-from kafkamq.runtime.signals import stop_event
+from kafkamq.runtime.signals import ENDING, stop_event
 from kafkamq.transport.reaching import require_brokers
 from kafkamq.types import OutgoingMessage, SentMessage
 
@@ -301,7 +300,7 @@ def receive(
         _settle(message, verdict, delay=delay, reason=reason)
 
     with (
-        stop_event((signal.SIGTERM,)) as stopping,
+        stop_event(ENDING) as stopping,
         serving_metrics(metrics_port),
         service(config) as connection,
     ):

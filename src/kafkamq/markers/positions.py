@@ -361,7 +361,7 @@ class Positions:
                 continue
             if not is_start and is_copied:
                 found.redelivered.add(batch, first[batch.partition])
-            elif not is_start:
+            elif not is_start and marker.outcome is not Outcome.ALREADY_ENDED:
                 found.redelivered.discard(batch)
             for message_id in batch.message_ids():
                 if not is_start:

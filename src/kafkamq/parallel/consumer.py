@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kafkamq.config import ServiceConfig, wait_seconds
@@ -27,7 +27,7 @@ from kafkamq.runtime.inside import is_inside
 from kafkamq.runtime.loop_executor import LoopExecutor
 from kafkamq.runtime.process_executor import ProcessExecutor
 from kafkamq.runtime.rules.fan_out import Adjustable
-from kafkamq.runtime.signals import stopped_by
+from kafkamq.runtime.signals import STOPS, stopped_by
 from kafkamq.runtime.steps import Attempt
 from kafkamq.runtime.thread_executor import ThreadExecutor
 from kafkamq.runtime.work_queue import Executor, HandlerCall
@@ -316,17 +316,18 @@ class ParallelConsumer(ParallelBase):
     def run(
         self, handler: Callable[[ParallelRecord], object], *, timeout: float | timedelta = 30.0
     ) -> None:
-        """``poll``, and wait for the end; in the main thread SIGTERM and Ctrl-C close.
+        """``poll``, and wait for the end; in the main thread SIGTERM, SIGHUP and Ctrl-C close.
 
         Args:
             handler: See ``poll``.
-            timeout: s that handlers have to end then; what has not ended comes again elsewhere.
+            timeout: s that handlers have to end then, but for a second Ctrl-C; what has not ended
+                comes again elsewhere.
 
         Raises:
             KafkaMQError: As ``poll`` and ``close``, and what made it stop.
         """
         ending(timeout)
-        with stopped_by(signal.SIGINT, signal.SIGTERM) as stopping:
+        with stopped_by(STOPS, at_once=partial(self.close, 0.0)) as stopping:
             try:
                 self.poll(handler)
                 while not stopping.is_set() and not self.wait(_SLICE_S):

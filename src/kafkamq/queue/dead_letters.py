@@ -12,6 +12,7 @@ what that one has done before it goes on.
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -108,7 +109,7 @@ class RedriveReport:
     payload_lost: int = 0  # of the selected: nothing is left to send
     queue_unknown: int = 0  # of the selected: neither the letter nor its original names a queue
     headers_unreadable: int = 0  # of the selected: a name is not UTF-8; a copy would lose them
-    refused: int = 0  # of the selected: too large for the topic of their queue
+    refused: int = 0  # of the selected: their queue's topic does not take them, or is gone
     refusals: list[RefusedLetter] = field(default_factory=list)  # the first ones of these
 
 
@@ -136,7 +137,8 @@ def redrive(
 
     The message keeps id, key, payload and its sender's headers. It starts again, with its first
     delivery and its whole TTL; ``kafkamq-redriven-from`` names the dead letter. One that is too
-    large for its topic by now is ``refused`` in the report, and stays; the others go.
+    large for its topic by now, or whose queue's topic is gone, is ``refused`` in the report, and
+    stays; the others go. ``limit``: of those that go.
 
     Raises:
         FencedError: Another redrive of this namespace has started: it goes on with the rest.
@@ -149,8 +151,10 @@ def redrive(
         if not dry_run:
             producer.init()  # before the ledger is read: nothing of a predecessor is under way then
         writer = _Writer(config, producer, originals, report, on_progress or (lambda _: None))
+        most = math.inf if limit is None else limit
         for letter in read_dead_letters(config):
-            if limit is not None and report.selected >= limit:
+            is_enough = report.selected >= most if dry_run else writer.has_redriven(most)
+            if is_enough:
                 break
             if letter not in selection:
                 continue
@@ -231,10 +235,20 @@ class _Writer:
         if not split_key(message.key)[0]:
             self._report.queue_unknown += 1
             return
+        topic = self._topic_of(letter)
+        if not self._partitions_of(topic):
+            self._refuse(letter, f"there is no topic {topic}: create it, and redrive again")
+            return
         self._pending.append((letter, message))
         self._bytes += len(message.payload or b"") + len(message.key) + 256
         if len(self._pending) >= MAX_TRANSACTION_RECORDS or self._bytes >= MAX_TRANSACTION_BYTES:
             self.flush()
+
+    def has_redriven(self, count: float) -> bool:
+        """Whether it is so many; what is pending is written where that would make it so many."""
+        if self._report.redriven + len(self._pending) >= count:
+            self.flush()
+        return self._report.redriven >= count
 
     def flush(self) -> None:
         """Writes what is pending."""
@@ -266,7 +280,7 @@ class _Writer:
                 if not is_refused:
                     _log.warning("a redrive transaction is repeated", extra={"error": str(error)})
                 if is_refused and len(pending) == 1:
-                    self._refuse(*pending[0])
+                    self._refuse_large(*pending[0])
                     return
                 if is_refused:
                     self._write(pending[: len(pending) // 2])
@@ -276,15 +290,19 @@ class _Writer:
                 self._count(len(pending))
                 return
 
-    def _refuse(self, letter: DeadLetter, message: StoredMessage) -> None:
-        """Name one that is too large, and leave it where it is."""
-        report, topic = self._report, self._topic_of(letter)
+    def _refuse_large(self, letter: DeadLetter, message: StoredMessage) -> None:
+        limit, size = size_limit(self._config, self._topic_of(letter)), len(message.payload or b"")
+        self._refuse(
+            letter,
+            f"its message, with a payload of {size:,} bytes, is larger than {limit} allows: raise"
+            " it, and redrive again",
+        )
+
+    def _refuse(self, letter: DeadLetter, error_text: str) -> None:
+        """Name one that its topic does not take, and leave it where it is."""
+        report = self._report
         report.refused += 1
         if len(report.refusals) < MAX_REFUSALS:
-            error_text = (
-                f"its message, with a payload of {len(message.payload or b''):,} bytes, is larger"
-                f" than {size_limit(self._config, topic)} allows: raise it, and redrive again"
-            )
             place = self._config.dead_letter_topic, letter.partition, letter.offset
             report.refusals.append(RefusedLetter(*place, error_text))
 
@@ -337,9 +355,11 @@ class _Writer:
         return own
 
     def _partitions_of(self, topic: str) -> int:
+        """How many it has; 0: it does not exist."""
         if topic not in self._partitions:
             with Admin(self._config) as admin:
-                self._partitions[topic] = admin.require_topic(topic).partitions
+                found = admin.topics([topic]).get(topic)
+            self._partitions[topic] = 0 if found is None else found.partitions
         return self._partitions[topic]
 
     def _done_key(self, letter: DeadLetter) -> bytes:

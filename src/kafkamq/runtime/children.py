@@ -18,7 +18,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from weakref import WeakSet
 
-_ENDING = (signal.SIGINT, signal.SIGTERM)
+from kafkamq.runtime.signals import STOPS
+
 _lock = threading.Lock()  # guards what follows, and a start
 _started: WeakSet[BaseProcess] = WeakSet()
 _pipes: WeakSet[Connection] = WeakSet()
@@ -36,7 +37,7 @@ def start_child(
     ours, theirs = context.Pipe()
     process = context.Process(target=target, args=(theirs, *args), name=name, daemon=True)
     resource_tracker.ensure_running()  # its start would let signals through again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         with _lock:
             if _ended.is_set():
@@ -75,7 +76,7 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 def leave_signals_to_parent() -> None:
-    """In the process: SIGINT and SIGTERM do nothing."""
-    for number in _ENDING:  # not SIG_IGN, which programs that the handler starts would inherit
+    """In the process: signals that end a program do nothing."""
+    for number in STOPS:  # not SIG_IGN, which programs that the handler starts would inherit
         signal.signal(number, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)

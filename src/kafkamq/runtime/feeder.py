@@ -25,6 +25,7 @@ from kafkamq.types import Reject
 _RECEIVE_S = 0.25
 _ROOM_S = 0.05
 _PAUSE_S = 0.25
+_JOIN_S = 0.1  # a hurry is noticed so soon
 _MAX_TURN_S = 120.0  # each wait of a turn is bounded; who takes longer hangs in the client
 _SPENT = Reject("its worker ended over the last of its attempts")
 _log = logging.getLogger(__name__)
@@ -94,8 +95,8 @@ class Feeder:
         self._stopping.set()
         self.room.set()
 
-    def finish(self, deadline_s: float) -> None:
-        """After ``stop``: wait for what was begun until ``deadline_s``, and end.
+    def finish(self, deadline_s: float, is_hurried: threading.Event) -> None:
+        """After ``stop``: wait for what was begun until ``deadline_s``, or a hurry, and end.
 
         What was not begun is released, what has not ended by then is nacked; also released is what
         that would make a dead letter.
@@ -104,14 +105,19 @@ class Feeder:
         health.remove(self._handlers)
         try:
             if self._thread.ident is not None:  # else another queue could not start
-                self._finish_handlers(deadline_s)
+                self._finish_handlers(deadline_s, is_hurried)
         finally:
             self.consumer.close(max(10.0, deadline_s - time.monotonic()))
 
-    def _finish_handlers(self, deadline_s: float) -> None:
+    def _finish_handlers(self, deadline_s: float, is_hurried: threading.Event) -> None:
         self._thread.join(_RECEIVE_S * 8 + 5.0)
         self.consumer.put_back(self.queue.stop())
-        if not self.executor.join(max(0.0, deadline_s - time.monotonic())):
+        left_s = deadline_s - time.monotonic()
+        while not (has_ended := self.executor.join(max(0.0, min(left_s, _JOIN_S)))):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or is_hurried.is_set():
+                break
+        if not has_ended:
             _log.warning(
                 "handlers have not ended in time; their messages are given back",
                 extra={"queue": self.spec.queue.queue_id},

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as the wish to stop.
+"""SIGINT, SIGTERM and SIGHUP as the wish to stop; a second SIGINT as the wish to stop at once.
 
 Python runs a signal's handler in the main thread, between any two of its steps. If that holds the
 lock of an Event for which it waits, a handler that sets the Event waits for the lock forever: so
@@ -10,11 +10,16 @@ from __future__ import annotations
 import _thread
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-_STOPS = (signal.SIGINT, signal.SIGTERM)
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+"""Of supervisors and terminals that go; what Ctrl-C means is at times another's to say."""
+
+STOPS = (signal.SIGINT, *ENDING)
+_SAME_S = 0.5  # a program that started this one may pass on what the terminal has sent to both
 
 
 def apart(call: Callable[[], object]) -> None:
@@ -23,11 +28,33 @@ def apart(call: Callable[[], object]) -> None:
 
 
 def stop_on_signals(
-    stop: Callable[[], object], numbers: tuple[int, ...] = _STOPS
+    stop: Callable[[], object],
+    numbers: tuple[int, ...] = STOPS,
+    *,
+    at_once: Callable[[], object] | None = None,
 ) -> Callable[[], None]:
-    """Call ``stop`` apart at each of these signals; from the main thread."""
+    """Call ``stop`` apart at each of these signals; from the main thread.
+
+    A SIGINT behind the first signal calls ``at_once`` apart; the next one, or where there is none
+    to call, raises KeyboardInterrupt. A SIGHUP that is ignored, as by ``nohup``, stays so.
+    """
+    hurries = [] if at_once is None else [at_once]
+    began_s: list[float] = []
+
+    def take(number: int, _: object) -> None:
+        now_s = time.monotonic()
+        began_s.append(now_s)
+        if number != signal.SIGINT or now_s - began_s[0] < _SAME_S:
+            apart(stop)
+        elif hurries:
+            apart(hurries.pop())
+        else:
+            raise KeyboardInterrupt
+
     before: dict[int, Any] = {
-        number: signal.signal(number, lambda *_: apart(stop)) for number in numbers
+        number: signal.signal(number, take)
+        for number in numbers
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
     }
 
     def undo() -> None:
@@ -54,18 +81,22 @@ def keeping_interrupts() -> Iterator[None]:
 
 
 @contextmanager
-def stop_event(numbers: tuple[int, ...] = _STOPS) -> Iterator[threading.Event]:
-    """Set at each of these signals; from the main thread."""
+def stop_event(
+    numbers: tuple[int, ...] = STOPS, *, at_once: Callable[[], object] | None = None
+) -> Iterator[threading.Event]:
+    """Set at each of these signals; from the main thread. See ``stop_on_signals``."""
     stopping = threading.Event()
-    undo = stop_on_signals(stopping.set, numbers)
+    undo = stop_on_signals(stopping.set, numbers, at_once=at_once)
     try:
         yield stopping
     finally:
         undo()
 
 
-def stopped_by(*numbers: int) -> AbstractContextManager[threading.Event]:
+def stopped_by(
+    numbers: tuple[int, ...], *, at_once: Callable[[], object] | None = None
+) -> AbstractContextManager[threading.Event]:
     """Set at each of these signals; never, where this is not the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return nullcontext(threading.Event())
-    return stop_event(numbers)
+    return stop_event(numbers, at_once=at_once)

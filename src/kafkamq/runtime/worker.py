@@ -100,6 +100,7 @@ class Worker:
         self._processes: list[RemoteCalls] = []
         self._loop: LoopThread | asyncio.AbstractEventLoop = LoopThread()
         self._stopping = threading.Event()
+        self._is_hurried = threading.Event()  # a stop waits for no handler
         self._lock = threading.RLock()  # a start, or a stop
         self._is_started = False
 
@@ -253,7 +254,9 @@ class Worker:
         raise ConfigError(f"queue {queue_id!r} has no handler that runs here")
 
     def run(self) -> None:
-        """Work until SIGTERM, SIGINT or ``request_stop``; then drain.
+        """Work until SIGTERM, SIGHUP, Ctrl-C or ``request_stop``; then drain.
+
+        A second Ctrl-C ends that at once: what has not ended is given back.
 
         Raises:
             ConfigError, BrokerError, DeadlineExceededError: As ``start``, and what made it stop.
@@ -314,7 +317,7 @@ class Worker:
         failures: list[KafkaMQError] = []
         for feeder in feeders:
             try:
-                feeder.finish(deadline_s)
+                feeder.finish(deadline_s, self._is_hurried)
             except KafkaMQError as error:  # noqa: PERF203 - the others are closed as well
                 failures.append(error)
         for remote in self._processes:
@@ -332,7 +335,11 @@ class Worker:
             _log.info("a signal came: the worker drains")
             self._stopping.set()  # here already apart
 
-        return stop_on_signals(stop)
+        def stop_at_once() -> None:
+            _log.warning("a second Ctrl-C came: handlers are not waited for")
+            self._is_hurried.set()
+
+        return stop_on_signals(stop, at_once=stop_at_once)
 
 
 def _may_take_ahead(spec: HandlerSpec) -> bool:

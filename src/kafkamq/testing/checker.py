@@ -8,7 +8,8 @@ never asks a tracker. It judges every message that stands in the messages topic,
   and none without one;
 - every END of a tracker is explained by the log before it: a lease that had ended by the log's
   clock, a nack, a release, a rejection, or a delay that was over. So a message that was acked in
-  time is not redelivered; the one exception is R12's, a START that came after the END.
+  time is not redelivered; the one exception is R12's, a START that came after the END. Such a START
+  has an END behind it, too: who reads from there on must not take the message for open.
 """
 
 from __future__ import annotations
@@ -205,6 +206,11 @@ class Checker:
             self.verdict.dead_lettered += history.ending is Ending.DEAD_LETTERED
             if history.ending is Ending.OPEN and self._must_be_settled:
                 self._problem("lost", place, "the SCHEDULE never fired")
+        at = timeline.offsets[history.begin]
+        if history.is_extra and history.ending is Ending.OPEN and self._must_be_settled:
+            self._problem("unexplained", place, f"it had ended before its START at {at}: no END")
+        if history.ending is Ending.ALREADY_ENDED and not history.is_extra:
+            self._problem("lost", place, f"its START at {at} was said to come behind its END")
         self.verdict.late_verdicts += history.late_acks
         if history.ending in (Ending.REDELIVERED, Ending.DEAD_LETTERED):
             self._check_settlement(timeline, history, place)

@@ -20,7 +20,7 @@ from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome, expan
 if TYPE_CHECKING:  # a checker runs no code of what it checks
     from kafkamq.transport.log_reader import Record
 
-_BY_TRACKER = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
+_BY_TRACKER = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED, Outcome.ALREADY_ENDED)
 _MAX_GRACE_MS = 3000
 _MEMORY_MS = 60_000
 _LOG_APPEND_TIME = 2  # confluent_kafka.TIMESTAMP_LOG_APPEND_TIME
@@ -72,6 +72,7 @@ class Ending(Enum):
     CANCELLED = "was cancelled"
     REDELIVERED = "was redelivered"
     DEAD_LETTERED = "was dead-lettered"
+    ALREADY_ENDED = "had ended before"
 
 
 @dataclass(slots=True)
@@ -404,6 +405,8 @@ def _ending(outcome: Outcome, of_schedule: bool) -> Ending:
         return Ending.REDELIVERED
     if outcome is Outcome.DEAD_LETTERED:
         return Ending.DEAD_LETTERED
+    if outcome is Outcome.ALREADY_ENDED:
+        return Ending.ALREADY_ENDED
     return Ending.CANCELLED if of_schedule else Ending.ACKED
 
 

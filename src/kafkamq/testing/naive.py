@@ -22,8 +22,8 @@ Asked = tuple[type, bool, MessageId, int]
 """An action that was handed out: its kind, its identity and its start offset."""
 
 _ENDED_FOR_MS = 60_000
-_ENDING = (Outcome.ACK, Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
-_OF_TRACKERS = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
+_ENDING = (Outcome.ACK, Outcome.REDELIVERED, Outcome.DEAD_LETTERED, Outcome.ALREADY_ENDED)
+_OF_TRACKERS = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED, Outcome.ALREADY_ENDED)
 
 
 class State(Enum):
@@ -144,7 +144,9 @@ class NaiveState:
         deadline_ms = self.now_ms + marker.redeliver_after_ms
         entry = self.entries.get(identity)
         if entry is None:
-            if not self._has_ended(identity):
+            if self._has_ended(identity):
+                self._end_again(identity, offset)
+            else:
                 self.entries[identity] = NaiveEntry(
                     State.HELD,
                     offset,
@@ -199,8 +201,9 @@ class NaiveState:
     def _schedule(self, offset: int, marker: Marker) -> None:
         message_id = marker.message_id or MessageId(self.partition, offset)
         identity = (True, message_id)
-        entry = self.entries.get(identity)
-        if self._has_ended(identity) or (entry is not None and entry.state is not State.WAITING):
+        if self._has_ended(identity):
+            self._end_again(identity, offset)
+        if identity in self.entries and self.entries[identity].state is not State.WAITING:
             return
         self.entries[identity] = NaiveEntry(
             State.WAITING, offset, self.now_ms, self.now_ms + marker.redeliver_after_ms
@@ -212,6 +215,12 @@ class NaiveState:
         if was_open or not self._has_ended(identity):
             _, identities = self.ended.get(_chunk(identity), (0, set()))
             self.ended[_chunk(identity)] = (self.now_ms, identities | {identity})
+
+    def _end_again(self, identity: Identity, offset: int) -> None:
+        self.ended[_chunk(identity)][1].discard(identity)
+        self.entries[identity] = NaiveEntry(
+            State.DUE, offset, self.now_ms, self.now_ms, cause=DueCause.ALREADY_ENDED
+        )
 
     def _has_ended(self, identity: Identity) -> bool:
         return identity in self.ended.get(_chunk(identity), (0, set()))[1]

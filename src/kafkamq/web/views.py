@@ -30,7 +30,13 @@ SORTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "rate": lambda row: -row["sent_per_minute"],
 }
 _NOTHING = Counts()
-_ORDER = {"START": 1, "DEAD LETTER": 3, "REDELIVERED": 4, "DEAD_LETTERED": 4}
+_ORDER = {
+    "START": 1,
+    "DEAD LETTER": 3,
+    "REDELIVERED": 4,
+    "DEAD_LETTERED": 4,
+    "ALREADY_ENDED": 4,
+}
 """Of steps at the same time; a worker's verdicts are 2."""
 
 

@@ -54,7 +54,7 @@ FROM (
   FROM clocked WHERE type = 'SCHEDULE' AND NOT carried_forward
   UNION ALL
   SELECT partition, offset, NULL, NULL, NULL, outcome
-  FROM clocked WHERE type = 'END' AND of_schedule)
+  FROM clocked WHERE type = 'END' AND of_schedule AND outcome <> 'ALREADY_ENDED')
 GROUP BY place, place_offset
 """
 

@@ -121,7 +121,8 @@ class Attempts:
         attempt = self.attempts.get(message_id)
         if attempt is None:
             hold = self._hold(message_id)
-            if hold is not None and hold.start_offset == offset:  # else a zombie's (R12)
+            if hold is not None and hold.start_offset == offset and not hold.flags & DUE:
+                # else a zombie's (R12)
                 self.attempts[message_id] = _attempt(message_id, offset, at_ms, marker)
         elif self._is_held(message_id):
             attempt.starts += 1
@@ -130,7 +131,7 @@ class Attempts:
     def _schedule(self, offset: int, at_ms: int, marker: Marker) -> None:
         message_id = marker.message_id or MessageId(self.tracker.partition, offset)
         hold = self._hold(message_id, True)
-        if hold is not None and hold.start_offset == offset:
+        if hold is not None and hold.start_offset == offset and not hold.flags & DUE:
             self.schedules[message_id] = _attempt(message_id, offset, at_ms, marker)
 
     def _end(
@@ -145,7 +146,9 @@ class Attempts:
             return
         if marker.outcome is Outcome.RELEASE and self._is_held(message_id):
             return  # not by its holder
-        if attempt.outcome is None:
+        if (
+            attempt.outcome is None and marker.outcome is not Outcome.ALREADY_ENDED
+        ):  # R12: it is none
             attempt.outcome = marker.outcome
             attempt.reason = marker.reason
             attempt.delay_ms = marker.redeliver_after_ms

@@ -1,14 +1,17 @@
-"""Delivery policy: what becomes of a due message (R14)."""
+"""What is to be done for due messages (R14), and a plan of it as rows, one a message (R16, R32)."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from itertools import accumulate, groupby
+from operator import attrgetter
 from typing import ClassVar
 
-from kafkamq.markers.rules.hold import CAUSE_SHIFT, DUE, PAGE_BITS, Hold
+from kafkamq.markers.rules.hold import CAUSE_SHIFT, DUE, PAGE_BITS, Hold, lowest
 from kafkamq.markers.rules.leaves import Leaf
 from kafkamq.types import DeadLetterReason, Marker, MessageId
 
@@ -22,6 +25,7 @@ class DueCause(IntEnum):
     RELEASED = 3  # never handed out
     REJECTED = 4
     SCHEDULED = 5  # a SCHEDULE whose time has come
+    ALREADY_ENDED = 6  # its START came behind its END: it gets another END, and no copy (R12)
 
 
 @dataclass(slots=True)
@@ -111,6 +115,71 @@ def row_order(action: Settle | Carry) -> tuple[int, bytes, int, int, int]:
     """Where it stands among the rows of a settlement (R32): START offset, log and chunk, bits."""
     of = action.message_id
     return action.start_offset, of.topic_id, of.leader_epoch, of.partition, of.offset
+
+
+_start_offset = attrgetter("start_offset")
+
+
+class Rows:
+    """All messages of a plan in their order, without a value for each of them.
+
+    A transaction may end behind any of them, so an action may have to be cut.
+    """
+
+    def __init__(self, actions: Iterable[Settle | Carry]) -> None:
+        ordered = sorted(actions, key=row_order)
+        self._actions: list[Settle | Carry] = []
+        for _, group in groupby(ordered, key=_start_offset):
+            self._actions += _untangled(list(group))
+        self._ends = list(accumulate(map(size_of, self._actions)))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def part(self, begin: int, end: int | None = None) -> Sequence[Settle | Carry]:
+        """The actions of these rows (half-open); the first and the last one may be cut."""
+        end = len(self) if end is None else min(end, len(self))
+        if begin >= end:
+            return ()
+        first, last = bisect_right(self._ends, begin), bisect_right(self._ends, end - 1)
+        found = self._actions[first : last + 1]
+        found[-1] = cut(found[-1], 0, size_of(found[-1]) - self._ends[last] + end)
+        begin_of_first = self._ends[first] - size_of(self._actions[first])
+        found[0] = cut(found[0], begin - begin_of_first)
+        return found
+
+
+def size_of(action: Settle | Carry) -> int:
+    """How many messages it is about."""
+    return action.bits.bit_count()
+
+
+def cut(action: Settle | Carry, begin: int, end: int = PAGE_BITS) -> Settle | Carry:
+    """The same of these messages of it only (half-open, one at least)."""
+    if isinstance(action, Carry) or (begin == 0 and end >= action.bits.bit_count()):
+        return action
+    kept = lowest(action.bits, end)
+    bits = kept ^ lowest(kept, begin)
+    at = (bits & -bits).bit_length() - 1
+    first = replace(action.message_id, offset=action.message_id.offset + at)
+    return replace(action, message_id=first, bits=bits >> at)
+
+
+def _untangled(actions: list[Settle | Carry]) -> list[Settle | Carry]:
+    """Actions of one START. Messages of two of one page may alternate: an action for each then."""
+    if len(actions) == 1:
+        return actions
+    shared = Counter(map(_page, actions))
+    if len(shared) == len(actions):
+        return actions
+    tangled = [each for each in actions if shared[_page(each)] > 1]
+    others = [each for each in actions if shared[_page(each)] == 1]
+    return sorted([*each_message(tangled), *others], key=row_order)
+
+
+def _page(action: Settle | Carry) -> tuple[int, int, tuple[bytes, int]]:
+    of = action.message_id
+    return of.partition, of.offset // PAGE_BITS, of.log
 
 
 @dataclass(slots=True)

@@ -9,14 +9,17 @@ R12-R20 of ``docs/protocol.md``:
 - ======================  =========  ========  =========  ===========  ======
   record                  unknown    held      waiting    due          ended
   ======================  =========  ========  =========  ===========  ======
-  START                   held       renewed   -          -            -
+  START                   held       renewed   -          -            due
   KEEPALIVE               -          renewed   -          -            -
   END ACK                 ended      ended     ended      - (late)     -
   END NACK                -          waiting   -          - (late)     -
   END REJECT, RELEASE     -          due       -          - (late)     -
   END of a tracker        ended      ended     ended      ended        -
-  SCHEDULE                waiting    -         replaced   -            -
+  SCHEDULE                waiting    -         replaced   -            due
   ======================  =========  ========  =========  ===========  ======
+
+  What a START or SCHEDULE brings back behind its END is due for one more END, and nothing else:
+  else who folds from that record on, and not from the END, would take it for open (R12, R20).
 - What one record began is held together, a page of 64 offsets at most, and due together; what
   another record touches of it is split off with all its facts (R31: ``hold.py``, ``leaves.py``).
 - ``plan`` names what is due and not asked for. What is due stays until its END is read; "asked" is
@@ -58,7 +61,7 @@ __all__ = ["MAX_PLAN", "RedeliveryTracker", "Wake"]
 
 MAX_PLAN = 50_000  # R16: messages in one transaction
 MAX_GRACE_MS = 3_000  # R3
-_BY_TRACKER = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
+_BY_TRACKER = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED, Outcome.ALREADY_ENDED)
 _ENDING = (Outcome.ACK, *_BY_TRACKER)  # what R12 remembers
 _START, _END = MarkerType.START, MarkerType.END  # a member's name is looked up slowly
 _BIT = [1 << number for number in range(PAGE_BITS)]
@@ -185,8 +188,9 @@ class RedeliveryTracker:
                         part = self.table.part(leaf, page, hold, touched)
                         self._hold(leaf, part, marker.consumer_id, timeout_ms, deadline_ms)
             self._done(leaf, page)
-        if log.ended:
-            bits &= ~log.has_ended(page, bits, now_ms)  # R12: a zombie's late START
+        if log.ended and (again := log.has_ended(page, bits, now_ms)):  # R12: a zombie's late START
+            bits ^= again
+            self._end_again(offset, log, page, again)
         if bits:
             max_lease_ms = marker.max_lease_ms or self._max_lease_ms
             if max_lease_ms > self._longest_ms:
@@ -195,6 +199,16 @@ class RedeliveryTracker:
             hold = Hold(bits, offset, now_ms, deadline_ms, HELD, holder)
             hold.wake_ms = deadline_ms if timeout_ms < max_lease_ms else now_ms + max_lease_ms
             self.table.enter(log, page, hold)
+
+    def _end_again(self, offset: int, log: HoldLog, page: int, bits: int) -> None:
+        """What has ended is named by a START or SCHEDULE at this offset."""
+        now_ms = self.clock.now_ms
+        flags = DUE | DueCause.ALREADY_ENDED << CAUSE_SHIFT
+        self.table.forget_end(log, page, bits)
+        self.table.enter(log, page, Hold(bits, offset, now_ms, now_ms, flags, None))
+        leaf = log.leaf(page)
+        assert leaf is not None, "it was just put there"
+        self.table.want(leaf, bits)
 
     def _hold(
         self, leaf: Leaf, hold: Hold, consumer_id: str, timeout_ms: int, deadline_ms: int
@@ -289,7 +303,9 @@ class RedeliveryTracker:
                 return
             self._end(leaf, index, bit)  # carried (R19): it takes the first one's place
             self._done(leaf, page)
-        if not log.has_ended(page, bit, now_ms):
+        if log.has_ended(page, bit, now_ms):
+            self._end_again(offset, log, page, bit)
+        else:
             deadline_ms = now_ms + marker.redeliver_after_ms
             hold = Hold(bit, offset, now_ms, deadline_ms, WAITING, None)
             hold.wake_ms = self.changes_at(hold, True)
@@ -331,7 +347,7 @@ class RedeliveryTracker:
                 self._fall_due(leaf, hold, cause, hold.deadline_ms)
             elif not hold.flags & CARRY:
                 hold.flags |= CARRY  # R19
-                self._want(leaf, hold)
+                self.table.want(leaf, hold.bits)
             return
         deadline_ms = self.changes_at(hold)
         if now_ms > hold.begin_ms + holder.max_lease_ms:
@@ -370,12 +386,7 @@ class RedeliveryTracker:
         hold.deadline_ms = deadline_ms
         hold.flags = DUE | cause << CAUSE_SHIFT
         hold.wake_ms = NEVER
-        self._want(leaf, hold)
-
-    def _want(self, leaf: Leaf, hold: Hold) -> None:
-        """More for ``plan``."""
-        self.table.unsettled += hold.bits.bit_count()
-        self.table.wanting[leaf] = None
+        self.table.want(leaf, hold.bits)
 
     def _end(self, leaf: Leaf, index: int, bits: int) -> bool:
         """These messages of a hold are open no more; whether they were all of it."""

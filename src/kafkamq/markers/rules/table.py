@@ -130,6 +130,11 @@ class HoldTable:
         if len(leaf.holds) > MAX_HOLDS:
             self.even_out(leaf, page)
 
+    def want(self, leaf: Leaf, bits: int) -> None:
+        """Something is to be done with these messages of a leaf."""
+        self.unsettled += bits.bit_count()
+        self.wanting[leaf] = None
+
     def part(self, leaf: Leaf, page: int, hold: Hold, bits: int) -> Hold:
         """These messages of a hold, as one of their own; `even_out` when the page is done."""
         if hold.bits == bits:
@@ -216,6 +221,12 @@ class HoldTable:
         if bits & ~word:
             ended.set(at, word | bits)
             ended.last_ms = now_ms
+
+    def forget_end(self, log: HoldLog, page: int, bits: int) -> None:
+        """These messages are open again."""
+        number, at = divmod(page, _CHUNK_PAGES)
+        ended = log.ended[number]
+        ended.set(at, ended.of(at) & ~bits)
 
     def _keep_ended(
         self, log: HoldLog, number: int, last_ms: int, words: Sequence[int] = ()

@@ -9,9 +9,12 @@ transaction as what it speaks of, so it can neither lag nor lead.
 from __future__ import annotations
 
 import random
+import threading
 import time
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from kafkamq.config import ServiceConfig
@@ -23,6 +26,7 @@ from kafkamq.transport.errors import TransactionAbortedError
 from kafkamq.transport.record import TopicPartition
 from kafkamq.transport.transactions import TransactionalProducer
 
+MAX_OPEN = 24  # of a process; a producer has two connections to a broker that coordinates it
 _CLAIMING = 8  # partitions at once: each start of a producer waits for the broker
 
 
@@ -259,6 +263,58 @@ class Ledger:
         if not self._group:
             self._group = metadata_of(self._config, self.key.transactional_id)
         return self._group
+
+
+class OpenLedgers:
+    """Puts ledgers to rest, the least recently used first; thread-safe.
+
+    A marker partition has a transactional id, and so a producer, of its own (R22): a thousand of
+    them would be two thousand connections and five thousand threads, nearly all of them idle. Those
+    that were used last stay open; the others are opened again when something is due there.
+    """
+
+    def __init__(self, most: int = MAX_OPEN) -> None:
+        self._most = most
+        self._idle: OrderedDict[Ledger, None] = OrderedDict()
+        self._ending: set[Ledger] = set()  # a thread puts them to rest, which takes a while
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def using(self, ledger: Ledger) -> Iterator[None]:
+        """The calling thread owns the ledger inside the block."""
+        self._take(ledger)
+        try:
+            yield
+        finally:
+            self.keep(ledger)
+
+    def keep(self, ledger: Ledger) -> None:
+        """Nobody uses this ledger for now; the one that was not used for longest may rest."""
+        if not ledger.is_open:
+            return
+        with self._changed:
+            self._idle[ledger] = None
+            if len(self._idle) <= self._most:
+                return
+            oldest, _ = self._idle.popitem(last=False)
+            self._ending.add(oldest)
+        try:
+            oldest.rest()
+        finally:
+            with self._changed:
+                self._ending.discard(oldest)
+                self._changed.notify_all()
+
+    def close(self, ledger: Ledger) -> None:
+        """End a ledger that nobody uses; idempotent."""
+        self._take(ledger)
+        ledger.close()
+
+    def _take(self, ledger: Ledger) -> None:
+        """The calling thread owns it from here on: no other one may be putting it to rest."""
+        with self._changed:
+            self._changed.wait_for(lambda: ledger not in self._ending)
+            self._idle.pop(ledger, None)
 
 
 def read_positions(

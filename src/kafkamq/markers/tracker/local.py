@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from operator import methodcaller
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import (
@@ -27,12 +28,11 @@ from kafkamq.errors import (
 from kafkamq.markers.rules.delivery import Carry, Settle, settled_of
 from kafkamq.markers.rules.hold import NEVER
 from kafkamq.markers.tracker.group_reader import MarkerReader
+from kafkamq.markers.tracker.ledger import MAX_OPEN
 from kafkamq.markers.tracker.metrics import TrackerMetrics
-from kafkamq.markers.tracker.open_ledgers import MAX_OPEN
 from kafkamq.markers.tracker.partition import Phase, Started, TrackedPartition, sign_of
 from kafkamq.markers.tracker.quarantine import Quarantine
-from kafkamq.markers.tracker.settlement import SettlementError, SettleReport
-from kafkamq.markers.tracker.settlers import SETTLE_S, Settlers
+from kafkamq.markers.tracker.settlement import SettlementError, SettleReport, Settlers
 from kafkamq.markers.tracker.takeover import PartitionStarter
 from kafkamq.markers.tracker.ticker import Ticker
 from kafkamq.markers.wire.markers import decode_slim
@@ -55,6 +55,7 @@ _POLL_S = 0.02  # also how late a TICK may be
 _STATUS_S = 1.0
 _PATIENCE_S = 30.0  # after which a partition that cannot start is named in the log
 _CLOSE_S = 15.0
+_SETTLE_S = 20.0
 _MAX_TURN_S = 30.0  # a loop that takes longer for one turn is taken for hung
 
 
@@ -176,7 +177,7 @@ class LocalTracker:
             yield self
         finally:
             stop.set()
-            thread.join(2 * _CLOSE_S + SETTLE_S)
+            thread.join(2 * _CLOSE_S + _SETTLE_S)
             for loop in hung:
                 health.remove(loop)
             if failures:  # also when the block failed, which then is but a consequence
@@ -424,16 +425,18 @@ class LocalTracker:
         part.is_busy = True
         position = part.position()
         began_s = time.monotonic()
-        job = partial(
-            self._settlers.settle,
+        settle = methodcaller(
+            "settle",
             ledger,
             actions,
             position=position,
             batch=part.batch,
             members=(self._reader.membership(),),
+            reopen=False,
+            timeout_s=_SETTLE_S,
         )
         self._workers.submit(
-            job,
+            partial(self._settlers.run, ledger, settle),
             partial(self._settled, part, position, actions, began_s),
             partial(self._settle_failed, part, len(actions)),
         )

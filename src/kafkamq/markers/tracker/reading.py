@@ -15,8 +15,7 @@ from typing import TypeAlias
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import DeadlineExceededError, KafkaMQError, WireError
-from kafkamq.markers.rules.delivery import Carry, Settle
-from kafkamq.markers.rules.rows import cut, size_of
+from kafkamq.markers.rules.delivery import Carry, DueCause, Settle, cut, size_of
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.markers.wire.mqgo import completed_start, is_foreign_start
 from kafkamq.queue.wire.keys import join_key, split_key
@@ -403,7 +402,8 @@ class Rereader:
             if reason_at != end_at:
                 end = _decoded(there.get(reason_at))
                 end_at, error = reason_at, "" if end is None else end.reason
-            of_message = refers and not row.of_schedule
+            is_copied = isinstance(row, Carry) or row.cause is not DueCause.ALREADY_ENDED
+            of_message = refers and is_copied and not row.of_schedule
             found.append(FoundAction(row, start, timestamp_ms, error, of_message))
         return found
 
@@ -425,14 +425,12 @@ def sweep(
     first place is read whole.
     """
     full_s = time.monotonic() + _READ_S
-    count = len(places)
     found: _Read = {}
     awaited = {} if left is None else left
     size_bytes = 0
     while True:
-        is_cut = False
         for partition, records in reader.sweep(
-            _missing(places[:count], found, awaited),
+            _missing(places, found, awaited),
             timeout_s=max(0.5, deadline_s - time.monotonic()),
             patience=patience,
             left=left,
@@ -440,20 +438,24 @@ def sweep(
             found.setdefault(partition, {}).update(records)
             size_bytes += _size(records.values())
             if size_bytes > max_bytes or time.monotonic() > full_s:
-                is_cut = count > 1 or (left is not None and places[0][0] in found)
-                if is_cut:
+                missing = (
+                    at for at, each in enumerate(places) if not _is_read(each, found, awaited)
+                )
+                whole = next(missing, len(places))
+                if whole or (left is not None and places[0][1][0] in found.get(places[0][0], ())):
+                    return whole, found
+                if len(places) > 1:
                     break
-        if not is_cut:
-            return count, found
-        at = (number for number in range(count) if not _is_read(places[number], found, awaited))
-        whole = next(at, count)
-        # What was read of the others is read again; where that is much, the first half goes on.
-        read = sum(map(len, found.values()))
-        if count == 1 or (whole and 2 * sum(len(each) for _, each in places[:whole]) >= read):
-            return whole, found
-        count //= 2
+        else:
+            return len(places), found
+        # What was read is of others, which lie behind the first one.
+        places = places[: len(places) // 4 or 1]
+        found = {
+            partition: {at: found[partition][at] for at in offsets if at in found[partition]}
+            for partition, offsets in _missing(places, {}, {}).items()
+            if partition in found
+        }
         full_s += _READ_S
-        found = _only(found, places[:count])
         size_bytes = sum(_size(records.values()) for records in found.values())
 
 
@@ -473,34 +475,21 @@ def _offsets(first: int, bits: int) -> Sequence[int]:
     return [first + number for number, bit in enumerate(bin(bits)[:1:-1]) if bit == "1"]
 
 
-def _sets(places: Iterable[_Place]) -> dict[int, set[int]]:
-    """Offsets by partition."""
-    offsets: dict[int, set[int]] = {}
-    for partition, some in places:
-        offsets.setdefault(partition, set()).update(some)
-    return offsets
-
-
-def _only(found: _Read, places: Iterable[_Place]) -> _Read:
-    """What was found at these places."""
-    return {
-        partition: {each: found[partition][each] for each in found[partition].keys() & offsets}
-        for partition, offsets in _sets(places).items()
-        if partition in found
-    }
-
-
 def _missing(
     places: Iterable[_Place], found: _Read, left: Mapping[int, int]
 ) -> dict[int, list[int]]:
     """Offsets by partition that were not read and can be had, ascending."""
-    missing = {}
-    for partition, offsets in _sets(places).items():
-        wanted = sorted(offsets - found[partition].keys() if partition in found else offsets)
-        if partition in left:
-            wanted = [offset for offset in wanted if offset < left[partition]]
-        missing[partition] = wanted
-    return missing
+    wanted: dict[int, set[int]] = {}
+    for partition, offsets in places:
+        wanted.setdefault(partition, set()).update(offsets)
+    return {
+        partition: sorted(
+            offset
+            for offset in offsets - found.get(partition, {}).keys()
+            if offset < left.get(partition, offset + 1)
+        )
+        for partition, offsets in wanted.items()
+    }
 
 
 def _size(records: Iterable[Record | None]) -> int:

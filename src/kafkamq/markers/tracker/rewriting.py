@@ -14,9 +14,17 @@ from dataclasses import dataclass, field
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import KafkaMQError
 from kafkamq.markers.rules.batching import join
-from kafkamq.markers.rules.delivery import Carry, Copy, DeadLetter, DueCause, Settle, decide
+from kafkamq.markers.rules.delivery import (
+    Carry,
+    Copy,
+    DeadLetter,
+    DueCause,
+    Settle,
+    cut,
+    decide,
+    size_of,
+)
 from kafkamq.markers.rules.hold import lowest
-from kafkamq.markers.rules.rows import cut, size_of
 from kafkamq.markers.tracker.reading import Found, FoundAction, Rereader
 from kafkamq.markers.wire.markers import encode_end, encode_known_end, encode_schedule
 from kafkamq.markers.wire.message_batches import encode_batches
@@ -63,10 +71,12 @@ class Part:
     """The records of one transaction.
 
     Attributes:
+        partition: Of the markers, that the rows are of.
         rows: How many are done with it, those that are awaited among them.
         awaited: Of these.
     """
 
+    partition: int
     rows: int = 0
     awaited: list[Settle | Carry] = field(default_factory=list)
     size_bytes: int = 0
@@ -82,26 +92,14 @@ class Part:
         self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Headers
     ) -> None:
         """One record."""
-        self.add_sized(topic, partition, key, value, headers, _size(key, value, headers))
+        self.records.append((topic, partition, key, value, headers))
+        self.size_bytes += _size(key, value, headers)
 
     def end_batch(self, outcome: Outcome, reason: str, first: MessageId, bits: int) -> None:
         """Messages of one page, for an END of batches."""
         if bits:
             batch = MessageBatch(first.partition, *first.log, first.offset, bits)
             self.ended.setdefault((outcome, reason), []).append((batch, None))
-
-    def add_sized(
-        self,
-        topic: str,
-        partition: int,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Headers,
-        size_bytes: int,
-    ) -> None:
-        """One record whose size is known."""
-        self.records.append((topic, partition, key, value, headers))
-        self.size_bytes += size_bytes
 
 
 class Rewriter:
@@ -138,13 +136,13 @@ class Rewriter:
         Raises:
             BrokerError, DeadlineExceededError: Brokers did not tell what the topics are.
         """
-        part = Part()
+        part = Part(partition)
         self._max_bytes = max_bytes
         self._aim(None)
         for found in window:
-            if not self._rewrite_action(part, partition, found):
+            if not self._rewrite_action(part, found):
                 break
-        self._end_batches(part, partition)
+        self._end_batches(part)
         return part
 
     def refused(self, partition: int, row: Settle | Carry) -> None:
@@ -157,14 +155,19 @@ class Rewriter:
         refused, times = self._refused
         self._refused = place, 1 + (times if place == refused else 0)
 
-    def _rewrite_action(self, part: Part, partition: int, found: FoundAction) -> bool:
+    def _rewrite_action(self, part: Part, found: FoundAction) -> bool:
         """The records of as many messages of an action as the part has room for; is there more?"""
-        start, known = found.start, found.known
+        row, start, known = found.row, found.start, found.known
+        if isinstance(row, Settle) and row.cause is DueCause.ALREADY_ENDED:
+            for number in range(known):
+                self._end(part, found.message(number), Outcome.ALREADY_ENDED)
+            part.rows += known
+            return part.size_bytes < self._max_bytes
         if (start.message_topic if start else "") != self._topic or self._topic:
             known = known if self._aim(start) else 0
-        before, usual = part.rows, self._usual(partition, found) if known else None
+        before, usual = part.rows, self._usual(part, found) if known else None
         if usual is not None:
-            self._copy_all(part, partition, found, usual)
+            self._copy_all(part, found, usual)
         else:
             for number in range(known):
                 if part.size_bytes >= self._max_bytes:
@@ -174,7 +177,7 @@ class Rewriter:
                     if not self._await(part, message.row):
                         break
                     continue
-                self._rewrite(part, partition, message)
+                self._rewrite(part, message)
                 part.rows += 1
         if part.rows - before < known:
             return False
@@ -189,12 +192,12 @@ class Rewriter:
             part.rows += size_of(row)
         return not self._waits
 
-    def _usual(self, partition: int, found: FoundAction) -> Copy | None:
+    def _usual(self, part: Part, found: FoundAction) -> Copy | None:
         """What becomes of those messages of a batch that say nothing by which they are judged."""
         row, start = found.row, found.start
         if start is None or self._topic or not (start.batches and found.refers):
             return None
-        if self._is_refused(partition, row.start_offset):
+        if self._is_refused(part, row.start_offset):
             return None
         assert isinstance(row, Settle), "it refers to messages"
         usual = decide(
@@ -232,12 +235,12 @@ class Rewriter:
         self._targets = _targets(self._messages)
         return True
 
-    def _is_refused(self, partition: int, start_offset: int) -> bool:
+    def _is_refused(self, part: Part, start_offset: int) -> bool:
         """Whether one of the START's messages was too large."""
         place, _ = self._refused
-        return place is not None and place[:2] == (partition, start_offset)
+        return place is not None and place[:2] == (part.partition, start_offset)
 
-    def _copy_all(self, part: Part, partition: int, found: FoundAction, usual: Copy) -> None:
+    def _copy_all(self, part: Part, found: FoundAction, usual: Copy) -> None:
         """Messages of a batch; most of them say nothing that a delivery is judged by."""
         row = found.row
         first = row.message_id
@@ -279,7 +282,7 @@ class Rewriter:
                     copies += 1
                     continue
             part.size_bytes = size_bytes
-            self._rewrite(part, partition, found.message(at))
+            self._rewrite(part, found.message(at))
             size_bytes = part.size_bytes
             other |= 1 << offset - first.offset
         part.size_bytes = size_bytes
@@ -287,66 +290,68 @@ class Rewriter:
         taken = lowest(row.bits, copies + other.bit_count())
         part.end_batch(Outcome.REDELIVERED, "", first, taken ^ other)
 
-    def _rewrite(self, part: Part, partition: int, found: Found) -> None:
+    def _rewrite(self, part: Part, found: Found) -> None:
         """The records of one row."""
-        row, start = found.row, found.start
+        row, start, error = found.row, found.start, found.error
         refused, refusals = self._refused
-        if refusals and _place(partition, row) != refused:
+        if refusals and _place(part.partition, row) != refused:
             refusals = 0
+        lack = ""
         if start is None:
-            where = f"{self._config.marker_topic}[{partition}]@{row.start_offset}"
-            lost = DeadLetter(_LOST, f"the START at {where} is gone")
-            self._bury(part, partition, found, _NOTHING, lost, refusals, with_payload=False)
+            where = f"{self._config.marker_topic}[{part.partition}]@{row.start_offset}"
+            start, lack, error = _NOTHING, f"the START at {where} is gone", ""
         elif self._lack and not (isinstance(row, Settle) and row.cause is DueCause.REJECTED):
-            lost = DeadLetter(_LOST, _joined(self._lack, found.error))
-            self._bury(part, partition, found, start, lost, refusals, with_payload=False)
+            lack = self._lack
         elif found.is_lost:
-            lost = DeadLetter(_LOST, _joined("the message was deleted before", found.error))
-            self._bury(part, partition, found, start, lost, refusals, with_payload=False)
-        elif isinstance(row, Carry):
-            if refusals:
-                self._too_large(part, partition, found, start, self._config.marker_topic, refusals)
-            else:
-                self._carry(part, partition, row, start, found)
+            lack = "the message was deleted before"
+        if lack:
+            self._bury(part, found, start, DeadLetter(_LOST, _joined(lack, error)), refusals)
+            return
+        if isinstance(row, Carry):
+            topic = self._config.marker_topic
+            is_done = not refusals and self._carry(part, row, start, found)
         else:
             decision = decide(
                 row,
                 start,
                 start_timestamp_ms=found.timestamp_ms,
                 max_deliveries=self._tracker.max_deliveries,
-                error=found.error,
+                error=error,
             )
             if isinstance(decision, DeadLetter):
-                self._bury(part, partition, found, start, decision, refusals, with_payload=True)
-            elif refusals or not self._copy(part, partition, row, start, found, decision):
-                self._too_large(part, partition, found, start, self._messages.name, refusals)
+                self._bury(part, found, start, decision, refusals, has_payload=True)
+                return
+            topic = self._messages.name
+            is_done = not refusals and self._copy(part, row, start, found, decision)
+        if not is_done:  # R11: never a stall; the payload lives as long as the record that has it
+            text = f"its copy is larger than {size_limit(self._config, topic)}"
+            lost = DeadLetter(_LOST, _joined(text, error))
+            self._bury(part, found, start, lost, max(1, refusals), has_payload=True)
 
-    def _copy(
-        self, part: Part, partition: int, row: Settle, start: Marker, found: Found, copy: Copy
-    ) -> bool:
+    def _copy(self, part: Part, row: Settle, start: Marker, found: Found, copy: Copy) -> bool:
         """A copy at the queue's tail and its END; False: the topic would refuse it."""
         topic, count, value = self._messages, copy.delivery_count, found.value
-        key: bytes | None = start.key
+        origin, key = self._origin(found), start.key
+        to_key: bytes | None = key
         if self._topic:  # R37: key and headers stay the sender's, and the partition, too
-            origin = self._origin(partition, found)
             headers = stamped_copy_headers(
                 start.headers, self._stamp, delivery_count=count, origin=origin
             )
-            key, to = split_key(start.key)[1], row.message_id.partition % topic.partitions
+            to_key, to = split_key(key)[1], row.message_id.partition % topic.partitions
         else:
-            first = None if row.of_schedule else self._origin(partition, found)
+            first = None if row.of_schedule else origin
             headers = copy_headers(start.headers, delivery_count=count, origin=first)
             to = self._spread(key, topic)
-        size_bytes = _size(key, value, headers)
-        if size_bytes > self._max_message_bytes:
+        if _size(to_key, value, headers) > self._max_message_bytes:
             return False
-        part.add_sized(topic.name, to, key, value, headers, size_bytes)
-        self._end(part, partition, found, Outcome.REDELIVERED)
+        part.add(topic.name, to, to_key, value, headers)
+        self._end(part, found, Outcome.REDELIVERED)
         part.copies += 1
         return True
 
-    def _carry(self, part: Part, partition: int, row: Carry, start: Marker, found: Found) -> None:
+    def _carry(self, part: Part, row: Carry, start: Marker, found: Found) -> bool:
         """A SCHEDULE again, with what remains of its delay (R19)."""
+        first = row.message_id
         value = encode_schedule(
             start.key,
             found.value,
@@ -354,120 +359,89 @@ class Rewriter:
             headers=start.headers,
             expires_at_ms=start.expires_at_ms,
             consumer_id=start.consumer_id,
-            first=row.message_id,
+            first=first,
         )
-        first = row.message_id
-        part.add(
-            self._config.marker_topic,
-            partition,
-            marker_key(first.partition, first.offset),
-            value,
-            (),
-        )
+        key = marker_key(first.partition, first.offset)
+        part.add(self._config.marker_topic, part.partition, key, value, ())
         part.carried += 1
-
-    def _too_large(
-        self, part: Part, partition: int, found: Found, start: Marker, topic: str, refusals: int
-    ) -> None:
-        """R11: never a stall; the payload lives as long as the record that still has it."""
-        text = f"its copy is larger than {size_limit(self._config, topic)}"
-        lost = DeadLetter(_LOST, _joined(text, found.error))
-        self._bury(part, partition, found, start, lost, max(1, refusals), with_payload=True)
+        return True
 
     def _bury(
         self,
         part: Part,
-        partition: int,
         found: Found,
         start: Marker,
         why: DeadLetter,
         refusals: int,
         *,
-        with_payload: bool,
+        has_payload: bool = False,
     ) -> None:
         """A dead letter and its END; ``refusals`` say what it must do without."""
         topic = self._rereader.messages.topic(self._config.dead_letter_topic)
-        key: bytes | None = start.key if found.start is not None else None
+        key: bytes | None = None if found.start is None or refusals >= 2 else start.key
+        value = None if refusals else found.value
+        ours = unstamped(start.headers, self._stamp) if self._topic else start.headers
         headers = dead_letter_headers(
-            self._letter_headers(start) if refusals < 2 else (),
+            ours if refusals < 2 else (),
             reason=why.reason,
             error=why.error,
             delivery_count=max(1, start.delivery_count),
-            origin=self._origin(partition, found),
+            origin=self._origin(found),
             queue_id=split_key(start.key)[0],
-            payload_at=self._payload_at(partition, found) if with_payload and refusals else None,
+            payload_at=self._payload_at(part, found) if has_payload and refusals else None,
         )
-        value = found.value
-        if refusals or _size(key, value, headers) > _limit(topic.settings):
-            if with_payload and not refusals:
-                self._bury(part, partition, found, start, why, 1, with_payload=True)
-                return
-            value = None
-            if with_payload:
-                _log.warning(
-                    "a dead letter refers to its payload: it did not fit",
-                    extra={
-                        "topic": self._config.marker_topic,
-                        "partition": partition,
-                        "offset": found.row.start_offset,
-                    },
-                )
-        if refusals >= 2:
-            key = None
+        if not refusals and _size(key, value, headers) > _limit(topic.settings):
+            self._bury(part, found, start, why, 1, has_payload=has_payload)
+            return
+        if has_payload and refusals:
+            _log.warning(
+                "a dead letter refers to its payload: it did not fit",
+                extra={
+                    "topic": self._config.marker_topic,
+                    "partition": part.partition,
+                    "offset": found.row.start_offset,
+                },
+            )
         part.add(topic.name, self._spread(key, topic), key, value, headers)
-        self._end(part, partition, found, Outcome.DEAD_LETTERED, cut_text(why.error))
+        self._end(part, found, Outcome.DEAD_LETTERED, cut_text(why.error))
         part.dead_letters += 1
         part.payload_lost += why.reason is _LOST
 
-    def _letter_headers(self, start: Marker) -> Headers:
-        return unstamped(start.headers, self._stamp) if self._topic else start.headers
-
-    def _end(
-        self, part: Part, partition: int, found: Found, outcome: Outcome, reason: str = ""
-    ) -> None:
+    def _end(self, part: Part, found: Found, outcome: Outcome, reason: str = "") -> None:
         """The END of a row, to the partition of its START; with others where the START was."""
-        row, start = found.row, found.start
-        message_id = row.message_id
+        message_id, start = found.row.message_id, found.start
         if start is not None and start.batches:
             part.end_batch(outcome, reason, message_id, 1)
             return
-        value = encode_end(
-            message_id,
-            outcome,
-            reason=reason,
-            of_schedule=row.of_schedule,
-        )
+        value = encode_end(message_id, outcome, reason=reason, of_schedule=found.row.of_schedule)
         key = marker_key(message_id.partition, message_id.offset)
-        size_bytes = _OVERHEAD_BYTES + len(key) + len(value)
-        part.add_sized(self._config.marker_topic, partition, key, value, (), size_bytes)
+        part.add(self._config.marker_topic, part.partition, key, value, ())
 
-    def _end_batches(self, part: Part, partition: int) -> None:
+    def _end_batches(self, part: Part) -> None:
         """The ENDs of batches of the whole part (R32)."""
         for (outcome, reason), ended in part.ended.items():
             for batches, _ in join(ended):
                 value = encode_known_end(encode_batches(batches), outcome, "", reason=reason)
                 key = marker_key(batches[0].partition, batches[0].base_offset)
-                part.add(self._config.marker_topic, partition, key, value, ())
+                part.add(self._config.marker_topic, part.partition, key, value, ())
 
-    def _origin(self, partition: int, found: Found) -> Origin:
+    def _origin(self, found: Found) -> Origin:
         """Where the message stands, for headers of one that names no first copy."""
         row, start = found.row, found.start
-        first = row.message_id
+        topic, timestamp_ms = self._topic or self._config.message_topic, 0
         if row.of_schedule:
-            timestamp_ms = max(0, found.timestamp_ms)
-            return Origin(self._config.marker_topic, first.partition, first.offset, timestamp_ms)
-        timestamp_ms = start.message_timestamp_ms if start is not None else 0
-        topic = self._topic or self._config.message_topic
-        return Origin(topic, first.partition, first.offset, timestamp_ms)
+            topic, timestamp_ms = self._config.marker_topic, max(0, found.timestamp_ms)
+        elif start is not None:
+            timestamp_ms = start.message_timestamp_ms
+        return Origin(topic, row.message_id.partition, row.message_id.offset, timestamp_ms)
 
-    def _payload_at(self, partition: int, found: Found) -> Origin:
+    def _payload_at(self, part: Part, found: Found) -> Origin:
         """The record that still has the payload."""
-        row = found.row
-        if row.of_schedule:
-            return Origin(
-                self._config.marker_topic, partition, row.start_offset, max(0, found.timestamp_ms)
-            )
-        return self._origin(partition, found)
+        if not found.row.of_schedule:
+            return self._origin(found)
+        timestamp_ms = max(0, found.timestamp_ms)
+        at = found.row.start_offset
+        return Origin(self._config.marker_topic, part.partition, at, timestamp_ms)
 
     def _has_no_leader(self, row: Settle | Carry, start: Marker | None) -> bool:
         """Whether nobody leads the partition where a copy of the message must go."""

@@ -9,16 +9,15 @@ know yet, or do not answer for, counts as done, and its owner asks for it again.
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, FencedError
-from kafkamq.markers.rules.delivery import Carry, Settle
-from kafkamq.markers.rules.rows import Rows, size_of
-from kafkamq.markers.tracker.ledger import Ledger
+from kafkamq.markers.rules.delivery import Carry, Rows, Settle, size_of
+from kafkamq.markers.tracker.ledger import Ledger, OpenLedgers
 from kafkamq.markers.tracker.reading import Rereader
 from kafkamq.markers.tracker.rewriting import Part, Rewriter
 from kafkamq.transport.errors import (
@@ -80,61 +79,34 @@ class SettlementError(BrokerError):
         self.actions = tuple(actions)
 
 
-class TransactionSize:
-    """How many bytes a transaction takes: what goes through in good time. Thread-safe.
-
-    It is a third of what went through in the time-out of the last full ones. Any failure halves it:
-    a time-out does not always say so, since where the broker is the first to end the transaction
-    the producer seems to be fenced. Behind a failure it stays below the size that failed for ten
-    full transactions. The failure of a small one, as one of a tracker at rest, says nothing.
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self.bytes = min(_FIRST_BYTES, max_bytes)
-        self._failed_bytes = 0  # of the last one that failed
-        self._careful = 0  # so many stay below that
-        self._lock = threading.Lock()
-
-    def failed(self, size_bytes: int) -> None:
-        """A transaction of so many bytes was not committed, and was not refused for its records."""
-        if size_bytes <= _LEAST_BYTES:
-            return
-        with self._lock:
-            self.bytes = min(self.bytes, max(size_bytes // 2, _LEAST_BYTES))
-            self._failed_bytes, self._careful = size_bytes, _CAREFUL
-
-    def committed(self, size_bytes: int, seconds: float) -> None:
-        """A transaction of so many bytes took so long; of less than half the limit says nothing."""
-        with self._lock:
-            if 2 * size_bytes < self.bytes:
-                return
-            fitting = int(size_bytes * _FULL_S / max(seconds, 1e-3))
-            limit = min(_MAX_GROWTH * self.bytes, self._max_bytes)
-            if self._careful:
-                self._careful -= 1
-                limit = min(limit, self._failed_bytes - 1)
-            self.bytes = min(max(fitting, _LEAST_BYTES), limit)
-
-
 class WindowSize:
     """How many rows and bytes a window has, by what the last ones took; one owner thread.
 
     A window takes a second of reading, but of at least 16 rows: where a read costs the same for one
     row and for many, fewer would only be slower. Where a seek takes seconds these would take longer
     than a settlement may, and it is fewer.
+
+    Its transaction takes a third of what went through in the time-out of the last full ones. Any
+    failure halves it: a time-out does not always say so, since where the broker is the first to end
+    the transaction the producer seems to be fenced. Behind a failure it stays below the size that
+    failed for ten full ones. The failure of a small one, as of a tracker at rest, says nothing.
     """
 
-    def __init__(self, max_rows: int) -> None:
+    def __init__(self, max_rows: int, max_bytes: int) -> None:
+        self.bytes = min(_FIRST_BYTES, max_bytes)
         self._max_rows = max_rows
+        self._max_bytes = max_bytes
         self._rows = _FIRST_ROWS  # that can be read in time
-        self._row_bytes = 0.0  # what a row became
+        self._row_bytes = 1.0  # what a row became
         self._refused_rows = max_rows
+        self._failed_bytes = 0  # of the last transaction that failed
+        self._careful = 0  # so many stay below that
 
-    def rows(self, max_bytes: int) -> int:
+    @property
+    def rows(self) -> int:
         """Of the next one, at least one."""
-        rows = min(self._rows, self._max_rows, self._refused_rows)
-        return max(1, min(rows, int(max_bytes / max(self._row_bytes, 1.0))))
+        fitting = int(self.bytes / self._row_bytes)
+        return max(1, min(self._rows, self._max_rows, self._refused_rows, fitting))
 
     def read(self, rows: int, seconds: float) -> None:
         """So many were read: the next ones may be as many as fit at this rate."""
@@ -144,12 +116,26 @@ class WindowSize:
         least = min(_LEAST_ROWS, int(rows * _LEAST_S / max(seconds, 1e-9)))
         self._rows = min(self._max_rows, max(1, least, fitting))
 
-    def written(self, rows: int, size_bytes: int) -> None:
-        """A transaction took so many bytes."""
-        if rows and size_bytes:
-            self._row_bytes = size_bytes / rows
+    def written(self, rows: int, size_bytes: int, seconds: float) -> None:
+        """A transaction was committed; one of less than half of the limit says nothing of that."""
+        if rows:
+            self._row_bytes = max(1.0, size_bytes / rows)
         # After a refusal windows are small; they grow again while nothing is refused.
         self._refused_rows = min(self._max_rows, 2 * self._refused_rows)
+        if 2 * size_bytes < self.bytes:
+            return
+        fitting = int(size_bytes * _FULL_S / max(seconds, 1e-3))
+        limit = min(_MAX_GROWTH * self.bytes, self._max_bytes)
+        if self._careful:
+            self._careful -= 1
+            limit = min(limit, self._failed_bytes - 1)
+        self.bytes = min(max(fitting, _LEAST_BYTES), limit)
+
+    def failed(self, size_bytes: int) -> None:
+        """A transaction was not committed, and was not refused for its records."""
+        if size_bytes > _LEAST_BYTES:
+            self.bytes = min(self.bytes, max(size_bytes // 2, _LEAST_BYTES))
+            self._failed_bytes, self._careful = size_bytes, _CAREFUL
 
     def refused(self, rows: int) -> None:
         """One of so many rows was refused for its size: find which, by halves."""
@@ -160,9 +146,8 @@ class Settler:
     """Settles actions of any marker partition of one namespace; one owner thread.
 
     Holds read_committed readers of the markers and messages topics, kept between calls. Settlers
-    that share ``patience`` share their searches for messages that are not there yet; those that
-    share ``size`` learn from each other how large transactions may be. ``waits``: What is awaited
-    holds up what is behind it; for an owner that cannot ask for it again.
+    that share ``patience`` share their searches for messages that are not there yet. ``waits``:
+    What is awaited holds up what is behind it; for an owner that cannot ask for it again.
     """
 
     def __init__(
@@ -170,12 +155,10 @@ class Settler:
         config: ServiceConfig,
         tracker: TrackerConfig,
         patience: Patience | None = None,
-        size: TransactionSize | None = None,
         *,
         waits: bool = False,
     ) -> None:
-        self.size = size or TransactionSize(tracker.max_transaction_bytes)
-        self.window = WindowSize(tracker.max_offsets_per_commit)
+        self.size = WindowSize(tracker.max_offsets_per_commit, tracker.max_transaction_bytes)
         self.rereader = Rereader(config, patience)
         self.rewriter = Rewriter(config, tracker, self.rereader, waits=waits)
 
@@ -216,15 +199,10 @@ class Settler:
             OutcomeUnknownError: With ``reopen=False``, or when the ledger could not be opened again
                 in time: repeat the same batch, or open the ledger and look.
         """
+        deadline_s = time.monotonic() + timeout_s
+        rows = Rows(actions)
         run = Settlement(
-            self,
-            ledger,
-            Rows(actions),
-            position=position,
-            batch=batch,
-            source_hash=source_hash,
-            members=members,
-            deadline_s=time.monotonic() + timeout_s,
+            self, ledger, rows, position, batch, source_hash, members, deadline_s=deadline_s
         )
         pause_s = _FIRST_PAUSE_S
         attempt = 0
@@ -256,43 +234,32 @@ class Settler:
         self.rereader.close()
 
 
+@dataclass(slots=True)
 class Settlement:
     """One plan, and how much of it is done; made for one ``Settler.settle``."""
 
-    def __init__(
-        self,
-        settler: Settler,
-        ledger: Ledger,
-        rows: Rows,
-        *,
-        position: int,
-        batch: int,
-        source_hash: str,
-        members: Sequence[bytes],
-        deadline_s: float,
-    ) -> None:
-        self.report = SettleReport()
-        self._settler = settler
-        self._ledger = ledger
-        self._rows = rows
-        self._position = position
-        self._batch = batch
-        self._source_hash = source_hash
-        self._members = members
-        self._deadline_s = deadline_s
-        self._done = 0  # rows, those that are awaited among them
-        self._has_begun = False  # ... by this settlement
-        self._awaited: list[tuple[int, Settle | Carry]] = []  # with the row behind each
-        self._unknown: BrokerError | None = None  # the last commit whose outcome is not known
-        self._is_behind_refusal = False  # the last transaction had a record that was too large
+    settler: Settler
+    ledger: Ledger
+    rows: Rows
+    position: int
+    batch: int
+    source_hash: str
+    members: Sequence[bytes]
+    deadline_s: float  # monotonic
+    report: SettleReport = field(default_factory=SettleReport)
+    _done: int = 0  # rows, those that are awaited among them
+    _has_begun: bool = False  # ... by this settlement
+    _awaited: list[tuple[int, Settle | Carry]] = field(default_factory=list)  # and the row behind
+    _unknown: BrokerError | None = None  # the last commit whose outcome is not known
+    _is_behind_refusal: bool = False  # the last transaction had a record that was too large
 
     def left_s(self) -> float:
         """What is left of the bound; a little at least, so that a last attempt can end."""
-        return max(0.5, self._deadline_s - time.monotonic())
+        return max(0.5, self.deadline_s - time.monotonic())
 
     def attempt(self, *, reopen: bool) -> BrokerError | None:
         """Go on behind what is done; returns what is in the way, None when all is done."""
-        ledger = self._ledger
+        ledger = self.ledger
         try:
             if ledger.is_resting:
                 ledger.resume(timeout_s=self.left_s())
@@ -301,8 +268,8 @@ class Settlement:
                     raise OutcomeUnknownError("the ledger must be opened again", code="NOT_OPEN")
                 ledger.open(timeout_s=self.left_s())
             self._unknown = None  # the ledger is read: now it is known
-            if ledger.is_past(self._batch):
-                self.report.skipped = len(self._rows)
+            if ledger.is_past(self.batch):
+                self.report.skipped = len(self.rows)
                 return None
             self._begin()
             while self.step():
@@ -324,32 +291,32 @@ class Settlement:
 
     def _begin(self) -> None:
         """Behind what the ledger says."""
-        self._done = self._ledger.rows_done(self._batch)
+        self._done = self.ledger.rows_done(self.batch)
         self._awaited = [(end, row) for end, row in self._awaited if end <= self._done]
         if not self.report.transactions:
             self.report.skipped = self._done
-        if not self._rows:
-            self._ledger.begin()
+        if not self.rows:
+            self.ledger.begin()
             self._commit(0)
 
     def step(self) -> bool:
         """Settle one window of rows; False: all that there is time for is done."""
-        rows, done, settler = self._rows, self._done, self._settler
+        rows, done, settler = self.rows, self._done, self.settler
         if done >= len(rows):
             return False
-        if self._has_begun and time.monotonic() > self._deadline_s - _WRITE_S:
+        if self._has_begun and time.monotonic() > self.deadline_s - _WRITE_S:
             self.report.left = rows.part(done)
             return False
-        max_bytes, began_s = settler.size.bytes, time.monotonic()
-        partition = self._ledger.key.partition
+        size, began_s = settler.size, time.monotonic()
+        max_bytes = size.bytes
+        partition = self.ledger.key.partition
         window = settler.rereader.window(
             partition,
-            rows.part(done, done + settler.window.rows(max_bytes)),
+            rows.part(done, done + size.rows),
             deadline_s=began_s + self.left_s(),
             max_bytes=max_bytes,
         )
-        read = sum(found.size for found in window)
-        settler.window.read(read, time.monotonic() - began_s)
+        size.read(sum(found.size for found in window), time.monotonic() - began_s)
         part = settler.rewriter.part(partition, window, max_bytes=max_bytes)
         if not part.rows:
             self._wait()
@@ -361,8 +328,8 @@ class Settlement:
 
     def _wait(self) -> None:
         """For what holds up the settlement."""
-        if time.monotonic() + _LOOK_S > self._deadline_s:
-            where = f"{self._ledger.key.topic}[{self._ledger.key.partition}]"
+        if time.monotonic() + _LOOK_S > self.deadline_s:
+            where = f"{self.ledger.key.topic}[{self.ledger.key.partition}]"
             raise BrokerError(
                 f"{where}: what its markers name is not known yet, or cannot be read",
                 code="UNKNOWN_PARTITION",
@@ -372,7 +339,7 @@ class Settlement:
 
     def _write(self, part: Part) -> bool:
         """One part, in one transaction (R15); False: something in it is too large (R11)."""
-        ledger, settler = self._ledger, self._settler
+        ledger, settler = self.ledger, self.settler
         producer, began_s = ledger.producer, time.monotonic()
         ledger.begin()
         try:
@@ -384,8 +351,8 @@ class Settlement:
             settler.size.failed(part.size_bytes)
             settler.rereader.messages.ask_again()  # a partition may have no leader any more
             raise
-        settler.size.committed(part.size_bytes, time.monotonic() - began_s)
-        settler.window.written(part.rows - sum(map(size_of, part.awaited)), part.size_bytes)
+        rows = part.rows - sum(map(size_of, part.awaited))
+        settler.size.written(rows, part.size_bytes, time.monotonic() - began_s)
         self._is_behind_refusal = False
         report = self.report
         report.copies += part.copies
@@ -398,46 +365,77 @@ class Settlement:
         """Whether a record was refused for its size, or for nothing but that one before it was."""
         if isinstance(error, (FencedError, OutcomeUnknownError, DeadlineExceededError)):
             return False
-        ledger = self._ledger
+        ledger = self.ledger
         # Which serves the reports: what follows the refused record is refused for that alone.
         ledger.abort()
         is_too_large, is_behind = ledger.producer.too_large > 0, self._is_behind_refusal
         self._is_behind_refusal = is_too_large
         # Behind a refusal one more fails: the sequence number of what was refused is missing.
         goes_on = is_too_large or (is_behind and ledger.is_open)
-        if not goes_on or time.monotonic() > self._deadline_s:
+        if not goes_on or time.monotonic() > self.deadline_s:
             return False
         if is_too_large:
             if part.rows == 1:
-                row = self._rows.part(self._done, self._done + 1)[0]
-                self._settler.rewriter.refused(ledger.key.partition, row)
-            self._settler.window.refused(part.rows)
+                row = self.rows.part(self._done, self._done + 1)[0]
+                self.settler.rewriter.refused(ledger.key.partition, row)
+            self.settler.size.refused(part.rows)
         return True
 
     def _commit(self, rows_done: int) -> None:
-        self._ledger.commit(
-            self._position,
-            batch=self._batch,
+        self.ledger.commit(
+            self.position,
+            batch=self.batch,
             rows_done=rows_done,
-            source_hash=self._source_hash,
-            members=self._members,
+            source_hash=self.source_hash,
+            members=self.members,
             timeout_s=self._writing_s(),
         )
         self.report.transactions += 1
 
     def _writing_s(self) -> float:
         """What a transaction may take: never a rest of the bound that is too short for it."""
-        return max(_WRITE_S, self._deadline_s - time.monotonic())
+        return max(_WRITE_S, self.deadline_s - time.monotonic())
 
     def not_done(self, cause: BrokerError) -> BrokerError:
         """Say what is known: with an unknown outcome nobody may ask again yet."""
         if self._unknown is not None:
             return self._unknown
-        key, done = self._ledger.key, self._ledger.rows_done(self._batch)
-        actions = [row for end, row in self._awaited if end <= done] + [*self._rows.part(done)]
+        key, done = self.ledger.key, self.ledger.rows_done(self.batch)
+        actions = [row for end, row in self._awaited if end <= done] + [*self.rows.part(done)]
         count = sum(map(size_of, actions))
         where = f"{key.topic}[{key.partition}]"
-        text = f"{where}: {count} actions of batch {self._batch} are not done: {cause}"
+        text = f"{where}: {count} actions of batch {self.batch} are not done: {cause}"
         error = SettlementError(text, actions)
         error.__cause__ = cause
         return error
+
+
+class Settlers:
+    """One settler for each worker thread, and ledgers that share producers; thread-safe."""
+
+    def __init__(self, config: ServiceConfig, tracker: TrackerConfig) -> None:
+        self.ledgers = OpenLedgers()
+        self._config = config
+        self._tracker = tracker
+        self._patience = Patience()
+        self._idle: SimpleQueue[Settler] = SimpleQueue()
+
+    def add(self) -> None:
+        """Connect one more."""
+        settler = Settler(self._config, self._tracker, self._patience)
+        settler.prepare()
+        self._idle.put(settler)
+
+    def run(self, ledger: Ledger, job: Callable[[Settler], SettleReport]) -> SettleReport:
+        """Do something with the ledger and a settler that is idle."""
+        settler = self._idle.get()
+        try:
+            with self.ledgers.using(ledger):
+                return job(settler)
+        finally:
+            self._idle.put(settler)
+
+    def close(self) -> None:
+        """End the settlers that are idle; idempotent."""
+        while not self._idle.empty():
+            self._idle.get().close()

@@ -9,8 +9,13 @@ import time
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import FencedError
-from kafkamq.markers.tracker.ledger import Ledger, LedgerKey, newest_start, require_own
-from kafkamq.markers.tracker.open_ledgers import OpenLedgers
+from kafkamq.markers.tracker.ledger import (
+    Ledger,
+    LedgerKey,
+    OpenLedgers,
+    newest_start,
+    require_own,
+)
 from kafkamq.markers.tracker.partition import ENGINE, Started
 from kafkamq.markers.tracker.position import require_inside, told_positions
 from kafkamq.markers.wire.ledger import Position

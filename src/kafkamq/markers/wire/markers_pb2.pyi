@@ -25,6 +25,7 @@ class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REDELIVERED: _ClassVar[Outcome]
     DEAD_LETTERED: _ClassVar[Outcome]
     RELEASE: _ClassVar[Outcome]
+    ALREADY_ENDED: _ClassVar[Outcome]
 START: MarkerType
 END: MarkerType
 KEEPALIVE: MarkerType
@@ -36,6 +37,7 @@ REJECT: Outcome
 REDELIVERED: Outcome
 DEAD_LETTERED: Outcome
 RELEASE: Outcome
+ALREADY_ENDED: Outcome
 
 class MessageId(_message.Message):
     __slots__ = ("partition", "offset", "topic_id", "leader_epoch")

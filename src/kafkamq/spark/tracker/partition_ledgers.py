@@ -1,7 +1,7 @@
 """The ledgers that a worker process of Spark settles with: one for each marker partition of its.
 
 A producer for each would be two connections and some threads for each partition, and a process may
-have hundreds: those that were used last stay open (``open_ledgers.py``), and all ask
+have hundreds: those that were used last stay open (``OpenLedgers``), and all ask
 through one admin client.
 """
 
@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kafkamq.config import ServiceConfig
-from kafkamq.markers.tracker.ledger import Ledger, LedgerKey
-from kafkamq.markers.tracker.open_ledgers import MAX_OPEN, OpenLedgers
+from kafkamq.markers.tracker.ledger import MAX_OPEN, Ledger, LedgerKey, OpenLedgers
 from kafkamq.transport.admin import Admin
 
 
