@@ -7,11 +7,11 @@ from typing import cast
 import pytest
 
 from kafkamq.markers.rules.hold import CHUNK_OFFSETS
-from kafkamq.markers.rules.lease import Lease, LeaseState, Refusal
+from kafkamq.markers.rules.lease import Lease, LeaseState, Refusal, Verdict
 from kafkamq.markers.rules.leases import NEW_PARTITION_MS, Leases
 from kafkamq.markers.rules.message_set import MessageSet
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
-from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId
+from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, Outcome
 
 T = 3000
 MAX_LEASE = 60_000
@@ -485,3 +485,56 @@ def test_what_is_known_of_a_start_of_our_own_is_not_replaced_by_what_the_markers
     again = start(leases, MessageId(0, 0), 1)
     leases.started(again, 100, LOG + 100, 120)
     assert (again.start_offset, again.deadline_ms) == (99, T)
+
+
+@pytest.mark.parametrize("report", ["before", "never", "failed"])
+def test_a_release_beside_a_keepalive_names_who_holds_it_then(report: str) -> None:  # R8
+    """Trackers read it behind that one: else they would ignore it, and count a delivery."""
+    leases = Leases("me", redelivery_timeout_ms=T, max_lease_ms=MAX_LEASE, batch_markers=True)
+    tracker = RedeliveryTracker()
+    lease = leases.start(0, list(range(10)), (b"t" * 16, 1), 0)
+    named = lease.batch()
+    start_marker = Marker(MarkerType.START, None, T, consumer_id="me", batches=(named,))
+    tracker.apply(0, LOG, start_marker)
+    leases.started(lease, 0, LOG)
+    leases.committed([lease], 1)
+    leases.change_id("me again")  # others have failed (R7)
+    (renewal,) = leases.plan_renewals(1000)
+    if report == "failed":
+        leases.renewal_failed(renewal)
+    else:
+        keepalive = Marker(
+            MarkerType.KEEPALIVE, None, T, consumer_id="me again", batches=renewal.batches
+        )
+        tracker.apply(1, LOG + 1000, keepalive)
+    if report == "before":
+        leases.renewed(renewal, 1001, LOG + 1000)
+    part = leases.take_back(lease, range(10), 1002, Verdict(Outcome.RELEASE))
+    assert part is not None
+    release = Marker(
+        MarkerType.END,
+        None,
+        consumer_id=part.holder_id,
+        outcome=Outcome.RELEASE,
+        batches=(named,),
+    )
+    tracker.apply(2, LOG + 1002, release)
+    tracker.apply(3, LOG + 1100, Marker(MarkerType.TICK))
+    assert [action.cause.name for action in tracker.plan()] == ["RELEASED"]
+
+
+def test_a_verdict_costs_the_same_among_many_of_its_start() -> None:
+    """Parts whose ENDs are known are looked for now and then, not with each verdict."""
+    leases = Leases("me", redelivery_timeout_ms=T, max_lease_ms=MAX_LEASE, batch_markers=True)
+    lease = leases.start(0, list(range(4096)), (b"t" * 16, 1), 0)
+    leases.started(lease, 0, LOG)
+    leases.committed([lease], 1)
+    looked = 0
+    for offset in range(4095):
+        before = lease.parts
+        leases.acknowledge(lease, offset, 2, Verdict(Outcome.NACK, f"reason {offset}", None, 1))
+        looked += lease.parts is not before and len(lease.parts)
+    assert looked < 3 * 4096
+    for part in lease.parts:
+        part.is_end_known = True
+    leases.acknowledge(lease, 4095, 2)

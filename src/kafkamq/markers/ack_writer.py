@@ -243,10 +243,12 @@ class AckWriter:
         state = self.state
 
         def reported(error: object, record: object) -> None:
-            if error is None:
-                log_ms: int = record.timestamp()[1]  # type: ignore[attr-defined]  # a Message
-                with state.lock:
-                    state.leases.renewed(renewal, monotonic_ms(), log_ms)
+            if error is not None:  # without a lock, as in ``end_failed``: each is one step
+                state.leases.renewal_failed(renewal)
+                return
+            log_ms: int = record.timestamp()[1]  # type: ignore[attr-defined]  # a Message
+            with state.lock:
+                state.leases.renewed(renewal, monotonic_ms(), log_ms)
 
         if renewal.batches:
             value = encode_known_keepalive(

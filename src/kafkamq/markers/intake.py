@@ -46,6 +46,7 @@ _COMMIT_S = 0.0002  # one wait for the answer to a commit
 _BLOCK_S = 0.25  # in the client, which cannot be woken
 _IDLE_S = 0.1  # between two polls while nothing is wanted
 _GATE_S = 0.02  # how often it is looked whether there is room, and R6 is asked
+_BEFORE = 8  # what is ready is released before this share of its longest lease is left
 _LINGER_S = 0.1  # a demand whose receive has returned is forgotten after this
 _log = logging.getLogger(__name__)
 
@@ -448,6 +449,8 @@ class Intake:
                 self.reader.group.join()
         idle_ms = now_ms - self.asked_ms
         is_busy = self.pipeline.is_open or self._transaction is not None
+        if self.ready and not self._queue.is_at_most_once:
+            self._release_old(now_ms)
         if idle_ms < self.reader.max_idle_ms or self.reader.is_away or is_busy:
             return
         _log.warning(
@@ -461,6 +464,16 @@ class Intake:
         )
         self.release_ready()
         self.reader.group.leave()
+
+    def _release_old(self, now_ms: int) -> None:
+        """Nobody takes them, and no KEEPALIVE holds them longer: not seen, and not counted (R8)."""
+        longest_ms = self._queue.max_lease_ms - self._queue.max_lease_ms // _BEFORE
+        old: list[MarkersMessage] = []
+        with self._state.lock:
+            while self.ready and now_ms >= self.ready[0]._lease.begin_ms + longest_ms:
+                old.append(self.ready.popleft())
+        if old:
+            self._ack_writer.release(old)
 
     # Ending.
 

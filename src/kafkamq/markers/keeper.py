@@ -36,7 +36,7 @@ class Keeper:
         self._renew_ms = monotonic_ms() + self._period_ms
         self._second_ms = 0
         self._stopped = False
-        self._loop = health.add(f"worker of {state.queue.queue_id}", max_age_s=MAX_BEAT_S)
+        self.loop = health.add(f"worker of {state.queue.queue_id}", max_age_s=MAX_BEAT_S)
         self._thread = threading.Thread(
             target=self._run, name=f"kafkamq-keeper-{state.queue.queue_id}", daemon=True
         )
@@ -49,7 +49,7 @@ class Keeper:
     def stop(self, timeout_s: float = 5.0) -> None:
         """End the thread; waits for a beat that is under way."""
         self._stopped = True
-        health.remove(self._loop)
+        health.remove(self.loop)
         self._state.keeper.ring()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
@@ -57,11 +57,11 @@ class Keeper:
 
     def _run(self) -> None:
         while not self._stopped:
-            self._state.keeper.wait(self._sleep_ms() / 1000)
-            self._loop.beat()
-            self._beat()
+            self._state.keeper.wait(self.sleep_ms() / 1000)
+            self.loop.beat()
+            self.beat()
 
-    def _beat(self) -> None:
+    def beat(self) -> None:
         for step in (self._serve, self._renew, self._tell, self._each_beat):
             if self._stopped:
                 return
@@ -75,7 +75,7 @@ class Keeper:
             except Exception:  # noqa: BLE001 - a dead keeper would lose every lease
                 _log.exception("a heartbeat of a consumer failed")
 
-    def _sleep_ms(self) -> int:
+    def sleep_ms(self) -> int:
         sleep_ms = min(self._second_ms, self._renew_ms) - monotonic_ms()
         if self._ack_writer.is_waited_for:
             sleep_ms = min(sleep_ms, _TURN_MS)

@@ -99,7 +99,9 @@ class Lease:
         "log_begin_ms",
         "log_deadline_ms",
         "lost",
+        "many_parts",
         "marker_partition",
+        "next_holder_id",
         "number",
         "offsets",
         "oldest_ms",
@@ -125,6 +127,7 @@ class Lease:
         self.log = log  # topic id and leader epoch
         self.marker_partition = marker_partition  # of its START, KEEPALIVE and END (R7)
         self.holder_id = holder_id  # whom trackers take for its holder; a RELEASE names it (R8)
+        self.next_holder_id = ""  # whom a KEEPALIVE that is not reported makes its holder
         self.state = _STARTING
         self.begin_ms = -1  # its first START, which was delivered, was written
         self.deadline_ms = -1  # kept as ``deadline_ns``, which an ACK compares with its clock
@@ -139,6 +142,7 @@ class Lease:
         self.lost: Collection[int] = ()  # offsets that get no verdict any more: it has ended
         self.is_noted = False  # ``collect`` is going to look at it
         self.parts: list[Lease] = []  # what has split off with a verdict
+        self.many_parts = 16  # so many are looked through for those whose ENDs are known
         self.number = 0  # of a part: behind the renewals with smaller numbers
         self.verdict = ACKED  # of a part
         self.end: object = None  # of a part: the last END of it that was written

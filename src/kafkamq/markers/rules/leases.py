@@ -289,7 +289,17 @@ class Leases:
         self.look_again()  # what is named is what has no verdict
         held = [each for each in self._open if each.state is not _STARTING and each.held]
         terms = Terms(self._consumer_id, self._timeout_ms, self._number, monotonic_ms)
-        return plan_renewals(held, terms, self._new_partitions, batch_markers=self._is_batched)
+        return self._written(
+            plan_renewals(held, terms, self._new_partitions, batch_markers=self._is_batched)
+        )
+
+    def _written(self, renewals: list[Renewal]) -> list[Renewal]:
+        """What is written behind those by id is told to their new holder (R8)."""
+        for renewal in renewals:
+            if renewal.is_by_id:
+                for lease in renewal.leases:
+                    lease.next_holder_id = renewal.consumer_id
+        return renewals
 
     def apart(self, lease: Lease, offset: int) -> Lease:
         """A lease of this message of ``lease`` alone, which still has it, too.
@@ -312,7 +322,7 @@ class Leases:
             return None
         until_ms = min(monotonic_ms + extension_ms, lease.begin_ms + self._max_lease_ms)
         lease.asked_ms = max(lease.asked_ms, until_ms)
-        return self._renewal(lease, monotonic_ms)
+        return self._written([self._renewal(lease, monotonic_ms)])[0]
 
     def renewed(self, renewal: Renewal, monotonic_ms: int, log_ms: int) -> None:
         """A KEEPALIVE was delivered; it does not revive what has ended."""
@@ -322,6 +332,12 @@ class Leases:
                 if part.number >= renewal.number and renewal.names(part):
                     self._renew(part, renewal, monotonic_ms, log_ms)
             self._renew(lease, renewal, monotonic_ms, log_ms)
+
+    def renewal_failed(self, renewal: Renewal) -> None:
+        """A KEEPALIVE was not delivered: nobody has become a holder by it."""
+        for lease in renewal.leases:
+            if lease.next_holder_id == renewal.consumer_id:
+                lease.next_holder_id = ""
 
     def _renew(self, lease: Lease, renewal: Renewal, monotonic_ms: int, log_ms: int) -> None:
         after_ms = renewal.redeliver_after_ms
@@ -429,6 +445,8 @@ class Leases:
         if not taken:
             return None
         part = self._part(lease, taken, verdict)
+        # It is written behind a KEEPALIVE that is under way, and that one's writer holds it then.
+        part.holder_id = lease.next_holder_id or lease.holder_id
         lease.uncollected.difference_update(taken)  # first: what only ``held`` lacks is acked
         lease.held.difference_update(taken)
         self._close(lease)
@@ -481,13 +499,17 @@ class Leases:
         part.held.clear()
         part.uncollected.clear()
         part.state, part.verdict = _ACKNOWLEDGED, verdict
-        lease.parts = [each for each in lease.parts if not each.is_end_known] + [part]
+        lease.parts.append(part)
+        if len(lease.parts) > lease.many_parts:  # seldom: a verdict costs the same among many
+            lease.parts = [each for each in lease.parts if not each.is_end_known]
+            lease.many_parts = max(16, 2 * len(lease.parts))
         return part
 
     def _copy(self, lease: Lease, offsets: Sequence[int]) -> Lease:
         of = lease.partition, offsets, lease.log, lease.marker_partition, lease.holder_id
         copy = Lease(*of)
         copy.state, copy.number = lease.state, self._number
+        copy.next_holder_id = lease.next_holder_id
         copy.begin_ms, copy.deadline_ms, copy.asked_ms = (
             lease.begin_ms,
             lease.deadline_ms,
