@@ -109,7 +109,7 @@ def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     ) -> Iterator[tuple[int, dict[int, Record | None]]]:
         sizes: list[int] = []
         for partition, found in sweep(self, wanted, **bounds):
-            for record in found.values() if bounds["left"] is not None else ():
+            for record in found.values() if bounds.get("left") is not None else ():
                 if record is not None:
                     if not sizes:
                         seen.append(sizes)
