@@ -118,6 +118,11 @@ def test_properties_that_are_no_object_are_said_and_not_shown(
     assert "canary" not in str(raised.value)
 
 
+def test_a_property_with_an_underscore_has_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKAMQ_KAFKA__LOG_LEVEL", "7")
+    assert load_settings().kafka == {"log_level": "7"}
+
+
 def test_no_broker_says_how_to_name_one() -> None:
     with pytest.raises(ConfigError, match=r"KAFKAMQ_BOOTSTRAP_SERVERS.*kafkamq dev"):
         service_config(load_settings())

@@ -133,9 +133,14 @@ def _environment() -> dict[str, Any]:
     values = {name: getattr(read, name) for name in read.model_fields_set}
     if "kafka" in values:
         values["kafka"] = {
-            name.lower().replace("_", "."): value for name, value in values["kafka"].items()
+            _property_name(name.lower()): value for name, value in values["kafka"].items()
         }
     return values
+
+
+def _property_name(variable: str) -> str:
+    """Kafka's name of what follows the two underscores; one property has an underscore itself."""
+    return variable if variable == "log_level" else variable.replace("_", ".")
 
 
 def _checked(values: Mapping[str, Any], *, where: str) -> dict[str, Any]:
