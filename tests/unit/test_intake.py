@@ -174,14 +174,15 @@ def test_a_start_that_waits_for_a_leader_holds_back_its_own_partition_alone(
         assert {message.message_id.partition for message in found} == {ONE}
         wait_until(lambda: kafka.committed(ONE) == 5)
         assert kafka.committed(OTHER) <= 0
+        kafka.send(OTHER, 2)
+        for _ in range(5):  # nothing more is STARTed there
+            assert consumer.receive(0.1) is None
+        assert consumer.in_flight == 5 + 3
         kafka.faults.offline.discard(offline)
-        late = receive(consumer, 3)
-        assert [(each.message_id.partition, each.offset) for each in late] == [
-            (OTHER, 0),
-            (OTHER, 1),
-            (OTHER, 2),
-        ]
-        wait_until(lambda: kafka.committed(OTHER) == 3)
+        late = receive(consumer, 5)
+        places = [(each.message_id.partition, each.offset) for each in late]
+        assert places == [(OTHER, offset) for offset in range(5)]
+        wait_until(lambda: kafka.committed(OTHER) == 5)
         for message in (*found, *late):
             message.ack()
 

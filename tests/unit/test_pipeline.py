@@ -193,6 +193,17 @@ def test_small_polls_are_one_run() -> None:
     assert [run.offsets for run in pipeline.take_many(5)] == [[0, 1, 2, 3, 4]]
 
 
+def test_what_is_before_a_late_start_of_its_partition_goes_on() -> None:
+    """R26: another chunk's markers go to another partition, which may have no leader."""
+    pipeline: Pipeline[str] = Pipeline()
+    poll(pipeline, 0, range(4094, 4098), own={4095, 4096, 4097})
+    first, behind = pipeline.take_many(3)
+    assert (first.offsets, behind.offsets) == ([4095], [4096, 4097])
+    pipeline.in_log(first)
+    assert pipeline.committable().offsets == {0: 4096}
+    assert commit(pipeline) == ["0/4095"]
+
+
 def test_records_are_counted_until_a_commit() -> None:
     pipeline: Pipeline[str] = Pipeline()
     poll(pipeline, 0, range(7), own={0})

@@ -46,6 +46,8 @@ _COMMIT_S = 0.0002  # one wait for the answer to a commit
 _BLOCK_S = 0.25  # in the client, which cannot be woken
 _IDLE_S = 0.1  # between two polls while nothing is wanted
 _GATE_S = 0.02  # how often it is looked whether there is room, and R6 is asked
+_MOST = 20_000  # messages that are polled and may not be STARTed yet
+_FULL_MS = 500  # between two polls while there is room for no more
 _BEFORE = 8  # what is ready is released before this share of its longest lease is left
 _LINGER_S = 0.1  # a demand whose receive has returned is forgotten after this
 _log = logging.getLogger(__name__)
@@ -174,8 +176,14 @@ class Intake:
 
     def _poll(self, timeout_s: float) -> None:
         wanted = 0 if self._no_more.is_set() else self._wanted()
-        room = max(0, wanted - self.pipeline.startable_count)
-        self._polled_ms = monotonic_ms()
+        # What may not be STARTed yet has a bound, too.
+        room = min(wanted - self.pipeline.startable_count, _MOST - len(self.pipeline))
+        room = max(0, room) if wanted else 0
+        now_ms = monotonic_ms()
+        # A poll takes a record; one that brings the answer to a commit must not wait.
+        if not room and self._commit is None and now_ms - self._polled_ms < _FULL_MS:
+            return
+        self._polled_ms = now_ms
         count = self.reader.poll(room, timeout_s)
         self._has_more = count >= MANY and self.pipeline.startable_count < wanted
 

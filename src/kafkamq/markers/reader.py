@@ -32,7 +32,7 @@ __all__ = ["MessageReader", "group_of"]
 
 MIN_POLL = 100  # records of one consume() ...
 MAX_POLL = 10_000  # ... and at most: where few or none of them are our own
-FULL_MS = 500  # what has no room for so long is fetched no more
+FULL_MS = MAX_AGE_MS  # what has no room for so long is fetched no more
 _ASK_AGAIN_S = 0.1
 _LOOK_AGAIN_S = 5.0  # after a look at a former owner's STARTs that failed
 _LOOK_FOR_S = 15.0  # of owning a partition; there may be more of them than can be read in time
@@ -137,8 +137,8 @@ class MessageReader:
 
         Args:
             room: Own messages that can be used now: bounds what is polled (back-pressure). 0: one
-                record is taken all the same; after half a second nothing more is fetched. Not at
-                once: a pause throws away what was fetched ahead.
+                record is taken all the same, and after 20 s nothing more is fetched. Not at once: a
+                pause throws away what was fetched ahead.
             timeout_s: Longest wait.
 
         Returns:
@@ -172,23 +172,17 @@ class MessageReader:
 
     def _make_room(self, room: int, now_ms: int) -> None:
         """Pause what there is no room for, and go on when there is."""
-        if room:
-            self._full_ms = 0
-            if not self._paused and not self._pipeline.waiting:
-                return
-            wanted: Iterable[Place] = self._places(self._pipeline.waiting)
-        else:
-            self._full_ms = self._full_ms or now_ms
-            is_full = now_ms - self._full_ms >= FULL_MS
-            wanted = self.group.places if is_full else self._places(self._pipeline.waiting)
-            if not is_full:
-                wanted = self._paused.union(wanted)
-        paused = self.group.places & set(wanted)
-        more, less = paused - self._paused, self._paused - paused
-        if more:
-            self.group.pause(more)
-        if less:
-            self.group.resume(less)
+        # A look is over soon; what waits for a leader may wait for long.
+        late = self._places(set(self._pipeline.waiting).difference(self._looking))
+        self._full_ms = 0 if room else self._full_ms or now_ms
+        is_full = bool(self._full_ms) and now_ms - self._full_ms >= FULL_MS
+        if not is_full and not self._paused and not late:
+            return
+        paused = self.group.places & set(self.group.places if is_full else late)
+        if paused - self._paused:
+            self.group.pause(paused - self._paused)
+        if self._paused - paused:
+            self.group.resume(self._paused - paused)
         self._paused = set(paused)
 
     def _take(self, records: Sequence[Record], polled_ms: int) -> None:

@@ -9,7 +9,6 @@ consumer_id, and polled again.
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
@@ -31,7 +30,7 @@ from kafkamq.markers.wire.markers import (
     identity_encoder,
 )
 from kafkamq.queue.wire.keys import join_key
-from kafkamq.queue.wire.partitions import CHUNK_OFFSETS, marker_key, marker_partition
+from kafkamq.queue.wire.partitions import marker_key, marker_partition
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import KafkaError
 from kafkamq.transport.producer import NEVER_REPORTED
@@ -195,13 +194,7 @@ class Starter:
         oldest_ms = self._oldest_by_reference_ms()
         named: dict[int, list[tuple[Lease, MessageRun]]] = {}
         for run in step.runs:
-            begin, count = 0, len(run.offsets)
-            while begin < count:  # R26: by chunks
-                end_offset = (run.offsets[begin] // CHUNK_OFFSETS + 1) * CHUNK_OFFSETS
-                end = bisect_left(run.offsets, end_offset, begin)
-                part = run if end - begin == count else run.cut(begin, end)
-                self._start(step, run, part, named, oldest_ms, now_ms)
-                begin = end
+            self._start(step, run, run, named, oldest_ms, now_ms)
         for number, leases in named.items():
             for batches, members in join((each[0].batch(), each) for each in leases):
                 value = encode_batch_start(self._state.encoder, batches, self._queue_key)
@@ -217,7 +210,7 @@ class Starter:
         oldest_ms: int | None,
         now_ms: int,
     ) -> None:
-        """Messages of one chunk, a part of ``of``; epochs ascend with offsets, as do times."""
+        """Messages of ``of``, or a part of them; epochs ascend with offsets, as do times."""
         facts, leases = self._state.facts, self._state.leases
         first, last = run.messages[0]._record, run.messages[-1]._record
         epoch = first.leader_epoch()

@@ -22,6 +22,11 @@ MAX_NAMED = 16_384
 _CHUNK_BITS = 12  # a batch lies in one chunk of 4096 offsets
 
 
+def chunk_end(offset: int) -> int:
+    """The first offset behind the chunk of this one."""
+    return ((offset >> _CHUNK_BITS) + 1) << _CHUNK_BITS
+
+
 class Placed(Protocol):
     """A message by its identity."""
 

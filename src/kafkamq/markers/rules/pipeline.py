@@ -11,12 +11,14 @@ of our own queue that has no START, or else everything polled: theirs are commit
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, TypeVar
 
+from kafkamq.markers.rules.batching import chunk_end
 from kafkamq.markers.rules.lease import Lease
 
 MAX_AGE_MS = 20_000
@@ -240,7 +242,7 @@ class Pipeline(Generic[Message]):
         return (run for run in self._polled if run.partition not in waiting)
 
     def take_many(self, count: int) -> list[Run[Message]]:
-        """Runs of so many messages, which are SENT from here on."""
+        """Runs of so many messages, each in one chunk (R26), which are SENT from here on."""
         taken: list[Run[Message]] = []
         passed: list[Run[Message]] = []
         while count and self._polled:
@@ -248,10 +250,11 @@ class Pipeline(Generic[Message]):
             if run.partition in self._waiting:
                 passed.append(run)
                 continue
-            size = len(run.offsets)
-            if size > count:
-                self._polled.appendleft(run.cut(count, size))
-                run, size = run.cut(0, count), count
+            size, end_offset = len(run.offsets), chunk_end(run.offsets[0])
+            if size > count or run.offsets[-1] >= end_offset:
+                end = min(count, bisect_left(run.offsets, end_offset))
+                self._polled.appendleft(run.cut(end, size))
+                run, size = run.cut(0, end), end
             taken.append(run)
             self._count -= size
             count -= size
