@@ -205,6 +205,12 @@ def test_times_to_wait_may_be_timedeltas(service: MemoryService, time: float | t
     producer = queue.producer()
     assert producer.send(b"x").result(time).queue_id == "q"
     producer.flush(time)
+    with queue.consumer() as consumer:
+        message = consumer.receive(time)
+        assert message is not None
+        message.ack()
+        consumer.flush(time)
+        consumer.close(time)
     with Worker(service, telemetry=False) as worker:
         worker.request_stop()
         assert worker.wait(time)
@@ -216,5 +222,9 @@ def test_what_is_no_time_is_refused(service: MemoryService, time: float) -> None
     service.queue("q").handler()(lambda message: None)
     with pytest.raises(ConfigError, match="timeout is"):
         producer.flush(time)
+    with service.queue("q").consumer() as consumer:
+        for call in (consumer.receive, consumer.flush, consumer.close):
+            with pytest.raises(ConfigError, match="timeout is"):
+                call(time)
     with Worker(service, telemetry=False) as worker, pytest.raises(ConfigError, match="timeout is"):
         worker.wait(time)
