@@ -260,19 +260,6 @@ def encode_start(
     )
 
 
-def encode_bare_start(
-    message_id: MessageId, key: bytes, value: bytes, *, redeliver_after_ms: int
-) -> bytes:
-    """A START with the fields that kafka-mq-go knows, and no others.
-
-    Raises:
-        WireError: a number is outside its range.
-    """
-    timeout_ms = checked(redeliver_after_ms, MAX_DURATION_MS)
-    start = pb.Marker(redeliver_after_ms=timeout_ms, key=key, value=value)
-    return _bounded(_message_id(message_id) + start.SerializeToString())
-
-
 def encode_end(
     message_id: MessageId,
     outcome: Outcome,
