@@ -263,7 +263,12 @@ def test_commits_do_not_wait_for_the_thread_that_polls(bootstrap: str, namespace
     group = GroupOffsets(ServiceConfig(bootstrap_servers=bootstrap), namespace)
     commits = CommitTurns(group)
     is_assigned, is_over = threading.Event(), threading.Event()
-    group.client.subscribe([topic], on_assign=lambda *_: is_assigned.set())
+
+    def assigned(*_: object) -> None:
+        group.place({(topic, 0): 0})
+        is_assigned.set()
+
+    group.client.subscribe([topic], on_assign=assigned)
 
     def poll() -> None:
         while not is_over.is_set():

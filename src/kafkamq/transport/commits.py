@@ -275,7 +275,17 @@ class CommitTurns:
         self._owner = threading.get_ident()
         while self._waiting:
             with suppress(IndexError):  # given up meanwhile
-                self._group.begin_these(self._waiting.popleft())
+                pending = self._waiting.popleft()
+                if not self._is_refused(pending):
+                    self._group.begin_these(pending)
+
+    def _is_refused(self, pending: PendingCommit) -> bool:
+        """Whether a partition of it has gone: brokers take any partition from any member."""
+        places = self._group.places
+        if all((each.topic, each.partition) in places for each in pending.offsets):
+            return False
+        pending.answer(KafkaError(KafkaError.UNKNOWN_MEMBER_ID))
+        return True
 
     def tend(self) -> None:
         """While the polling thread waits for a commit, whoever commits does so by itself."""
@@ -292,6 +302,8 @@ class CommitTurns:
             self._make(pending)
 
     def _make(self, pending: PendingCommit) -> None:
+        if self._is_refused(pending):
+            return
         try:
             answer = self._group.client.commit(offsets=pending.offsets, asynchronous=False)
             pending.answer(_first_error(answer))
