@@ -170,7 +170,7 @@ class MarkersConsumer(Consumer):
         self._hurry.clear()
         self._ack_writer.hurry()
         deadline_s = time.monotonic() + timeout
-        intake.demand = Demand(start, deadline_s)
+        intake.demand = Demand(n, start, deadline_s)
         state.intake.ring()
         while True:
             left_s = deadline_s - time.monotonic()
