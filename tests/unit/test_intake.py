@@ -105,7 +105,7 @@ def test_the_group_waits_for_no_application(kafka: Kafka, way: str) -> None:
         with kafka.consumer() as other:
             if way == "is full":
                 wait_until(lambda: busy.receive_many(1, 0.05) or partitions(other) == 2)
-            wait_until(lambda: partitions(other) == 2 and partitions(busy) == 2)
+            wait_until(lambda: partitions(other) == 2 and partitions(busy) == 2, timeout_s=10)
         for message in held:
             message.ack()
 
@@ -193,7 +193,7 @@ def test_what_nobody_takes_is_released_before_its_longest_lease_is_over(kafka: K
     with kafka.consumer(redelivery_timeout=within(0.5), max_lease=within(1.0)) as consumer:
         receive_one(consumer).ack()
         rest = {(ONE, offset) for offset in range(1, 5)}
-        wait_until(lambda: kafka.ends(Outcome.RELEASE) == rest)
+        wait_until(lambda: kafka.ends(Outcome.RELEASE) == rest, timeout_s=10)
         assert consumer.in_flight == 0
 
 
@@ -204,7 +204,7 @@ def test_who_asks_for_nothing_for_long_leaves_and_joins_again(kafka: Kafka) -> N
         message = receive_one(consumer)
         wait_until(lambda: consumer.in_flight == 3)
         consumer.intake.reader.max_idle_ms = 0
-        wait_until(lambda: not partitions(consumer))
+        wait_until(lambda: not partitions(consumer), timeout_s=10)
         assert kafka.ends(Outcome.RELEASE) == {(ONE, 1), (ONE, 2)}
         message.ack(wait=True)
         consumer.intake.reader.max_idle_ms = 300_000

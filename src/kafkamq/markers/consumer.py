@@ -173,7 +173,7 @@ class MarkersConsumer(Consumer):
         deadline_s = time.monotonic() + wait_seconds(timeout, may_be_endless=True)
         self._hurry.clear()
         self._ack_writer.hurry()
-        intake.demand = Demand(start, deadline_s)
+        intake.demand = Demand(n, start, deadline_s)
         state.intake.ring()
         while True:
             left_s = deadline_s - time.monotonic()

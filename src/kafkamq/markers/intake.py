@@ -37,12 +37,12 @@ AHEAD_MS = 100  # let the next ones be STARTed while the application works
 MIN_TIMEOUT_MS = 5000  # ... on queues with such a redelivery timeout, or a longer one
 PATIENCE_MS = 1000  # so long STARTs of a marker partition that does not answer are waited for
 COMMIT_INTERVAL_MS = 1000  # other queues' messages are committed this often
-COMMIT_TIMEOUT_MS = 10_000  # then a commit is given up (R5: bounded)
+COMMIT_TIMEOUT_S = 10.0  # then a commit is given up (R5: bounded)
 MAX_AGE_S = 15.0  # an intake that has not turned for so long is taken for hung
 MANY = 100  # records of one poll, behind which there are more: these are read first
 _SENT_S = 0.002  # one wait for reports of STARTs ...
-_OUTAGE_S = 0.05  # ... which come late anyway
-_COMMIT_S = 0.0002  # one wait for the answer to a commit
+_OUTAGE_S = 0.02  # ... or for the answer to a commit, which comes late anyway
+_COMMIT_S = 0.0005  # one wait for the answer to a commit
 _BLOCK_S = 0.25  # in the client, which cannot be woken
 _IDLE_S = 0.1  # between two polls while nothing is wanted
 _GATE_S = 0.02  # how often it is looked whether there is room, and R6 is asked
@@ -56,9 +56,10 @@ _log = logging.getLogger(__name__)
 class Demand:
     """What a ``receive`` that waits has asked for."""
 
-    __slots__ = ("start", "until_s")
+    __slots__ = ("count", "start", "until_s")
 
-    def __init__(self, start: int, deadline_s: float) -> None:
+    def __init__(self, count: int, start: int, deadline_s: float) -> None:
+        self.count = count  # messages of one receive
         self.start = start  # messages to be STARTed, together with what is ready
         self.until_s = deadline_s + _LINGER_S  # monotonic; a next receive goes on with it
 
@@ -97,10 +98,11 @@ class Intake:
         self.asked_ms = monotonic_ms()
         self.is_fast = False
         self.failure: KafkaMQError | None = None
-        self._last_start = 0  # what was asked for last
+        self._last_start = self._last_count = 0  # what was asked for last
         self._commit: PendingCommit | None = None
         self._starts: dict[int, int] = {}  # of this commit: partitions that begin there
-        self._committed_ms = self._began_ms = monotonic_ms()  # commits
+        self._committed_ms = monotonic_ms()  # when one was answered last
+        self._began_s = 0.0  # monotonic; when it set out
         self._step: Step | None = None  # in a transaction
         self._transaction: Transaction | None = None
         self._gather_ms = 0  # since when messages are gathered for one
@@ -159,11 +161,13 @@ class Intake:
         bell = self._state.intake
         if self._has_more:  # what is next is read while brokers write what was sent
             return 0.0
-        if self._starter.is_waiting:
-            self._starter.wait(_OUTAGE_S if self._late else _SENT_S)
+        if self._starter.is_waiting:  # the longer it takes, the more seldom it is looked
+            waited_s = (monotonic_ms() - self._starter.oldest_ms) / 1000
+            self._starter.wait(max(_SENT_S, min(_OUTAGE_S, waited_s / 4)))
             return 0.0
         if self._commit is not None:
-            bell.wait(_COMMIT_S)
+            waited_s = time.monotonic() - self._began_s
+            bell.wait(max(_COMMIT_S, min(_OUTAGE_S, waited_s / 4)))
             return 0.0
         if self._wanted() and not self._no_more.is_set():
             can_start = self.pipeline.startable_count and not self._transaction
@@ -191,7 +195,7 @@ class Intake:
         """Messages that are asked for now, or will be soon."""
         demand = self.demand
         if demand is not None and time.monotonic() < demand.until_s:
-            self._last_start = demand.start
+            self._last_start, self._last_count = demand.start, demand.count
             return demand.start
         return self._last_start if self.is_fast else 0
 
@@ -245,7 +249,8 @@ class Intake:
         # What is polled in small pieces is STARTed in larger ones.
         if self._has_more or (sent and startable < min(wanted, self._last_start)):
             return 0
-        return min(wanted, startable)
+        count = min(wanted, startable)
+        return count if count < self._last_count else count - count % self._last_count
 
     def _see_reports(self) -> None:
         """SENT runs of which all is reported are IN_LOG; what failed is read again."""
@@ -300,13 +305,12 @@ class Intake:
         if self._commit is not None or self._transaction is not None:
             return
         pipeline, starts = self.pipeline, self.reader.starts
-        if not starts and not pipeline.is_open and not pipeline.uncommitted_count:
+        has_runs = any(run.state is RunState.IN_LOG for run in pipeline.under_way())
+        if not has_runs and not starts and not self._may_skip():
             return
         covered = pipeline.committable()
-        if not covered.runs and not starts and not self._may_skip():
-            return
         if not covered.offsets and not starts:
-            if covered.runs:
+            if covered.runs:  # a former commit has them, though it had no answer
                 pipeline.committing(covered)
                 self._make_ready(pipeline.committed())
             else:
@@ -317,7 +321,7 @@ class Intake:
     def _send_commit(self, covered: Covered[MarkersMessage], starts: dict[int, int]) -> None:
         self._starts = dict(starts)
         self.pipeline.committing(covered)
-        self._began_ms = monotonic_ms()
+        self._began_s = time.monotonic()
         self._commit = self.reader.begin_commit(covered.offsets | self._starts)
 
     def _may_skip(self) -> bool:
@@ -340,7 +344,7 @@ class Intake:
             for number, start in self._starts.items():
                 self.reader.started_at(number, start)
             self._make_ready(runs)
-        elif commit.is_answered or monotonic_ms() - self._began_ms >= COMMIT_TIMEOUT_MS:
+        elif commit.is_answered or time.monotonic() - self._began_s >= COMMIT_TIMEOUT_S:
             self._commit = None
             self._committed_ms = monotonic_ms()  # of skipped ones: not at once again
             gone, positions = self.pipeline.commit_failed()

@@ -323,6 +323,11 @@ class Starter:
         """Whether STARTs are under way."""
         return bool(self._unreported)
 
+    @property
+    def oldest_ms(self) -> int:
+        """When the oldest of these was written; monotonic."""
+        return next(iter(self._unreported)).step.written_ms
+
     def late_partitions(self, patience_ms: int) -> set[int]:
         """Partitions of the messages with STARTs to marker partitions that do not answer."""
         until_ms = monotonic_ms() - patience_ms

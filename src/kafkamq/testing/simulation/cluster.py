@@ -6,11 +6,11 @@ import logging
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kafkamq.testing.history import LogRecord
 from kafkamq.testing.simulation.limits import Situation
-from kafkamq.testing.simulation.scheduler import START_NS, Process, Scheduler
+from kafkamq.testing.simulation.scheduler import NS_PER_S, START_NS, Process, Scheduler
 from kafkamq.transport import clients
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _HIT = 0.05, 0.5  # of writes, while a producer is to fail: of others, and of markers
 _HIT_S = 0.2  # so long such a write is under way
 _STALE = 0.3  # of answers, while some brokers lag behind
+MAX_POLL_GAP_S = 1.0
 _log = logging.getLogger(__name__)
 _STEPS_MS = (-3_600_000, -5000, -1, 700, 5000, 3_600_000)
 
@@ -60,6 +61,8 @@ class SimulatedKafka:
         self._armed = 0  # producers that are to fail
         self._at: Callable[[float, Callable[[], None]], None] = lambda *_: None
         self._cluster: MemoryKafka | None = None
+        self.is_watched: Callable[[Process], bool] = lambda _: False
+        """Whether the members of groups in a process must be polled all the time."""
 
     # ---- what it is
 
@@ -183,12 +186,36 @@ class SimulatedKafka:
                 assert task is not None, "only simulated threads open clients"
                 self._scheduler.require_own("open clients")
                 self._owners[client] = task.process
+                if self.is_watched(task.process) and hasattr(client, "subscribe"):
+                    self._watch(client, task.process)
                 return client
 
             return open_client
 
         factories = clients.open_admin, clients.open_consumer, clients.open_producer
         return [(each, owned(each)) for each in factories]
+
+    def _watch(self, client: Any, process: Process) -> None:
+        """A member of a group is polled once a second, whatever happens to its process."""
+        scheduler, subscribe, consume = self._scheduler, client.subscribe, client.consume
+        last_ns = 0
+
+        def subscribed(*args: object, **callbacks: object) -> None:
+            nonlocal last_ns
+            last_ns = scheduler.now_ns
+            subscribe(*args, **callbacks)
+
+        def consumed(size: int, timeout_s: float) -> object:
+            nonlocal last_ns
+            gap_s = (scheduler.now_ns - max(last_ns, process.thawed_ns)) / NS_PER_S
+            if last_ns and gap_s > MAX_POLL_GAP_S:
+                scheduler.failures.append(f"{process!r} was not polled for {gap_s:.3f} s")
+            try:
+                return consume(size, timeout_s)
+            finally:
+                last_ns = scheduler.now_ns
+
+        client.subscribe, client.consume = subscribed, consumed
 
     def _plan(self, kind: str, client: object, place: Place | None) -> Fault | None:
         from kafkamq.transport.memory.faults import REFUSALS, UNKNOWN, Fault

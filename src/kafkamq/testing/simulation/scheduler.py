@@ -48,6 +48,7 @@ class Process:
         self.pid = pid
         self.is_alive = True
         self.is_frozen = False
+        self.thawed_ns = 0
         self.on_death: list[Callable[[], None]] = []
         self.exit_calls: list[tuple[Callable[..., object], tuple[object, ...]]] = []  # atexit
         self.globals: dict[object, object] = {}  # what is one of in each process
@@ -77,6 +78,7 @@ class Process:
 
     def thaw(self) -> None:
         self.is_frozen = False
+        self.thawed_ns = self.scheduler.now_ns
         held, self._held = self._held, []
         self.scheduler.ready.extend(held)
 

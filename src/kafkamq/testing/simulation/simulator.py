@@ -184,6 +184,7 @@ class _Run(Stage[_Actor]):
         markers.settings["retention.ms"] = str(limits.retention_ms)
         self.kafka.cluster.groups.on_kept = self._kept
         self.kafka.cluster.groups.on_known = self._known
+        self.kafka.is_watched = lambda process: process.name.startswith("w")  # workers
         self.set_alarm()
         if limits.invented_every_ms:
             world.start("inventor", lambda _: write_inventions(world), lambda: None)
