@@ -308,5 +308,13 @@ def test_what_was_refused_is_found_by_halves() -> None:
     assert rows_of(size) == 2048
     size.refused(1)
     assert rows_of(size) == 1
-    size.written(1, 100, 0.1)
+    size.read(1, 0.1)
     assert rows_of(size) == 2, "it grows again while nothing is refused"
+
+
+def test_transactions_that_take_as_long_whatever_they_hold_are_not_made_smaller() -> None:
+    """A slow coordinator is not a slow link: less at a time would only be slower."""
+    size = WindowSize(50_000, 16_000_000)
+    for _ in range(20):
+        size.written(1, size.bytes, 5.0)
+    assert size.bytes == 4 * 1024 * 1024

@@ -407,6 +407,19 @@ def test_what_cannot_be_written_holds_up_nothing_else(logs: Logs, waits: bool) -
     assert logs.copies() == Counter(map(place, free + bound))
 
 
+def test_dead_letters_wait_for_no_leader(logs: Logs) -> None:
+    """Neither of their own topic's partitions, nor of where a copy would have gone."""
+    worn = (("kafkamq-delivery-count", b"5"),)
+    ids = [one for one in logs.send(8, key=TO_SECOND, headers=worn) if one.partition == 0]
+    logs.start(ids)
+    logs.pass_time()
+    letters = len(logs.cluster.topics[CONFIG.dead_letter_topic].partitions)
+    bound = CONFIG.dead_letter_topic, key_partition(TO_SECOND, letters)
+    logs.cluster.faults.offline |= {bound, (CONFIG.message_topic, 1)}
+    assert logs.settle().dead_letters == len(ids) == 4
+    assert not {number for number, _, _ in logs.records(CONFIG.dead_letter_topic)} & {bound[1]}
+
+
 def test_an_owner_that_cannot_ask_again_waits_for_what_is_awaited(logs: Logs) -> None:
     """R32: what stands before it is settled."""
     ids = logs.send(8, key=TO_FIRST)

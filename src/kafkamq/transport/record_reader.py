@@ -103,8 +103,15 @@ class RecordReader:
     ) -> Iterator[tuple[int, dict[int, Record | None]]]:
         """What one poll gives; scans that are over go."""
         for number, records in groupby(follower.poll(MAX_READ, _WAIT_S), Record.partition):
-            if number in scans and (found := scans[number].take(records)):
-                assert number is not None, "records have a partition"
+            if number not in scans:
+                continue
+            assert number is not None, "records have a partition"
+            scan, asked_s = scans[number], scans[number].answered_s
+            found = scan.take(records)
+            self._answers.came(number, time.monotonic() - asked_s)
+            if patience is not None:
+                patience.found(self._place(number), scan.position)
+            if found:
                 yield number, found
         for number, scan in list(scans.items()):
             if found := self._passed(follower, number, scan, patience, left is None):
@@ -152,8 +159,9 @@ class RecordReader:
         if not scan.is_at_end:
             if scan.is_far:
                 follower.place({place: scan.target})
-        elif patience is not None and patience.is_over(place, scan.target, scan.position):
-            passed += scan.pass_to(_NONE, is_end=True)
+        elif patience is not None:
+            over = patience.over_from(place, scan.target, scan.position)
+            passed += scan.pass_from(over)
         return dict.fromkeys(passed)
 
     def _connected(self) -> Follower:
@@ -226,6 +234,15 @@ class _Scan:
         begin = self._at
         self._at = bisect_left(self._offsets, position, begin)
         return list(self._offsets[begin : self._at])
+
+    def pass_from(self, over: int) -> list[int]:
+        """Nothing wanted from there on is in the log, nor will it be."""
+        kept = bisect_left(self._offsets, over, self._at)
+        passed = list(self._offsets[kept:])
+        if passed:
+            self._offsets = self._offsets[:kept]
+        self.is_at_end = self.remains
+        return passed
 
     def pass_to(self, position: int, *, is_end: bool) -> list[int]:
         """The log has nothing wanted before ``position``, which may be its end."""

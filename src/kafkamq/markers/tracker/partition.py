@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -18,11 +19,15 @@ from kafkamq.markers.wire.signs import Sign, SignKind
 from kafkamq.markers.wire.status import TrackerStatus
 from kafkamq.transport.clock import monotonic_ms
 
+_log = logging.getLogger(__name__)
+
 ENGINE = "local"
 """The engine's name in ledgers: its replicas are one engine (R22)."""
 
 _MAX_PAUSE_S = 5.0
 _FIRST_PAUSE_S = 0.1
+_TELL_S = 60.0
+_MAX_LOOK_S = 12.0
 _LOOK_S = 3.0  # between two looks for what brokers do not know, or do not answer for
 _LEDGER_REFRESH_S = 3600.0  # Kafka forgets offsets of a group that is silent for days
 _EPOCH_REFRESH_S = 60.0  # ... and other replicas start by what partition 0's ledger says (R22)
@@ -73,6 +78,8 @@ class TrackedPartition:
         self._end = -1  # the log was read up to here, control records included
         self._kept_from = -1  # no position behind this offset; -1: nothing is kept
         self._awaited: deque[tuple[float, Sequence[Settle | Carry]]] = deque()  # and until when
+        self._look_s = _LOOK_S
+        self._told_s = -_TELL_S  # monotonic: when it was logged that something is awaited
         self._retry_s = 0.0  # monotonic: nothing is tried before
         self._pause_s = _FIRST_PAUSE_S
         self.last_status: TrackerStatus | None = None
@@ -179,9 +186,28 @@ class TrackedPartition:
         return self.core.plan(self._config.max_offsets_per_commit)
 
     def awaits(self, actions: Sequence[Settle | Carry]) -> None:
-        """These cannot be settled yet (R18): they are planned again after a while."""
-        if actions:
-            self._awaited.append((time.monotonic() + _LOOK_S, actions))
+        """These cannot be settled yet (R18): they are planned again after a while, a longer one
+        while there are always some.
+        """
+        if not actions:
+            if not self._awaited:
+                self._look_s = _LOOK_S
+            return
+        now_s = time.monotonic()
+        self._awaited.append((now_s + self._look_s, actions))
+        self._look_s = min(2 * self._look_s, _MAX_LOOK_S)
+        if now_s > self._told_s + _TELL_S:
+            self._told_s = now_s
+            first = actions[0]
+            _log.warning(
+                "due messages wait for a log that does not answer, or is not known",
+                extra={
+                    "partition": self.number,
+                    "actions": len(actions),
+                    "first_start": first.start_offset,
+                    "message_partition": first.message_id.partition,
+                },
+            )
 
     def keep_from(self, offset: int) -> None:
         """No position behind this record: its copy in the quarantine is not confirmed (R21).

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import TypeAlias
 
 from kafkamq.config import ServiceConfig
@@ -196,6 +197,10 @@ class MessageLookup:
         if unknown and time.monotonic() - self._topics_s >= _FRESH_S:
             source = self.topic(name, max_age_s=_FRESH_S)
             unknown = {log for log in logs if not _is_in(log, source)}
+        if source.partitions:
+            self._patience.found((name, -1))
+        for _, topic_id in logs.keys() - unknown:
+            self._patience.found((name, topic_id))
         awaited = set()
         for log in unknown:
             partition, topic_id = log
@@ -274,6 +279,7 @@ class Rereader:
         # Of queues that are topics of their own, by these and their ids; the last ones used.
         self._others: dict[tuple[str, bytes], MessageLookup] = {}
         self._markers = RecordReader(config, config.marker_topic)
+        self._is_stale = False  # what is known of topics
 
     def close(self) -> None:
         """Close the clients; idempotent."""
@@ -292,6 +298,10 @@ class Rereader:
         with contextlib.suppress(KafkaMQError):
             self.messages.topic(self._config.message_topic)
         self._markers.prepare()
+
+    def ask_again(self) -> None:
+        """What the topics are is asked anew by the next window."""
+        self._is_stale = True
 
     def lookup_of(self, start: Marker | None) -> MessageLookup:
         """Where the message of a START stands (R37)."""
@@ -322,6 +332,10 @@ class Rereader:
         """
         while len(self._others) > _MAX_TOPICS:
             self._others.pop(next(iter(self._others))).close()
+        if self._is_stale:
+            self._is_stale = False
+            for lookup in (self.messages, *self._others.values()):
+                lookup.ask_again()
         found = self._starts(partition, rows, deadline_s, max_bytes)
         asked: dict[MessageLookup, list[int]] = {}
         for at, each in enumerate(found):
@@ -498,7 +512,7 @@ def _size(records: Iterable[Record | None]) -> int:
 def _same(one: MessageId, place: _Place, found: _Read) -> Sequence[Record | None]:
     """The records of a span that are of its leader epoch, where both are known."""
     there = found.get(place[0], {})
-    records = [there[offset] for offset in place[1] if offset in there]
+    records = [there[offset] for offset in takewhile(there.__contains__, place[1])]
     if one.leader_epoch <= 0:
         return records
     epochs = (None, -1, one.leader_epoch - 1)

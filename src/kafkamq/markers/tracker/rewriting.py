@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -58,6 +59,7 @@ _log = logging.getLogger(__name__)
 
 _OVERHEAD_BYTES = 128  # of a record and its batch, beyond key, value and headers
 _HEADER_BYTES = 8
+_PART_S = 2.0  # what preparing a part may take
 _COPY_BYTES = _OVERHEAD_BYTES + 400  # with an origin, which names a topic, and a count
 _Place = tuple[int, int, MessageId]
 """Of a row: marker partition and offset of its START, and the message."""
@@ -145,7 +147,10 @@ class Rewriter:
         part = Part(partition)
         self._max_bytes = max_bytes
         self._aim(None)
+        full_s = time.monotonic() + _PART_S
         for found in window:
+            if part.rows and time.monotonic() > full_s:  # each topic is asked for
+                break
             if not self._rewrite_action(part, found):
                 break
         self._end_batches(part)
@@ -175,17 +180,14 @@ class Rewriter:
         if usual is not None:
             self._copy_all(part, found, usual)
         else:
-            is_led = not self._messages.leaderless
             for number in range(known):
                 if part.size_bytes >= self._max_bytes:
                     break
                 message = found.message(number)
-                if not is_led and self._has_no_leader(message.row, message.start):
-                    if not self._await(part, message.row):
-                        break
-                    continue
-                self._rewrite(part, message)
-                part.rows += 1
+                if self._rewrite(part, message):
+                    part.rows += 1
+                elif not self._await(part, message.row):
+                    break
         if part.rows - before < known:
             return False
         if known < found.size and not self._await(part, cut(found.row, known)):
@@ -194,6 +196,7 @@ class Rewriter:
 
     def _await(self, part: Part, row: Settle | Carry) -> bool:
         """These messages are done without a record; False: the part ends before them."""
+        self._rereader.ask_again()  # its partition may have a leader again, or its topic be there
         if not self._waits:
             part.awaited.append(row)
             part.rows += size_of(row)
@@ -267,13 +270,8 @@ class Rewriter:
             offset += skipped
             if size_bytes >= full:
                 break
-            if lost and record is not None and self._is_to(lost, record.key()):
-                if not self._await(part, cut(row, at, at + 1)):
-                    break
-                other |= 1 << offset - first.offset
-                continue
-            part.rows += 1
-            if record is not None:
+            is_bound = lost and record is not None and self._is_to(lost, record.key())
+            if record is not None and not is_bound:
                 headers: Headers = record.headers() or ()  # type: ignore[assignment]  # a list
                 key, value = record.key() or b"", record.value()
                 size, is_usual = _COPY_BYTES + len(key) + len(value or b""), True
@@ -287,9 +285,13 @@ class Rewriter:
                     add((topic.name, to, key, value, (*headers, (ORIGIN, origin), *counted)))
                     size_bytes += size
                     copies += 1
+                    part.rows += 1
                     continue
             part.size_bytes = size_bytes
-            self._rewrite(part, found.message(at))
+            if self._rewrite(part, found.message(at)):
+                part.rows += 1
+            elif not self._await(part, cut(row, at, at + 1)):
+                break
             size_bytes = part.size_bytes
             other |= 1 << offset - first.offset
         part.size_bytes = size_bytes
@@ -297,8 +299,8 @@ class Rewriter:
         taken = lowest(row.bits, copies + other.bit_count())
         part.end_batch(Outcome.REDELIVERED, "", first, taken ^ other)
 
-    def _rewrite(self, part: Part, found: Found) -> None:
-        """The records of one row."""
+    def _rewrite(self, part: Part, found: Found) -> bool:
+        """The records of one row; False: nobody leads the partition where its copy must go."""
         row, start, error = found.row, found.start, found.error
         refused, refusals = self._refused
         if refusals and _place(part.partition, row) != refused:
@@ -313,7 +315,7 @@ class Rewriter:
             lack = "the message was deleted before"
         if lack:
             self._bury(part, found, start, DeadLetter(_LOST, _joined(lack, error)), refusals)
-            return
+            return True
         if isinstance(row, Carry):
             topic = self._config.marker_topic
             is_done = not refusals and self._carry(part, row, start, found)
@@ -327,13 +329,16 @@ class Rewriter:
             )
             if isinstance(decision, DeadLetter):
                 self._bury(part, found, start, decision, refusals, has_payload=True)
-                return
+                return True
+            if self._messages.leaderless and self._has_no_leader(row, start):
+                return False
             topic = self._messages.name
             is_done = not refusals and self._copy(part, row, start, found, decision)
         if not is_done:  # R11: never a stall; the payload lives as long as the record that has it
             text = f"its copy is larger than {size_limit(self._config, topic)}"
             lost = DeadLetter(_LOST, _joined(text, error))
             self._bury(part, found, start, lost, max(1, refusals), has_payload=True)
+        return True
 
     def _copy(self, part: Part, row: Settle, start: Marker, found: Found, copy: Copy) -> bool:
         """A copy at the queue's tail and its END; False: the topic would refuse it."""
@@ -410,7 +415,10 @@ class Rewriter:
                     "offset": found.row.start_offset,
                 },
             )
-        part.add(topic.name, self._spread(key, topic), key, value, headers)
+        to = self._spread(key, topic)
+        if to in topic.leaderless:  # nobody is promised an order of dead letters
+            to = self._random.choice(_targets(topic))
+        part.add(topic.name, to, key, value, headers)
         self._end(part, found, Outcome.DEAD_LETTERED, cut_text(why.error))
         part.dead_letters += 1
         part.payload_lost += why.reason is _LOST

@@ -110,6 +110,8 @@ class WindowSize:
 
     def read(self, rows: int, seconds: float) -> None:
         """So many were read: the next ones may be as many as fit at this rate."""
+        # After a refusal windows are small; they grow again while nothing is refused.
+        self._refused_rows = min(self._max_rows, 2 * self._refused_rows)
         if rows < self._rows and seconds <= _READ_S:
             return  # there were no more
         fitting = min(int(rows * _READ_S / max(seconds, 1e-9)), 4 * self._rows)
@@ -120,11 +122,11 @@ class WindowSize:
         """A transaction was committed; one of less than half of the limit says nothing of that."""
         if rows:
             self._row_bytes = max(1.0, size_bytes / rows)
-        # After a refusal windows are small; they grow again while nothing is refused.
-        self._refused_rows = min(self._max_rows, 2 * self._refused_rows)
         if 2 * size_bytes < self.bytes:
             return
         fitting = int(size_bytes * _FULL_S / max(seconds, 1e-3))
+        if _FULL_S < seconds < 2 * _FULL_S:  # it may be what any one takes: as many bytes again
+            fitting = self.bytes
         limit = min(_MAX_GROWTH * self.bytes, self._max_bytes)
         if self._careful:
             self._careful -= 1
@@ -349,7 +351,7 @@ class Settlement:
             if self._is_too_large(part, error):
                 return False
             settler.size.failed(part.size_bytes)
-            settler.rereader.messages.ask_again()  # a partition may have no leader any more
+            settler.rereader.ask_again()  # a partition may have no leader any more
             raise
         rows = part.rows - sum(map(size_of, part.awaited))
         settler.size.written(rows, part.size_bytes, time.monotonic() - began_s)
