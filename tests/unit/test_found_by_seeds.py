@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import pytest
 from confluent_kafka import KafkaError
@@ -20,6 +21,7 @@ from kafkamq.queue.namespace import Namespace
 from kafkamq.queue.service import Service
 from kafkamq.transport import clients, transactions
 from kafkamq.transport.admin import Admin, uuid_bytes
+from kafkamq.transport.errors import is_retriable
 from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
 from kafkamq.transport.memory.faults import Fault
 from kafkamq.transport.memory.producer import Producer
@@ -194,3 +196,18 @@ def test_a_claim_that_ends_beside_its_outputs_ends_them_and_their_client(
     assert not fence.is_usable
     log = cluster.topics["outputs"].partitions[0]
     assert log.read(0, 10, is_committed=True)[0] == []
+
+
+def test_a_partition_without_a_leader_has_no_bounds(cluster: MemoryKafka) -> None:
+    """Where nobody leads it the client says -1001, which would be a log that was truncated."""
+    cluster.faults.offline.add(("n.markers", 0))
+    with Admin(config_of(cluster), timeout_s=0.5) as admin:
+        for ask in (
+            partial(admin.log_bounds, "n.markers", [0]),
+            partial(admin.log_ends, "n.markers"),
+        ):
+            with pytest.raises((BrokerError, DeadlineExceededError)) as caught:
+                ask()
+            assert is_retriable(caught.value)
+        cluster.faults.offline.clear()
+        assert admin.log_bounds("n.markers", [0]) == {0: (0, 0)}

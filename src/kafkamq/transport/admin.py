@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from confluent_kafka import (
+    OFFSET_INVALID,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -469,7 +470,11 @@ def _listed(
     futures = attempt.client.list_offsets(
         wanted, isolation_level=isolation, request_timeout=attempt.timeout_s
     )
-    return {place.partition: attempt.wait(future) for place, future in futures.items()}
+    listed = {place.partition: attempt.wait(future) for place, future in futures.items()}
+    if any(found.offset == OFFSET_INVALID for found in listed.values()):
+        # The client asks nobody where there is no leader, and does not say so.
+        raise broker_error(KafkaError(KafkaError.LEADER_NOT_AVAILABLE), attempt.doing)
+    return listed
 
 
 def _configs(

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from confluent_kafka import (
+    OFFSET_INVALID,
     ConsumerGroupState,
     ConsumerGroupType,
     IsolationLevel,
@@ -152,6 +153,8 @@ class AdminClient(Client):
             if partition is None:
                 text = "Failed to query partition leaders: No leaders found"
                 raise failure(KafkaError._NOENT, text)
+            if (place.topic, place.partition) in self.cluster.faults.offline:
+                return ListOffsetsResultInfo(OFFSET_INVALID, -1, -1)  # as librdkafka's
             spec = topic_partition_offsets[place]
             end = partition.stable if is_committed else partition.end
             if spec is OffsetSpec.earliest():  # type: ignore[no-untyped-call]  # of confluent_kafka
