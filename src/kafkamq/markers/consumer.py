@@ -27,7 +27,7 @@ from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.rules.handout import ReceiveAhead
 from kafkamq.markers.state import ConsumerState
 from kafkamq.markers.transactor import Transactor
-from kafkamq.metrics.catalog import IN_FLIGHT
+from kafkamq.metrics.catalog import IN_FLIGHT, POLL_AGE, READY, UNDER_WAY
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.ids import new_consumer_id
 from kafkamq.queue.message import Message, only_ack
@@ -112,7 +112,13 @@ class MarkersConsumer(Consumer):
         self._ending = threading.Lock()
         process_gate.join(self._state.leases)
         atexit.register(self._close_at_exit)
-        self._forget_gauge = IN_FLIGHT.watch(lambda: {(queue.queue_id,): self.in_flight})
+        key, intake = (queue.queue_id,), self.intake
+        self._forget_gauges = (
+            IN_FLIGHT.watch(lambda: {key: self.in_flight}),
+            READY.watch(lambda: {key: len(intake.ready)}),
+            UNDER_WAY.watch(lambda: {key: intake.under_way_count}),
+            POLL_AGE.watch(lambda: {key: intake.poll_age_s}),
+        )
         self.keeper.start()
         self.intake.start()
 
@@ -276,7 +282,8 @@ class MarkersConsumer(Consumer):
                 self.keeper.stop()
                 atexit.unregister(self._close_at_exit)
                 state.is_closed = True
-                self._forget_gauge()
+                for forget in self._forget_gauges:
+                    forget()
                 process_gate.leave(state.leases)
                 state.writer.close()
                 if self._transactor is not None:

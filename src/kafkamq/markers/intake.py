@@ -72,6 +72,7 @@ class Intake:
         ready_count: So many were there when the last ones came, at ``ready_ms``.
         demand: What is asked for; None: nothing.
         asked_ms: When somebody asked last; monotonic.
+        under_way_count: Messages that are STARTed and not committed, as it was a moment ago.
         is_fast: Whether what was ready was many, and was used up at once.
         failure: What went wrong, for the next ``receive``.
     """
@@ -107,6 +108,7 @@ class Intake:
         self._transaction: Transaction | None = None
         self._gather_ms = 0  # since when messages are gathered for one
         self._late: set[int] = set()  # partitions that wait for STARTs without an answer
+        self.under_way_count = 0
         self._has_more = False  # the last poll brought records, and there is room for more
         self._polled_ms = monotonic_ms()
         self._is_ending = False
@@ -153,6 +155,11 @@ class Intake:
         self.failure = self.failure or error
         self._state.application.ring()
         self._state.intake.wait(_IDLE_S)
+
+    @property
+    def poll_age_s(self) -> float:
+        """How long the last poll is ago."""
+        return (monotonic_ms() - self._polled_ms) / 1000
 
     # Waiting and polling.
 
@@ -239,10 +246,12 @@ class Intake:
         """Messages to be STARTed now."""
         wanted, pipeline = self._wanted(), self.pipeline
         startable = pipeline.startable_count
+        under_way = list(pipeline.under_way())
+        self.under_way_count = sum(len(run.offsets) for run in under_way)
         if not wanted or not startable:
             return 0
         late = self._late
-        sent = [run for run in pipeline.under_way() if run.partition not in late]
+        sent = [run for run in under_way if run.partition not in late]
         if self.is_fast:
             wanted *= 2
         wanted -= sum(len(run.offsets) for run in sent) + len(self.ready)
