@@ -6,6 +6,7 @@ verbatim in ``ServiceConfig.kafka`` and reach every client (``transport/settings
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -55,12 +56,16 @@ def milliseconds(value: float | timedelta, *, name: str, minimum: int = 0) -> in
     return result
 
 
-def wait_seconds(value: float | timedelta, *, name: str) -> float:
+def wait_seconds(
+    value: float | timedelta, *, name: str = "timeout", may_be_endless: bool = False
+) -> float:
     """How long to wait for an end, in seconds: what is left of a time may be negative, which is 0.
 
     Raises:
-        ConfigError: not a number, or not finite.
+        ConfigError: not a number, or not finite where it may not be endless (``math.inf``).
     """
+    if may_be_endless and value == math.inf:
+        return _MAX_WAIT_S
     wait_ms = milliseconds(value, name=name, minimum=-(10**15))
     return max(0.0, min(wait_ms / 1000, _MAX_WAIT_S))
 

@@ -13,7 +13,7 @@ from tests.sure_producer import write_records
 from tests.waiting import wait_until, within
 
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import DataLossError, DeadlineExceededError, StateError
+from kafkamq.errors import BrokerError, DataLossError, DeadlineExceededError, StateError
 from kafkamq.transport import record_reader
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.clients import open_producer
@@ -21,7 +21,7 @@ from kafkamq.transport.follower import Follower
 from kafkamq.transport.group_consumer import COMMITTED, GroupConsumer
 from kafkamq.transport.log_reader import LogRange, LogReader, scan
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
-from kafkamq.transport.record import Place, Record
+from kafkamq.transport.record import Place, Record, TopicPartition
 from kafkamq.transport.record_reader import RecordReader
 from kafkamq.transport.settings import producer_settings
 from kafkamq.transport.transactions import TransactionalProducer
@@ -339,6 +339,23 @@ def test_a_reader_finds_a_partition_that_was_added_meanwhile(
     assert found is not None
     assert found.value() == b"added"
     reader.close()
+
+
+def test_a_transaction_takes_no_offsets_from_whom_the_group_does_not_name(
+    config: ServiceConfig, topic: str
+) -> None:
+    """Kafka would take them from anybody."""
+    producer = TransactionalProducer(config, f"{topic}-writer")
+    producer.init()
+    with (
+        pytest.raises(BrokerError, match="UNKNOWN_MEMBER_ID"),
+        producer.transaction(),
+    ):
+        producer.send_offsets([TopicPartition(topic, 0, 7)], b"")
+    producer.close()
+    with Admin(config) as admin:
+        (found,) = admin.committed([(topic, (topic, 0))])
+    assert found.offset < 0
 
 
 @pytest.mark.parametrize("is_many", [False, True])

@@ -19,7 +19,7 @@ from kafkamq.testing.simulation.said import Said
 from kafkamq.testing.simulation.settlers import untrue
 from kafkamq.types import MessageId, Outcome
 
-ROLES = Path(__file__).parents[1] / "integration" / "token_roles.py"
+ROOT = Path(__file__).parents[2]
 SECONDS = 45
 ROUNDS = 15
 WANTED = {(Outcome.ACK, True), (Outcome.ACK, False), (Outcome.NACK, True)}
@@ -37,7 +37,8 @@ def test_r34_killed_holders_and_givers(bootstrap: str, namespace: str, tmp_path:
             nonlocal started
             started += 1
             where = bootstrap, namespace, str(tmp_path), str(started)
-            return role, subprocess.Popen([sys.executable, str(ROLES), role, *where])
+            command = [sys.executable, "-m", "tests.integration.token_roles", role, *where]
+            return role, subprocess.Popen(command, cwd=ROOT)
 
         running = [start(role) for role in ("hold", "hold", "settle", "settle")]
         try:
@@ -46,6 +47,7 @@ def test_r34_killed_holders_and_givers(bootstrap: str, namespace: str, tmp_path:
                     producer.send(b"%d" % each, id=f"{number}-{each}").result(within(30))
                 time.sleep(SECONDS / ROUNDS)
                 role, victim = running.pop(rng.randrange(len(running)))
+                assert victim.poll() is None, "it ended by itself"
                 victim.kill()
                 victim.wait()
                 running.append(start(role))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import shlex
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +17,7 @@ import pytest
 from tests.integration.cli_tools import Commands, run_program
 from tests.waiting import wait_until, within
 
+from kafkamq.cli import output
 from kafkamq.cli.app import main
 
 
@@ -24,6 +29,36 @@ def closed_port() -> Iterator[str]:
         yield f"127.0.0.1:{holder.getsockname()[1]}"
 
 
+@pytest.mark.parametrize("arguments", [["backends"], ["backends", "--json"]])
+@pytest.mark.parametrize(
+    ("redirection", "said"), [(">/dev/full", "No space left"), (">&-", "Bad file descriptor")]
+)
+def test_output_that_cannot_be_written(arguments: list[str], redirection: str, said: str) -> None:
+    command = shlex.join([sys.executable, "-m", "kafkamq.cli", *arguments])
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{command} {redirection}"],
+        capture_output=True,
+        text=True,
+        timeout=within(60),
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"kafkamq: the output cannot be written: {said}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_stdout_without_the_characters_gets_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    output.prepare_stdout()
+    output.print_json({"payload": "\u00fcn\U0001f600"})
+    output.print_table("", ("text",), [("\u00fcn",)])
+    sys.stdout.flush()
+    lines = written.getvalue().decode().splitlines()
+    assert json.loads(lines[0]) == {"payload": "\u00fcn\U0001f600"}
+    assert lines[-1].strip() == r"\xfcn"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -33,6 +68,7 @@ def closed_port() -> Iterator[str]:
         (["send", "", "x", "-b", "h:1"], "queue_id"),
         (["send", "q", "-b", "h:1", "--file", "/nowhere.jsonl"], "cannot read it"),
         (["receive", "q", "-b", "h:1", "--ack", "--nack"], "give one of"),
+        (["receive", "q", "-b", "h:1", "--timeout", "nan"], "--timeout is nan"),
         (["receive", "q", "-b", "h:1", "--reject"], "--reason"),
         (["receive", "q", "-b", "h:1", "--redelivery-timeout", "0"], "redelivery_timeout"),
         (["receive", "q", "-b", "h:1", "--delay", "5"], "--delay belongs to --nack"),

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -32,6 +33,7 @@ from kafkamq import BrokerError, OutgoingRecord, ParallelRecord
 from kafkamq.config import ServiceConfig
 from kafkamq.dev import LocalKafka, cache_dir_from, java_from
 from kafkamq.transport.commits import CommitTurns, GroupOffsets, OffsetCommit
+from kafkamq.transport.transactions import TransactionalProducer
 
 RULES = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -169,22 +171,21 @@ def test_revoked_in_the_middle_of_a_transaction(
     joining = threading.Event()
     options = {"commit_mode": "transactional", "concurrency": 4, "revoke_timeout": 0.2}
     first = make(bootstrap, topic, namespace, **options)
-    committer = first._engine.committer
-    send_offsets = committer._send_offsets
+    send_offsets = TransactionalProducer.send_offsets
     is_inside, revoked = threading.Event(), threading.Event()
     revoke = first._engine.revoked
 
-    def slow(*plan: object) -> None:
+    def slow(*args: Any, **more: Any) -> None:
         if joining.is_set() and not revoked.is_set():
             is_inside.set()
             assert revoked.wait(within(60))
-        send_offsets(*plan)
+        send_offsets(*args, **more)
 
     def told(partitions: object) -> None:
         revoked.set()
         revoke(partitions)
 
-    monkeypatch.setattr(committer, "_send_offsets", slow)
+    monkeypatch.setattr(TransactionalProducer, "send_offsets", slow)
     monkeypatch.setattr(first._engine, "revoked", told)
     first.poll_and_produce(handle)
     wait_until(
@@ -262,7 +263,12 @@ def test_commits_do_not_wait_for_the_thread_that_polls(bootstrap: str, namespace
     group = GroupOffsets(ServiceConfig(bootstrap_servers=bootstrap), namespace)
     commits = CommitTurns(group)
     is_assigned, is_over = threading.Event(), threading.Event()
-    group.client.subscribe([topic], on_assign=lambda *_: is_assigned.set())
+
+    def assigned(*_: object) -> None:
+        group.place({(topic, 0): 0})
+        is_assigned.set()
+
+    group.client.subscribe([topic], on_assign=assigned)
 
     def poll() -> None:
         while not is_over.is_set():

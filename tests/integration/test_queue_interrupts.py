@@ -51,7 +51,7 @@ def _feed(service: Service, interrupter: _Interrupter, sent: list[None]) -> None
     producer = service.queue("a").producer()
     while interrupter.count < INTERRUPTS:
         for _ in range(7):
-            producer.send(b"x").result(30)
+            producer.send(b"x").result(within(30))
             sent.append(None)
         time.sleep(0.005)
 

@@ -13,7 +13,7 @@ from tests.integration.parallel_tools import topic_settings
 from tests.sure_producer import SureProducer
 from tests.waiting import wait_until, within
 
-from kafkamq import ConfigError, LeaseLostError, Nack, Reject, Worker
+from kafkamq import BrokerError, ConfigError, LeaseLostError, Nack, Reject, Worker
 from kafkamq.dev import LocalKafka
 from kafkamq.dev.environment import cache_dir_from, java_from
 from kafkamq.queue.dead_letters import Selection, redrive
@@ -63,6 +63,20 @@ def test_a_lease_longer_than_any_lock_is_refused(world: World) -> None:
     queue.create_topics(partitions=1)
     with pytest.raises(ConfigError, match=r"60 s at most; markers, offsets, claims hold"):
         queue.consumer()
+
+
+def test_a_group_that_is_another_backends_is_told_apart(world: World) -> None:
+    queue = world.service.queue("both", backend="offsets")
+    queue.create_topics(partitions=1)
+    queue.producer().send(b"x").result(within(30))
+    with queue.consumer() as consumer:
+        receive(consumer, 1)[0].ack()
+    shared = world.service.queue("both", backend="share")
+    with (
+        pytest.raises(BrokerError, match=r"give the queue another one by group="),
+        shared.consumer() as consumer,
+    ):
+        receive(consumer, 1)
 
 
 @pytest.mark.faults

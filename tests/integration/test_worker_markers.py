@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -137,6 +139,16 @@ def test_messages_are_as_large_as_their_topics_take(bootstrap: str, namespace: s
         redriven.ack(wait=True)
         with pytest.raises(ConfigError, match="is too large: 17825792 at most; send a reference"):
             service.queue("a").producer().send(payload, delay=1)
+
+
+def test_a_consumer_takes_timedeltas_and_refuses_what_is_no_time(service: Service) -> None:
+    with service.queue("a").consumer() as consumer:
+        assert consumer.receive(timedelta()) is None
+        consumer.flush(timedelta(seconds=30))
+        for call in (consumer.receive, consumer.flush, consumer.close):
+            with pytest.raises(ConfigError, match="timeout is nan"):
+                call(math.nan)
+        consumer.close(timedelta(seconds=30))
 
 
 def test_offsets_are_committed_before_anything_is_handed_out(service: Service) -> None:

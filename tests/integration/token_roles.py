@@ -1,6 +1,6 @@
 """Holders and givers of verdicts by token, for tests that kill them.
 
-Run: python token_roles.py hold|settle BOOTSTRAP NAMESPACE FOLDER SEED
+Run: python -m tests.integration.token_roles hold|settle BOOTSTRAP NAMESPACE FOLDER SEED
 
 Holders write each token as a line of FOLDER/tokens; givers write what they say and what they are
 told to a file of their own there, each line before or after the call that it is about.

@@ -421,3 +421,23 @@ def test_the_order_in_which_records_are_given_does_not_matter(
 ) -> None:
     edit(logs)
     logs.check().require_ok()
+
+
+@pytest.mark.parametrize("is_ended", [False, True])
+def test_r12_a_start_behind_the_ack_has_an_end_behind_it(logs: Logs, is_ended: bool) -> None:
+    ack = logs.find_end(Outcome.ACK)
+    message_id = decode_marker(ack.value).message_id
+    assert message_id is not None
+    logs.append(replace(ack, value=logs.of(message_id)[0].value))
+    if is_ended:
+        logs.append(replace(ack, value=encode_end(message_id, Outcome.ALREADY_ENDED)))
+    assert kinds(logs.check()) == (set() if is_ended else {"unexplained"})
+
+
+def test_r12_what_a_tracker_calls_ended_had_an_end(logs: Logs) -> None:
+    ack = logs.find_end(Outcome.ACK)
+    message_id = decode_marker(ack.value).message_id
+    assert message_id is not None
+    at = logs.markers.index(ack)
+    logs.markers[at] = replace(ack, value=encode_end(message_id, Outcome.ALREADY_ENDED))
+    assert "lost" in kinds(logs.check())

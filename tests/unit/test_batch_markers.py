@@ -24,6 +24,7 @@ from kafkamq.markers.rules.batching import (
 )
 from kafkamq.markers.rules.leases import Leases
 from kafkamq.markers.rules.renewals import Terms, plan_renewals
+from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.markers.wire.markers import decode_marker, encode_marker
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.message import Message
@@ -31,6 +32,7 @@ from kafkamq.queue.rules.broker_time import BrokerClock
 from kafkamq.queue.service import Service
 from kafkamq.runtime.worker import Worker
 from kafkamq.testing.naive import NaiveTracker
+from kafkamq.transport.admin import Admin
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
 from kafkamq.transport.memory.faults import Fault
@@ -40,7 +42,7 @@ HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 MARKERS = "n.markers"
 MESSAGES = "n.messages"
-START, END = MarkerType.START, MarkerType.END
+START, END, KEEPALIVE = MarkerType.START, MarkerType.END, MarkerType.KEEPALIVE
 
 
 class Kafka:
@@ -340,6 +342,42 @@ def test_a_failed_end_is_written_again_without_what_has_ended_meanwhile(kafka: K
     assert set(caught.value.messages) == {each.message_id for each in messages[2:]}
     assert sorted(offsets(*kafka.markers(END))) == [each.message_id.offset for each in messages[:2]]
     consumer.close()
+
+
+def test_what_a_late_start_names_beside_a_held_message_stays_ended(kafka: Kafka) -> None:  # R12
+    """A tracker that starts later reads from that START on, and not from the END before it."""
+    kafka.send(2)
+    with Admin(kafka.service.config) as admin:
+        topic_id = admin.require_topic(MESSAGES).topic_id
+    writer = open_producer({"bootstrap.servers": kafka.name}, None)
+    lease_ms = 1000
+
+    def mark(kind: MarkerType, by: str, bits: int = 0) -> None:
+        batches = (MessageBatch(0, topic_id, 1, 0, bits),) if bits else ()
+        marker = Marker(kind, None, lease_ms, b"q", consumer_id=by, batches=batches)
+        writer.produce(MARKERS, encode_marker(marker), b"0:0", 0)
+        writer.flush(within(10))
+
+    def outcomes() -> list[Outcome]:
+        return [each.outcome for each in kafka.markers(END, after=0)]
+
+    with LocalTracker(kafka.service.config).in_thread():
+        mark(START, "b", 0b01)
+        mark(END, "b", 0b01)
+        mark(START, "a", 0b11)  # it had stood still
+        mark(START, "b", 0b10)
+        assert kafka.until(lambda: mark(KEEPALIVE, "b") or Outcome.ALREADY_ENDED in outcomes())
+    _, begun_ms, _, _ = kafka.records()[-1]
+    with LocalTracker(kafka.service.config).in_thread() as tracker:
+
+        def is_over() -> bool:
+            mark(KEEPALIVE, "b")
+            has_read = all(each.due == 0 for each in tracker.statuses())
+            return tracker.is_live and has_read and kafka.records()[-1][1] > begun_ms + 3 * lease_ms
+
+        assert kafka.until(is_over)
+    assert outcomes() == [Outcome.ACK, Outcome.ALREADY_ENDED]
+    assert sum(1 for each in kafka.cluster.topics[MESSAGES].partitions[0].records if each) == 2
 
 
 def test_ages_are_judged_by_the_later_of_two_clocks() -> None:  # R28

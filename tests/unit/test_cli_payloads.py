@@ -50,6 +50,11 @@ def test_null_and_binary_payloads() -> None:
     ]
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
+    (line,) = read_lines(['\ufeff{"payload": "x"}'], source="s")
+    assert line.message.payload == b"x"
+
+
 def test_empty_lines_do_not_count_but_number() -> None:
     lines = list(read_lines(["", '{"payload":"x"}', "  ", '{"payload":"y"}'], source="f"))
     assert [line.number for line in lines] == [2, 4]

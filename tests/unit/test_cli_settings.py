@@ -66,6 +66,22 @@ def test_java_properties_give_the_servers_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.properties", "\ufeffbootstrap.servers=host:9092\nclient.id=a=b c\n"),
+        ("A.PROPERTIES", "bootstrap.servers: host:9092\r\n! no\rclient.id : a=b c\n"),
+        ("a.properties", "bootstrap.servers=\\\n   host:9092\nclient.id=a\\u003Db\\ c"),
+        ("a.toml", "\ufeffbootstrap_servers='host:9092'\nkafka.client.id='a=b c'\n"),
+    ],
+)
+def test_files_are_read_as_editors_and_java_write_them(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    config = service_config(load_settings(config=write(tmp_path, name, text)))
+    assert (config.bootstrap_servers, config.kafka) == ("host:9092", {"client.id": "a=b c"})
+
+
+@pytest.mark.parametrize(
     "name", ["sasl.password", "ssl.key.password", "ssl.key.pem", "sasl.oauthbearer.client.secret"]
 )
 def test_a_secret_is_refused_on_the_command_line_and_not_repeated(name: str) -> None:
@@ -100,6 +116,11 @@ def test_properties_that_are_no_object_are_said_and_not_shown(
     with pytest.raises(ConfigError, match="KAFKAMQ_") as raised:
         load_settings()
     assert "canary" not in str(raised.value)
+
+
+def test_a_property_with_an_underscore_has_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKAMQ_KAFKA__LOG_LEVEL", "7")
+    assert load_settings().kafka == {"log_level": "7"}
 
 
 def test_no_broker_says_how_to_name_one() -> None:

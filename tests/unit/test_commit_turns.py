@@ -32,6 +32,11 @@ class Client:
             raise KafkaException(self.error)
         return None if asynchronous else offsets
 
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        """All that is asked for is assigned."""
+
+    resume = incremental_unassign = assign
+
     def memberid(self) -> str:
         return self.member
 
@@ -51,6 +56,8 @@ class Parts:
 
     def __init__(self) -> None:
         group = GroupOffsets(ServiceConfig(bootstrap_servers="127.0.0.1:1"), "g")
+        group.place({("t", 0): 0})
+        self.group = group
         self.client: Any = group.client
         self.commits = CommitTurns(group)
         self.commits.serve()
@@ -113,6 +120,22 @@ def test_what_the_client_refuses_at_once_is_told() -> None:
     parts.serve_until_begun()
     thread.join(within(10))
     assert parts.outcome == [KafkaError._STATE]
+
+
+@pytest.mark.parametrize("by", ["the polling thread", "the other one"])
+def test_what_waits_for_a_partition_that_has_gone_is_not_committed(by: str) -> None:
+    """Brokers would take it from any member, and set the position of the new owner back."""
+    parts = Parts()
+    parts.group.drop([("t", 0)])
+    if by == "the other one":
+        parts.commits.tend()
+    thread = parts.commit()
+    while thread.is_alive():
+        if by == "the polling thread":
+            parts.commits.serve()
+        thread.join(0.01)
+    assert parts.outcome == [KafkaError.UNKNOWN_MEMBER_ID]
+    assert parts.client.commits == []
 
 
 @pytest.mark.parametrize("is_begun", [False, True])

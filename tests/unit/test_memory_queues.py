@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from datetime import timedelta
+
 import pytest
 
-from kafkamq import Backoff, LeaseLostError, OutgoingMessage, StateError
+from kafkamq import Backoff, ConfigError, LeaseLostError, OutgoingMessage, StateError, Worker
 from kafkamq.testing import Clock, MemoryService
 
 
@@ -193,3 +196,35 @@ def test_what_a_process_counts_is_gone_with_its_consumer(service: MemoryService)
     with queue.consumer(ordering="unordered") as consumer:
         found = consumer.receive_many(2, 0)
         assert [(each.payload, each.delivery_count) for each in found] == [(b"1", 1), (b"2", 1)]
+
+
+@pytest.mark.parametrize("time", [timedelta(seconds=5), 5, math.inf])
+def test_times_to_wait_may_be_timedeltas(service: MemoryService, time: float | timedelta) -> None:
+    queue = service.queue("q")
+    queue.handler()(lambda message: None)
+    producer = queue.producer()
+    assert producer.send(b"x").result(time).queue_id == "q"
+    producer.flush(time)
+    with queue.consumer() as consumer:
+        message = consumer.receive(time)
+        assert message is not None
+        message.ack()
+        consumer.flush(time)
+        consumer.close(time)
+    with Worker(service, telemetry=False) as worker:
+        worker.request_stop()
+        assert worker.wait(time)
+
+
+@pytest.mark.parametrize("time", [math.nan, "5"])
+def test_what_is_no_time_is_refused(service: MemoryService, time: float) -> None:
+    producer = service.queue("q").producer()
+    service.queue("q").handler()(lambda message: None)
+    with pytest.raises(ConfigError, match="timeout is"):
+        producer.flush(time)
+    with service.queue("q").consumer() as consumer:
+        for call in (consumer.receive, consumer.flush, consumer.close):
+            with pytest.raises(ConfigError, match="timeout is"):
+                call(time)
+    with Worker(service, telemetry=False) as worker, pytest.raises(ConfigError, match="timeout is"):
+        worker.wait(time)

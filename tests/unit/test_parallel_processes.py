@@ -354,6 +354,22 @@ def test_no_room_for_a_process_costs_no_attempt(
     assert seen() == Counter(range(2))
 
 
+def test_a_system_without_what_processes_share_is_told(
+    working: Callable[..., Work], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose file systems can only be read."""
+    work = working(handlers.note, starts=False)
+
+    def refuse(*_: object, **__: object) -> object:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    with monkeypatch.context() as lacking:
+        lacking.setattr(process_executor, "start_child", refuse)
+        with pytest.raises(ConfigError, match=r"No usable temporary directory.*/dev/shm"):
+            work.executor.check()
+    work.executor.start()
+
+
 @pytest.mark.parametrize("handler", [handlers.meet, handlers.meet_async])
 def test_a_process_has_several_handlers_at_once(
     working: Callable[..., Work], seen: object, handler: Callable[..., object]

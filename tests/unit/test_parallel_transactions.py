@@ -200,18 +200,6 @@ def test_what_a_member_did_is_committed_by_that_member_alone(
     assert (hall.producer.aborts, hall.rewinds) == (1, 1)
 
 
-def test_offsets_of_what_is_no_member_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kafka would take them from anybody."""
-    hall = Hall(monkeypatch)
-    hall.commits.generation = b""
-    worker = hall.handled("abc")
-    hall.committer.refused(worker)
-    hall.committer.send(worker)
-    assert hall.committer._commit()
-    assert (hall.producer.committed, hall.producer.offsets) == ([], [])
-    assert (hall.producer.aborts, hall.rewinds) == (1, 1)
-
-
 def test_results_of_an_old_assignment_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     hall = Hall(monkeypatch)
     worker = hall.handled("abc")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from kafkamq.transport import patience
-from kafkamq.transport.patience import Patience
+from kafkamq.transport.patience import Answers, Patience
 
 
 @pytest.fixture
@@ -61,3 +61,18 @@ def test_inventions_take_no_memory(clock: SimpleNamespace) -> None:
     clock.now_s = 61.0
     assert searches.is_over(2999)
     assert not searches.is_over(0), "it was forgotten for newer ones"
+
+
+def test_a_log_that_does_not_answer_is_waited_for_longer_each_time(clock: SimpleNamespace) -> None:
+    """Else one whose answers take long would never be read; it rests in between."""
+    answers = Answers()
+    for wait_s in (3.0, 6.0, 12.0, 12.0):
+        began_s = clock.now_s
+        clock.now_s = began_s + wait_s
+        assert not answers.is_given_up("log", began_s)
+        clock.now_s += 0.1
+        assert answers.is_given_up("log", began_s)
+        for moment, rests in ((0.0, True), (2 * wait_s - 0.1, True), (0.2, False)):
+            clock.now_s += moment
+            assert answers.is_resting("log") is rests
+            assert not answers.is_resting("other")

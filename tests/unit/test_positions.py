@@ -131,6 +131,21 @@ def test_what_a_former_owner_started_is_found_and_what_has_a_verdict_is_not(
     assert len(brokers.asked_ms) == 2
 
 
+def test_r12_that_it_had_ended_takes_nothing_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A START behind an END that is older than what is read: nobody may START the message again."""
+    log = [
+        (1, end(0, 7, Outcome.REDELIVERED)),
+        (2, start(0, 8)),
+        (3, end(0, 7, Outcome.ALREADY_ENDED)),
+        (3, end(0, 8, Outcome.ALREADY_ENDED)),
+    ]
+    Markers(monkeypatch, log)
+    Brokers(monkeypatch, latest_ms=9)
+    found = positions().overtaken({0: 7}, 1)
+    assert [each.offset for each in found.starts] == [8]
+    assert MessageId(0, 7, TOPIC_ID, 1) in found.redelivered
+
+
 def test_of_markers_that_are_read_in_part_only_copies_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from kafkamq.errors import KafkaMQError
 from kafkamq.markers.rules.batching import gather
 from kafkamq.markers.rules.delivery import each_message
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
+from kafkamq.markers.tracker import settlement
 from kafkamq.markers.tracker.ledger import Ledger, LedgerKey
 from kafkamq.markers.tracker.settlement import SettlementError, Settler, SettleReport
 from kafkamq.markers.wire.markers import (
@@ -277,15 +279,18 @@ def test_a_transaction_ends_anywhere_in_a_batch(logs: Logs) -> None:
 
 def test_a_transaction_is_full_anywhere_in_a_batch(logs: Logs) -> None:
     """R16: by its bytes, too, and whatever becomes of the message that fills it."""
-    for count in (b"1", b"5", b"1", b"1"):
-        ids = logs.send(6, headers=(("kafkamq-delivery-count", count), ("h", b"x" * 300)))
+    worn_out: Headers = (("kafkamq-delivery-count", b"5"),)
+    for own in ((), (), worn_out, ()):
+        ids = logs.send(6, headers=(*own, ("h", b"x" * 300)))
     ids = [replace(ids[0], partition=n, offset=offset) for n in (0, 1) for offset in range(12)]
     logs.start(ids)
     logs.pass_time()
-    report = logs.settle(max_bytes=5000)
+    report = logs.settle(max_bytes=2500)
     assert (report.copies, report.dead_letters) == (18, 6)
-    assert 3 <= report.transactions <= 8
-    worn = [one for one in ids if 3 <= one.offset < 6]
+    ends = [one for one in logs.markers() if one.outcome is Outcome.REDELIVERED]
+    assert max(len(list(expand(one))) for one in ends) == 3, "a window has more, at first"
+    assert 8 <= report.transactions <= 12
+    worn = [one for one in ids if 6 <= one.offset < 9]
     assert Counter(logs.ends(Outcome.DEAD_LETTERED)) == Counter(worn)
     assert logs.copies() == Counter(place(one) for one in ids if one not in worn)
     assert len(logs.ends(Outcome.REDELIVERED)) == 18
@@ -385,7 +390,9 @@ def test_what_cannot_be_written_holds_up_nothing_else(logs: Logs, waits: bool) -
 
     free = [*send_to_first(20, b"q"), *send_to_first(4, TO_FIRST)]
     bound = send_to_first(4, TO_SECOND)
-    logs.start([*free[:10], *bound[:3], *free[10:]])
+    for single in free[:10]:
+        logs.start([single])
+    logs.start([*bound[:3], *free[10:]])
     one = encode_start(bound[3], TO_SECOND, b"x", redeliver_after_ms=1000, consumer_id="c")
     logs.mark(one)
     logs.pass_time()
@@ -419,25 +426,46 @@ def test_an_owner_that_cannot_ask_again_waits_for_what_is_awaited(logs: Logs) ->
     assert not logs.letters()
 
 
-def test_what_is_awaited_is_asked_again_when_a_later_transaction_is_aborted(logs: Logs) -> None:
-    """Of rows that were skipped before it, none may be named twice, and none forgotten."""
-    first, second = logs.send(2), logs.send(2)
-    hidden = replace(first[0], partition=9)
-    for one in (first[0], hidden, first[1], *second):
-        logs.start([one])
-    logs.patience = Patience(30.0)
-    logs.pass_time()
-    fates = iter([None, Fault(error=UNKNOWN)])  # of copies
+def fail_copies(logs: Logs, *fates: Fault | None, last: Fault | None = None) -> None:
+    """What becomes of the next copies, and of all that come then."""
+    left = iter(fates)
 
     def plan(kind: str, _: object, where: Place | None) -> Fault | None:
         is_copy = kind == "produce" and where is not None and where[0] == CONFIG.message_topic
-        return next(fates, None) if is_copy else None
+        return next(left, last) if is_copy else None
 
     logs.cluster.faults.plan = plan
+
+
+def test_what_is_awaited_is_named_once_when_a_transaction_is_aborted(logs: Logs) -> None:
+    """Its rows are done with the next transaction, or not at all."""
+    ids = logs.send(3)
+    hidden = [replace(ids[0], partition=9, offset=offset) for offset in range(3)]
+    for one in (hidden[0], hidden[1], ids[0], hidden[2], ids[1], ids[2]):
+        logs.start([one])
+    logs.patience = Patience(30.0)
+    logs.pass_time()
+    fail_copies(logs, Fault(error=UNKNOWN), None, Fault(error=UNKNOWN))
     report = logs.settle(max_rows=2)
-    assert next(fates, "all were used") == "all were used"
-    assert awaited(report) == [hidden]
-    assert logs.copies() == Counter(map(place, [*first, *second]))
+    assert awaited(report) == hidden
+    assert logs.copies() == Counter(map(place, ids))
+
+
+def test_what_is_awaited_is_asked_again_when_a_settlement_fails(
+    logs: Logs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None)
+    monkeypatch.setattr(settlement, "time", clock)
+    ids = logs.send(2)
+    hidden = replace(ids[0], partition=9)
+    for one in (ids[0], hidden, ids[1]):
+        logs.start([one])
+    logs.patience = Patience(30.0)
+    logs.pass_time()
+    fail_copies(logs, None, last=Fault(error=UNKNOWN))
+    with pytest.raises(SettlementError) as caught:
+        logs.settle(max_rows=2)
+    assert [one.message_id for one in each_message(caught.value.actions)] == [hidden, ids[1]]
 
 
 def killed(logs: Logs, at: int) -> bool:

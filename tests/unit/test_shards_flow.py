@@ -14,7 +14,7 @@ from kafkamq.parallel.rules.flow import (
     StallDetector,
 )
 from kafkamq.parallel.rules.offsets import OffsetTracker
-from kafkamq.parallel.wire.offsets import encode
+from kafkamq.parallel.wire.offset_forms import runs_of
 from kafkamq.runtime.rules.pace import RateLimit, RunSize
 
 
@@ -44,10 +44,11 @@ def test_a_full_map_holds_back_new_work_until_its_holes_are_filled() -> None:
 
     def judge() -> MapVerdict:
         progress = partition.tracker.progress()
-        metadata = encode(
-            progress.committable_offset, progress.highest_succeeded, progress.incompletes
-        )
-        verdict = flow.judge_map(0 if progress.is_complete else len(metadata), progress)
+        base = progress.committable_offset
+        length = progress.highest_succeeded - base + 1
+        holes = [hole for hole in sorted(progress.incompletes) if hole < base + length]
+        chars = len(runs_of(base, length, holes)) * 8 // 3  # a map that shrinks with its holes
+        verdict = flow.judge_map(0 if progress.is_complete else chars, progress)
         target.set_ceiling(partition, verdict.ceiling)
         return verdict
 

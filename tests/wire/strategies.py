@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from tests.examples import examples
 
+from kafkamq.markers.wire import markers_pb2 as pb
 from kafkamq.markers.wire.markers import MAX_DURATION_MS
 from kafkamq.types import Headers, Marker, MarkerType, MessageBatch, MessageId, Outcome
 
@@ -174,3 +175,8 @@ def damaged(draw: st.DrawFn, source: st.SearchStrategy[bytes]) -> bytes:
         until = draw(st.integers(at, min(len(data), at + 8)))
         data[at:until] = draw(st.binary(max_size=8))
     return bytes(data)
+
+
+def varint(value: int) -> bytes:
+    """As protobuf writes it."""
+    return pb.Marker(expires_at_ms=value).SerializeToString()[2:] or b"\0"

@@ -200,7 +200,7 @@ HOSTILE: dict[str, bytes | None] = {
     "SCHEDULE with first one, not carried": b"\x10\x10\x1a\x02\x10\x07",
     "unknown type": b"\x10\x03\x1a\x02\x10\x07",
     "negative type": b"\x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x1a\x02\x10\x07",
-    "unknown outcome": b"\x10\x01\x1a\x02\x10\x07\xb0\x01\x06",
+    "unknown outcome": b"\x10\x01\x1a\x02\x10\x07\xb0\x01\x07",
     "negative outcome": b"\x10\x01\x1a\x02\x10\x07\xb0\x01" + b"\xff" * 9 + b"\x01",
     "negative partition": identified(partition=-1),
     "negative offset": identified(offset=-1),

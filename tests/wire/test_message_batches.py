@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples import examples
-from tests.wire.strategies import batch_lists, batch_markers, bounded
+from tests.wire.strategies import batch_lists, batch_markers, bounded, varint
 
 from kafkamq.errors import WireError
 from kafkamq.markers.rules.batching import MAX_BATCHES, MAX_NAMED
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.wire import markers_pb2 as pb
-from kafkamq.markers.wire.marker_writer import varint
 from kafkamq.markers.wire.markers import decode_marker, decode_slim, encode_marker
 from kafkamq.markers.wire.message_batches import MAX_BATCH_BYTES
 from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, expand

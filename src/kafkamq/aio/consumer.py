@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 from typing import TypeVar
 
 import kafkamq as sync
@@ -54,7 +55,7 @@ class Consumer(Entered):
         """Whether ``close`` was called."""
         return self._closed.is_set()
 
-    async def receive(self, timeout: float = 1.0) -> Message | None:
+    async def receive(self, timeout: float | timedelta = 1.0) -> Message | None:
         """See ``kafkamq.Consumer.receive``; cancelling it loses no message."""
 
         def call() -> list[sync.Message]:
@@ -64,7 +65,7 @@ class Consumer(Entered):
         messages = await self._receive(call)
         return messages[0] if messages else None
 
-    async def receive_many(self, n: int, timeout: float = 1.0) -> list[Message]:
+    async def receive_many(self, n: int, timeout: float | timedelta = 1.0) -> list[Message]:
         """See ``kafkamq.Consumer.receive_many``; cancelling it loses no message."""
         return await self._receive(lambda: self._connected().receive_many(n, timeout))
 
@@ -87,12 +88,12 @@ class Consumer(Entered):
             if message is not None:
                 yield message
 
-    async def flush(self, timeout: float = 30.0) -> None:
+    async def flush(self, timeout: float | timedelta = 30.0) -> None:
         """See ``kafkamq.Consumer.flush``."""
         if self._sync is not None:
             await in_thread(self._sync.flush, timeout)
 
-    async def close(self, timeout: float = 30.0) -> None:
+    async def close(self, timeout: float | timedelta = 30.0) -> None:
         """See ``kafkamq.Consumer.close``."""
         self._closed.set()
         if self._sync is not None:

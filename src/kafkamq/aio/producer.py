@@ -22,7 +22,7 @@ class Delivery:
 
     done = same(sync.Delivery.done)
 
-    async def result(self, timeout: float | None = None) -> SentMessage:
+    async def result(self, timeout: float | timedelta | None = None) -> SentMessage:
         """See ``kafkamq.Delivery.result``."""
         if self._sync.done():
             return self._sync.result(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import kafkamq as sync
@@ -11,6 +12,7 @@ from kafkamq.aio.consumer import Consumer
 from kafkamq.aio.hooks import OnLeaseLost
 from kafkamq.aio.producer import Producer
 from kafkamq.aio.threads import in_thread, shown, twin
+from kafkamq.config import wait_seconds
 from kafkamq.queue.handler import HandlerOptions
 
 if TYPE_CHECKING:
@@ -67,12 +69,13 @@ class Service:
     async def _connected(self) -> sync.Service:
         return self._sync
 
-    async def close(self, timeout: float = 30.0) -> None:
+    async def close(self, timeout: float | timedelta = 30.0) -> None:
         """See ``kafkamq.Service.close``."""
+        timeout_s = wait_seconds(timeout, may_be_endless=True)
         consumers, self._consumers = self._consumers, []
         for consumer in consumers:
-            await consumer.close(timeout)
-        await in_thread(self._sync.close, timeout)
+            await consumer.close(timeout_s)
+        await in_thread(self._sync.close, timeout_s)
 
 
 class Queue:

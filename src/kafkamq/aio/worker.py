@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from types import TracebackType
@@ -10,6 +11,7 @@ from types import TracebackType
 from kafkamq.aio.hooks import LeaseLostHook, OnLeaseLost
 from kafkamq.aio.service import Service
 from kafkamq.aio.threads import in_thread, same, shown
+from kafkamq.config import wait_seconds
 from kafkamq.runtime import worker
 from kafkamq.runtime.middleware import Middleware
 from kafkamq.runtime.signals import ENDING, stopped_by
@@ -87,18 +89,21 @@ class Worker:
     resume = same(worker.Worker.resume)
     request_stop = same(worker.Worker.request_stop)
 
-    async def wait(self, timeout: float | None = None) -> bool:
+    async def wait(self, timeout: float | timedelta | None = None) -> bool:
         """Wait until it is asked to stop; False: not in time.
 
         Raises:
+            ConfigError: ``timeout`` is no time.
             KafkaMQError: What ended one of its queues; the others go on until ``stop``.
         """
         loop = asyncio.get_running_loop()
-        deadline_s = None if timeout is None else loop.time() + timeout
+        deadline_s = math.inf
+        if timeout is not None:
+            deadline_s = loop.time() + wait_seconds(timeout, may_be_endless=True)
         while not self._sync.is_stopping:
             if self._sync.failure is not None:
                 raise self._sync.failure
-            if deadline_s is not None and loop.time() > deadline_s:
+            if loop.time() > deadline_s:
                 return False
             await asyncio.sleep(_POLL_S)
         return True

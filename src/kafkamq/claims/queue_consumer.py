@@ -8,6 +8,7 @@ import threading
 import uuid
 from collections.abc import Hashable
 from dataclasses import dataclass
+from datetime import timedelta
 
 from kafkamq.claims.cluster import Cluster
 from kafkamq.claims.message import ClaimedMessage
@@ -127,7 +128,7 @@ class ClaimsConsumer(TopicConsumer[_Held]):
                 )
             )
 
-    def receive_many(self, n: int, timeout: float = 1.0) -> list[Message]:
+    def receive_many(self, n: int, timeout: float | timedelta = 1.0) -> list[Message]:
         messages = super().receive_many(n, timeout)
         if messages:
             with self._changed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -41,6 +42,7 @@ app = typer.Typer(
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+_UNWRITTEN = (errno.EPIPE, errno.ENOSPC, errno.EBADF, errno.EIO)
 
 
 def _print_version(wanted: bool) -> None:
@@ -100,8 +102,10 @@ app.add_typer(cluster.group, name="spark")
 
 def main() -> None:
     """Runs the program; an expected error becomes a line that says what to do, and an exit code."""
+    output.prepare_stdout()
     try:
         app()
+        sys.stdout.flush()
     except KafkaMQError as error:
         if _debug():
             raise
@@ -109,6 +113,11 @@ def main() -> None:
         sys.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
-    except BrokenPipeError:  # the reader of our output has left, for example `| head`
+    except OSError as error:
+        if _debug() or error.errno not in _UNWRITTEN:
+            raise
+        if error.errno != errno.EPIPE:  # the reader of our output has left, for example `| head`
+            said = f"[red]kafkamq:[/red] the output cannot be written: {error.strerror}"
+            output.errors().print(said, soft_wrap=True)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAILED)

@@ -19,7 +19,7 @@ from kafkamq.cli.options import Json, MetricsPort, connected, serving_metrics
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.runtime.signals import stop_event
-from kafkamq.transport.reaching import require_brokers
+from kafkamq.transport.admin import require_brokers
 
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group's id.")]
 OnlyGroup = Annotated[str | None, typer.Option("--group", "-g", help="Show only this group.")]

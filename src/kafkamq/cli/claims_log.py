@@ -17,8 +17,7 @@ from kafkamq.cli.options import Json, connected, connected_if_named
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, WireError
 from kafkamq.queue.topics import Finding
-from kafkamq.transport.admin import Admin
-from kafkamq.transport.reaching import require_brokers
+from kafkamq.transport.admin import Admin, require_brokers
 from kafkamq.types import MarshalRecord
 
 _MAX_SKEW_S = 2.0

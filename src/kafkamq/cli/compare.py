@@ -22,8 +22,7 @@ from kafkamq.dev.compare import Contender, Measured, Work, parse_range, parse_sl
 from kafkamq.dev.environment import cache_dir_from, java_from
 from kafkamq.errors import ConfigError
 from kafkamq.markers.tracker.cluster_checks import kafka_version
-from kafkamq.transport.admin import Admin
-from kafkamq.transport.reaching import require_brokers
+from kafkamq.transport.admin import Admin, require_brokers
 
 _ONLY = f"Measure only these: {', '.join(each.value for each in Contender)}."
 

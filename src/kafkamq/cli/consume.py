@@ -17,7 +17,7 @@ from kafkamq.config import ServiceConfig, wait_seconds
 from kafkamq.errors import ConfigError
 from kafkamq.parallel.consumer import ParallelConsumer
 from kafkamq.runtime.signals import stop_on_signals
-from kafkamq.transport.reaching import require_brokers
+from kafkamq.transport.admin import require_brokers
 
 _SLICE_S = 0.2
 

@@ -24,7 +24,7 @@ from kafkamq.queue.dead_letters import (
     read_dead_letters,
     redrive,
 )
-from kafkamq.transport.reaching import require_brokers
+from kafkamq.transport.admin import require_brokers
 from kafkamq.types import DeadLetterReason
 
 QueueOption = Annotated[str, typer.Option("--queue", "-q", help="Only dead letters of this queue.")]

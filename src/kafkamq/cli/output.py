@@ -7,7 +7,9 @@ bars show on a terminal only.
 from __future__ import annotations
 
 import base64
+import io
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,6 +40,14 @@ class Advance(Protocol):
         """Counts ``amount`` more as done."""
 
 
+def prepare_stdout() -> None:
+    """See that what cannot be written is an OSError, and what has no character an escape."""
+    if sys.stdout is None:  # it was closed before the start
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")  # which refuses
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def output() -> Console:
     """The console for data; built at each use, because tests and pipes replace stdout.
 
@@ -59,7 +69,8 @@ def note(text: str) -> None:
 
 def print_json(value: Mapping[str, Any]) -> None:
     """Prints one object on one line, and makes sure that a pipe has it."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n")
+    is_ascii = "utf" not in sys.stdout.encoding.lower()
+    sys.stdout.write(json.dumps(value, ensure_ascii=is_ascii, separators=(",", ":")) + "\n")
     sys.stdout.flush()
 
 

@@ -28,7 +28,7 @@ from kafkamq.cli.options import (
     serving_metrics,
 )
 from kafkamq.cli.payloads import parse_header, read_lines
-from kafkamq.config import TOPICS, QueueConfig, ServiceConfig, utf8
+from kafkamq.config import TOPICS, QueueConfig, ServiceConfig, utf8, wait_seconds
 from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.delivery import Delivery
@@ -36,7 +36,7 @@ from kafkamq.queue.message import Message
 from kafkamq.queue.producer import Producer
 from kafkamq.queue.service import Service
 from kafkamq.runtime.signals import ENDING, stop_event
-from kafkamq.transport.reaching import require_brokers
+from kafkamq.transport.admin import require_brokers
 from kafkamq.types import OutgoingMessage, SentMessage
 
 SEND_BATCH = 1000
@@ -294,6 +294,7 @@ def receive(
     verdict = chosen[0] if chosen else Verdict.ACK
     _check_verdict(verdict, delay, reason, delivery)
     wanted = None if follow else _wanted(count)
+    patience = math.inf if follow else wait_seconds(timeout, name="--timeout")
 
     def handle(message: Message) -> None:
         _show(message, verdict, as_json=as_json)
@@ -314,7 +315,6 @@ def receive(
             topic=topic or None,
         )
         require_brokers(config)
-        patience = math.inf if follow else timeout
         received = 0
         if is_used(config, queue.config, stopping, patience):
             with queue.consumer() as consumer:

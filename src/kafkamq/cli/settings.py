@@ -9,7 +9,8 @@ every user of a machine can read the arguments of its processes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,9 +133,14 @@ def _environment() -> dict[str, Any]:
     values = {name: getattr(read, name) for name in read.model_fields_set}
     if "kafka" in values:
         values["kafka"] = {
-            name.lower().replace("_", "."): value for name, value in values["kafka"].items()
+            _property_name(name.lower()): value for name, value in values["kafka"].items()
         }
     return values
+
+
+def _property_name(variable: str) -> str:
+    """Kafka's name of what follows the two underscores; one property has an underscore itself."""
+    return variable if variable == "log_level" else variable.replace("_", ".")
 
 
 def _checked(values: Mapping[str, Any], *, where: str) -> dict[str, Any]:
@@ -164,31 +170,57 @@ def _complaints(error: ValidationError) -> str:
 def read_file(path: Path) -> dict[str, Any]:
     """Settings from a TOML file, or from Java properties (``*.properties``)."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # editors of Windows write a mark in front
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {path}: cannot read it ({error})") from None
-    if path.suffix == ".properties":
+    if path.suffix.lower() == ".properties":
         return _from_properties(text, path)
     return _from_toml(text, path)
+
+
+# As Java reads them, but for names that end at a blank: those are more often words without a sign.
+_PROPERTY = re.compile(r"((?:\\.|[^\\=:])+)[=:](.*)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 def _from_properties(text: str, path: Path) -> dict[str, Any]:
     """``kafkamq.namespace=...`` and its like are ours, everything else is Kafka's."""
     ours: dict[str, Any] = {}
     kafka: dict[str, str] = {}
-    for number, raw in enumerate(text.splitlines(), start=1):
-        line = raw.strip()
-        if not line or line[0] in "#!":
-            continue
-        name, equals, value = line.partition("=")
-        if not equals:
+    for number, line in _logical_lines(text):
+        found = _PROPERTY.fullmatch(line)
+        if found is None:
             raise ConfigError(f"--config {path}, line {number}: write it as name=value")
-        name, value = name.strip(), value.strip()
+        name, value = (_ESCAPE.sub(_unescaped, part.strip()) for part in found.groups())
         if name.startswith("kafkamq."):
             ours[name.removeprefix("kafkamq.").replace(".", "_").replace("-", "_")] = value
         else:
             kafka[name] = value
     return {**ours, "kafka": kafka}
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    code = found[1]
+    return chr(int(code[1:], 16)) if len(code) > 1 else _ESCAPES.get(code, code)
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Number and text of each line that says something, with what it goes on with."""
+    line, first = "", 0
+    for number, raw in enumerate(re.split(r"\r\n|\r|\n", text), start=1):
+        part = raw.lstrip()
+        if not line and (not part or part[0] in "#!"):
+            continue
+        first = first or number
+        line += part
+        if (len(part) - len(part.rstrip("\\"))) % 2:
+            line = line[:-1]
+            continue
+        yield first, line
+        line, first = "", 0
+    if line:
+        yield first, line
 
 
 def _from_toml(text: str, path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from kafkamq.cli import output
 from kafkamq.cli.options import TRACKER_HERE, Json, connected
 from kafkamq.config import ServiceConfig
 from kafkamq.markers.overview import MAX_SCANNED, MarkerPartition, overview
-from kafkamq.transport.reaching import require_brokers
+from kafkamq.transport.admin import require_brokers
 
 
 @connected

@@ -16,7 +16,7 @@ from kafkamq.errors import ConfigError
 from kafkamq.runtime.allocator import calm_allocator
 from kafkamq.runtime.garbage_collector import calm_collector
 from kafkamq.runtime.signals import stop_on_signals
-from kafkamq.transport.reaching import require_brokers
+from kafkamq.transport.admin import require_brokers
 
 
 class Engine(Enum):

@@ -12,7 +12,7 @@ from kafkamq.cli.mistyped import warn_of_unused
 from kafkamq.cli.options import MetricsPort, serving_metrics
 from kafkamq.errors import ConfigError
 from kafkamq.runtime.worker import Worker
-from kafkamq.transport.reaching import require_brokers
+from kafkamq.transport.admin import require_brokers
 from kafkamq.types import Backend
 
 

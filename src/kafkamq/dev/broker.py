@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import os
 import shutil
 import signal
 import socket
@@ -180,7 +181,7 @@ class LocalKafka:
         )
         java = java_command(self._java)
         if self._folder is None:
-            self._folder = _writable(self._given_dir or Path(tempfile.mkdtemp(prefix="kafkamq-")))
+            self._folder = _writable(self._given_dir)
         began = time.monotonic()
         for attempt in range(1, MAX_START_ATTEMPTS + 1):
             ports = self._ports or self._choose_ports()
@@ -353,8 +354,10 @@ class _PortTakenError(LocalKafkaError):
     """Another process bound a port between its choice and our use."""
 
 
-def _writable(folder: Path) -> Path:
+def _writable(given: Path | None) -> Path:
+    folder = given or Path(os.environ.get("TMPDIR", "/tmp"))
     try:
+        folder = given or Path(tempfile.mkdtemp(prefix="kafkamq-"))
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:

@@ -13,11 +13,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from itertools import islice
 from operator import attrgetter
 from typing import cast
 
-from kafkamq.config import QueueConfig
+from kafkamq.config import QueueConfig, wait_seconds
 from kafkamq.errors import KafkaMQError, StateError
 from kafkamq.markers.ack_writer import AckWriter
 from kafkamq.markers.intake import AHEAD_COUNT, AHEAD_MS, MIN_TIMEOUT_MS, Demand, Intake
@@ -134,7 +135,7 @@ class MarkersConsumer(Consumer):
 
     # Receiving.
 
-    def receive(self, timeout: float = 1.0) -> Message | None:
+    def receive(self, timeout: float | timedelta = 1.0) -> Message | None:
         """See ``Consumer.receive``.
 
         Some are STARTed ahead (the queue's ``receive_buffer``, more when they are used up fast).
@@ -149,7 +150,7 @@ class MarkersConsumer(Consumer):
             self.put_back(taken)
             raise
 
-    def receive_many(self, n: int, timeout: float = 1.0) -> list[Message]:
+    def receive_many(self, n: int, timeout: float | timedelta = 1.0) -> list[Message]:
         """See ``Consumer.receive_many``.
 
         Some are STARTed ahead where the worker uses them up fast, for a quarter of a second at most
@@ -170,12 +171,14 @@ class MarkersConsumer(Consumer):
             self.put_back(taken)
             raise
 
-    def _wait_for(self, taken: list[Message], n: int, start: int, timeout: float) -> None:
+    def _wait_for(
+        self, taken: list[Message], n: int, start: int, timeout: float | timedelta
+    ) -> None:
         """Say what is wanted, and wait until some of it is ready."""
         state, intake = self._state, self.intake
+        deadline_s = time.monotonic() + wait_seconds(timeout, may_be_endless=True)
         self._hurry.clear()
         self._ack_writer.hurry()
-        deadline_s = time.monotonic() + timeout
         intake.demand = Demand(n, start, deadline_s)
         state.intake.ring()
         while True:
@@ -257,24 +260,25 @@ class MarkersConsumer(Consumer):
 
     # Ending.
 
-    def flush(self, timeout: float = 30.0) -> None:
+    def flush(self, timeout: float | timedelta = 30.0) -> None:
         """See ``Consumer.flush``."""
         self._state.check()
-        self._ack_writer.flush(timeout)
+        self._ack_writer.flush(wait_seconds(timeout, may_be_endless=True))
 
-    def close(self, timeout: float = 30.0) -> None:
+    def close(self, timeout: float | timedelta = 30.0) -> None:
         """See ``Consumer.close``."""
         state, writer = self._state, self._ack_writer
         if state.is_forked:
             return
+        timeout_s = wait_seconds(timeout, may_be_endless=True)
         self._closing.set()
         state.application.ring()
-        deadline_s = time.monotonic() + timeout
+        deadline_s = time.monotonic() + timeout_s
         with self._ending:
             if state.is_closed:
                 return
             try:
-                self.intake.drain(timeout / 2)
+                self.intake.drain(timeout_s / 2)
                 self.intake.release_ready()
                 writer.hand_over.close()
                 failure = writer.close(max(0.0, deadline_s - time.monotonic()))

@@ -354,6 +354,8 @@ class Positions:
         is_start = self._is_own_start(marker)
         if not is_start and marker.type is not MarkerType.END:
             return
+        if marker.outcome is Outcome.ALREADY_ENDED:
+            return  # what ended it, or a START of it, says what became of it (R12)
         is_copied = marker.outcome in (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
         of_start = log_ms, record.offset() or 0
         for batch in _messages_of(marker):
@@ -361,7 +363,7 @@ class Positions:
                 continue
             if not is_start and is_copied:
                 found.redelivered.add(batch, first[batch.partition])
-            elif not is_start and marker.outcome is not Outcome.ALREADY_ENDED:
+            elif not is_start:
                 found.redelivered.discard(batch)
             for message_id in batch.message_ids():
                 if not is_start:

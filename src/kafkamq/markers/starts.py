@@ -236,7 +236,7 @@ class Starter:
             _give(of, lease, run.messages)
             named.setdefault(number, []).append((lease, of))
             return
-        identify = identity_encoder(run.partition, run.offsets[0], *log)
+        identify = identity_encoder(run.partition, *log)
         for message, offset in zip(run.messages, run.offsets, strict=True):
             lease = leases.start(run.partition, [offset], log, number)
             _give(of, lease, [message])

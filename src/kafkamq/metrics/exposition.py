@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from kafkamq.errors import ConfigError
 from kafkamq.metrics.collector import Collector
@@ -17,13 +18,19 @@ __all__ = ["MISSING", "Collector", "register_metrics", "serve_metrics"]
 MISSING = "prometheus-client is not installed: pip install 'kafkamq[metrics]'"
 
 
+_registries: WeakSet[CollectorRegistry] = WeakSet()  # that have them: a second time is an error
+
+
 def register_metrics(registry: CollectorRegistry | None = None) -> None:
-    """Add kafkamq's metrics to a registry, by default prometheus-client's own; once."""
+    """Add kafkamq's metrics to a registry, by default prometheus-client's own; once to each."""
     try:
         from prometheus_client import REGISTRY
     except ImportError:
         raise ConfigError(MISSING) from None
-    (REGISTRY if registry is None else registry).register(Collector())
+    registry = REGISTRY if registry is None else registry
+    if registry not in _registries:
+        registry.register(Collector())
+        _registries.add(registry)
 
 
 def serve_metrics(port: int, *, host: str = "0.0.0.0") -> MetricsServer:

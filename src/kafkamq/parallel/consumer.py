@@ -301,13 +301,15 @@ class ParallelConsumer(ParallelBase):
         if engine.failure is not None:
             raise engine.failure
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
         """Wait until it has ended, by ``close`` or by a failure; False: not in time.
 
         Raises:
+            ConfigError: ``timeout`` is no time.
             KafkaMQError: What made it stop.
         """
-        if not self._engine.ended.wait(timeout):
+        timeout_s = None if timeout is None else wait_seconds(timeout, may_be_endless=True)
+        if not self._engine.ended.wait(timeout_s):
             return False
         if self._engine.failure is not None:
             raise self._engine.failure

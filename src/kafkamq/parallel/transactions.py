@@ -21,7 +21,7 @@ from typing import TypeAlias, cast
 
 from kafkamq.errors import BrokerError, KafkaMQError, StateError
 from kafkamq.parallel.callbacks import tell
-from kafkamq.parallel.commits import Assignment, Committer, Plan
+from kafkamq.parallel.commits import Assignment, Committer
 from kafkamq.parallel.config import ParallelConfig
 from kafkamq.parallel.failure_policy import FailurePolicy
 from kafkamq.parallel.record import Failure, ParallelRecord
@@ -238,9 +238,11 @@ class TransactionCommitter(Committer):
                 if not self._has_begun:
                     self._producer.begin()
                 self._has_begun = True
+                timeout_s = self._config.commit_timeout_ms / 1000
                 if plan.commits:
-                    self._send_offsets(plan, member)
-                self._producer.commit(timeout_s=self._config.commit_timeout_ms / 1000)
+                    targets = [each.target for each in plan.commits]
+                    self._producer.send_offsets(targets, member, timeout_s=timeout_s)
+                self._producer.commit(timeout_s=timeout_s)
                 self._has_begun = False
                 self._partitions.clear()
             except (KafkaMQError, KafkaException) as error:
@@ -271,13 +273,6 @@ class TransactionCommitter(Committer):
         for each in produced:
             place = (each.partition, each.offset)
             tell("on_produced", self.on_produced, each.record, each.result, *place)
-
-    def _send_offsets(self, plan: Plan, member: bytes) -> None:
-        if not member:  # Kafka would take the offsets from anybody
-            raise KafkaException(KafkaError(KafkaError.UNKNOWN_MEMBER_ID))
-        timeout_s = self._config.commit_timeout_ms / 1000
-        targets = [each.target for each in plan.commits]
-        self._producer.send_offsets(targets, member, timeout_s=timeout_s)
 
     def _abort(self, error: BaseException | None) -> None:
         """Inside the gate: nothing since the last commit has happened."""

@@ -6,6 +6,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 
 from kafkamq.config import QueueConfig
 from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, StateError
@@ -60,7 +61,7 @@ class Consumer(ABC):
 
     # Receiving.
 
-    def receive(self, timeout: float = 1.0) -> Message | None:
+    def receive(self, timeout: float | timedelta = 1.0) -> Message | None:
         """The next message, or None when none came in time.
 
         Some may be fetched ahead; ``close`` gives those back.
@@ -69,6 +70,7 @@ class Consumer(ABC):
             timeout: Seconds to wait.
 
         Raises:
+            ConfigError: ``timeout`` is no time.
             StateError: Closed, or in a forked child.
             BrokerError: Kafka refused or failed; nothing is lost, receive again if it says
                 ``is_retriable``.
@@ -78,7 +80,7 @@ class Consumer(ABC):
         return messages[0] if messages else None
 
     @abstractmethod
-    def receive_many(self, n: int, timeout: float = 1.0) -> list[Message]:
+    def receive_many(self, n: int, timeout: float | timedelta = 1.0) -> list[Message]:
         """Up to ``n`` messages as soon as there are any; none when none came in time.
 
         The errors are those of ``receive``.
@@ -128,7 +130,7 @@ class Consumer(ABC):
     # Ending.
 
     @abstractmethod
-    def flush(self, timeout: float = 30.0) -> None:
+    def flush(self, timeout: float | timedelta = 30.0) -> None:
         """Wait until all verdicts are in Kafka.
 
         Raises:
@@ -139,7 +141,7 @@ class Consumer(ABC):
         """
 
     @abstractmethod
-    def close(self, timeout: float = 30.0) -> None:
+    def close(self, timeout: float | timedelta = 30.0) -> None:
         """Release what was never handed out, confirm the verdicts, leave the group.
 
         What was handed out and has no verdict comes back when its lease ends. Closing twice is

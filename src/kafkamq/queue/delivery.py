@@ -6,8 +6,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from kafkamq.config import wait_seconds
 from kafkamq.errors import DeadlineExceededError
 from kafkamq.transport.errors import KafkaError, broker_error
 from kafkamq.transport.record import Record
@@ -58,18 +60,19 @@ class Delivery:
         """Whether Kafka has confirmed or failed it."""
         return self._offset >= 0 or self._error is not None
 
-    def result(self, timeout: float | None = None) -> SentMessage:
+    def result(self, timeout: float | timedelta | None = None) -> SentMessage:
         """Where the message stands; waits for it.
 
         Args:
             timeout: Seconds; None: until Kafka has decided.
 
         Raises:
+            ConfigError: ``timeout`` is no time.
             BrokerError: It failed.
             DeadlineExceededError: Not known in time; the send goes on, ask again.
         """
         if not self.done():
-            self._wait(timeout)
+            self._wait(None if timeout is None else wait_seconds(timeout, may_be_endless=True))
         if self._error is not None:
             error = broker_error(self._error, f"sending to {self._topic}")
             raise error from None

@@ -39,10 +39,10 @@ class Acknowledger(Protocol):
         """Hold a message longer; see ``Message.extend``."""
 
     def token(self, message: Any) -> str:
-        """What a verdict elsewhere needs; see ``Message.token``."""
+        """Return what a verdict from elsewhere needs; see ``Message.token``."""
 
     def hold(self, message: Any, hold_ms: int) -> None:
-        """Hand a message over; see ``Message.hold``."""
+        """Hand a message over to whoever has its token; see ``Message.hold``."""
 
     def has_verdict(self, message: Any) -> bool:
         """Whether a verdict was given already."""

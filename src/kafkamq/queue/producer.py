@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 
-from kafkamq.config import QueueConfig, milliseconds, utf8
+from kafkamq.config import QueueConfig, milliseconds, utf8, wait_seconds
 from kafkamq.errors import ConfigError
 from kafkamq.queue.delivery import Delivery
 from kafkamq.queue.ids import uuid7
@@ -148,14 +148,16 @@ class Producer:
         del token
         self._require(Feature.DELAYED_SEND, "cancel()")
 
-    def flush(self, timeout: float = 30.0) -> None:
+    def flush(self, timeout: float | timedelta = 30.0) -> None:
         """Wait until all sends of this service so far are confirmed or failed; drops nothing.
 
         Raises:
+            ConfigError: ``timeout`` is no time.
             DeadlineExceededError: Not in time; the sends go on.
         """
+        timeout_s = wait_seconds(timeout, may_be_endless=True)
         self._sender.check("flushing")
-        self._sender.flush(timeout)
+        self._sender.flush(timeout_s)
 
     def _headers_of(self, own: Headers, id: str, ttl_ms: int | None) -> Headers:
         return message_headers(own, id=id, ttl_ms=ttl_ms)

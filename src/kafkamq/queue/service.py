@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 
-from kafkamq.config import TOPICS, Backoff, QueueConfig, ServiceConfig, milliseconds
+from kafkamq.config import (
+    TOPICS,
+    Backoff,
+    QueueConfig,
+    ServiceConfig,
+    milliseconds,
+    wait_seconds,
+)
 from kafkamq.errors import ConfigError
 from kafkamq.queue.backend import ConsumerPlan
 from kafkamq.queue.connections import Connections
@@ -179,13 +186,14 @@ class Service:
         """A consumer for a handler; for ``Worker``."""
         return self._queue(spec.queue).open_consumer(plan)
 
-    def close(self, timeout: float = 30.0) -> None:
+    def close(self, timeout: float | timedelta = 30.0) -> None:
         """Close all consumers and confirm all sends; idempotent.
 
         Raises:
+            ConfigError: ``timeout`` is no time; nothing is closed.
             KafkaMQError: The first failure of these; everything is closed nevertheless.
         """
-        self._connections.close(timeout)
+        self._connections.close(wait_seconds(timeout, may_be_endless=True))
 
     def _queue(self, config: QueueConfig) -> Queue:
         return Queue(self._connections, self._handlers, config)

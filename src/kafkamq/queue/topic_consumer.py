@@ -11,9 +11,10 @@ from collections import Counter as Count
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from datetime import timedelta
 from typing import Any, Generic, TypeVar, cast
 
-from kafkamq.config import QueueConfig, utf8
+from kafkamq.config import QueueConfig, utf8, wait_seconds
 from kafkamq.errors import (
     ConfigError,
     DeadlineExceededError,
@@ -151,11 +152,11 @@ class TopicConsumer(Consumer, Generic[M]):
         """Whether ``close`` has run."""
         return self._has_closed
 
-    def receive_many(self, n: int, timeout: float = 1.0) -> list[Message]:
+    def receive_many(self, n: int, timeout: float | timedelta = 1.0) -> list[Message]:
         self._check_count(n)
         self._check()
         self._hurry.clear()
-        deadline_s = time.monotonic() + timeout
+        deadline_s = time.monotonic() + wait_seconds(timeout, may_be_endless=True)
         with self._changed:
             while True:
                 self._check_failure()
@@ -340,9 +341,9 @@ class TopicConsumer(Consumer, Generic[M]):
 
     # The end.
 
-    def flush(self, timeout: float = 30.0) -> None:
+    def flush(self, timeout: float | timedelta = 30.0) -> None:
         self._check()
-        self._flush(timeout)
+        self._flush(wait_seconds(timeout, may_be_endless=True))
         late = self._lost_leases.take_late()
         if late is not None:
             raise late
@@ -360,18 +361,19 @@ class TopicConsumer(Consumer, Generic[M]):
                 self._changed.wait(min(left_s, _SLICE_S))
         self._confirm(max(0.0, deadline_s - time.monotonic()))
 
-    def close(self, timeout: float = 30.0) -> None:
+    def close(self, timeout: float | timedelta = 30.0) -> None:
         if self._fork_check.is_forked:
             return
+        timeout_s = wait_seconds(timeout, may_be_endless=True)
         with self._changed:
             if self._closing.is_set():
                 return
             self._closing.set()
             self._changed.notify_all()
-        deadline_s = time.monotonic() + timeout
+        deadline_s = time.monotonic() + timeout_s
         failure: KafkaMQError | None = None
         try:
-            self._flush(timeout / 2)
+            self._flush(timeout_s / 2)
         except KafkaMQError as error:
             failure = error
         try:

@@ -74,7 +74,13 @@ class ProcessExecutor(Generic[R]):
 
     def check(self) -> None:
         """Begin the first process, which says whether one can."""
-        process = self._ports[0].process = _Process(self.processes.call)
+        try:
+            process = self._ports[0].process = _Process(self.processes.call)
+        except OSError as error:
+            raise ConfigError(
+                f"processes= needs processes, and memory or files that they share ({error}): see "
+                "limits of the system, /dev/shm and TMPDIR"
+            ) from error
         refusal = process.begin()
         if refusal is not None:
             process.end()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -271,17 +272,20 @@ class Worker:
         finally:
             restore()
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
         """Wait until it is asked to stop; False: not in time.
 
         Raises:
+            ConfigError: ``timeout`` is no time.
             KafkaMQError: What ended one of its queues; the others go on until ``stop``.
         """
-        deadline_s = None if timeout is None else time.monotonic() + timeout
+        deadline_s = math.inf
+        if timeout is not None:
+            deadline_s = time.monotonic() + wait_seconds(timeout, may_be_endless=True)
         while not self._stopping.wait(_SLICE_S):
             if self.failure is not None:
                 raise self.failure
-            if deadline_s is not None and time.monotonic() > deadline_s:
+            if time.monotonic() > deadline_s:
                 return False
         return True
 

@@ -18,10 +18,12 @@ from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import (
     KafkaError,
     KafkaException,
+    Meaning,
     broker_error,
     is_fatal,
     is_retriable,
     kafka_error,
+    meaning,
 )
 from kafkamq.transport.record import AcknowledgeType, Record, TopicPartition
 
@@ -291,6 +293,8 @@ def _place_of(message: ShareMessage) -> _Place:
 def _as_ours(error: BaseException) -> BaseException:
     if isinstance(error, KafkaException):
         doing = "reading as a member of a share group"
+        if meaning(kafka_error(error)) is Meaning.NO_GROUP:  # what brokers say of another kind
+            doing += " (if a consumer group has its name, give the queue another one by group=...)"
         found = broker_error(kafka_error(error), doing)
         found.__cause__ = error
         return found

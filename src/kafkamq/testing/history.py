@@ -255,6 +255,8 @@ class Timeline:
         result: list[MessageHistory] = []
         for at in ends:
             outcome = self.marker(at).outcome
+            if outcome is Outcome.ALREADY_ENDED and (histories or result):
+                continue  # which its worker's own END behind that START says, too
             if outcome in _BY_TRACKER or (not histories and not result):
                 ending = _ending(outcome, of_schedule)
                 result.append(MessageHistory(message_id, of_schedule, at, ending, at))

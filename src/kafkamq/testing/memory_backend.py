@@ -11,6 +11,7 @@ import random
 import threading
 from collections.abc import Hashable
 from concurrent.futures import Future
+from datetime import timedelta
 from functools import partial
 from typing import Any, cast
 
@@ -143,7 +144,7 @@ class _MemoryConsumer(TopicConsumer[_Held]):
     def moment_s(self, clock_ms: float) -> float:
         return clock_ms / 1000
 
-    def receive_many(self, n: int, timeout: float = 1.0) -> list[Message]:
+    def receive_many(self, n: int, timeout: float | timedelta = 1.0) -> list[Message]:
         """As ever; ``on_lease_lost`` has run when it returns, so that tests need not wait."""
         messages = super().receive_many(n, timeout)
         self._lost_leases.finish(_TOLD_S)
@@ -384,7 +385,7 @@ class _ShareDouble(_MemoryConsumer):
 class _AtMostOnceDouble(_MarkersDouble):
     """What is handed out is done, whatever becomes of it."""
 
-    def receive_many(self, n: int, timeout: float = 1.0) -> list[Message]:
+    def receive_many(self, n: int, timeout: float | timedelta = 1.0) -> list[Message]:
         messages = super().receive_many(n, timeout)
         for message in messages:
             super()._done(cast("_Held", message))

@@ -495,3 +495,35 @@ def uuid_bytes(topic_id: object) -> bytes:
         return b""
     data: bytes = most().to_bytes(8, "big", signed=True) + least().to_bytes(8, "big", signed=True)
     return b"" if data == bytes(16) else data
+
+
+def require_brokers(
+    config: ServiceConfig, *, patience_s: float = 3.0, timeout_s: float = 15.0
+) -> None:
+    """Return when a broker has answered, whatever it said; for commands, before they begin.
+
+    A library waits for brokers that come back, and whoever started it by hand wants to know of a
+    wrong port: one line instead of a long wait, and of the client that asks no line at all.
+
+    Args:
+        config: The cluster.
+        patience_s: How long it is tried again while connections are refused, or a name unknown.
+        timeout_s: The same while nothing comes back at all, which a slow network may explain.
+    """
+    watch = ErrorWatch(config.bootstrap_servers)
+    client = open_admin(admin_settings(config), watch, quiet=True)
+    begun_s = time.monotonic()
+    try:
+        future = client.describe_cluster(request_timeout=timeout_s)
+        while not wait_for_futures((future,), timeout=_SLICE_S).done:
+            client.poll(0)  # serves the error callback
+            watch.check("connecting")
+            if time.monotonic() - begun_s > (patience_s if watch.is_down else timeout_s):
+                raise watch.silence()
+        client.poll(0)
+        watch.check("connecting")
+        error = future.exception()
+        if isinstance(error, KafkaException) and meaning(error) in UNANSWERED:
+            raise watch.silence()
+    finally:
+        client.__exit__(None, None, None)

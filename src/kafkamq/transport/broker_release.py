@@ -20,20 +20,8 @@ def broker_release(config: ServiceConfig, address: str, *, timeout_s: float = 5.
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout_s) as connection:
             connection.sendall(encode_request("kafkamq", "1"))
-            (size,) = struct.unpack(">i", _receive(connection, 4))
-            if not 0 < size <= MAX_RESPONSE_BYTES:
-                return None
-            return release_of(_receive(connection, size))
-    except (OSError, ValueError, WireError):
+            with connection.makefile("rb") as answer:
+                (size,) = struct.unpack(">i", answer.read(4))
+                return release_of(answer.read(min(size, MAX_RESPONSE_BYTES))) if size > 0 else None
+    except (OSError, ValueError, struct.error, WireError):
         return None
-
-
-def _receive(connection: socket.socket, size: int) -> bytes:
-    parts = []
-    while size:
-        part = connection.recv(size)
-        if not part:
-            raise ConnectionError("the broker has hung up")
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)

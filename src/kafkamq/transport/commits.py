@@ -142,7 +142,12 @@ class GroupOffsets(Follower):
 
     def commit_each(self, offsets: Mapping[Place, int]) -> dict[Place, KafkaError]:
         """Commit, and wait for the answer: which partitions were refused, and why."""
-        return _commit(self.client, targets_of(offsets)) if offsets else {}
+        if not offsets:
+            return {}
+        answer = self.client.commit(offsets=targets_of(offsets), asynchronous=False)
+        return {
+            (each.topic, each.partition): each.error for each in answer if each.error is not None
+        }
 
     def begin(self, offsets: Mapping[Place, int]) -> PendingCommit:
         """Begin to commit, by the thread that polls; the answer comes inside a later poll."""
@@ -176,11 +181,6 @@ def _identity(offsets: Iterable[TopicPartition]) -> frozenset[tuple[str, int, in
 
 def _first_error(partitions: Iterable[TopicPartition]) -> KafkaError | None:
     return next((each.error for each in partitions if each.error is not None), None)
-
-
-def _commit(client: Consumer, offsets: list[TopicPartition]) -> dict[Place, KafkaError]:
-    answer = client.commit(offsets=offsets, asynchronous=False) or ()
-    return {(each.topic, each.partition): each.error for each in answer if each.error is not None}
 
 
 def _committed(
@@ -275,7 +275,17 @@ class CommitTurns:
         self._owner = threading.get_ident()
         while self._waiting:
             with suppress(IndexError):  # given up meanwhile
-                self._group.begin_these(self._waiting.popleft())
+                pending = self._waiting.popleft()
+                if not self._is_refused(pending):
+                    self._group.begin_these(pending)
+
+    def _is_refused(self, pending: PendingCommit) -> bool:
+        """Whether a partition of it has gone: brokers take any partition from any member."""
+        places = self._group.places
+        if all((each.topic, each.partition) in places for each in pending.offsets):
+            return False
+        pending.answer(KafkaError(KafkaError.UNKNOWN_MEMBER_ID))
+        return True
 
     def tend(self) -> None:
         """While the polling thread waits for a commit, whoever commits does so by itself."""
@@ -292,9 +302,11 @@ class CommitTurns:
             self._make(pending)
 
     def _make(self, pending: PendingCommit) -> None:
+        if self._is_refused(pending):
+            return
         try:
-            refused = _commit(self._group.client, pending.offsets)
-            pending.answer(next(iter(refused.values()), None))
+            answer = self._group.client.commit(offsets=pending.offsets, asynchronous=False)
+            pending.answer(_first_error(answer))
         except KafkaException as error:
             pending.answer(kafka_error(error))
 

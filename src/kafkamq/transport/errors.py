@@ -20,25 +20,7 @@ from kafkamq.errors import (
     KafkaMQError,
 )
 
-__all__ = [
-    "MISSING",
-    "REFUSALS",
-    "UNANSWERED",
-    "ErrorWatch",
-    "KafkaError",
-    "KafkaException",
-    "Meaning",
-    "OutcomeUnknownError",
-    "TransactionAbortedError",
-    "broker_error",
-    "has_ended",
-    "is_fatal",
-    "is_retriable",
-    "kafka_error",
-    "meaning",
-    "raised_error",
-    "raised_inside",
-]
+__all__ = ["KafkaError", "KafkaException"]  # confluent-kafka's, which only transport imports
 
 
 class Meaning(Enum):

@@ -21,13 +21,7 @@ from kafkamq.transport.follower import COMMITTED, partitions_of, targets_of
 from kafkamq.transport.record import Place, Record, place_of
 from kafkamq.transport.settings import is_new_protocol
 
-__all__ = [
-    "COMMITTED",
-    "COOPERATIVE",
-    "GroupConsumer",
-    "Owner",
-    "is_eager",
-]
+__all__ = ["COMMITTED"]
 
 COOPERATIVE = "cooperative-sticky"
 _SESSION_MS = 10_000  # Kafka's default is 45 s

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 GRACE_S = 60.0
 """How long something is looked for; a change of leaders takes less."""
 
-_FIRST_WAIT_S = 2.0  # for a log that does not answer, while others could be read
-_MAX_WAIT_S = 8.0
-_REST_WAITS = 4  # it is left alone for so many times the last wait
+_FIRST_WAIT_S = 3.0  # for a log that does not answer, while others could be read
+_MAX_WAIT_S = 12.0
+_REST_WAITS = 2  # it is left alone for so many times the last wait
 _MEMORY_S = 120.0  # what nobody has looked for meanwhile is forgotten
 _MAX_KNOWN = 1000  # more than a lagging broker explains: somebody writes invented names
 

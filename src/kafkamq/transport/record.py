@@ -11,19 +11,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, AcknowledgeType, Message,
 
 from kafkamq.types import Headers
 
-__all__ = [
-    "LOG_APPEND_TIME",
-    "AcknowledgeType",
-    "Place",
-    "Record",
-    "RecordLike",
-    "TopicPartition",
-    "all_headers",
-    "headers_of",
-    "headers_or_none",
-    "place_of",
-    "take_only",
-]
+__all__ = ["AcknowledgeType", "TopicPartition"]  # confluent-kafka's
 
 Place = tuple[str, int]
 """Topic and partition."""

@@ -241,11 +241,14 @@ class TransactionalProducer:
     def send_offsets(
         self, positions: Sequence[TopicPartition], group_metadata: bytes, *, timeout_s: float = 10.0
     ) -> None:
-        """Commit offsets for a group in the open transaction."""
+        """Commit offsets for a group in the open transaction, as the member that it names."""
         producer = self._ready()
         offsets = list(positions)
+        doing = f"sending offsets of {self.transactional_id}"
+        if not group_metadata:  # Kafka would take them from anybody
+            raise broker_error(KafkaError(KafkaError.UNKNOWN_MEMBER_ID), doing)
         self._bounded(
-            f"sending offsets of {self.transactional_id}",
+            doing,
             lambda slice_s: producer.send_offsets_to_transaction(offsets, group_metadata, slice_s),
             timeout_s,
         )

@@ -20,6 +20,7 @@ MAX_FOUND = 100
 MAX_CHUNKS_SEARCHED = 50
 MAX_LETTERS_SEARCHED = 100_000  # of a filter that no index serves; the page says how far it got
 _MESSAGE = "place, q.text, at_ms, id, key, attempt, origin, letter, headers"
+_MESSAGE_FROM = "FROM message JOIN name q ON q.number = queue"
 _LETTER = (
     "letter.number, place, q.text, at_ms, id, key, r.text, f.text, error, attempt, origin, headers,"
     " (SELECT at_ms FROM redriven WHERE redriven.place = letter.place)"
@@ -130,8 +131,7 @@ def waiting(connection: sqlite3.Connection, queue: int, limit: int) -> list[dict
     ).fetchall():
         first, bits = number << CHUNK_BITS, int.from_bytes(started, "little")
         for row in connection.execute(
-            f"SELECT {_MESSAGE} FROM message JOIN name q ON q.number = queue"
-            " WHERE place >= ? AND place < ? AND queue = ?",
+            f"SELECT {_MESSAGE} {_MESSAGE_FROM} WHERE place >= ? AND place < ? AND queue = ?",
             (first, first + CHUNK_OFFSETS, queue),
         ):
             if not bits >> (row[0] & CHUNK_OFFSETS - 1) & 1:
@@ -148,8 +148,7 @@ def messages_at(connection: sqlite3.Connection, places: Sequence[int]) -> dict[i
         part = places[first : first + 500]
         marks = ",".join("?" * len(part))
         for row in connection.execute(
-            f"SELECT {_MESSAGE} FROM message JOIN name q ON q.number = queue"
-            f" WHERE place IN ({marks})",
+            f"SELECT {_MESSAGE} {_MESSAGE_FROM} WHERE place IN ({marks})",
             part,
         ):
             found[row[0]] = _message(row)
@@ -161,18 +160,17 @@ def find_messages(connection: sqlite3.Connection, text: str) -> list[dict[str, A
     data = text.encode("utf-8", "replace")
     found: dict[int, dict[str, Any]] = {}
     for column in ("id", "key"):
+        # As the index has them: the ends of what is not null.
+        chosen = (
+            f"WHERE substr({column}, -5) = substr(?1, -5) AND {column} = ?1"
+            f" AND {column} IS NOT NULL ORDER BY at_ms DESC LIMIT ?2"
+        )
         for row in connection.execute(
-            f"SELECT {_MESSAGE} FROM message JOIN name q ON q.number = queue"
-            f" WHERE substr({column}, -5) = substr(?1, -5) AND {column} = ?1"
-            f" AND {column} IS NOT NULL ORDER BY at_ms DESC LIMIT ?2",
-            (data, MAX_FOUND),
+            f"SELECT {_MESSAGE} {_MESSAGE_FROM} {chosen}", (data, MAX_FOUND)
         ):
             found[row[0]] = _message(row)
         for row in connection.execute(
-            f"SELECT {_LETTER} FROM letter {_LETTER_FROM}"
-            f" WHERE substr({column}, -5) = substr(?1, -5) AND {column} = ?1"
-            f" AND {column} IS NOT NULL ORDER BY at_ms DESC LIMIT ?2",
-            (data, MAX_FOUND),
+            f"SELECT {_LETTER} FROM letter {_LETTER_FROM} {chosen}", (data, MAX_FOUND)
         ):
             found[row[1]] = _letter(row)
     return sorted(found.values(), key=lambda each: -each["at_ms"])[:MAX_FOUND]
@@ -188,7 +186,7 @@ def family(connection: sqlite3.Connection, place: int) -> list[dict[str, Any]]:
             continue
         asked.add(here)
         for row in connection.execute(
-            f"SELECT {_MESSAGE} FROM message JOIN name q ON q.number = queue"
+            f"SELECT {_MESSAGE} {_MESSAGE_FROM}"
             " WHERE place = ?1 OR origin = ?1 OR letter = ?1 LIMIT ?2",
             (here, MAX_FAMILY),
         ):

@@ -23,7 +23,7 @@ from kafkamq.cli.spark.options import SparkChoice, with_spark
 from kafkamq.cli.spark.sql_check import check_condition, check_statement, split_statements
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, KafkaMQError
-from kafkamq.transport.reaching import require_brokers
+from kafkamq.transport.admin import require_brokers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

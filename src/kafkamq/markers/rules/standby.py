@@ -8,7 +8,7 @@ that counts: clocks of machines are never compared.
   of the active one between them. While the log cannot be read or written there are no beats, so
   an outage of a broker is no silence, and behind it the active one has as long as ever.
 - After ``SILENT_BEATS`` it writes a bid. The bid that is first in the log wins: who reads another
-  one's before its own begins to count anew. So it does when the winner dies.
+  one's before its own begins to count again. So it does when the winner dies.
 - Where nobody was active, or the last one ended on purpose, the bid is made at once.
 - A sign of an epoch below the largest seen is that of a predecessor which was paused: it counts
   nothing. An active tracker that reads a larger epoch than its own has been succeeded.
@@ -24,14 +24,14 @@ from enum import Enum
 __all__ = ["BEAT_MS", "LOST_MS", "SILENT_BEATS", "Beat", "Phase", "Standby"]
 
 BEAT_MS = 500
-"""Between two beats of one that stands by; an active one gives a sign every second."""
+"""A tracker that stands by writes a beat so often; an active one gives a sign every second."""
 SILENT_BEATS = 9
 LOST_MS = 10_000
-"""After which a beat that was not read back is written anew."""
+"""A beat that was not read back within this time is written again."""
 
 
 class Phase(Enum):
-    """Of a start."""
+    """How far a start of a tracker has come."""
 
     WAITING = "waiting"
     CHOSEN = "chosen"  # its bid was first: it takes over
@@ -40,18 +40,18 @@ class Phase(Enum):
 
 
 class Beat(Enum):
-    """What to write."""
+    """What a tracker that stands by has to write."""
 
     STANDBY = "standby"
     BID = "bid"
 
 
 class Standby:
-    """One start; signs come in log order.
+    """One start of a tracker, which is told of signs in the order of the log.
 
     Attributes:
-        phase: Where it is.
-        number: Of the last beat that was written.
+        phase: How far it has come.
+        number: The number of the last beat that was written.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Standby:
     # ---- what is read
 
     def active(self, epoch: int) -> None:
-        """A sign of another start that is active."""
+        """Take a sign of another start that is active."""
         if epoch < self._epoch:
             return  # R36: it was paused, and does not know yet
         is_later = epoch > self._epoch
@@ -80,19 +80,19 @@ class Standby:
             self._heard()
 
     def ended(self, epoch: int) -> None:
-        """Another start, which was active, has stopped on purpose."""
+        """Note that another start, which was active, has stopped on purpose."""
         if epoch >= self._epoch and self.phase is Phase.WAITING:
             self._epoch = epoch
             self._heard()
             self._is_vacant = True
 
     def bid(self) -> None:
-        """Another start takes over; before ours, or we had none."""
+        """Note that another start takes over: its bid came before ours, or we had none."""
         if self.phase is Phase.WAITING:
             self._heard()
 
     def own(self, number: int) -> None:
-        """A beat of ours was read back."""
+        """Note that a beat of ours was read back."""
         if self.phase is not Phase.WAITING or self._under_way_ms is None or number != self.number:
             return
         self._next_ms = self._under_way_ms + BEAT_MS
@@ -112,7 +112,7 @@ class Standby:
     # ---- what is to be written
 
     def beat(self, monotonic_ms: int) -> Beat | None:
-        """What to write now; it counts as written."""
+        """Return what is to be written now, which counts as written from here on."""
         if self.phase is not Phase.WAITING:
             return None
         if self._under_way_ms is not None:
@@ -130,12 +130,12 @@ class Standby:
     # ---- what its owner did
 
     def took_over(self, epoch: int) -> None:
-        """It is the latest start (R22), under this epoch."""
+        """Note that ours is the latest start (R22), under this epoch."""
         self.phase = Phase.ACTIVE if epoch >= self._epoch else Phase.SUCCEEDED
         self._epoch = max(self._epoch, epoch)
 
     def stand_by(self) -> None:
-        """It is not active any more, or could not become so: count anew."""
+        """Begin to count again: ours is not active any more, or could not become so."""
         self.phase = Phase.WAITING
         self._under_way_ms = None
         self._heard()

@@ -10,9 +10,8 @@ from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError
 from kafkamq.markers.membership import broker_session_problems, session_problem
 from kafkamq.markers.overview import doubled_queues
 from kafkamq.queue.topics import check_topics
-from kafkamq.transport.admin import Admin, ClusterInfo
+from kafkamq.transport.admin import Admin, ClusterInfo, require_brokers
 from kafkamq.transport.broker_release import broker_release
-from kafkamq.transport.reaching import require_brokers
 
 TIMEOUT_S = 15.0
 

@@ -23,7 +23,7 @@ ENGINE = "local"
 
 _MAX_PAUSE_S = 5.0
 _FIRST_PAUSE_S = 0.1
-_LOOK_S = 5.0  # between two looks for what brokers do not know, or do not answer for
+_LOOK_S = 3.0  # between two looks for what brokers do not know, or do not answer for
 _LEDGER_REFRESH_S = 3600.0  # Kafka forgets offsets of a group that is silent for days
 _EPOCH_REFRESH_S = 60.0  # ... and other replicas start by what partition 0's ledger says (R22)
 

@@ -8,6 +8,7 @@ minute is over. Messages count only if they still are the same ones (R13).
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,8 +27,11 @@ from kafkamq.transport.record import Record, all_headers, headers_of
 from kafkamq.transport.record_reader import RecordReader
 from kafkamq.types import Marker, MessageId
 
+_log = logging.getLogger(__name__)
+
 _MAX_TOPICS = 16  # of queues, whose readers are kept
 _READ_S = 1.0  # what one sweep of a window may take: rows wait for it
+_NOTHING = None, -1
 _FRESH_S = 0.5  # the age of an answer by which a log is looked for
 
 Span: TypeAlias = tuple[MessageId, int]
@@ -199,9 +203,8 @@ class MessageLookup:
                 is_over = self.is_gone()
             elif partition in source.leaderless:
                 is_over = False
-            elif _is_same(
-                topic_id, source
-            ):  # one search for it and for its end, as readers name it
+            elif _is_same(topic_id, source):
+                # One search for it and for its end, as readers name it.
                 is_over = self._patience.is_over((name, partition), logs[log])
             else:
                 is_over = self._patience.is_over((name, topic_id))
@@ -234,12 +237,7 @@ class MessageLookup:
         ]
         left: dict[int, int] = {}
         count, found = sweep(
-            self._reader,
-            places,
-            deadline_s=deadline_s,
-            max_bytes=max_bytes,
-            patience=self._patience,
-            left=left,
+            self._reader, places, left, self._patience, deadline_s=deadline_s, max_bytes=max_bytes
         )
         if left:
             self.ask_again()  # some may have no leader
@@ -344,10 +342,12 @@ class Rereader:
     ) -> list[tuple[Sequence[Record | None], bool]]:
         try:
             return lookup.read(spans, deadline_s=deadline_s, max_bytes=max_bytes)
-        except KafkaMQError:
+        except KafkaMQError as error:
             if lookup is self.messages:
                 raise
-            return [((), True)] * len(spans)  # whoever writes STARTs chooses the topic
+            # Whoever writes STARTs chooses the topic: no error of it stops others.
+            _log.warning("a topic that a START names cannot be read", extra={"error": str(error)})
+            return [((), True)] * len(spans)
 
     def _fill(
         self,
@@ -375,74 +375,69 @@ class Rereader:
         max_bytes: int,
     ) -> list[FoundAction]:
         """As far as the markers say it; each with the reason of its verdict."""
-        places: list[_Place] = []
-        for row in rows:
-            reason_at = _reason_at(row)
-            places.append(
-                (
-                    partition,
-                    (row.start_offset, reason_at) if reason_at >= 0 else (row.start_offset,),
-                )
-            )
-        count, read = sweep(self._markers, places, deadline_s=deadline_s, max_bytes=max_bytes)
-        there = read.get(partition, {})
+        full_s = time.monotonic() + _READ_S
+        there: dict[int, tuple[Marker | None, int]] = {}
+        whole = size_bytes = 0
+        while not whole:
+            wanted = {row.start_offset for row in rows} | {_reason_at(row) for row in rows} - {-1}
+            for offset, record in self._markers.stream(
+                partition, sorted(wanted - there.keys()), timeout_s=_left_s(deadline_s)
+            ):
+                there[offset] = _decoded(record)
+                size_bytes += 0 if record is None else len(record)
+                if (size_bytes > max_bytes or time.monotonic() > full_s) and len(rows) > 1:
+                    break
+            unread = (at for at, row in enumerate(rows) if _last_place(row) not in there)
+            whole = next(unread, len(rows))
+            if not whole:  # reasons may stand far behind the STARTs
+                rows = rows[: len(rows) // 4 or 1]
+                full_s += _READ_S
         found: list[FoundAction] = []
-        offset, start, timestamp_ms, refers = -1, None, -1, False
-        end_at, error = -1, ""
-        for row in rows[:count]:
-            if row.start_offset != offset:
-                offset = row.start_offset
-                record = there[offset]
-                start = _decoded(record)
-                timestamp_ms = -1 if start is None or record is None else record.timestamp()[1]
-                refers = start is not None and (
-                    bool(start.batches) or start.by_reference or is_foreign_start(start)
-                )
-            reason_at = _reason_at(row)
-            if reason_at != end_at:
-                end = _decoded(there.get(reason_at))
-                end_at, error = reason_at, "" if end is None else end.reason
+        for row in rows[:whole]:
+            start, timestamp_ms = there[row.start_offset]
+            end, _ = there.get(_reason_at(row), _NOTHING)
+            error = "" if end is None else end.reason
+            refers = (
+                start is not None
+                and not row.of_schedule
+                and (bool(start.batches) or start.by_reference or is_foreign_start(start))
+            )
             is_copied = isinstance(row, Carry) or row.cause is not DueCause.ALREADY_ENDED
-            of_message = refers and is_copied and not row.of_schedule
-            found.append(FoundAction(row, start, timestamp_ms, error, of_message))
+            found.append(FoundAction(row, start, timestamp_ms, error, refers and is_copied))
         return found
 
 
 def sweep(
     reader: RecordReader,
     places: Sequence[_Place],
+    left: dict[int, int],
+    patience: Patience,
     *,
     deadline_s: float,
     max_bytes: int,
-    patience: Patience | None = None,
-    left: dict[int, int] | None = None,
 ) -> tuple[int, _Read]:
     """How many of the first places were read, and what; all partitions at once, front to back.
 
     Where that takes too long, or too much memory, the last places are left for another time. It is
-    none where even the first one is too much; some of its offsets were read then. ``left``: as
-    ``RecordReader.sweep``; what is not had now counts as read. Without it all must be had, and the
-    first place is read whole.
+    none where even the first one is too much; some of its offsets were read then. What is not had
+    now counts as read: ``left`` says from which offset on (``RecordReader.sweep``).
     """
     full_s = time.monotonic() + _READ_S
     found: _Read = {}
-    awaited = {} if left is None else left
     size_bytes = 0
     while True:
         for partition, records in reader.sweep(
-            _missing(places, found, awaited),
-            timeout_s=max(0.5, deadline_s - time.monotonic()),
+            _missing(places, found, left),
+            timeout_s=_left_s(deadline_s),
             patience=patience,
             left=left,
         ):
             found.setdefault(partition, {}).update(records)
             size_bytes += _size(records.values())
             if size_bytes > max_bytes or time.monotonic() > full_s:
-                missing = (
-                    at for at, each in enumerate(places) if not _is_read(each, found, awaited)
-                )
-                whole = next(missing, len(places))
-                if whole or (left is not None and places[0][1][0] in found.get(places[0][0], ())):
+                unread = (at for at, each in enumerate(places) if not _is_read(each, found, left))
+                whole = next(unread, len(places))
+                if whole or places[0][1][0] in found.get(places[0][0], ()):
                     return whole, found
                 if len(places) > 1:
                     break
@@ -482,14 +477,11 @@ def _missing(
     wanted: dict[int, set[int]] = {}
     for partition, offsets in places:
         wanted.setdefault(partition, set()).update(offsets)
-    return {
-        partition: sorted(
-            offset
-            for offset in offsets - found.get(partition, {}).keys()
-            if offset < left.get(partition, offset + 1)
-        )
-        for partition, offsets in wanted.items()
-    }
+    for partition in wanted.keys() & found.keys():
+        wanted[partition] -= found[partition].keys()
+    for partition in wanted.keys() & left.keys():
+        wanted[partition] = {each for each in wanted[partition] if each < left[partition]}
+    return {partition: sorted(offsets) for partition, offsets in wanted.items()}
 
 
 def _size(records: Iterable[Record | None]) -> int:
@@ -563,10 +555,20 @@ def _reason_at(row: Settle | Carry) -> int:
     return row.verdict_offset if isinstance(row, Settle) else -1
 
 
-def _decoded(message: Record | None) -> Marker | None:
-    if message is None:
-        return None
+def _last_place(row: Settle | Carry) -> int:
+    """The last offset of the markers that is read for a row."""
+    return max(row.start_offset, _reason_at(row))
+
+
+def _decoded(record: Record | None) -> tuple[Marker | None, int]:
+    """A marker and its time; of what is gone, or no marker, nothing."""
+    if record is None:
+        return _NOTHING
     try:
-        return decode_marker(message.value())
+        return decode_marker(record.value()), record.timestamp()[1]
     except WireError:
-        return None
+        return _NOTHING
+
+
+def _left_s(deadline_s: float) -> float:
+    return max(0.5, deadline_s - time.monotonic())

@@ -89,11 +89,17 @@ class Part:
     ended: dict[tuple[Outcome, str], list[tuple[MessageBatch, None]]] = field(default_factory=dict)
 
     def add(
-        self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Headers
+        self,
+        topic: str,
+        partition: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers = (),
+        size_bytes: int = 0,
     ) -> None:
-        """One record."""
+        """One record; 0: its size is not known yet."""
         self.records.append((topic, partition, key, value, headers))
-        self.size_bytes += _size(key, value, headers)
+        self.size_bytes += size_bytes or _size(key, value, headers)
 
     def end_batch(self, outcome: Outcome, reason: str, first: MessageId, bits: int) -> None:
         """Messages of one page, for an END of batches."""
@@ -169,11 +175,12 @@ class Rewriter:
         if usual is not None:
             self._copy_all(part, found, usual)
         else:
+            is_led = not self._messages.leaderless
             for number in range(known):
                 if part.size_bytes >= self._max_bytes:
                     break
                 message = found.message(number)
-                if self._has_no_leader(message.row, message.start):
+                if not is_led and self._has_no_leader(message.row, message.start):
                     if not self._await(part, message.row):
                         break
                     continue
@@ -342,9 +349,10 @@ class Rewriter:
             first = None if row.of_schedule else origin
             headers = copy_headers(start.headers, delivery_count=count, origin=first)
             to = self._spread(key, topic)
-        if _size(to_key, value, headers) > self._max_message_bytes:
+        size_bytes = _size(to_key, value, headers)
+        if size_bytes > self._max_message_bytes:
             return False
-        part.add(topic.name, to, to_key, value, headers)
+        part.add(topic.name, to, to_key, value, headers, size_bytes)
         self._end(part, found, Outcome.REDELIVERED)
         part.copies += 1
         return True
@@ -362,7 +370,7 @@ class Rewriter:
             first=first,
         )
         key = marker_key(first.partition, first.offset)
-        part.add(self._config.marker_topic, part.partition, key, value, ())
+        part.add(self._config.marker_topic, part.partition, key, value)
         part.carried += 1
         return True
 
@@ -415,7 +423,7 @@ class Rewriter:
             return
         value = encode_end(message_id, outcome, reason=reason, of_schedule=found.row.of_schedule)
         key = marker_key(message_id.partition, message_id.offset)
-        part.add(self._config.marker_topic, part.partition, key, value, ())
+        part.add(self._config.marker_topic, part.partition, key, value)
 
     def _end_batches(self, part: Part) -> None:
         """The ENDs of batches of the whole part (R32)."""
@@ -423,7 +431,7 @@ class Rewriter:
             for batches, _ in join(ended):
                 value = encode_known_end(encode_batches(batches), outcome, "", reason=reason)
                 key = marker_key(batches[0].partition, batches[0].base_offset)
-                part.add(self._config.marker_topic, part.partition, key, value, ())
+                part.add(self._config.marker_topic, part.partition, key, value)
 
     def _origin(self, found: Found) -> Origin:
         """Where the message stands, for headers of one that names no first copy."""
@@ -446,7 +454,7 @@ class Rewriter:
     def _has_no_leader(self, row: Settle | Carry, start: Marker | None) -> bool:
         """Whether nobody leads the partition where a copy of the message must go."""
         lost = self._messages.leaderless
-        if not lost or self._lack or start is None:
+        if self._lack or start is None:
             return False
         if self._topic:
             return row.message_id.partition % self._messages.partitions in lost

@@ -37,11 +37,11 @@ _MAX_PAUSE_S = 2.0
 _LOOK_S = 0.5  # between two looks for what holds up a settlement
 _WRITE_S = 8.0  # what a transaction may take; it begins when its rows are ready (R22)
 _FULL_S = 10.0 / 3  # ... and a full one does: a third of what it may take for the brokers
-_FIRST_BYTES = 1024 * 1024  # of a transaction, before it is known what goes through
+_FIRST_BYTES = 4 * 1024 * 1024  # of a transaction, before it is known what goes through
 _LEAST_BYTES = 64 * 1024  # ... however slow the others were
 _MAX_GROWTH = 4  # from one to the next
 _CAREFUL = 10  # full transactions behind one that failed
-_FIRST_ROWS = 4096
+_FIRST_ROW_BYTES = 1024.0
 _LEAST_ROWS = 16  # of a window, unless they take longer than
 _LEAST_S = 4.0  # this: a settlement may not take much longer
 _READ_S = 1.0
@@ -96,8 +96,8 @@ class WindowSize:
         self.bytes = min(_FIRST_BYTES, max_bytes)
         self._max_rows = max_rows
         self._max_bytes = max_bytes
-        self._rows = _FIRST_ROWS  # that can be read in time
-        self._row_bytes = 1.0  # what a row became
+        self._rows = max_rows  # that can be read in time
+        self._row_bytes = _FIRST_ROW_BYTES  # what one became
         self._refused_rows = max_rows
         self._failed_bytes = 0  # of the last transaction that failed
         self._careful = 0  # so many stay below that
@@ -316,7 +316,7 @@ class Settlement:
             deadline_s=began_s + self.left_s(),
             max_bytes=max_bytes,
         )
-        size.read(sum(found.size for found in window), time.monotonic() - began_s)
+        size.read(sum(map(size_of, [found.row for found in window])), time.monotonic() - began_s)
         part = settler.rewriter.part(partition, window, max_bytes=max_bytes)
         if not part.rows:
             self._wait()

@@ -10,8 +10,7 @@ them is ignored. The encoders are in ``marker_writer`` and offered here as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Sequence
 
 from google.protobuf.message import DecodeError
 
@@ -37,13 +36,11 @@ from kafkamq.markers.wire.marker_writer import (
 )
 from kafkamq.markers.wire.message_batches import (
     MAX_BATCH_BYTES,
-    cut_run,
     decode_batches,
     encode_batch_start,
     encode_batches,
     encode_named,
     encode_reference,
-    without_run,
 )
 from kafkamq.types import Headers, Marker, MarkerType, MessageBatch, MessageId, Outcome
 
@@ -79,14 +76,6 @@ _KEEPALIVE = MarkerType.KEEPALIVE
 _SCHEDULE = MarkerType.SCHEDULE
 _TICK = MarkerType.TICK
 _parse = pb.Marker.FromString
-
-# A frozen dataclass sets its fields by name through object.__setattr__; going to the slots directly
-# takes a seventh off the time to decode a marker.
-_new = object.__new__
-_set_partition: Callable[[MessageId, int], None] = vars(MessageId)["partition"].__set__
-_set_offset: Callable[[MessageId, int], None] = vars(MessageId)["offset"].__set__
-_set_topic_id: Callable[[MessageId, bytes], None] = vars(MessageId)["topic_id"].__set__
-_set_leader_epoch: Callable[[MessageId, int], None] = vars(MessageId)["leader_epoch"].__set__
 
 
 def decode_marker(
@@ -125,9 +114,6 @@ def _decode(data: bytes | None, slim: bool) -> Marker:
         raise WireError("the record is empty")
     if len(data) > MAX_MARKER_BYTES:
         raise WireError(f"{len(data)} bytes are too many for a marker ({MAX_MARKER_BYTES} at most)")
-    # A version; not in a START of one message.
-    if 8 in data[:3] and (marker := _decode_run(data, slim)) is not None:
-        return marker
     try:
         message = _parse(data)
     except (DecodeError, ValueError):  # ValueError: text that is not UTF-8, in pure Python
@@ -150,46 +136,6 @@ def _decode(data: bytes | None, slim: bool) -> Marker:
     if kind == 17:
         return _decode_tick(message)
     raise WireError(f"unknown marker type {kind}")
-
-
-def _decode_run(data: bytes, slim: bool) -> Marker | None:
-    """A marker with one batch of one run; None: it is another one, or malformed."""
-    run = cut_run(data)
-    if run is None:
-        return None
-    before, behind, base_offset, length, size = run
-    known = _beside_run(before, behind, size, slim)
-    if known is None:
-        return None
-    of_marker, of_batch = known
-    return of_marker((of_batch(base_offset, (1 << length) - 1),))
-
-
-@lru_cache(maxsize=1024)
-def _beside_run(
-    before: bytes, behind: bytes, size: int, slim: bool
-) -> tuple[Callable[[tuple[MessageBatch]], Marker], Callable[[int, int], MessageBatch]] | None:
-    """What a record says beside what `cut_run` took; None: not all was taken, or it is malformed.
-
-    A field that stands twice, or is written longer than needed, shows in the size.
-    """
-    rest = without_run(before, behind, size)
-    try:
-        message = _parse(rest)
-        batches = message.batches
-        if len(batches) != 1 or message.ByteSize() != len(rest):
-            return None
-        batch = batches[0]
-        if batch.base_offset or batch.runs or batch.bitmap:
-            return None
-        batch.runs.append(1)
-        marker = _decode_batched(message, batches, slim, len(rest))
-    except (DecodeError, ValueError, WireError):
-        return None
-    known = marker.batches[0]
-    fields = [getattr(marker, name) for name in Marker.__slots__[:-1]]  # `batches` is last
-    log = known.partition, known.topic_id, known.leader_epoch
-    return partial(Marker, *fields), partial(MessageBatch, *log)
 
 
 def _other_version(version: int) -> WireError:
@@ -368,12 +314,7 @@ def _message_id(message: pb.Marker) -> MessageId:
         raise WireError("a message_id with a negative number")
     if topic_id and len(topic_id) != 16:
         raise WireError(f"a topic_id of {len(topic_id)} bytes")
-    result = _new(MessageId)
-    _set_partition(result, partition)
-    _set_offset(result, offset)
-    _set_topic_id(result, topic_id)
-    _set_leader_epoch(result, leader_epoch)
-    return result
+    return MessageId(partition, offset, topic_id, leader_epoch)
 
 
 def _headers(message: pb.Marker) -> Headers:

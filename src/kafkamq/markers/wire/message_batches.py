@@ -7,21 +7,16 @@ what is named twice is meant once. Malformed is what leaves its chunk, is empty 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Sequence
-from functools import lru_cache
 
 from kafkamq.errors import WireError
 from kafkamq.markers.rules.batching import MAX_BATCHES, MAX_NAMED, Item, gather
 from kafkamq.markers.wire import markers_pb2 as pb
 from kafkamq.markers.wire.marker_writer import (
-    MAX_COUNT,
-    MAX_INT64,
     StartEncoder,
-    blob,
+    checked,
+    checked_log,
     encode_identity,
-    number,
-    varint,
 )
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.queue.wire.partitions import CHUNK_OFFSETS
@@ -31,20 +26,12 @@ MAX_BATCH_BYTES = 64 * 1024
 """Largest marker with batches."""
 
 _BITMAP_BYTES = CHUNK_OFFSETS // 8
-_VERSION = b"\x08\x01"
-_MAX_CUT_BYTES = 256
-_ONE_RUN = re.compile(
-    rb"((?:\x10[\0-\x7f])?\x08\x01\x82\x02"  # type, version, batch
-    rb"[\0-\x7f](?:\x08[\0-\x7f])?)"  # its size and partition
-    rb"\x10([\x80-\xff]{0,8}[\0-\x7f])"  # base offset
-    rb"\x1a(?:\x01(?=[\0-\x7f])|\x02(?=[\x80-\xff]))([\x80-\xff]?[\0-\x7f])"  # runs: only one
-    rb"(.*)",
-    re.DOTALL,
-).match
 
 
-def encode_batches(batches: Sequence[MessageBatch]) -> bytes:
+def encode_batches(batches: Sequence[MessageBatch], *, version: int = 1) -> bytes:
     """Version and batches of a marker, which stand where ``encode_identity`` has one message.
+
+    ``version`` 0: what follows says it.
 
     Raises:
         WireError: there are none or too many, they name too many messages or one twice, a batch is
@@ -55,7 +42,10 @@ def encode_batches(batches: Sequence[MessageBatch]) -> bytes:
     if len(batches) > 1 and len(set(map(_chunk, batches))) < len(batches):
         raise WireError("cannot encode two batches of one chunk")
     _check_named(batches)
-    return _VERSION + b"".join(map(_encoded, batches))
+    marker = pb.Marker(version=version)
+    for batch in batches:
+        _encode(marker.batches.add(), batch)
+    return marker.SerializeToString()
 
 
 def _check_named(batches: Collection[MessageBatch]) -> None:
@@ -85,9 +75,7 @@ def encode_batch_start(encoder: StartEncoder, batches: Sequence[MessageBatch], k
     Raises:
         WireError: the batches cannot be encoded, or it is too large for any reader.
     """
-    named = encode_batches(batches)
-    if encoder.names_topic:
-        named = named.removeprefix(_VERSION)
+    named = encode_batches(batches, version=0 if encoder.names_topic else 1)
     start = encoder.encode_known(named, key, None, 0, (), 0, 0, True)
     if len(start) > MAX_BATCH_BYTES:
         raise WireError(f"a START of {len(start)} bytes is too large: {MAX_BATCH_BYTES} at most")
@@ -121,35 +109,28 @@ def _chunk(batch: MessageBatch) -> tuple[int, bytes, int, int]:
     return batch.partition, batch.topic_id, batch.leader_epoch, chunk
 
 
-def _encoded(batch: MessageBatch) -> bytes:
+def _encode(wire: pb.MessageBatch, batch: MessageBatch) -> None:
     bits, base_offset = batch.bits, batch.base_offset
     if bits <= 0 or base_offset % CHUNK_OFFSETS + bits.bit_length() > CHUNK_OFFSETS:
         raise WireError("cannot encode a batch that is empty or leaves its chunk")
-    if not 0 <= base_offset <= MAX_INT64:
-        raise WireError("cannot encode an offset outside 0 to 2^63 - 1")
-    before, after = _around(batch.partition, batch.topic_id, batch.leader_epoch)
-    body = b"".join((before, number(b"\x10", base_offset), _members(bits), after))
-    return b"\x82\x02" + varint(len(body)) + body
+    log = checked_log(batch.partition, batch.topic_id, batch.leader_epoch)
+    wire.partition, wire.topic_id, wire.leader_epoch = log
+    wire.base_offset = checked(base_offset)
+    runs, bitmap = _members(bits)
+    if runs:
+        wire.runs.extend(runs)
+    else:
+        wire.bitmap = bitmap
 
 
-@lru_cache(maxsize=1024)
-def _around(partition: int, topic_id: bytes, leader_epoch: int) -> tuple[bytes, bytes]:
-    if not 0 <= partition <= MAX_COUNT or not 0 <= leader_epoch <= MAX_COUNT:
-        raise WireError("cannot encode a partition or leader epoch outside 0 to 2^31 - 1")
-    if len(topic_id) not in (0, 16):
-        raise WireError(f"cannot encode a topic_id of {len(topic_id)} bytes: it has 16, or none")
-    after = blob(b"\x82\x01", topic_id) + number(b"\x88\x01", leader_epoch)
-    return number(b"\x08", partition), after
-
-
-def _members(bits: int) -> bytes:
+def _members(bits: int) -> tuple[list[int], bytes]:
     """Runs, or the bitmap where that is not longer."""
     size = (bits.bit_length() + 7) // 8
     if (bits ^ bits << 1).bit_count() <= size:  # at least a byte a run
-        runs = b"".join(map(varint, _runs(bits)))
-        if len(runs) < size:
-            return blob(b"\x1a", runs)
-    return blob(b"\x22", bits.to_bytes(size, "little"))
+        runs = list(_runs(bits))
+        if sum([1 if run < 128 else 2 for run in runs]) < size:
+            return runs, b""
+    return [], bits.to_bytes(size, "little")
 
 
 def _runs(bits: int) -> Iterator[int]:
@@ -162,33 +143,6 @@ def _runs(bits: int) -> Iterator[int]:
             end = len(text)
         yield end - begin
         begin, is_taken = end, not is_taken
-
-
-def cut_run(data: bytes) -> tuple[bytes, bytes, int, int, int] | None:
-    """Of a record with one batch of one run: what is before and behind, base offset, length, size.
-
-    A worker's records mostly differ in offset and length alone, so what is left is decoded once
-    (``markers.py``, which also finds out whether that was all). None: another form, or malformed.
-    """
-    if len(data) > _MAX_CUT_BYTES or (match := _ONE_RUN(data)) is None:
-        return None
-    before, base, run, behind = match.groups()
-    base_offset = 0
-    for byte in base[::-1]:
-        base_offset = base_offset << 7 | byte & 0x7F
-    length = run[0] if len(run) == 1 else run[0] & 0x7F | run[1] << 7
-    if not 0 < length <= CHUNK_OFFSETS - base_offset % CHUNK_OFFSETS:
-        return None
-    return before, behind, base_offset, length, len(base) + len(run)
-
-
-def without_run(before: bytes, behind: bytes, size: int) -> bytes:
-    """A record without what ``cut_run`` took of its batch; empty: the batch is not so large."""
-    begin, tag, batch = before.partition(b"\x82\x02")
-    left = batch[0] - size - 3  # two tags, and the size of the runs
-    if left < len(batch) - 1:
-        return b""
-    return begin + tag + bytes((left,)) + batch[1:] + behind
 
 
 def decode_batches(batches: Sequence[pb.MessageBatch]) -> tuple[MessageBatch, ...]:

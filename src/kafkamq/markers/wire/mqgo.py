@@ -13,8 +13,12 @@ from dataclasses import dataclass
 
 from kafkamq.errors import WireError
 from kafkamq.markers.rules.handout import expires_at_ms
-from kafkamq.markers.wire.marker_writer import encode_bare_start
-from kafkamq.markers.wire.markers import decode_marker, encode_end, encode_keepalive
+from kafkamq.markers.wire.markers import (
+    StartEncoder,
+    decode_marker,
+    encode_end,
+    encode_keepalive,
+)
 from kafkamq.queue.wire.headers import MessageHeaders, read_message_headers
 from kafkamq.queue.wire.keys import join_key
 from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome
@@ -50,9 +54,8 @@ def encode_foreign_marker(queue_id: str, marker: Marker) -> ForeignRecord:
         raise WireError("kafka-mq-go's markers always name a message")
     bare = MessageId(identity.partition, identity.offset)
     if marker.type is MarkerType.START and marker.value is not None:
-        value = encode_bare_start(
-            bare, marker.key, marker.value, redeliver_after_ms=marker.redeliver_after_ms
-        )
+        encoder = StartEncoder(redeliver_after_ms=marker.redeliver_after_ms)
+        value = encoder.encode(bare, marker.key, marker.value, delivery_count=0)
     elif marker.type is MarkerType.END and marker.outcome is Outcome.ACK:
         value = encode_end(bare, Outcome.ACK)
     elif marker.type is MarkerType.KEEPALIVE:

@@ -13,8 +13,7 @@ from kafkamq.errors import WireError
 MAX_RESPONSE_BYTES = 1 << 20
 _KEY = 18
 _VERSION = 3
-_SUPPORTED_FEATURES = 0  # a tag of the response
-_METADATA = "metadata.version"
+_FEATURE = b"\x11metadata.version"  # a compact text: its length plus one comes first
 
 # The highest metadata.version that each release knows; a broker says the highest of its own.
 _RELEASES = (
@@ -45,77 +44,21 @@ def _compact(text: str) -> bytes:
 
 
 def release_of(response: bytes) -> str:
-    """The release that answered, as "4.2"; "4.2 or newer" beyond those that are known."""
-    level = _metadata_level(_Reader(response))
+    """The release that answered, as "4.2"; "4.2 or newer" beyond those that are known.
+
+    The features that a broker supports come before those in use, which have the same names.
+    """
+    try:
+        _, error = struct.unpack_from(">ih", response)  # correlation id
+        if error:
+            raise WireError(f"the broker answers ApiVersions with error {error}")
+        at = response.find(_FEATURE)
+        if at < 0:
+            raise WireError("the broker names no feature metadata.version")
+        _, level = struct.unpack_from(">hh", response, at + len(_FEATURE))
+    except struct.error as failure:
+        raise WireError("an ApiVersions response is cut off") from failure
     for highest, release in _RELEASES:
         if level <= highest:
             return release
     return f"{_RELEASES[-1][1]} or newer"
-
-
-def _metadata_level(reader: _Reader) -> int:
-    reader.take(">i")  # correlation id
-    (error,) = reader.take(">h")
-    if error:
-        raise WireError(f"the broker answers ApiVersions with error {error}")
-    for _ in range(reader.count()):
-        reader.take(">hhh")
-        reader.skip_tags()
-    reader.take(">i")  # throttle time
-    for _ in range(reader.varint()):
-        tag, size = reader.varint(), reader.varint()
-        if tag == _SUPPORTED_FEATURES:
-            return _feature(_Reader(reader.bytes(size)))
-        reader.bytes(size)
-    raise WireError("the broker names no features")
-
-
-def _feature(reader: _Reader) -> int:
-    for _ in range(reader.count()):
-        name = reader.bytes(reader.count())
-        _, highest = reader.take(">hh")
-        reader.skip_tags()
-        if name == _METADATA.encode():
-            return int(highest)
-    raise WireError(f"the broker names no feature {_METADATA}")
-
-
-class _Reader:
-    """Takes a response apart; running out of it is a WireError."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def bytes(self, size: int) -> bytes:
-        """The next so many."""
-        end = self._at + size
-        if size < 0 or end > len(self._data):
-            raise WireError("an ApiVersions response is cut off")
-        found = self._data[self._at : end]
-        self._at = end
-        return found
-
-    def take(self, form: str) -> tuple[int, ...]:
-        """Numbers, as ``struct`` names them."""
-        return struct.unpack(form, self.bytes(struct.calcsize(form)))
-
-    def varint(self) -> int:
-        """An unsigned one of at most five bytes."""
-        value = 0
-        for place in range(5):
-            (digit,) = self.bytes(1)
-            value |= (digit & 127) << (7 * place)
-            if digit < 128:
-                return value
-        raise WireError("a number in an ApiVersions response is too long")
-
-    def count(self) -> int:
-        """Of a compact array or text: written plus one, 0 for null."""
-        return max(0, self.varint() - 1)
-
-    def skip_tags(self) -> None:
-        """What newer brokers may add."""
-        for _ in range(self.varint()):
-            self.varint()
-            self.bytes(self.varint())

@@ -2,7 +2,7 @@
 
 It reads without a group, ``read_committed``, and writes nothing to Kafka. Positions are written in
 the same transaction of the database as the rows, so a start goes on where the last one was. When
-the file is deleted or damaged, or the topics are others, the index is made anew.
+the file is deleted or damaged, or the topics are others, the index is built again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WAIT_S = 0.25
 _WRITE_ROWS = 50_000
 _WRITE_S = 0.5
 _PICTURE_S = 0.5  # at most so often; and at most a tenth of the time
-_LOOK_S = 15.0  # for topics made anew, partitions that were added, what is too old
+_LOOK_S = 15.0  # for topics that were recreated, partitions that were added, what is too old
 _RETRY_S = 5.0
 _ANEW_S = 0.5
 _log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexOptions:
-    """Where the index lies and how much it keeps."""
+    """These say where the index lies and how much it keeps."""
 
     path: Path
     keep_ms: int = 7 * 86_400_000  # messages that are older are not indexed
@@ -63,11 +63,11 @@ class Index:
         self._thread = threading.Thread(target=self._run, name="kafkamq-web-index", daemon=True)
 
     def start(self) -> None:
-        """Begin to follow."""
+        """Begin to follow the logs."""
         self._thread.start()
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """End it; idempotent."""
+        """End the thread; closing twice is fine."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
@@ -77,15 +77,15 @@ class Index:
             self._stopping.wait(self._follow_until_it_fails())
 
     def _follow_until_it_fails(self) -> float:
-        """How long to wait before the next attempt, in s."""
+        """Follow, and return how many seconds to wait before the next attempt."""
         try:
             self._follow()
         except sqlite3.OperationalError as error:  # no room, or no right to write
             _log.warning("the index cannot be written", extra={"error": str(error)})
             self._fail(f"the index {self.options.path} cannot be written: {error}")
         except sqlite3.DatabaseError as error:
-            _log.warning("the index is made anew", extra={"error": str(error)})
-            self._fail(f"the index is made anew: {error}")
+            _log.warning("the index is built again", extra={"error": str(error)})
+            self._fail(f"the index is built again: {error}")
             delete_index(self.options.path)
             return _ANEW_S
         except KafkaMQError as error:
@@ -203,7 +203,7 @@ class Following:
         return found
 
     def _restart(self, place: Place) -> int:
-        """Where reading begins after the next start."""
+        """Return where reading begins after the next start."""
         if place[0] == self._config.tracker_topic:
             return 0  # a status is kept in memory alone
         log = self.fold.markers.get(place[1])
@@ -315,7 +315,7 @@ class Following:
     # ---- the picture
 
     def picture(self, shown: Picture) -> Picture | None:
-        """What is open now; None: it is too early for another one."""
+        """Return what is open now, or None when it is too early for another picture."""
         began_s = time.monotonic()
         if began_s - self._pictured_s < self._pause_s:
             return None
@@ -355,7 +355,7 @@ class Following:
 
 
 def _topics(config: ServiceConfig) -> dict[str, TopicInfo]:
-    """Those that are followed.
+    """Look up the topics that are followed.
 
     Raises:
         BrokerError: One of them does not exist.
@@ -372,6 +372,6 @@ def _topics(config: ServiceConfig) -> dict[str, TopicInfo]:
 
 
 def _identity(config: ServiceConfig, topics: dict[str, TopicInfo]) -> str:
-    """Of what the index is; after partitions were added it is another one."""
+    """Name what the index is of: after partitions were added the name is another one."""
     named = [(name, info.topic_id.hex(), info.partitions) for name, info in topics.items()]
     return f"{config.namespace} {named}"
