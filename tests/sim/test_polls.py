@@ -10,7 +10,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
+from kafkamq.errors import BrokerError
 from kafkamq.markers.rules.leases import Leases
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.queue import Queue
@@ -20,6 +22,7 @@ from kafkamq.testing.simulation.swapping import swapped
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
 from kafkamq.transport.memory.consumer import Consumer as KafkaConsumer
+from kafkamq.transport.memory.faults import Fault
 
 CLUSTER = "polls"
 SERVERS = f"memory://{CLUSTER}"
@@ -210,6 +213,52 @@ def test_a_worker_that_wants_nothing_for_long_takes_no_more_records(world: World
     world.scheduler.run("main", lambda: world.live(with_no_room(0.5)))
     assert world.pauses == 1
     assert world.sizes.count(1) > 90
+
+
+def test_a_commit_that_is_refused_again_and_again_is_made_once_a_second(world: World) -> None:
+    """And nothing is STARTed again meanwhile, for messages that nobody gets."""
+    refused = Fault(error=KafkaError(KafkaError.REBALANCE_IN_PROGRESS))
+    commits, starts = 0, 0
+
+    def plan(kind: str, *_: object) -> Fault | None:
+        nonlocal commits, starts
+        commits += kind == "commit"
+        starts += kind == "produce"
+        return refused if kind == "commit" else None
+
+    def application(world: World, service: Service) -> None:
+        with filled(service).consumer() as consumer:
+            cluster_of(SERVERS).faults.plan = plan
+            while world.goes_on:
+                assert consumer.receive(1.0) is None
+            cluster_of(SERVERS).faults.plan = None
+
+    world.scheduler.run("main", lambda: world.live(application))
+    assert 50 < commits < 150
+    assert starts < 10 * commits
+
+
+def test_a_consumer_that_cannot_poll_is_closed_at_once(world: World) -> None:
+    def failing(*_: object) -> int:
+        raise BrokerError("authentication failed", code="_AUTHENTICATION")
+
+    def application(world: World, service: Service) -> None:
+        with filled(service).consumer() as consumer:
+            message = receive(consumer)
+            wait(world, lambda: consumer.in_flight > 1)
+            consumer.intake.reader.poll = failing
+            wait(world, lambda: consumer.intake.failures)
+            message.ack(wait=True)
+            began_s = world.scheduler.now_s()
+            consumer.close(10.0)
+            assert world.scheduler.now_s() - began_s < 2.0
+
+    world.scheduler.run("main", lambda: world.live(application))
+
+
+def wait(world: World, condition: Callable[[], bool]) -> None:
+    while not condition():
+        world.sleep(0.01)
 
 
 def test_what_a_rebalance_takes_is_told_to_the_leases(

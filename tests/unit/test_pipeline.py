@@ -79,12 +79,12 @@ def test_what_waits_holds_back_its_own_partition_alone() -> None:
     poll(pipeline, 0, range(2), own={0, 1})
     poll(pipeline, 1, range(2), own={0, 1})
     pipeline.take_many(1)  # no report comes
-    pipeline.wait(0)
+    pipeline.wait(0, "late")
     assert pipeline.startable_count == 2
     assert [run.partition for run in start(pipeline, 4)] == [1]
     assert commit(pipeline) == ["1/0", "1/1"]
     assert len(pipeline) == 1
-    pipeline.go_on(0)
+    pipeline.go_on(0, "late")
     assert [run.offsets for run in pipeline.take_many(4)] == [[1]]
     pipeline.check()
 
@@ -157,6 +157,43 @@ def test_the_answer_to_a_commit_decides_on_what_was_revoked_meanwhile() -> None:
         assert pipeline.committable().offsets == {}  # 40 is where it began
         pipeline.check()
         pipeline.revoked([0])
+
+
+def test_what_went_while_it_was_committed_is_known_when_it_is_polled_again() -> None:
+    """A partition may be back with the position from before the commit, which lands late."""
+    pipeline: Pipeline[str] = Pipeline()
+    poll(pipeline, 0, range(4), own={2, 3})
+    start(pipeline, 2)
+    pipeline.committing(pipeline.committable())
+    pipeline.revoked([0])
+    (run,) = pipeline.committed()
+    assert run.is_adrift
+    assert pipeline.is_polled_again(run) is None
+    poll(pipeline, 0, range(2), own=set())
+    assert pipeline.is_polled_again(run) is True
+    pipeline.revoked([0])
+    poll(pipeline, 0, range(4, 6), own=set())
+    assert pipeline.is_polled_again(run) is False
+
+
+def test_a_position_that_may_have_been_set_back_is_committed_again() -> None:
+    pipeline: Pipeline[str] = Pipeline()
+    poll(pipeline, 0, range(4), own=set())
+    commit(pipeline)
+    assert pipeline.committable().offsets == {}
+    pipeline.commit_again([0, 9])
+    assert pipeline.committable().offsets == {0: 4}
+
+
+def test_a_partition_that_waits_for_two_things_waits_for_both() -> None:
+    pipeline: Pipeline[str] = Pipeline()
+    poll(pipeline, 0, range(2), own={0, 1})
+    pipeline.wait(0, "look")
+    pipeline.wait(0, "late")
+    pipeline.go_on(0, "look")
+    assert not pipeline.startable_count
+    pipeline.go_on(0, "late")
+    assert pipeline.startable_count == 2
 
 
 def test_deleted_records_are_skipped_what_was_polled_stays() -> None:

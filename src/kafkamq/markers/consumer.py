@@ -28,7 +28,7 @@ from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.rules.handout import ReceiveAhead
 from kafkamq.markers.state import ConsumerState
 from kafkamq.markers.transactor import Transactor
-from kafkamq.metrics.catalog import IN_FLIGHT
+from kafkamq.metrics.catalog import IN_FLIGHT, POLL_AGE, READY, UNDER_WAY
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.ids import new_consumer_id
 from kafkamq.queue.message import Message, only_ack
@@ -39,6 +39,7 @@ from kafkamq.types import Outcome
 
 MAX_EXIT_S = 5.0  # how long the interpreter's end waits
 _LEAVE_S = 10.0  # for the group, at most
+_LEAST_S = 0.5  # for each step of an end whose time is over
 _SLICE_S = 0.25
 _LEASE = attrgetter("_lease")
 _log = logging.getLogger(__name__)
@@ -113,7 +114,13 @@ class MarkersConsumer(Consumer):
         self._ending = threading.Lock()
         process_gate.join(self._state.leases)
         atexit.register(self._close_at_exit)
-        self._forget_gauge = IN_FLIGHT.watch(lambda: {(queue.queue_id,): self.in_flight})
+        key, intake = (queue.queue_id,), self.intake
+        self._forget_gauges = (
+            IN_FLIGHT.watch(lambda: {key: self.in_flight}),
+            READY.watch(lambda: {key: len(intake.ready)}),
+            UNDER_WAY.watch(lambda: {key: intake.under_way_count}),
+            POLL_AGE.watch(lambda: {key: intake.poll_age_s}),
+        )
         self.keeper.start()
         self.intake.start()
 
@@ -171,23 +178,24 @@ class MarkersConsumer(Consumer):
         """Say what is wanted, and wait until some of it is ready."""
         state, intake = self._state, self.intake
         deadline_s = time.monotonic() + wait_seconds(timeout, may_be_endless=True)
-        self._hurry.clear()
         self._ack_writer.hurry()
         intake.demand = Demand(n, start, deadline_s)
         state.intake.ring()
-        while True:
-            left_s = deadline_s - time.monotonic()
-            state.application.wait(min(left_s, _SLICE_S))
-            if self._take(taken, n):
-                intake.demand = None
-                return
-            failure, intake.failure = intake.failure, None
-            if failure is not None:
-                intake.demand = None
-                raise failure
-            # Also where it was broken off: what has been STARTed by now comes with the next one.
-            if left_s <= 0 or self._closing.is_set() or self._hurry.is_set():
-                return
+        try:
+            while True:
+                left_s = deadline_s - time.monotonic()
+                state.application.wait(min(left_s, _SLICE_S))
+                if self._take(taken, n):
+                    intake.demand = None
+                    return
+                if intake.failures:
+                    intake.demand = None
+                    raise intake.failures.popleft()
+                # Also where it was broken off: what has been STARTed by now is the next one's.
+                if left_s <= 0 or self._closing.is_set() or self._hurry.is_set():
+                    return
+        finally:
+            self._hurry.clear()  # last: one that came before this call was meant for it
 
     def _take(self, taken: list[Message], n: int) -> bool:
         """Take up to ``n`` of what is ready; whether there was any. R5: not what has ended."""
@@ -277,16 +285,18 @@ class MarkersConsumer(Consumer):
                 writer.hand_over.close()
                 failure = writer.close(max(0.0, deadline_s - time.monotonic()))
             finally:
-                self.keeper.stop()
+                self.keeper.stop(_left(deadline_s))
                 atexit.unregister(self._close_at_exit)
                 state.is_closed = True
-                self._forget_gauge()
+                for forget in self._forget_gauges:
+                    forget()
                 process_gate.leave(state.leases)
                 state.writer.close()
                 if self._transactor is not None:
-                    self._transactor.close()
-                self.intake.reader.positions.close()  # before another member goes on from them
-                self.intake.end(_LEAVE_S)
+                    self._transactor.close(_left(deadline_s))
+                # Before another member goes on from them.
+                self.intake.reader.positions.close(_left(deadline_s))
+                self.intake.end(min(_LEAVE_S, _left(deadline_s)))
         # Without the lock: on_lease_lost may be waiting for it, to close this consumer.
         writer.lost_leases.finish(deadline_s - time.monotonic())
         if failure is not None:
@@ -298,3 +308,7 @@ class MarkersConsumer(Consumer):
             self.close(MAX_EXIT_S)
         except KafkaMQError as error:
             _log.warning("verdicts are not confirmed at the end", extra={"error": str(error)})
+
+
+def _left(deadline_s: float) -> float:
+    return max(_LEAST_S, deadline_s - time.monotonic())

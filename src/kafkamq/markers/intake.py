@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
 from kafkamq.errors import KafkaMQError
@@ -46,6 +46,9 @@ _COMMIT_S = 0.0005  # one wait for the answer to a commit
 _BLOCK_S = 0.25  # in the client, which cannot be woken
 _IDLE_S = 0.1  # between two polls while nothing is wanted
 _GATE_S = 0.02  # how often it is looked whether there is room, and R6 is asked
+_MOST_FAILURES = 10  # that wait for a receive; more are logged
+_RETRY_S = 0.1  # behind a commit that was refused, doubled each time up to
+_MAX_RETRY_S = 1.0
 _MOST = 20_000  # messages that are polled and may not be STARTed yet
 _FULL_MS = 500  # between two polls while there is room for no more
 _BEFORE = 8  # what is ready is released before this share of its longest lease is left
@@ -72,8 +75,9 @@ class Intake:
         ready_count: So many were there when the last ones came, at ``ready_ms``.
         demand: What is asked for; None: nothing.
         asked_ms: When somebody asked last; monotonic.
+        under_way_count: Messages that are STARTed and not committed, as it was a moment ago.
         is_fast: Whether what was ready was many, and was used up at once.
-        failure: What went wrong, for the next ``receive``.
+        failures: What went wrong, each for one ``receive``.
     """
 
     def __init__(
@@ -97,7 +101,7 @@ class Intake:
         self.demand: Demand | None = None
         self.asked_ms = monotonic_ms()
         self.is_fast = False
-        self.failure: KafkaMQError | None = None
+        self.failures: deque[KafkaMQError] = deque()
         self._last_start = self._last_count = 0  # what was asked for last
         self._commit: PendingCommit | None = None
         self._starts: dict[int, int] = {}  # of this commit: partitions that begin there
@@ -107,6 +111,12 @@ class Intake:
         self._transaction: Transaction | None = None
         self._gather_ms = 0  # since when messages are gathered for one
         self._late: set[int] = set()  # partitions that wait for STARTs without an answer
+        self.under_way_count = 0
+        self._block_s = 0.0  # how long the next poll may block
+        self._given_up: list[PendingCommit] = []  # commits that may be made yet
+        self._must_commit = False  # one of these may have set a position back
+        self._is_mending = False  # ... at the end
+        self._retry_s = self._pause_s = 0.0  # monotonic: nothing is committed or STARTed before
         self._has_more = False  # the last poll brought records, and there is room for more
         self._polled_ms = monotonic_ms()
         self._is_ending = False
@@ -126,59 +136,82 @@ class Intake:
 
     def _run(self) -> None:
         """The life of a consumer's intake."""
+        steps = (
+            self._poll,
+            self._helper.see_answers,
+            self._see_topics,
+            self._see_reports,
+            self._see_transaction,
+            self._see_commit,
+            self._begin_commit,
+            self._start,
+            self._see_late,
+            self._stay_or_leave,
+            self._see_drained,
+        )
         while not self._is_ending:
             self._loop.beat()
-            try:
-                self._poll(self._wait())
-                self._helper.see_answers()
-                self._see_topics()
-                self._see_reports()
-                self._see_transaction()
-                self._see_commit()
-                self._begin_commit()
-                self._start()
-                self._see_late()
-                self._stay_or_leave()
-                self._see_drained()
-            except KafkaMQError as error:
-                self._failed(error)
-            except Exception as error:  # noqa: BLE001 - a dead intake would stop the consumer
-                _log.exception("the intake of a consumer failed and goes on")
-                self._failed(KafkaMQError(f"receiving failed: {error!r}"))
+            has_failed = not self._do(self._wait)
+            for step in steps:  # one that fails keeps no other one from its turn
+                has_failed |= not self._do(step)
+            if has_failed:
+                self._state.intake.wait(_IDLE_S)
         self.reader.close()
         self._helper.end()
 
+    def _do(self, step: Callable[[], None]) -> bool:
+        """Whether it succeeded; what went wrong the next ``receive`` raises."""
+        try:
+            step()
+        except KafkaMQError as error:
+            self._failed(error)
+        except Exception as error:  # noqa: BLE001 - a dead intake would stop the consumer
+            _log.exception("the intake of a consumer failed and goes on")
+            self._failed(KafkaMQError(f"receiving failed: {error!r}"))
+        else:
+            return True
+        return False
+
     def _failed(self, error: KafkaMQError) -> None:
-        """The next ``receive`` raises it; the intake goes on."""
-        self.failure = self.failure or error
+        if any(str(each) == str(error) for each in list(self.failures)):
+            return
+        if len(self.failures) < _MOST_FAILURES:
+            self.failures.append(error)
+        else:
+            _log.warning("receiving failed", extra={"error": str(error)})
         self._state.application.ring()
-        self._state.intake.wait(_IDLE_S)
+
+    @property
+    def poll_age_s(self) -> float:
+        """How long the last poll is ago."""
+        return (monotonic_ms() - self._polled_ms) / 1000
 
     # Waiting and polling.
 
-    def _wait(self) -> float:
-        """Wait for what is under way, if anything is; how long the client may block."""
+    def _wait(self) -> None:
+        """Wait for what is under way, if anything is, or say how long the client may block."""
+        self._block_s = 0.0
         bell = self._state.intake
         if self._has_more:  # what is next is read while brokers write what was sent
-            return 0.0
+            return
         if self._starter.is_waiting:  # the longer it takes, the more seldom it is looked
             waited_s = (monotonic_ms() - self._starter.oldest_ms) / 1000
             self._starter.wait(max(_SENT_S, min(_OUTAGE_S, waited_s / 4)))
-            return 0.0
+            return
+        if self._late:
+            self._starter.wait(0.0)
         if self._commit is not None:
             waited_s = time.monotonic() - self._began_s
             bell.wait(max(_COMMIT_S, min(_OUTAGE_S, waited_s / 4)))
-            return 0.0
-        if self._wanted() and not self._no_more.is_set():
-            can_start = self.pipeline.startable_count and not self._transaction
-            if not can_start and not self._transaction and self._room() > 0:
-                return _BLOCK_S
+            return
+        if not self._wanted() or self._no_more.is_set():
+            bell.wait(_IDLE_S)
+        elif self.pipeline.startable_count or self._transaction or self._late or self._room() <= 0:
             bell.wait(_GATE_S)
         else:
-            bell.wait(_IDLE_S)
-        return 0.0
+            self._block_s = _BLOCK_S
 
-    def _poll(self, timeout_s: float) -> None:
+    def _poll(self) -> None:
         wanted = 0 if self._no_more.is_set() else self._wanted()
         # What may not be STARTed yet has a bound, too.
         room = min(wanted - self.pipeline.startable_count, _MOST - len(self.pipeline))
@@ -188,7 +221,8 @@ class Intake:
         if not room and self._commit is None and now_ms - self._polled_ms < _FULL_MS:
             return
         self._polled_ms = now_ms
-        count = self.reader.poll(room, timeout_s)
+        self._has_more = False
+        count = self.reader.poll(room, self._block_s)
         self._has_more = count >= MANY and self.pipeline.startable_count < wanted
 
     def _wanted(self) -> int:
@@ -211,7 +245,7 @@ class Intake:
 
     def _start(self) -> None:
         """START what is asked for, or what soon will be (R5)."""
-        if self._transaction is not None or self._no_more.is_set():
+        if self._transaction is not None or self._no_more.is_set() or self._is_early:
             return
         count = min(self._count(), self._room())
         if count <= 0:
@@ -239,10 +273,12 @@ class Intake:
         """Messages to be STARTed now."""
         wanted, pipeline = self._wanted(), self.pipeline
         startable = pipeline.startable_count
+        under_way = list(pipeline.under_way())
+        self.under_way_count = sum(len(run.offsets) for run in under_way)
         if not wanted or not startable:
             return 0
         late = self._late
-        sent = [run for run in pipeline.under_way() if run.partition not in late]
+        sent = [run for run in under_way if run.partition not in late]
         if self.is_fast:
             wanted *= 2
         wanted -= sum(len(run.offsets) for run in sent) + len(self.ready)
@@ -261,9 +297,7 @@ class Intake:
             self._give_up(start.runs)
             assert start.error is not None, "it failed"
             topic = self._state.writer.topic
-            error = broker_error(start.error, f"writing STARTs to {topic}")
-            self.failure = self.failure or error
-            self._state.application.ring()
+            self._failed(broker_error(start.error, f"writing STARTs to {topic}"))
         for run in self.pipeline.under_way():
             if run.state is RunState.SENT and not run.unreported and self._step is None:
                 self.pipeline.in_log(run)
@@ -274,9 +308,9 @@ class Intake:
         if late == self._late:
             return
         for number in late - self._late:
-            self.pipeline.wait(number)
+            self.pipeline.wait(number, "late")
         for number in self._late - late:
-            self.pipeline.go_on(number)
+            self.pipeline.go_on(number, "late")
         if late - self._late:
             _log.warning(
                 "STARTs are not confirmed, others go on", extra={"partitions": sorted(late)}
@@ -302,12 +336,12 @@ class Intake:
 
     def _begin_commit(self) -> None:
         """Commit what is IN_LOG; or, now and then, what is behind other queues' messages."""
-        if self._commit is not None or self._transaction is not None:
+        if self._commit is not None or self._transaction is not None or self._is_early:
             return
         pipeline, starts = self.pipeline, self.reader.starts
-        has_runs = any(run.state is RunState.IN_LOG for run in pipeline.under_way())
-        if not has_runs and not starts and not self._may_skip():
+        if not (pipeline.has_prefix or starts or self._must_commit or self._may_skip()):
             return
+        self._must_commit = False
         covered = pipeline.committable()
         if not covered.offsets and not starts:
             if covered.runs:  # a former commit has them, though it had no answer
@@ -317,6 +351,11 @@ class Intake:
                 pipeline.nothing_to_commit()
             return
         self._send_commit(covered, starts)
+
+    @property
+    def _is_early(self) -> bool:
+        """Whether a commit was refused just now."""
+        return time.monotonic() < self._retry_s
 
     def _send_commit(self, covered: Covered[MarkersMessage], starts: dict[int, int]) -> None:
         self._starts = dict(starts)
@@ -332,33 +371,59 @@ class Intake:
         return are_many or monotonic_ms() - self._committed_ms >= COMMIT_INTERVAL_MS
 
     def _see_commit(self) -> None:
+        self._see_given_up()
         commit = self._commit
         if commit is None:
             return
         if commit.is_answered and commit.error is None:
-            self._commit = None
+            self._commit, self._pause_s = None, 0.0
             self._committed_ms = monotonic_ms()
             covered = self.pipeline.covered
             runs = self.pipeline.committed()
             self.reader.note(covered.offsets | self._starts)
             for number, start in self._starts.items():
                 self.reader.started_at(number, start)
-            self._make_ready(runs)
+            self._make_ready([run for run in runs if not run.is_adrift or self._is_still_ours(run)])
         elif commit.is_answered or time.monotonic() - self._began_s >= COMMIT_TIMEOUT_S:
-            self._commit = None
-            self._committed_ms = monotonic_ms()  # of skipped ones: not at once again
-            gone, positions = self.pipeline.commit_failed()
-            self._starter.give_up(gone)
-            self.reader.seek(positions)
-            said = "no answer" if commit.error is None else commit.error.str()
-            _log.info(
-                "a commit failed and is made again",
-                extra={"queue": self._queue.queue_id, "error": said},
-            )
-            if commit.error is not None and (gone or self._starts):
-                error = broker_error(commit.error, f"committing offsets of {self._topic}")
-                if not is_retriable(error):
-                    raise error
+            self._commit_failed(commit)
+
+    def _commit_failed(self, commit: PendingCommit) -> None:
+        self._commit = None
+        if not commit.is_answered:
+            self._given_up.append(commit)
+        self._committed_ms = monotonic_ms()  # of skipped ones: not at once again
+        self._pause_s = min(_MAX_RETRY_S, 2 * self._pause_s or _RETRY_S)
+        self._retry_s = time.monotonic() + self._pause_s
+        gone, positions = self.pipeline.commit_failed()
+        self._starter.give_up(gone)
+        self.reader.seek(positions)
+        said = "no answer" if commit.error is None else commit.error.str()
+        _log.info(
+            "a commit failed and is made again",
+            extra={"queue": self._queue.queue_id, "error": said},
+        )
+        if commit.error is not None and (gone or self._starts):
+            error = broker_error(commit.error, f"committing offsets of {self._topic}")
+            if not is_retriable(error):
+                raise error
+
+    def _see_given_up(self) -> None:
+        """A commit without an answer may be made late, behind a later one: that is made again."""
+        for commit in self._given_up:
+            if commit.is_answered:
+                self.pipeline.commit_again([each.partition for each in commit.offsets])
+                self._must_commit = True
+        self._given_up = [each for each in self._given_up if not each.is_answered]
+
+    def _is_still_ours(self, run: MessageRun) -> bool:
+        """Whether a run may be handed out whose partition went while it was being committed."""
+        is_again = self.pipeline.is_polled_again(run)
+        if is_again:  # its messages are others by now, which have leases of their own
+            self._starter.give_up([run])
+            return False
+        if is_again is None:  # it may be back, and not read yet: from where the group is now
+            self.reader.ask_again([run.partition])
+        return True
 
     @property
     def _topic(self) -> str:
@@ -414,7 +479,7 @@ class Intake:
             self._committed_ms = monotonic_ms()
             self.reader.note(covered.offsets)
             self._starter.transacted(step)
-            self._make_ready(runs)
+            self._make_ready([run for run in runs if not run.is_adrift or self._is_still_ours(run)])
             return
         gone, _ = self.pipeline.commit_failed()
         self._starter.give_up(gone, is_undone=True)
@@ -508,7 +573,13 @@ class Intake:
     def _see_drained(self) -> None:
         if not self._no_more.is_set() or self._is_drained.is_set():
             return
-        is_open = self.pipeline.is_open or self._transaction is not None
+        if self._given_up and not self._must_commit and self._commit is None:
+            # Perhaps the position was set back: it is committed once more, and that is the last.
+            offsets = [each.partition for commit in self._given_up for each in commit.offsets]
+            self.pipeline.commit_again(offsets)
+            self._given_up, self._must_commit, self._is_mending = [], True, True
+        is_open = self.pipeline.is_open or self._transaction is not None or self._must_commit
+        is_open = is_open or (self._is_mending and self._commit is not None)
         if is_open and time.monotonic() < self._drain_s:
             return
         self._starter.give_up(list(self.pipeline.under_way()))

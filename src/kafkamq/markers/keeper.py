@@ -99,17 +99,17 @@ class Keeper:
         with state.lock:
             lost = state.leases.expire(now_ms)
             state.renew_id()
-            renewals = []
             if now_ms >= self._renew_ms:
-                renewals = state.leases.plan_renewals(now_ms)
                 self._renew_ms = now_ms + self._period_ms
+                # Written with the lock held: a RELEASE names the holder as of what is before it.
+                for renewal in state.leases.plan_renewals(now_ms):
+                    try:
+                        self._ack_writer.renew(renewal)
+                    except BrokerError as error:  # noqa: PERF203 - the next one may go through
+                        state.leases.renewal_failed(renewal)
+                        _log.warning("a KEEPALIVE could not be queued", extra={"error": str(error)})
         if lost:
             self._ack_writer.lost(lost)
-        for renewal in renewals:
-            try:
-                self._ack_writer.renew(renewal)
-            except BrokerError as error:  # noqa: PERF203 - the next one may go through
-                _log.warning("a KEEPALIVE could not be queued", extra={"error": str(error)})
 
     def _tell(self) -> None:
         self._ack_writer.lost_leases.tell_soon()

@@ -193,8 +193,9 @@ class MessageReader:
         for partition, group in groupby(map(Record.partition, records)):  # they come in runs
             assert partition is not None, "records have a partition"
             begin, end = end, end + len(list(group))
-            if partition in self._unplaced or partition in self.starts:
-                continue  # read on from a place that is given up; soon it is read again
+            # Read on from a place that is given up, or of what went within the poll.
+            if partition in self._unplaced or partition not in self._gained_s:
+                continue
             first.setdefault(partition, _offset_of(records[begin]))
             following[partition] = _offset_of(records[end - 1]) + 1
             run = self._run(partition, records[begin:end], polled_ms)
@@ -244,11 +245,11 @@ class MessageReader:
         since_ms = min(time_ms if kind == LOG_APPEND_TIME else 0 for kind, time_ms in times)
         asked = {number: old[number] for number in new}
         for number in asked:
-            self._pipeline.wait(number)
+            self._pipeline.wait(number, "look")
             self._looking[number] = self._gained_s[number]
         self._helper.ask(
             lambda _: self.positions.overtaken(asked, since_ms),
-            partial(self._has_looked, dict(self._looking)),
+            partial(self._has_looked, {number: self._gained_s[number] for number in asked}),
         )
 
     def _has_looked(
@@ -279,7 +280,7 @@ class MessageReader:
             if self._looking.get(number) != gained_s or self._gained_s.get(number) != gained_s:
                 continue  # it was another member's meanwhile
             del self._looking[number]
-            self._pipeline.go_on(number)
+            self._pipeline.go_on(number, "look")
             if found.is_whole or gained_s < since_s:
                 self._fresh.discard(number)
 

@@ -124,6 +124,7 @@ class Starter:
         self._queue_key = state.queue.queue_id.encode()
         self._reports: deque[Start] = deque()  # that were served and not looked at
         self._unreported: dict[Start, None] = {}
+        self._late_count = 0  # of these: to marker partitions that do not answer
 
     def plan(self, wanted: int) -> Step | None:
         """Take up to ``wanted`` messages and encode their STARTs; None: R6 lets none start now."""
@@ -320,8 +321,8 @@ class Starter:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether STARTs are under way."""
-        return bool(self._unreported)
+        """Whether STARTs are under way that are not late."""
+        return len(self._unreported) > self._late_count
 
     @property
     def oldest_ms(self) -> int:
@@ -331,23 +332,21 @@ class Starter:
     def late_partitions(self, patience_ms: int) -> set[int]:
         """Partitions of the messages with STARTs to marker partitions that do not answer."""
         until_ms = monotonic_ms() - patience_ms
+        self._late_count = 0
         if not self._unreported or next(iter(self._unreported)).step.written_ms > until_ms:
             return set()
-        late = {each.number for each in self._unreported if each.step.written_ms <= until_ms}
-        return {
-            run.partition
-            for start in self._unreported
-            if start.number in late
-            for run in start.runs
-            if run.state is RunState.SENT
-        }
+        numbers = {each.number for each in self._unreported if each.step.written_ms <= until_ms}
+        late = [each for each in self._unreported if each.number in numbers]
+        self._late_count = len(late)
+        runs = (run for start in late for run in start.runs)
+        return {run.partition for run in runs if run.state is RunState.SENT}
 
     def wait(self, timeout_s: float) -> None:
-        """Serve reports until all STARTs are reported, or the time is over."""
+        """Serve reports until all STARTs but the late ones are reported, or the time is over."""
         writer, reports = self._state.writer, self._reports
-        count = len(self._unreported)
+        count = len(self._unreported) - self._late_count
         writer.wait_for(lambda: len(reports) >= count, timeout_s)
-        if len(reports) < count and writer.is_idle and len(reports) < count:
+        if len(reports) < len(self._unreported) and writer.is_idle:
             for start in self._unreported.keys() - set(reports):  # its client is gone
                 start.reported(NEVER_REPORTED, None)
 

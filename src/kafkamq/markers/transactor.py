@@ -21,7 +21,6 @@ from kafkamq.transport.record import TopicPartition
 from kafkamq.transport.transactions import TransactionalProducer
 
 _STEP_TIMEOUT_S = 10.0  # of each step of a transaction; longer ones are aborted by the broker
-_CLOSE_TIMEOUT_S = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -132,9 +131,9 @@ class Transactor:
             job()
         self._producer.close()
 
-    def close(self) -> None:
+    def close(self, timeout_s: float) -> None:
         """Abort what is open and end the client; bounded, what takes longer goes on behind us."""
         self._jobs.put(None)
-        self._thread.join(_CLOSE_TIMEOUT_S)
+        self._thread.join(timeout_s)
         if self._thread.is_alive():
             _log.warning("ending a transaction takes long and goes on")

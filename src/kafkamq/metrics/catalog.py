@@ -64,6 +64,9 @@ NAMES_OF_OURS = Counter(
     _QUEUE,
 )
 IN_FLIGHT = Gauge("kafkamq_in_flight", "Messages held by this process's workers.", _QUEUE)
+READY = Gauge("kafkamq_ready", "Of these, what no receive has taken yet.", _QUEUE)
+UNDER_WAY = Gauge("kafkamq_under_way", "Messages STARTed and not committed.", _QUEUE)
+POLL_AGE = Gauge("kafkamq_poll_age_seconds", "Since the last poll of a queue's topic.", _QUEUE)
 HANDLING_SECONDS = Histogram(
     "kafkamq_receive_to_verdict_seconds",
     "From STARTed and committed to the verdict.",

@@ -51,6 +51,7 @@ class Run(Generic[Message]):
         pieces: Leases that its STARTs begin, with the messages of each.
         unreported: STARTs that name it and are not known to be in the log.
         sent_ms: When its STARTs were written; monotonic.
+        is_adrift: Its partition was revoked while its offset was being committed.
     """
 
     partition: int
@@ -62,6 +63,7 @@ class Run(Generic[Message]):
     pieces: list[tuple[Lease, Sequence[Message]]] = field(default_factory=list)
     unreported: int = 0
     sent_ms: int = 0
+    is_adrift: bool = False
 
     def cut(self, begin: int, end: int) -> Run[Message]:
         """A part of it, of what is POLLED."""
@@ -97,7 +99,8 @@ class Pipeline(Generic[Message]):
         self._sent: dict[int, deque[Run[Message]]] = {}  # SENT and IN_LOG, by partition
         self._next: dict[int, int] = {}  # partition -> next offset to poll
         self._committed: dict[int, int] = {}  # also: where the first poll began
-        self._waiting: set[int] = set()  # partitions of which nothing is STARTed now
+        self._waiting: dict[int, set[str]] = {}  # partition of which nothing is STARTed -> why
+        self._begun: dict[int, int] = {}  # partition -> where reading began since it is ours
         self._covered: Covered[Message] | None = None  # what is being committed
         self._uncommitted = 0  # records polled since the last commit, those of other queues too
 
@@ -123,6 +126,11 @@ class Pipeline(Generic[Message]):
     def waiting(self) -> Collection[int]:
         """Partitions of which nothing is STARTed until ``go_on``."""
         return self._waiting
+
+    @property
+    def has_prefix(self) -> bool:
+        """Whether a commit would cover any run."""
+        return any(runs and runs[0].state is _IN_LOG for runs in self._sent.values())
 
     @property
     def is_open(self) -> bool:
@@ -171,6 +179,7 @@ class Pipeline(Generic[Message]):
         """
         for partition, offset in first_offsets.items():
             self._committed.setdefault(partition, offset)
+            self._begun.setdefault(partition, offset)
         self._next.update(next_offsets)
         self._uncommitted += count
         for run in own:
@@ -199,6 +208,7 @@ class Pipeline(Generic[Message]):
         """The consumer was told to read the partition from here, and this is committed."""
         self._drop_polled(partition)
         self._committed[partition] = self._next[partition] = offset
+        self._begun.setdefault(partition, offset)
 
     def skipped_to(self, partition: int, offset: int) -> None:
         """Reading goes on further ahead, because records are gone; what was polled stays."""
@@ -214,27 +224,31 @@ class Pipeline(Generic[Message]):
         covered = self._covered
         for partition in partitions:
             self._drop_polled(partition)
-            self._waiting.discard(partition)
             gone += self._sent.pop(partition, ())
-            self._next.pop(partition, None)
-            self._committed.pop(partition, None)
+            for known in (self._waiting, self._next, self._committed, self._begun):
+                known.pop(partition, None)
             if covered is not None:  # it may come back with another's position
                 covered.offsets.pop(partition, None)
         if covered is not None:
-            gone = [run for run in gone if run not in covered.runs]
+            for run in covered.runs:
+                run.is_adrift = run.is_adrift or run in gone
+            gone = [run for run in gone if not run.is_adrift]
         for run in gone:
             run.state = _GIVEN_UP
         return gone
 
     # From POLLED to SENT.
 
-    def wait(self, partition: int) -> None:
-        """Nothing more of it is STARTed until ``go_on``."""
-        self._waiting.add(partition)
+    def wait(self, partition: int, why: str) -> None:
+        """Nothing more of it is STARTed until ``go_on`` for the same reason."""
+        self._waiting.setdefault(partition, set()).add(why)
 
-    def go_on(self, partition: int) -> None:
-        """Its messages may be STARTed again."""
-        self._waiting.discard(partition)
+    def go_on(self, partition: int, why: str) -> None:
+        """Its messages may be STARTed again, unless there is another reason."""
+        reasons = self._waiting.get(partition, set())
+        reasons.discard(why)
+        if not reasons:
+            self._waiting.pop(partition, None)
 
     def upcoming(self) -> Iterator[Run[Message]]:
         """Runs that may be STARTed now, in their order; they are still there."""
@@ -336,6 +350,16 @@ class Pipeline(Generic[Message]):
                 run.state = _GIVEN_UP
                 gone.append(run)
         return gone, positions
+
+    def is_polled_again(self, run: Run[Message]) -> bool | None:
+        """Whether a run that is adrift has come again with its partition; None: nothing has."""
+        begun = self._begun.get(run.partition)
+        return None if begun is None else begun <= run.offsets[-1]
+
+    def commit_again(self, partitions: Iterable[int]) -> None:
+        """What is committed of these may have been set back: their offsets are to be committed."""
+        for partition in self._committed.keys() & set(partitions):
+            self._committed[partition] = -1
 
     def nothing_to_commit(self) -> None:
         """All that was polled since the last commit is committed already."""
