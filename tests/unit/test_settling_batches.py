@@ -407,6 +407,31 @@ def test_what_cannot_be_written_holds_up_nothing_else(logs: Logs, waits: bool) -
     assert logs.copies() == Counter(map(place, free + bound))
 
 
+def test_invented_topics_are_asked_for_together(logs: Logs) -> None:
+    """R37: each alone would hold up what is behind them by a question, at each look."""
+    for number in range(50):
+        one = MessageId(0, number, b"t" * 16, 1)
+        topic = f"invented-{number}"
+        logs.mark(
+            encode_start(
+                one, b"q", b"x", redeliver_after_ms=1000, consumer_id="c", message_topic=topic
+            )
+        )
+    ids = logs.send(2)
+    logs.start(ids)
+    logs.patience = Patience(30.0)
+    logs.pass_time()
+    asked = Counter[str]()
+
+    def plan(kind: str, *_: object) -> None:
+        asked[kind] += 1
+
+    logs.cluster.faults.plan = plan
+    report = logs.settle()
+    assert (len(report.awaited), report.copies) == (50, 2)
+    assert asked["admin"] < 20
+
+
 def test_dead_letters_wait_for_no_leader(logs: Logs) -> None:
     """Neither of their own topic's partitions, nor of where a copy would have gone."""
     worn = (("kafkamq-delivery-count", b"5"),)

@@ -31,6 +31,7 @@ from kafkamq.types import Marker, MessageId
 _log = logging.getLogger(__name__)
 
 _MAX_TOPICS = 16  # of queues, whose readers are kept
+_MISSING_S = 10.0  # a topic that brokers do not know is not asked for again
 _READ_S = 1.0  # what one sweep of a window may take: rows wait for it
 _NOTHING = None, -1
 _FRESH_S = 0.5  # the age of an answer by which a log is looked for
@@ -105,15 +106,23 @@ class MessageLookup:
         patience: For what brokers do not know.
         admin: To ask with.
         queue_id: Of the queue that the topic is (R37); empty: it is the namespace's.
+        missing: Topics that brokers do not know, and the monotonic time until which they are not
+            asked again.
 
     Attributes:
         stamp: Of our records in the topic of a queue, when it was asked for (R38); else empty.
     """
 
     def __init__(
-        self, config: ServiceConfig, patience: Patience, admin: Admin, queue_id: bytes = b""
+        self,
+        config: ServiceConfig,
+        patience: Patience,
+        admin: Admin,
+        queue_id: bytes = b"",
+        missing: Mapping[str, float] | None = None,
     ) -> None:
         self.stamp = b""
+        self._missing = missing or {}
         self._queue_id = queue_id
         self._config = config
         self._patience = patience
@@ -138,7 +147,9 @@ class MessageLookup:
         """
         now_s = time.monotonic()
         if not self._topics_s or now_s - self._topics_s >= max_age_s:
-            names = (self._config.message_topic, self._config.dead_letter_topic)
+            names = [self._config.message_topic]
+            if not self._queue_id:
+                names.append(self._config.dead_letter_topic)
             try:
                 self._topics = {name: self._described(name) for name in names}
             except DeadlineExceededError:
@@ -155,7 +166,8 @@ class MessageLookup:
         """A queue's own topic may be gone: it has no partitions then, and its messages are lost."""
         if not self._queue_id or name != self._config.message_topic:
             return self._admin.require_topic(name)
-        topic = self._admin.topics([name]).get(name)
+        is_missing = time.monotonic() < self._missing.get(name, 0.0)
+        topic = None if is_missing else self._admin.topics([name]).get(name)
         if topic is None:
             return TopicInfo(name, b"", 0, 0)
         self.stamp = stamp_of(topic.topic_id, self._config.namespace, self._queue_id)
@@ -280,6 +292,7 @@ class Rereader:
         self._others: dict[tuple[str, bytes], MessageLookup] = {}
         self._markers = RecordReader(config, config.marker_topic)
         self._is_stale = False  # what is known of topics
+        self._missing = {"": 0.0}  # topics that brokers do not know, and until when
 
     def close(self) -> None:
         """Close the clients; idempotent."""
@@ -311,7 +324,7 @@ class Rereader:
         lookup = self._others.pop(name, None)
         if lookup is None:
             config = replace(self._config, message_topic=start.message_topic)
-            lookup = MessageLookup(config, self._patience, self._admin, name[1])
+            lookup = MessageLookup(config, self._patience, self._admin, name[1], self._missing)
         self._others[name] = lookup  # last: the one that was used last
         return lookup
 
@@ -337,6 +350,7 @@ class Rereader:
             for lookup in (self.messages, *self._others.values()):
                 lookup.ask_again()
         found = self._starts(partition, rows, deadline_s, max_bytes)
+        self._look_for({each.start.message_topic for each in found if each.start is not None})
         asked: dict[MessageLookup, list[int]] = {}
         for at, each in enumerate(found):
             if each.refers:
@@ -350,6 +364,19 @@ class Rereader:
                 spans = [(found[at].row.message_id, found[at].row.bits) for at in mine]
                 self._fill(found, mine, self._read(lookup, spans, deadline_s, max_bytes), lookup)
         return found
+
+    def _look_for(self, topics: set[str]) -> None:
+        """Find out in one question which topics of queues there are: somebody may invent many."""
+        now_s = time.monotonic()
+        known = {name for name, _ in self._others} | {""}
+        names = {name for name in topics - known if now_s > self._missing.get(name, 0.0)}
+        if len(names) < 2:
+            return
+        for name in [name for name, until_s in self._missing.items() if now_s > until_s and name]:
+            del self._missing[name]
+        with contextlib.suppress(KafkaMQError):
+            there = self._admin.topics(sorted(names)).keys()
+            self._missing.update(dict.fromkeys(names - there, now_s + _MISSING_S))
 
     def _read(
         self, lookup: MessageLookup, spans: Sequence[Span], deadline_s: float, max_bytes: int
