@@ -66,6 +66,7 @@ NAMES = {  # alerts and dashboards of users name them: they do not change
     "kafkamq_tracker_malformed_markers": ("counter", PARTITION),
     "kafkamq_tracker_in_progress": ("gauge", PARTITION),
     "kafkamq_tracker_due": ("gauge", PARTITION),
+    "kafkamq_tracker_awaited": ("gauge", PARTITION),
     "kafkamq_tracker_oldest_deadline_seconds": ("gauge", PARTITION),
     "kafkamq_tracker_position": ("gauge", PARTITION),
     "kafkamq_tracker_lag": ("gauge", PARTITION),

@@ -67,6 +67,9 @@ def test_what_is_awaited_is_planned_again_after_a_while(monkeypatch: pytest.Monk
     assert len(awaited) == 1
     part.settled(part.position(), SettleReport(awaited=awaited))
     part.awaits(awaited)
+    status = part.status()
+    assert status is not None
+    assert status.awaited == 1
     fall_due(4)
     assert [each.message_id.offset for each in part.plan()] == [4]
     now_s = time.monotonic() + 6

@@ -31,6 +31,7 @@ STATUS = TrackerStatus(
     committable_offset=40,
     entries=4,
     due=1,
+    awaited=1,
     deadline_ms=1500,
     warn_ms=1400,
     late_verdicts=1,
@@ -55,6 +56,7 @@ def test_golden_record() -> None:
         "committable_offset": 40,
         "entries": 4,
         "due": 1,
+        "awaited": 1,
         "deadline_ms": 1500,
         "warn_ms": 1400,
         "late_verdicts": 1,
@@ -141,3 +143,9 @@ def test_random_bytes_decode_or_raise_wire_error(data: bytes) -> None:
     for decode in (decode_status, decode_status_key):
         with suppress(WireError):
             decode(data)
+
+
+def test_an_earlier_release_says_nothing_of_what_is_awaited() -> None:
+    values = json.loads(encode_status(STATUS))
+    del values["awaited"]
+    assert decode_status(json.dumps(values).encode()) == replace(STATUS, awaited=0)

@@ -87,6 +87,11 @@ IN_PROGRESS = Gauge(
     "kafkamq_tracker_in_progress", "Entries: held, waiting, due or delayed.", _PARTITION
 )
 DUE = Gauge("kafkamq_tracker_due", "Entries that are due and not settled.", _PARTITION)
+AWAITED = Gauge(
+    "kafkamq_tracker_awaited",
+    "Of what is due: what waits for logs that do not answer, or are not known (R18).",
+    _PARTITION,
+)
 OLDEST_DEADLINE = Gauge(
     "kafkamq_tracker_oldest_deadline_seconds",
     "Log time until the earliest deadline, or until what ended beside it is forgotten (R12, 60 s)"

@@ -28,6 +28,7 @@ class TrackerMetrics:
             (catalog.MALFORMED, lambda status: status.malformed),
             (catalog.IN_PROGRESS, lambda status: status.entries),
             (catalog.DUE, lambda status: status.due),
+            (catalog.AWAITED, lambda status: status.awaited),
             (catalog.POSITION, lambda status: status.position),
             (catalog.LIVE, lambda status: float(status.is_live)),
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from kafkamq.config import ServiceConfig, TrackerConfig
-from kafkamq.markers.rules.delivery import Carry, Settle
+from kafkamq.markers.rules.delivery import Carry, Settle, size_of
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.rules.ticks import TickPolicy
 from kafkamq.markers.tracker.ledger import Ledger
@@ -272,6 +272,7 @@ class TrackedPartition:
             committable_offset=self.core.committable_offset(),
             entries=self.core.open_count(),
             due=self.core.due_count(),
+            awaited=sum(size_of(row) for _, rows in self._awaited for row in rows),
             deadline_ms=wake.deadline_ms,
             warn_ms=wake.warn_ms,
             late_verdicts=self.core.late_verdicts,

@@ -29,6 +29,7 @@ class TrackerStatus:
     committable_offset: int = 0  # where a restart begins (R20)
     entries: int = 0  # open: held, waiting or due
     due: int = 0  # of these: due and not settled
+    awaited: int = 0  # of these: their logs do not answer, or are not known (R18)
     deadline_ms: int | None = None  # earliest of lease, wait, expiry and carry time; None: nothing
     warn_ms: int | None = None  # when a held deadline needs a TICK ahead of it; None: no such one
     late_verdicts: int = 0  # ENDs that came after their lease (R9), since the engine's start
@@ -87,7 +88,7 @@ def decode_status(value: bytes | None) -> TrackerStatus:
     """
     if not value:
         raise WireError("a status is empty")
-    values = _FORM.read(value)
+    values = {"awaited": 0, **_FORM.read(value)}  # which is younger than the others
     return TrackerStatus(
         topic=_FORM.text(values.get("topic"), "topic"),
         engine=_FORM.text(values.get("engine"), "engine"),
