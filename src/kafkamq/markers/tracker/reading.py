@@ -427,16 +427,18 @@ class Rereader:
                 there[offset] = _decoded(record)
                 size_bytes += 0 if record is None else len(record)
                 if (size_bytes > max_bytes or time.monotonic() > full_s) and len(rows) > 1:
+                    unread = (at for at, row in enumerate(rows) if _last_place(row) not in there)
+                    whole = next(unread, len(rows))
+                    rows = rows[: whole or len(rows) // 4 or 1]  # reasons may stand far behind
+                    full_s += _READ_S
                     break
-            unread = (at for at, row in enumerate(rows) if _last_place(row) not in there)
-            whole = next(unread, len(rows))
-            if not whole:  # reasons may stand far behind the STARTs
-                rows = rows[: len(rows) // 4 or 1]
-                full_s += _READ_S
+            else:
+                whole = len(rows)
         found: list[FoundAction] = []
         for row in rows[:whole]:
             start, timestamp_ms = there[row.start_offset]
-            end, _ = there.get(_reason_at(row), _NOTHING)
+            reason_at = _reason_at(row)
+            end = None if reason_at < 0 else there[reason_at][0]
             error = "" if end is None else end.reason
             refers = (
                 start is not None

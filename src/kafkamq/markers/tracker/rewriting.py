@@ -257,7 +257,7 @@ class Rewriter:
         bits, other, copies = row.bits, 0, 0
         offset = first.offset - 1
         topic, number, lost = self._messages, first.partition, self._messages.leaderless
-        target = self._random.choice(self._targets)
+        target = self._any(self._targets)
         place = f"{topic.name}/{number}/".encode("ascii")
         counted: list[Header] = []
         if usual.delivery_count > 1:
@@ -417,7 +417,7 @@ class Rewriter:
             )
         to = self._spread(key, topic)
         if to in topic.leaderless:  # nobody is promised an order of dead letters
-            to = self._random.choice(_targets(topic))
+            to = self._any(_targets(topic))
         part.add(topic.name, to, key, value, headers)
         self._end(part, found, Outcome.DEAD_LETTERED, cut_text(why.error))
         part.dead_letters += 1
@@ -477,7 +477,10 @@ class Rewriter:
         """Partition of a copy or letter: by its key when the sender gave one, else any."""
         if key is not None and split_key(key)[1] is not None:
             return key_partition(key, topic.partitions)
-        return self._random.choice(_targets(topic))
+        return self._any(self._targets if topic is self._messages else _targets(topic))
+
+    def _any(self, partitions: Sequence[int]) -> int:
+        return partitions[int(self._random.random() * len(partitions))]
 
 
 def _place(partition: int, row: Settle | Carry) -> _Place:

@@ -318,7 +318,8 @@ class Settlement:
             deadline_s=began_s + self.left_s(),
             max_bytes=max_bytes,
         )
-        size.read(sum(map(size_of, [found.row for found in window])), time.monotonic() - began_s)
+        rows_read = sum(found.row.bits.bit_count() for found in window)
+        size.read(rows_read, time.monotonic() - began_s)
         part = settler.rewriter.part(partition, window, max_bytes=max_bytes)
         if not part.rows:
             self._wait()
