@@ -444,7 +444,7 @@ class TestFirstStart:
 
 
 def overtaken(leases: Leases, *offsets: int, began_ms: int, now_ms: int = 0) -> None:
-    starts = {MessageId(0, offset): (LOG + began_ms, 70 + offset) for offset in offsets}
+    starts = {MessageId(0, offset): (LOG + began_ms, 70 + offset, 1) for offset in offsets}
     leases.overtaken(starts, now_ms, LOG + now_ms)
 
 

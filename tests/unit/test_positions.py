@@ -116,7 +116,7 @@ def test_what_a_former_owner_started_is_found_and_what_has_a_verdict_is_not(
     )
     brokers = Brokers(monkeypatch, latest_ms=began + 7400)
     found = positions().overtaken({0: 7}, began - 1)
-    assert {of.offset: at_ms - began for of, (at_ms, _) in found.starts.items()} == {
+    assert {of.offset: at_ms - began for of, (at_ms, _, _) in found.starts.items()} == {
         7: 0,
         9: 300,
         8: 7500,

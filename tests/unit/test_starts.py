@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from confluent_kafka import KafkaError
 from tests.unit.worker_parts import FACTS, FixedNamespace, Parts, deliver, record, starts_of
@@ -128,6 +130,34 @@ def test_what_its_client_never_reports_has_failed() -> None:
     worker.starter.wait(0.0)  # no client has it
     assert worker.see() == [start]
     assert start.error is NEVER_REPORTED
+
+
+def test_a_second_start_goes_where_the_first_one_is() -> None:  # R26
+    """Marker partitions may have been added since: nobody would end the first one."""
+    worker = parts()
+    moved = next(
+        number
+        for number in range(99)
+        if marker_partition(number, 0, FACTS.marker_partitions) != marker_partition(number, 0, 64)
+    )
+    worker.poll(record(10, partition=moved))
+    first = worker.start()
+    deliver(*starts_of(first))
+    worker.see()
+    (run,) = worker.pipeline.under_way()
+    worker.starter.give_up(worker.pipeline.give_up(run)[0])
+    worker.state.facts = replace(worker.state.facts, marker_partitions=64)
+    worker.poll(record(10, partition=moved), record(11, partition=moved))
+    again = worker.start()
+    routes = {
+        start.leases[0].offsets[0]: number
+        for number, starts in again.starts.items()
+        for start in starts
+    }
+    assert routes == {
+        10: next(iter(first.starts)),
+        11: marker_partition(moved, 11, 64),
+    }
 
 
 # What waits for one marker partition.

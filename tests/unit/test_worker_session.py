@@ -314,7 +314,7 @@ def test_looks_that_fail_are_given_up_in_the_end(
         producer = service.queue("q").producer()
         for _ in range(1000):
             producer.send(b"x").result(within(30))
-        with service.queue("q").consumer() as consumer:
+        with service.queue("q", max_in_flight=100).consumer() as consumer:
             for _ in range(10):
                 until(lambda: [each.ack() for each in consumer.receive_many(100, 0.1)])
                 late_s += 3.0

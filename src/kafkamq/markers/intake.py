@@ -49,7 +49,6 @@ _GATE_S = 0.02  # how often it is looked whether there is room, and R6 is asked
 _MOST_FAILURES = 10  # that wait for a receive; more are logged
 _RETRY_S = 0.1  # behind a commit that was refused, doubled each time up to
 _MAX_RETRY_S = 1.0
-_MOST = 20_000  # messages that are polled and may not be STARTed yet
 _FULL_MS = 500  # between two polls while there is room for no more
 _BEFORE = 8  # what is ready is released before this share of its longest lease is left
 _LINGER_S = 0.1  # a demand whose receive has returned is forgotten after this
@@ -214,7 +213,7 @@ class Intake:
     def _poll(self) -> None:
         wanted = 0 if self._no_more.is_set() else self._wanted()
         # What may not be STARTed yet has a bound, too.
-        room = min(wanted - self.pipeline.startable_count, _MOST - len(self.pipeline))
+        room = min(wanted - self.pipeline.startable_count, 2 * wanted + MANY - len(self.pipeline))
         room = max(0, room) if wanted else 0
         now_ms = monotonic_ms()
         # A poll takes a record; one that brings the answer to a commit must not wait.

@@ -357,7 +357,7 @@ class Positions:
         if marker.outcome is Outcome.ALREADY_ENDED:
             return  # what ended it, or a START of it, says what became of it (R12)
         is_copied = marker.outcome in (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
-        of_start = log_ms, record.offset() or 0
+        of_start = log_ms, record.offset() or 0, record.partition() or 0
         for batch in _messages_of(marker):
             if batch.partition not in first:
                 continue

@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, TypeAlias
 
 from kafkamq.errors import BrokerError
@@ -221,15 +222,20 @@ class Starter:
                 self._start(step, of, part, named, oldest_ms, now_ms)
             return
         log = facts.message_topic_id, 0 if epoch is None else epoch + 1
-        if leases.may_be_lapsed:  # R5: a START is in the log, its lease over: a tracker answers
+        number = marker_partition(run.partition, run.offsets[0], facts.marker_partitions)
+        if leases.may_be_lapsed:
+            if self._has_parts(step, of, run, log, named, oldest_ms, now_ms):
+                return
+            # R5: a START is in the log, its lease over: a tracker answers.
             run = self._not_lapsed(run, log, now_ms)
             if not run.offsets:
                 return
+            first_route = leases.first_route(MessageId(run.partition, run.offsets[0], *log))
+            number = number if first_route is None else first_route
         if self._is_at_most_once:
             lease = Lease.unwatched(run.partition, run.offsets, log, self._state.now_ms())
             _give(of, lease, run.messages)
             return
-        number = marker_partition(run.partition, run.offsets[0], facts.marker_partitions)
         is_last = not run.is_plain and self._is_last(run.messages[0])  # R6
         if self._outlives(first, last, oldest_ms) and not is_last:
             lease = leases.start(run.partition, run.offsets, log, number)
@@ -243,6 +249,32 @@ class Starter:
             _give(of, lease, [message])
             value = self._encoded(message, identify(offset))
             self._add_start(step, number, value, (lease,), (of,))
+
+    def _has_parts(
+        self,
+        step: Step,
+        of: MessageRun,
+        run: MessageRun,
+        log: tuple[bytes, int],
+        named: dict[int, list[tuple[Lease, MessageRun]]],
+        oldest_ms: int | None,
+        now_ms: int,
+    ) -> bool:
+        """Whether its first STARTs are in several marker partitions; then it is STARTed in parts.
+
+        Marker partitions may have been added since (R26): a second START and the END go where the
+        first START is, or nobody would end that one.
+        """
+        route_of = self._state.leases.first_route
+        routes = [route_of(MessageId(run.partition, offset, *log)) for offset in run.offsets]
+        if len(set(routes)) == 1:
+            return False
+        begin = 0
+        for _, group in groupby(routes):
+            end = begin + len(list(group))
+            self._start(step, of, run.cut(begin, end), named, oldest_ms, now_ms)
+            begin = end
+        return True
 
     @staticmethod
     def _add_start(

@@ -56,6 +56,7 @@ class FirstStart:
     log_begin_ms: int
     log_deadline_ms: int
     start_offset: int
+    marker_partition: int  # where the second one goes, too: one tracker knows of both
 
 
 @dataclass(slots=True)
@@ -63,13 +64,13 @@ class Overtaken:
     """What the markers say of messages whose former owner did not commit their offsets.
 
     Attributes:
-        starts: Broker time and offset of the first START of what has no END, by message.
+        starts: Broker time, offset and marker partition of the first START of what has no END.
         redelivered: Those that have copies, or became dead letters.
         latest_ms: Broker time of the latest marker.
         is_whole: Whether all markers were read; else ``starts`` is empty, as an END may be missing.
     """
 
-    starts: dict[MessageId, tuple[int, int]] = field(default_factory=dict)
+    starts: dict[MessageId, tuple[int, int, int]] = field(default_factory=dict)
     redelivered: MessageSet = field(default_factory=MessageSet)
     latest_ms: int = 0
     is_whole: bool = False

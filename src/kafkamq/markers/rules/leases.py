@@ -137,6 +137,11 @@ class Leases:
             del self._first_starts[message_id]
         return message_id in self._answered
 
+    def first_route(self, message_id: MessageId) -> int | None:
+        """The marker partition of its first START; None: none is known."""
+        first = self._first_starts.get(message_id)
+        return None if first is None else first.marker_partition
+
     def answered(self, messages: MessageSet) -> None:
         """Their STARTs are in the log, by whoever; polled again, they are lapsed (R5).
 
@@ -146,18 +151,18 @@ class Leases:
         self._answered.update(messages)
 
     def overtaken(
-        self, starts: Mapping[MessageId, tuple[int, int]], monotonic_ms: int, broker_ms: int
+        self, starts: Mapping[MessageId, tuple[int, int, int]], monotonic_ms: int, broker_ms: int
     ) -> None:
-        """First STARTs by a former owner, each with its broker time and offset (R5).
+        """First STARTs by a former owner: broker time, offset, marker partition of each (R5).
 
         They count as those of our own failed batches, which are known better and stay. Their
         leases end a little earlier here than they do, as the brokers' time is never exact.
         """
         lasts_ms = self._timeout_ms - self._timeout_ms // 16
-        for message_id, (log_ms, offset) in starts.items():
+        for message_id, (log_ms, *place) in starts.items():
             begin_ms = monotonic_ms + log_ms - broker_ms
             first = FirstStart(
-                begin_ms, begin_ms + lasts_ms, log_ms, log_ms + self._timeout_ms, offset
+                begin_ms, begin_ms + lasts_ms, log_ms, log_ms + self._timeout_ms, *place
             )
             self._first_starts.setdefault(message_id, first)
         self._drop_oldest()
@@ -264,6 +269,7 @@ class Leases:
             lease.log_begin_ms,
             lease.log_deadline_ms,
             lease.start_offset,
+            lease.marker_partition,
         )
         for message_id in lease.message_ids():
             if not (unless_known and message_id in self._first_starts):
