@@ -407,6 +407,24 @@ def test_what_cannot_be_written_holds_up_nothing_else(logs: Logs, waits: bool) -
     assert logs.copies() == Counter(map(place, free + bound))
 
 
+def test_what_waited_for_a_leader_goes_as_soon_as_there_is_one(logs: Logs) -> None:
+    """Also where nothing has to be read, so that no read asks who leads."""
+    (one, _) = logs.send(2, key=TO_SECOND)
+    start = encode_start(one, TO_SECOND, b"x", redeliver_after_ms=1000, consumer_id="c")
+    logs.mark(start)
+    logs.pass_time()
+    ledger = Ledger(CONFIG, LedgerKey.of_markers(CONFIG, 0), engine="test", epoch=1)
+    settler = Settler(CONFIG, TrackerConfig())
+    ledger.open()
+    plan, offline = logs.fold().plan(), logs.cluster.faults.offline
+    offline.add((CONFIG.message_topic, 1))
+    assert awaited(settler.settle(ledger, plan, position=0, batch=0)) == [one]
+    offline.clear()
+    assert settler.settle(ledger, plan, position=0, batch=1).copies == 1
+    settler.close()
+    ledger.close()
+
+
 def test_invented_topics_are_asked_for_together(logs: Logs) -> None:
     """R37: each alone would hold up what is behind them by a question, at each look."""
     for number in range(50):
