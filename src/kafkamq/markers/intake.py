@@ -211,6 +211,7 @@ class Intake:
             self._block_s = _BLOCK_S
 
     def _poll(self) -> None:
+        self._has_more = False
         wanted = 0 if self._no_more.is_set() else self._wanted()
         # What may not be STARTed yet has a bound, too.
         room = min(wanted - self.pipeline.startable_count, 2 * wanted + MANY - len(self.pipeline))
@@ -220,7 +221,6 @@ class Intake:
         if not room and self._commit is None and now_ms - self._polled_ms < _FULL_MS:
             return
         self._polled_ms = now_ms
-        self._has_more = False
         count = self.reader.poll(room, self._block_s)
         self._has_more = count >= MANY and self.pipeline.startable_count < wanted
 
