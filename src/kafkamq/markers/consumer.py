@@ -232,6 +232,8 @@ class MarkersConsumer(Consumer):
             state.renew_id()
             if not ready:
                 self._drained(now_ms)
+        if intake.is_fast:  # there is room for more ahead
+            state.intake.ring()
         self._ack_writer.handed_out(cast("list[MarkersMessage]", taken))
         return bool(taken)
 

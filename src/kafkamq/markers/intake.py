@@ -42,7 +42,7 @@ MAX_AGE_S = 15.0  # an intake that has not turned for so long is taken for hung
 MANY = 100  # records of one poll, behind which there are more: these are read first
 _SENT_S = 0.002  # one wait for reports of STARTs ...
 _OUTAGE_S = 0.02  # ... or for the answer to a commit, which comes late anyway
-_COMMIT_S = 0.0005  # one wait for the answer to a commit
+_COMMIT_S = 0.0003  # one wait for the answer to a commit
 _BLOCK_S = 0.25  # in the client, which cannot be woken
 _IDLE_S = 0.1  # between two polls while nothing is wanted
 _GATE_S = 0.02  # how often it is looked whether there is room, and R6 is asked
@@ -111,6 +111,7 @@ class Intake:
         self._gather_ms = 0  # since when messages are gathered for one
         self._late: set[int] = set()  # partitions that wait for STARTs without an answer
         self.under_way_count = 0
+        self._is_ahead = False  # there are others for the present demand
         self._block_s = 0.0  # how long the next poll may block
         self._given_up: list[PendingCommit] = []  # commits that may be made yet
         self._must_commit = False  # one of these may have set a position back
@@ -211,6 +212,7 @@ class Intake:
             self._block_s = _BLOCK_S
 
     def _poll(self) -> None:
+        self._has_more = False
         wanted = 0 if self._no_more.is_set() else self._wanted()
         # What may not be STARTed yet has a bound, too.
         room = min(wanted - self.pipeline.startable_count, 2 * wanted + MANY - len(self.pipeline))
@@ -220,7 +222,6 @@ class Intake:
         if not room and self._commit is None and now_ms - self._polled_ms < _FULL_MS:
             return
         self._polled_ms = now_ms
-        self._has_more = False
         count = self.reader.poll(room, self._block_s)
         self._has_more = count >= MANY and self.pipeline.startable_count < wanted
 
@@ -247,7 +248,7 @@ class Intake:
         if self._transaction is not None or self._no_more.is_set() or self._is_early:
             return
         count = min(self._count(), self._room())
-        if count <= 0:
+        if count <= 0 or (self._is_ahead and count < min(self._last_start, AHEAD_COUNT)):
             return
         if self.pipeline.is_stale(monotonic_ms()):  # R5's 20 s: fetch again
             self.reader.seek(self.pipeline.drop_polled())
@@ -281,6 +282,7 @@ class Intake:
         if self.is_fast:
             wanted *= 2
         wanted -= sum(len(run.offsets) for run in sent) + len(self.ready)
+        self._is_ahead = bool(sent or self.ready)
         # What is polled in small pieces is STARTed in larger ones.
         if self._has_more or (sent and startable < min(wanted, self._last_start)):
             return 0
