@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
+from confluent_kafka import Message as Record
 from tests.waiting import wait_until, within
 
 from kafkamq import BrokerError, Message, Service
@@ -210,3 +211,26 @@ def test_who_asks_for_nothing_for_long_leaves_and_joins_again(kafka: Kafka) -> N
         consumer.intake.reader.max_idle_ms = 300_000
         kafka.send(ONE)
         assert receive(consumer, 1)[0].offset == 3
+
+
+def test_records_of_a_partition_that_went_within_the_poll_are_another_members(
+    kafka: Kafka,
+) -> None:
+    """A poll makes several calls of the client, and a rebalance may come in each."""
+    kafka.send(ONE)
+    with kafka.consumer() as consumer:
+        receive(consumer, 1)[0].ack(wait=True)
+        reader = consumer.intake.reader
+        poll, gone = reader.group.poll, PARTITIONS + 1
+        record = Record(topic="n.messages", partition=gone, offset=7, key=b"q", value=b"x")
+        polled = []
+
+        def with_another(*of: Any) -> Any:
+            records = list(poll(*of))
+            polled.append(of)
+            return [*records, record]
+
+        reader.group.poll = with_another
+        wait_until(lambda: consumer.receive(0.05) is None and len(polled) > 2)
+        assert gone not in consumer.intake.pipeline.positions()
+        assert not len(consumer.intake.pipeline)

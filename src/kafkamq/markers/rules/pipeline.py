@@ -125,7 +125,7 @@ class Pipeline(Generic[Message]):
     @property
     def waiting(self) -> Collection[int]:
         """Partitions of which nothing is STARTed until ``go_on``."""
-        return self._waiting
+        return self._waiting.keys()
 
     @property
     def has_prefix(self) -> bool:
