@@ -198,7 +198,7 @@ class SimulatedKafka:
     def _watch(self, client: Any, process: Process) -> None:
         """A member of a group is polled once a second, whatever happens to its process."""
         scheduler, subscribe, consume = self._scheduler, client.subscribe, client.consume
-        last_ns = 0
+        last_ns = 0  # of the member; 0: it is none
 
         def subscribed(*args: object, **callbacks: object) -> None:
             nonlocal last_ns
@@ -213,7 +213,7 @@ class SimulatedKafka:
             try:
                 return consume(size, timeout_s)
             finally:
-                last_ns = scheduler.now_ns
+                last_ns = scheduler.now_ns if last_ns else 0
 
         client.subscribe, client.consume = subscribed, consumed
 
