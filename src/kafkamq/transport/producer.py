@@ -291,17 +291,22 @@ class IdempotentProducer:
         is under way any more: then the report will never come.
         """
         deadline_s = time.monotonic() + timeout_s
-        self._raise(self._serve(methodcaller("poll", 0.0)))
+        self._serve_if_free(methodcaller("poll", 0.0))
         if is_known():  # a flush would wait for other records, too
             return True
-        self.flush(min(timeout_s, _SET_OUT_S))
+        self._serve_if_free(partial(_flush, timeout_s=min(timeout_s, _SET_OUT_S)))
         while not is_known():
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or self.is_idle:
                 return is_known()
-            self._raise(self._serve(methodcaller("poll", min(left_s, _SLICE_S))))
+            self._serve_if_free(methodcaller("poll", min(left_s, _SLICE_S)))
             time.sleep(_SHORT_TURN_S)  # or other threads that wait would never get their turn
         return True
+
+    def _serve_if_free(self, call: Callable[[Producer], int]) -> None:
+        """A thread that serves reports serves all, and may do so for long: it is not waited for."""
+        if not self._serving.locked():
+            self._raise(self._serve(call))
 
     def confirm(self, is_known: Callable[[], bool], doing: str, timeout_s: float) -> None:
         """As ``wait_for``; raises DeadlineExceededError where it is not known in time."""
@@ -314,11 +319,13 @@ class IdempotentProducer:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no record is under way and all reports have run.
+        """Whether no record is under way and all reports have run; not while some are served.
 
         A record without a report was then in a client that is gone, or an interrupt took it.
         """
-        with self._serving:  # a report that runs is not counted
+        if self._serving.locked():  # a report that runs is not counted
+            return False
+        with self._serving:
             return len(self) == 0
 
     def _serve(self, call: Callable[[Producer], int]) -> KafkaException | None:
