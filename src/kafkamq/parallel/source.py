@@ -84,8 +84,7 @@ class Source:
     def poll(self, limit: int, wait_s: float) -> list[tuple[Partition, Sequence[Record]]]:
         """Records by partition, in order; returns as soon as there are any."""
         self.commits.serve()
-        if self._config.is_transactional:
-            self.commits.note_member()
+        self._note_member()
         with self.commits.inside():
             batch = self._group.poll(limit, wait_s)
         groups = _by_partition(batch) if batch else []
@@ -141,12 +140,20 @@ class Source:
     ) -> list[Position]:
         return find_positions(self._group, partitions, self._config, self._stats, begun or {})
 
+    def _note_member(self) -> None:
+        """Before each poll, and in each callback of a rebalance.
+
+        A cooperative one revokes in the generation that it has begun, and goes on with what stays.
+        Kafka would refuse transactions of the generation before, the last of what goes among them.
+        """
+        if self._config.is_transactional:
+            self.commits.note_member()
+
     # Membership, told by the group consumer inside its calls.
 
     def assigned(self, places: Sequence[Partition]) -> Mapping[Partition, int]:
+        self._note_member()
         positions = self._find(places)
-        if self._config.is_transactional:
-            self.commits.note_member()
         self._member.assigned(positions)
         return {(each.topic, each.partition): each.offset for each in positions}
 
@@ -155,6 +162,7 @@ class Source:
         if is_lost:
             self._member.lost(places)
         else:
+            self._note_member()
             self._member.revoked(places)
             self.commits.tend()
 
