@@ -22,7 +22,7 @@ _CANCEL_TIMEOUT_S = 30.0
 
 
 class MarkersProducer(Producer):
-    """See ``Producer``. All queues of a namespace share a topic: keys begin with the queue's id."""
+    """Sends to the topic that a namespace's queues share: keys begin with the queue's id."""
 
     _unkeyed: bytes
 
@@ -32,7 +32,6 @@ class MarkersProducer(Producer):
         self._unkeyed = join_key(queue.queue_id)
 
     def cancel(self, token: ScheduleToken) -> None:
-        """See ``Producer.cancel``."""
         if not isinstance(token, ScheduleToken):
             raise ConfigError(
                 f"token is a {type(token).__name__}: give the schedule of a confirmed, delayed "
@@ -142,5 +141,5 @@ class AnyTopicProducer(Producer):
         raise ConfigError(f"delay: topic {self._topic} is not the namespace's, which alone has it")
 
     def cancel(self, token: ScheduleToken) -> None:
-        """See ``Producer.cancel``: no send here is delayed."""
+        """Refuse it: no send here is delayed."""
         raise ConfigError(f"cancel: nothing is delayed in topic {self._topic}")

@@ -424,7 +424,7 @@ class Settlers:
         self._idle: SimpleQueue[Settler] = SimpleQueue()
 
     def add(self) -> None:
-        """Connect one more."""
+        """Connect one more settler."""
         settler = Settler(self._config, self._tracker, self._patience)
         settler.prepare()
         self._idle.put(settler)
