@@ -123,6 +123,15 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
     assert len(ids) == len(set(ids))
 
 
+def test_of_two_consumers_of_a_queue_the_older_poll_is_shown() -> None:
+    forget = [
+        catalog.POLL_AGE.watch(lambda age_s=age_s: {("two",): age_s}) for age_s in (0.25, 0.75, 0.5)
+    ]
+    assert catalog.POLL_AGE.values()[("two",)] == 0.75
+    for each in forget:
+        each()
+
+
 def test_what_is_added_and_what_is_watched_is_summed() -> None:
     counter = Counter("kafkamq_test", "Text.", BOTH)
     counter.add(2, "orders", 0)

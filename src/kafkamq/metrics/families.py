@@ -6,6 +6,7 @@ show what was counted. Hot paths add once per batch, never once per message.
 
 from __future__ import annotations
 
+import operator
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
@@ -21,15 +22,24 @@ Source = Callable[[], Mapping[Labels, float]]
 class Family:
     """A named metric with a fixed set of labels; thread-safe.
 
-    What several sources and ``add`` say of the same labels is summed.
+    What several sources and ``add`` say of the same labels is summed, or what ``combine`` makes of
+    two values.
     """
 
     kind = ""
 
-    def __init__(self, name: str, text: str, labels: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        labels: tuple[str, ...] = (),
+        *,
+        combine: Callable[[float, float], float] = operator.add,
+    ) -> None:
         self.name = name
         self.text = text
         self.labels = labels
+        self._combine = combine
         self._lock = threading.Lock()
         self._values: dict[Labels, float] = {}
         self._sources: list[Source] = []
@@ -53,7 +63,7 @@ class Family:
             result = dict(self._values)
         for found in asked:
             for labels, value in found.items():
-                result[labels] = result.get(labels, 0.0) + value
+                result[labels] = self._combine(result[labels], value) if labels in result else value
         return result
 
     def _labels(self, labels: Iterable[object]) -> Labels:
