@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -13,6 +16,8 @@ from tests.unit.worker_parts import InMemory
 from tests.waiting import wait_until, within
 
 from kafkamq import BrokerError, Message
+from kafkamq.markers.message import MarkersMessage
+from kafkamq.markers.rules.pipeline import Pipeline
 from kafkamq.queue.names import group_of
 from kafkamq.queue.wire.partitions import marker_partition
 from kafkamq.transport.clients import open_producer
@@ -217,3 +222,58 @@ def test_records_of_a_partition_that_went_within_the_poll_are_another_members(
         wait_until(lambda: consumer.receive(0.05) is None and len(polled) > 2)
         assert gone not in consumer.intake.pipeline.positions()
         assert not len(consumer.intake.pipeline)
+
+
+@pytest.mark.parametrize("exactly_once", [False, True])
+def test_what_was_settled_is_freed_at_once(kafka: Kafka, exactly_once: bool) -> None:
+    """A cycle of references would keep thousands of messages until the collector runs."""
+
+    def count() -> int:
+        return sum(isinstance(each, MarkersMessage) for each in gc.get_objects())
+
+    kafka.send(ONE, 20)
+    gc.collect()
+    before = count()
+    gc.disable()
+    try:
+        with kafka.consumer(exactly_once=exactly_once) as consumer:
+            for message in receive(consumer, 20):
+                message.ack()
+            del message
+            consumer.flush()
+            kafka.send(ONE)  # what comes next takes the place of what was committed last
+            receive_one(consumer).ack(wait=True)
+            wait_until(lambda: count() <= before + 1)
+    finally:
+        gc.enable()
+
+
+def test_an_intake_that_may_poll_nothing_waits(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that is polled waits for a look at what a former owner had begun."""
+    looks, turns = threading.Event(), itertools.count()
+
+    def startable_count(pipeline: Pipeline[Any]) -> int:
+        next(turns)
+        return sum(len(run.offsets) for run in pipeline.upcoming())
+
+    kafka.send(ONE, 300)
+    with kafka.consumer() as consumer:
+        reader = consumer.intake.reader
+        overtaken = reader.positions.overtaken
+
+        def slow(*asked: Any) -> Any:
+            looks.wait(within(30))
+            return overtaken(*asked)
+
+        monkeypatch.setattr(reader.positions, "overtaken", slow)
+        monkeypatch.setattr(Pipeline, "startable_count", property(startable_count))
+        assert not consumer.receive_many(1, 1.0)
+        poll, polls = reader.poll, list[object]()
+        monkeypatch.setattr(reader, "poll", lambda *how: (polls.append(how), poll(*how))[1])
+        begin = next(turns)
+        wait_until(lambda: consumer.receive_many(1, 0.05) or len(polls) > 2)
+        assert next(turns) - begin < 1000 * len(polls)
+        looks.set()
+        receive_one(consumer).ack()
