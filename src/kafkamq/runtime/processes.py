@@ -69,7 +69,12 @@ class RemoteCalls(Inbox[_RemoteCall, _RemoteCall]):
     A process that cannot start says nothing about a message, which is held until one can.
     """
 
-    def __init__(self, spec: HandlerSpec, fail: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        spec: HandlerSpec,
+        fail: Callable[[BaseException], None],
+        is_stopping: Callable[[], bool],
+    ) -> None:
         try:
             function = pickle.dumps((spec.function, spec.deserializer))
         except Exception as error:
@@ -78,7 +83,7 @@ class RemoteCalls(Inbox[_RemoteCall, _RemoteCall]):
                 f"be imported, as a module's, and such a deserializer ({error})"
             ) from error
         super().__init__()
-        self._name = spec.queue.queue_id
+        self._name, self._is_stopping = spec.queue.queue_id, is_stopping
         self.fail = fail
         self._open: set[_RemoteCall] = set()
         is_one_by_one = spec.threads == 1 and not spec.is_async
@@ -98,7 +103,7 @@ class RemoteCalls(Inbox[_RemoteCall, _RemoteCall]):
     def start(self) -> None:
         """Start the first process, which says whether one can, and then the others."""
         try:
-            self._executor.check()
+            self._executor.check(self._is_stopping)
         except ConfigError as error:
             raise ConfigError(
                 f"handler of queue {self._name!r}: processes= needs a function that another "

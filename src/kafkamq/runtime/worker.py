@@ -187,7 +187,7 @@ class Worker:
         room, faults = threading.Event(), list[BaseException]()
         remote: RemoteCalls | None = None
         if spec.processes:
-            remote = RemoteCalls(spec, faults.append)
+            remote = RemoteCalls(spec, faults.append, self._stopping.is_set)
             self._processes.append(remote)
         calls = Calls(spec, self._middleware, telemetry, remote)
         if remote is not None:
