@@ -54,6 +54,7 @@ class Processes:
     place: Callable[[Any], tuple[str, int, int]]  # topic, partition and offset of a record
     timeout_ms: int = 0  # after so long a call has failed; 0: never
     owner: object = None  # what hooks are inside of (``inside``)
+    is_ahead: bool = True  # a process may have more than its handlers can begin
 
     @property
     def kill_after_s(self) -> float:
@@ -120,15 +121,16 @@ class ProcessExecutor(Generic[R]):
         """See ``Executor.join``; then the processes end."""
         deadline_s = time.monotonic() + timeout_s
         for port in self._ports:
-            if port.thread is not threading.current_thread():
+            if port.thread.is_alive() and port.thread is not threading.current_thread():
                 port.thread.join(max(0.0, deadline_s - time.monotonic()))
         return not any(port.thread.is_alive() for port in self._ports)
 
     def cancel(self) -> None:
-        """End the processes, whatever they are at; it does not count."""
+        """End the processes, whatever they are at; it does not count. Idempotent."""
         self.ended.set()
         for port in self._ports:
             port.end()
+        self.join(_JOIN_S)
 
     def slots(self) -> Slots:
         """What the handlers of all processes are at."""
@@ -274,7 +276,7 @@ class _Port(Generic[R]):
         self._limit = width  # that the process knows
         self.finished = 0  # records that were tried
         self.spent_us = 0  # what they took
-        self._ahead = RunAhead(concurrency=width, maximum=CELLS)
+        self._ahead = RunAhead(concurrency=width, maximum=CELLS, is_ahead=self._processes.is_ahead)
         self._asks_back = False
         self._has_asked = False  # since it sent the last run
         self._is_settling = False  # it is not its process that is waited for
@@ -494,10 +496,12 @@ class _Port(Generic[R]):
                 tried = index
             elif step is Step.BEGUN:
                 error = self._blame(process, number)
-                if error is None:
-                    tried = index
-                else:
+                if error is not None:
                     told.append((index, error))
+                else:
+                    tried = index
+                    if self._executor.ended.is_set():
+                        self._queue.abandon(self.slot, [self._runs[number].records[index]])
         self._end(number, tried, 0)
 
     def _blame(self, process: _Process, number: int) -> Exception | None:
