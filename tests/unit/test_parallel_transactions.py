@@ -23,7 +23,7 @@ from kafkamq.parallel.rules.flow import FlowLimits, PartitionFlow, StallDetector
 from kafkamq.parallel.rules.offsets import OffsetTracker
 from kafkamq.parallel.streams import MAX_WAITING, ProducedStream
 from kafkamq.parallel.transactions import TransactionCommitter
-from kafkamq.parallel.work_queue import PoolWorker
+from kafkamq.parallel.work_queue import PoolRun, PoolWorker
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.memory.cluster import cluster_of
 from kafkamq.transport.memory.faults import Fault
@@ -146,7 +146,7 @@ class Hall(Room):
         worker = self.workers[0]
         for run in self.queue.take(worker):
             worker.finished.append(run)
-            worker.outputs += [(record, self.result(record, sizes or {})) for record in run.records]
+            run.outputs = [(record, self.result(record, sizes or {})) for record in run.records]
         return worker
 
     def result(self, record: ParallelRecord, sizes: dict[int, int]) -> OutgoingRecord:
@@ -154,10 +154,18 @@ class Hall(Room):
         return OutgoingRecord(topic="out", value=value)
 
 
+def refused(hall: Hall, worker: PoolWorker) -> list[tuple[PoolRun, ParallelRecord, BaseException]]:
+    return list(hall.committer.refused(worker))
+
+
+def outputs_of(worker: PoolWorker) -> list[int]:
+    return [record.offset for run in worker.finished for record, _ in run.outputs or ()]
+
+
 def test_results_and_offsets_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
     hall = Hall(monkeypatch)
     worker = hall.handled("abc")
-    assert hall.committer.refused(worker) == []
+    assert refused(hall, worker) == []
     hall.committer.send(worker)
     assert not hall.committer._commit()
     assert hall.producer.committed == [b"0", b"1", b"2"]
@@ -168,7 +176,7 @@ def test_a_transaction_does_not_go_without_its_map(monkeypatch: pytest.MonkeyPat
     """What is done beyond the offset would come again, and its results a second time."""
     hall = Hall(monkeypatch)
     worker = hall.handled("abc")
-    hall.committer.refused(worker)
+    refused(hall, worker)
     hall.committer.send(worker)
     hall.commits.refuses = KafkaError.OFFSET_METADATA_TOO_LARGE
     with pytest.raises(BrokerError, match=r"raise offset\.metadata\.max\.bytes"):
@@ -179,7 +187,7 @@ def test_a_transaction_does_not_go_without_its_map(monkeypatch: pytest.MonkeyPat
 def test_results_of_a_partition_that_has_gone_are_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
     hall = Hall(monkeypatch)
     worker = hall.handled("abc")
-    hall.committer.refused(worker)
+    refused(hall, worker)
     hall.committer.send(worker)
     hall.queue.scheduler.close(hall.partition)  # behind the commit of its revocation
     assert hall.committer._commit()
@@ -193,7 +201,7 @@ def test_what_a_member_did_is_committed_by_that_member_alone(
     """Its offsets wait for a coordinator, while the partition goes and the group moves on."""
     hall = Hall(monkeypatch)
     worker = hall.handled("abc")
-    hall.committer.refused(worker)
+    refused(hall, worker)
     hall.committer.send(worker)
     send_offsets = hall.producer.send_offsets
 
@@ -211,7 +219,7 @@ def test_what_a_member_did_is_committed_by_that_member_alone(
 def test_results_of_an_old_assignment_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     hall = Hall(monkeypatch)
     worker = hall.handled("abc")
-    hall.committer.refused(worker)
+    refused(hall, worker)
     hall.queue.scheduler.close(hall.partition)
     hall.committer.send(worker)
     assert not hall.committer._commit()
@@ -223,25 +231,25 @@ def test_who_is_to_blame_has_had_an_attempt(monkeypatch: pytest.MonkeyPatch) -> 
     hall = Hall(monkeypatch)
     sizes = {1: 300, 2: 200}  # Kafka refuses the batch for the larger one's sake
     worker = hall.handled("abc", sizes)
-    assert hall.committer.refused(worker) == []
+    assert refused(hall, worker) == []
     hall.committer.send(worker)
     assert hall.committer._commit()
     assert hall.producer.aborts == 1
     hall.again()
     worker = hall.handled("abc", sizes)
-    ((record, error),) = hall.committer.refused(worker)
+    ((run, record, error),) = refused(hall, worker)
     assert record.offset == 1
     assert record.attempt == 1
     assert isinstance(error, BrokerError)
-    assert [each.offset for each, _ in worker.outputs] == [0, 2]
+    assert outputs_of(worker) == [0, 2]
     # With that attempt counted, it may be sent again.
     record._failure = transactions.Failure(1, error, "")
-    worker.outputs = [(record, hall.result(record, sizes))]
-    assert hall.committer.refused(worker) == []
-    assert len(worker.outputs) == 1
+    run.outputs = [(record, hall.result(record, sizes))]
+    assert refused(hall, worker) == []
+    assert outputs_of(worker) == [0, 1, 2]
     hall.committer.give_up(record)  # nor is there a second dead letter
-    assert hall.committer.refused(worker) == []
-    assert worker.outputs == []
+    assert refused(hall, worker) == []
+    assert outputs_of(worker) == [0, 2]
 
 
 def test_a_record_that_another_worker_gives_up_waits_for_it(
@@ -251,12 +259,12 @@ def test_a_record_that_another_worker_gives_up_waits_for_it(
     hall = Hall(monkeypatch)
     sizes = {1: 300}
     worker = hall.handled("abc", sizes)
-    assert hall.committer.refused(worker) == []
+    assert refused(hall, worker) == []
     hall.committer.send(worker)
     assert hall.committer._commit()
     hall.again()
     worker = hall.handled("abc", sizes)
-    ((record, _),) = hall.committer.refused(worker)
+    ((_, record, _),) = refused(hall, worker)
     hall.again()  # another's failure has aborted a transaction
     hall.add("abc")
     other = hall.workers[1]
@@ -269,12 +277,12 @@ def test_a_record_that_another_worker_gives_up_waits_for_it(
 def test_who_is_done_after_all_is_to_blame_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     hall = Hall(monkeypatch)
     worker = hall.handled("ab", {1: 200})
-    hall.committer.refused(worker)
+    refused(hall, worker)
     hall.committer.send(worker)
     hall.committer._commit()
     hall.again()
     worker = hall.handled("ab")
-    assert len(hall.committer.refused(worker)) == 1
+    assert len(refused(hall, worker)) == 1
     hall.committer.send(worker)  # as a dead letter is in place: done without a result
     assert not hall.committer._commit()
     assert hall.producer.committed == [b"0"]
@@ -301,14 +309,14 @@ def test_results_are_told_behind_the_commit_once(monkeypatch: pytest.MonkeyPatch
     ear.fails = True  # it counts for nothing
     hall.committer.on_produced = ear
     worker = hall.handled("abc")
-    hall.committer.refused(worker)
+    refused(hall, worker)
     hall.committer.send(worker)
     hall.producer.report()
     assert ear.told == []  # Kafka has them, in a transaction that may be aborted
     assert not hall.committer._commit()
     assert ear.told == [(0, b"0", 0, 100), (1, b"1", 0, 101), (2, b"2", 0, 102)]
     worker = hall.handled("d")
-    hall.committer.refused(worker)
+    refused(hall, worker)
     hall.committer.send(worker)
     hall.committer._commit()
     assert [value for _, value, _, _ in ear.told[3:]] == [b"3"]
@@ -319,7 +327,7 @@ def test_of_what_is_aborted_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     hall, ear = Hall(monkeypatch), Ear()
     hall.committer.on_produced = ear
     worker = hall.handled("abc", {1: 200})
-    hall.committer.refused(worker)
+    refused(hall, worker)
     hall.committer.send(worker)
     late = hall.producer.reports.copy()
     assert hall.committer._commit()
@@ -327,7 +335,7 @@ def test_of_what_is_aborted_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     hall.producer.reports.clear()
     hall.again()
     worker = hall.handled("a")
-    hall.committer.refused(worker)
+    refused(hall, worker)
     hall.committer.send(worker)
     for report in late:
         report()
@@ -345,7 +353,7 @@ def test_a_transaction_with_much_to_tell_is_committed_early(
     hall.committer.on_produced = Ear()
     for keys, count in (("ab", 0), ("cd", 1)):
         worker = hall.handled(keys)
-        hall.committer.refused(worker)
+        refused(hall, worker)
         hall.committer.send(worker)
         hall.producer.report()
         hall.committer.send(hall.workers[1])

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeAlias, cast
 
@@ -32,11 +32,10 @@ from kafkamq.parallel.results import (
     granted,
     outgoing,
     place_of,
-    put_off,
 )
-from kafkamq.parallel.rules.partitions import PartitionPhase, PartitionState
+from kafkamq.parallel.rules.partitions import PartitionState
 from kafkamq.parallel.stats import Stats
-from kafkamq.parallel.work_queue import ParallelWorkQueue, PoolWorker
+from kafkamq.parallel.work_queue import ParallelWorkQueue, PoolRun, PoolWorker
 from kafkamq.runtime.steps import Attempt, Steps
 from kafkamq.transport.commits import CommitTurns
 from kafkamq.transport.errors import KafkaError, KafkaException, Meaning, broker_error, meaning
@@ -97,16 +96,13 @@ class TransactionCommitter(Committer):
 
     def send(self, worker: PoolWorker) -> None:
         """Inside the gate: put a worker's results into the transaction and settle what it did."""
-        runs = [*worker.finished, *(each.run for each in worker.failed_runs)]
-        partitions = {record: run.partition for run in runs for record in run.records}
-        outputs, worker.outputs = worker.outputs, []
-        for record, result in outputs:
-            partition = partitions[record]
-            if partition.phase is not PartitionPhase.CLOSED:
-                self._partitions.add(partition)
-                self._send_one(record, cast("Sequence[OutgoingRecord]", result))
+        for run in worker.finished:
+            outputs, run.outputs = run.outputs, None
+            if outputs and not run.is_stale:
+                self._partitions.add(run.partition)
+                for record, result in outputs:
+                    self._send_one(record, cast("Sequence[OutgoingRecord]", result))
         self._work_queue.collect(worker)
-        self._work_queue.release_all(worker)
         if len(self._produced) >= MAX_UNTOLD:
             self.request()
 
@@ -172,28 +168,27 @@ class TransactionCommitter(Committer):
                 ):
                     del self._blamed[place]
 
-    def refused(self, worker: PoolWorker) -> list[tuple[ParallelRecord, BaseException]]:
+    def refused(
+        self, worker: PoolWorker
+    ) -> Iterator[tuple[PoolRun, ParallelRecord, BaseException]]:
         """Take those of a worker's results that cannot be sent, and say why."""
-        fine: list[tuple[ParallelRecord, object]] = []
-        failed: list[tuple[ParallelRecord, BaseException]] = []
-        for record, result in worker.outputs:
-            blame = None
-            if self._blamed:
-                blame = self._blamed.get(_place(record))
-            if blame is not None and blame[0] == _GIVEN_UP:
-                continue
-            known = 0 if record._failure is None else record._failure.attempts
-            if blame is not None and known < blame[0]:
-                attempts, error = blame
-                record._failure = Failure(attempts - 1, error, "")
-                failed.append((record, error))
-                continue
-            try:
-                fine.append((record, list(outgoing(result))))
-            except BaseException as refusal:  # noqa: BLE001 - also what a generator raises
-                failed.append((record, refusal))
-        worker.outputs = fine
-        return failed
+        for run in worker.finished:
+            outputs, run.outputs = run.outputs or (), []
+            for record, result in outputs:
+                if run.is_behind(record):
+                    break
+                blame = self._blamed.get(_place(record)) if self._blamed else None
+                if blame is not None and blame[0] == _GIVEN_UP:
+                    continue
+                known = 0 if record._failure is None else record._failure.attempts
+                if blame is not None and known < blame[0]:
+                    record._failure = Failure(blame[0] - 1, blame[1], "")
+                    yield run, record, blame[1]
+                    continue
+                try:
+                    run.outputs.append((record, list(outgoing(result))))
+                except BaseException as error:  # noqa: BLE001 - also what a generator raises
+                    yield run, record, error
 
     def forget(self) -> None:
         """Abort what was not committed: partitions went without notice."""
@@ -302,16 +297,14 @@ class TransactionPublisher:
 
     def publish(self, worker: PoolWorker) -> Steps[None]:
         """Wait for the gate, and pass."""
-        if worker.outputs:
+        if any(run.outputs for run in worker.finished):
             yield from granted(self._await_room)
-        behind: set[ParallelRecord] = set()
-        for record, error in self._committer.refused(worker):
-            if record in behind:
-                continue
+        for run, record, error in self._committer.refused(worker):
             due_ms = yield from self._policy.apply(record, error)
             if due_ms is None:
                 self._committer.give_up(record)
-            behind.update(put_off(worker, record, due_ms))
+            else:
+                run.put_off(record, due_ms)
         gate = self._committer.gate
         yield from granted(lambda timeout_s: gate.acquire(timeout=timeout_s))
         try:

@@ -192,7 +192,7 @@ class LoopExecutor(Generic[R]):
                 await self._process_list(slot, call)
             else:
                 for run in slot.pending:
-                    slot.current, slot.failed = (run, iter(run.records)), None
+                    slot.current = run, iter(run.records)
                     await self._process(slot, call)
             await queue.publish_async(slot)
             if time.monotonic() - began_s > _TURN_S:
@@ -218,11 +218,11 @@ class LoopExecutor(Generic[R]):
                 except BaseException as error:  # noqa: BLE001 - the queue decides
                     outcome = error
                 if (outcome is not None or wants_all) and not await queue.acknowledge_async(
-                    slot, record, outcome
+                    slot, run, record, outcome
                 ):
                     processed = 1 + run.records.index(record)
                     break
-        if processed is None and slot.failed is None:
+        if processed is None and run.failed is None:
             slot.finished.append(run)
         else:
             queue.done(slot, run, processed)
@@ -245,10 +245,9 @@ class LoopExecutor(Generic[R]):
         queue, wants_all = self._queue, self._call.wants_all
         outcomes = iter(outcomes_of(result, len(records)))
         for run in runs:
-            slot.failed = None
             for record, outcome in zip(run.records, outcomes, strict=False):
                 if outcome is not None or wants_all:
-                    await queue.acknowledge_async(slot, record, outcome)
+                    await queue.acknowledge_async(slot, run, record, outcome)
             queue.done(slot, run)
 
     def _raise_if_ended(self) -> None:

@@ -46,6 +46,7 @@ class _RemoteCall:
     """A call that a thread waits for."""
 
     __slots__ = ("_ended", "given", "is_serial", "is_stale", "outcome", "records")
+    failed = None
 
     def __init__(self, given: PlainMessage | list[PlainMessage]) -> None:
         self.given = given
@@ -147,8 +148,10 @@ class RemoteCalls(Inbox[_RemoteCall, _RemoteCall]):
                 self.parked.park(slot)
         return taken
 
-    def acknowledge(self, slot: Slot[_RemoteCall], record: _RemoteCall, outcome: object) -> bool:
-        del slot
+    def acknowledge(
+        self, slot: Slot[_RemoteCall], run: _RemoteCall, record: _RemoteCall, outcome: object
+    ) -> bool:
+        del slot, run
         self._end(record, outcome)
         return True
 

@@ -100,11 +100,20 @@ def _offset(record: Record) -> int:
 
 @dataclass(slots=True, eq=False)
 class Run(Generic[R]):
-    """A piece of a shard in a worker's hands, to be processed in its order."""
+    """A piece of a shard in a worker's hands, to be processed in its order; and what became of it.
+
+    It is passed once, from who calls handlers to who publishes results to the scheduler. What is to
+    be tried again and what was returned is its worker's to write. Records are taken back from its
+    end under the scheduler's lock. What is behind its end is not published.
+    """
 
     shard: Shard[R]
     records: list[R]
     is_released: bool = False
+    end: int | None = None  # how many records from its front were tried; None: all
+    # What is to be tried again, in order, with the times (monotonic ms) of the next attempts.
+    failed: list[tuple[R, int]] | None = None
+    outputs: list[tuple[R, object]] | None = None  # what handlers returned, until it is published
 
     @property
     def partition(self) -> PartitionState[R]:
@@ -119,6 +128,22 @@ class Run(Generic[R]):
     def is_stale(self) -> bool:
         """The partition has gone elsewhere: stop, whatever is done now does not count."""
         return self.shard.partition.phase is PartitionPhase.CLOSED
+
+    def is_behind(self, record: R) -> bool:
+        """Whether it is behind the run's end."""
+        return self.end is not None and record in self.records[self.end :]
+
+    def put_off(self, record: R, due_ms: int) -> None:
+        """A record whose result could not be published is tried again then.
+
+        In order, what was processed behind it is processed again, behind it.
+        """
+        again = (record, due_ms)
+        if not self.is_serial:
+            self.failed = sorted([*(self.failed or ()), again], key=lambda each: each[0].offset)
+            return
+        self.end, self.failed = 1 + self.records.index(record), [again]
+        self.outputs = [each for each in self.outputs or () if not self.is_behind(each[0])]
 
     def failures(self, record: R) -> int:
         """How often the record was tried before, and failed."""
