@@ -50,6 +50,7 @@ class ParallelWorkQueue:
         self._stats = stats
         self._is_paused = False
         self._workers: list[PoolWorker] = []
+        self._laden: set[PoolWorker] = set()  # that took more than they have handlers
         self._parked = ParkedSlots()
         self._concurrency = config.concurrency
         self._completed, self._spent_s = 0, 0.0
@@ -125,6 +126,8 @@ class ParallelWorkQueue:
             worker.taken = worker.handed = count
             worker.runs = runs
             worker.pending = iter(runs)
+        if worker.taken > worker.width:
+            self._laden.add(worker)
 
     def _collect(self, worker: PoolWorker, now_s: float) -> None:
         runs, worker.finished = worker.finished, []
@@ -276,9 +279,10 @@ class ParallelWorkQueue:
         """Wake who is needed, and give to others what a stuck worker has not begun."""
         now_s = monotonic()
         with self.lock:
-            for worker in self._workers:
-                is_stuck = worker.taken > worker.width and now_s - worker.began_s > STUCK_S
-                if is_stuck and self._relieve(worker):
+            for worker in list(self._laden):
+                if worker.taken <= worker.width:
+                    self._laden.discard(worker)
+                elif now_s - worker.began_s > STUCK_S and self._relieve(worker):
                     self._pace.observe(1, (now_s - worker.began_s) * 1e6)
             due_ms = self.scheduler.next_due_ms()
             if due_ms is not None and due_ms <= now_s * 1000:

@@ -54,6 +54,7 @@ class LoopExecutor(Generic[R]):
         self._beat: LoopBeat | None = None
         self._loop_thread = 0
         self._all: asyncio.Task[None] | None = None
+        self._latest: Slot[R] | None = None  # that was through with what it took
         self._left_alone: set[asyncio.Task[object]] = set()
         self._ended = threading.Event()
         self._cancelling = threading.Event()
@@ -195,7 +196,9 @@ class LoopExecutor(Generic[R]):
                     slot.current = run, iter(run.records)
                     await self._process(slot, call)
             await queue.publish_async(slot)
-            if time.monotonic() - began_s > _TURN_S:
+            if self._latest is not slot:  # its handler has waited, and others went on
+                self._latest, began_s = slot, time.monotonic()
+            elif time.monotonic() - began_s > _TURN_S:
                 await asyncio.sleep(0)
                 began_s = time.monotonic()
 
