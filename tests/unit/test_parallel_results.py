@@ -161,6 +161,21 @@ def test_what_was_sent_before_a_refused_result_of_its_key_is_sent_again_behind_i
     assert works.room.stats.failed == 3
 
 
+def test_results_of_a_partition_that_has_gone_are_not_sent() -> None:
+    """Its next owner processes the records again, and sends what comes of them."""
+    works, results = Works(), ResultProducer({})
+    room = works.room
+    publisher = ProducePublisher(room.queue, works.policy, results, timeout_s=5, on_produced=None)
+
+    def handle(record: ParallelRecord) -> OutgoingRecord:
+        if record.offset == 1:
+            room.queue.close(room.partition)
+        return OutgoingRecord(topic="out", value=b"%d" % record.offset)
+
+    works.work(handle, publisher, "ab", is_done=lambda: room.queue.totals().completed == 2)
+    assert results.log == []
+
+
 def test_of_other_keys_nothing_is_sent_again() -> None:
     log = Works().produce({b"1": 2, b"2": 1}, "abcb", is_async=False)
     assert sorted(log) == [0, 1, 2, 3, 3]

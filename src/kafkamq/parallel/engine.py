@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from time import monotonic, sleep
 
@@ -237,6 +237,8 @@ class Engine:
     def _step(self, *, is_reading: bool) -> None:
         if self._must_rewind:
             self._rewind()
+        if not is_reading:  # nor fetching, which would take time from who is waited for
+            self._pause(self.assignments())
         groups = self._source.poll(MAX_POLL, TICK_S)
         self.stats.last_poll_s = monotonic()
         self.on_turn()
@@ -245,7 +247,7 @@ class Engine:
         now_s = monotonic()
         if now_s - self._tended_s >= TICK_S:
             self._tended_s = now_s
-            self._tend(now_s)
+            self._tend(now_s, is_reading=is_reading)
 
     def _rewind_soon(self) -> None:
         self._must_rewind = True
@@ -282,15 +284,20 @@ class Engine:
     def _make_room(self, crowded: Assignment) -> None:
         """Wait a moment, as pausing throws away what is fetched ahead; then pause."""
         self.work_queue.await_room(crowded.partition, crowded.flow.resume_open, ROOM_S)
-        for assignment in self._assignments.values():
-            if (
-                not assignment.flow.fetch(assignment.partition.tracker.open_count)
-                and not assignment.is_paused
-            ):
-                assignment.is_paused = True
-                self._source.pause([assignment.place])
+        self._pause(
+            assignment
+            for assignment in self.assignments()
+            if not assignment.flow.fetch(assignment.partition.tracker.open_count)
+        )
 
-    def _tend(self, now_s: float) -> None:
+    def _pause(self, assignments: Iterable[Assignment]) -> None:
+        paused = [assignment for assignment in assignments if not assignment.is_paused]
+        for assignment in paused:
+            assignment.is_paused = True
+        if paused:
+            self._source.pause([assignment.place for assignment in paused])
+
+    def _tend(self, now_s: float, *, is_reading: bool) -> None:
         self.work_queue.tend()
         if self._fan_out is not None:
             self._fan_out.steer(now_s * 1000, self._steered)
@@ -298,7 +305,7 @@ class Engine:
         now_ms = int(now_s * 1000)
         for assignment in list(self._assignments.values()):
             tracker = assignment.partition.tracker
-            if assignment.is_paused and assignment.flow.fetch(tracker.open_count):
+            if is_reading and assignment.is_paused and assignment.flow.fetch(tracker.open_count):
                 assignment.is_paused = False
                 self._source.resume([assignment.place])
             with self.work_queue.lock:

@@ -18,8 +18,8 @@ class _Run:
     """One message, or the list of one call; there is no order among them."""
 
     __slots__ = ("records",)
-    is_serial = False
-    is_stale = False
+    is_serial = is_stale = False
+    failed = None
 
     def __init__(self, records: list[Message]) -> None:
         self.records = records
@@ -92,7 +92,10 @@ class MessageQueue(Inbox[Message, Message]):
         self._since_s = now_s
         return [ready.popleft() for _ in range(min(self._size, len(ready)))]
 
-    def acknowledge(self, slot: Slot[Message], message: Message, outcome: object) -> bool:
+    def acknowledge(
+        self, slot: Slot[Message], run: _Run, message: Message, outcome: object
+    ) -> bool:
+        del run
         if not self.settle(message, outcome):
             with self.lock:
                 slot.taken -= 1

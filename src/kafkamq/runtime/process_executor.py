@@ -431,10 +431,9 @@ class _Port(Generic[R]):
         self._held -= count
         self.finished += tried
         self.spent_us += spent_us
-        slot.failed = None
         for index, outcome in self._told.pop(number, ()):
-            self._queue.acknowledge(slot, run.records[index], outcome)
-        if tried == count and slot.failed is None:
+            self._queue.acknowledge(slot, run, run.records[index], outcome)
+        if tried == count and run.failed is None:
             slot.finished.append(run)
         else:
             self._queue.done(slot, run, None if tried == count else tried)

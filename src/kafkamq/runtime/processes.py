@@ -51,6 +51,7 @@ class _Call:
 
     __slots__ = ("has_outcome", "messages", "records", "taken_s")
     is_serial = is_stale = False
+    failed = None
 
     def __init__(self, messages: list[Message]) -> None:
         self.messages = messages
@@ -90,9 +91,9 @@ class RemoteMessages(MessageQueue):
                 self.parked.park(slot)
         return calls
 
-    def acknowledge(self, slot: Slot[Any], record: Any, outcome: object) -> bool:
-        del slot
-        self._end(record, outcome)
+    def acknowledge(self, slot: Slot[Any], run: Any, record: Any, outcome: object) -> bool:
+        del slot, record
+        self._end(run, outcome)
         return True
 
     def done(self, slot: Slot[Any], run: Any, processed: int | None = None) -> None:

@@ -114,7 +114,7 @@ class ThreadExecutor(Generic[R]):
                 self._process_list(slot, call)
             else:
                 for run in slot.pending:
-                    slot.current, slot.failed = (run, iter(run.records)), None
+                    slot.current = run, iter(run.records)
                     process(slot, call)
             publish(slot)
 
@@ -133,11 +133,11 @@ class ThreadExecutor(Generic[R]):
                 except BaseException as error:  # noqa: BLE001 - the queue decides
                     outcome = error
                 if (outcome is not None or wants_all) and not queue.acknowledge(
-                    slot, record, outcome
+                    slot, run, record, outcome
                 ):
                     processed = 1 + run.records.index(record)
                     break
-        if processed is None and slot.failed is None:
+        if processed is None and run.failed is None:
             slot.finished.append(run)
         else:
             queue.done(slot, run, processed)
@@ -158,10 +158,9 @@ class ThreadExecutor(Generic[R]):
         queue, wants_all = self._queue, self._call.wants_all
         outcomes = iter(outcomes_of(result, sum([len(run.records) for run in slot.runs])))
         for run in slot.runs:
-            slot.failed = None
             for record, outcome in zip(run.records, outcomes, strict=False):
                 if outcome is not None or wants_all:
-                    queue.acknowledge(slot, record, outcome)
+                    queue.acknowledge(slot, run, record, outcome)
             queue.done(slot, run)
 
     # Handlers that take too long.
@@ -219,12 +218,12 @@ class ThreadExecutor(Generic[R]):
         else:
             assert slot.current is not None
             run, _ = slot.current
-            if self._queue.acknowledge(slot, lost, error):
+            if self._queue.acknowledge(slot, run, lost, error):
                 self._process(slot, call)
             else:
                 self._queue.done(slot, run, 1 + run.records.index(lost))
             for run in slot.pending:
-                slot.current, slot.failed = (run, iter(run.records)), None
+                slot.current = run, iter(run.records)
                 self._process(slot, call)
         self._queue.publish(slot)
 
