@@ -13,6 +13,7 @@ from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.rules.flow import FlowLimits
 from kafkamq.parallel.rules.shards import NullKeys, Ordering
 from kafkamq.queue.arguments import is_async_function
+from kafkamq.queue.rules.retry import RetryOn
 from kafkamq.queue.schemas.deserializer import Deserializer
 from kafkamq.runtime.middleware import Middleware
 from kafkamq.runtime.verdicts import Verdict
@@ -100,7 +101,7 @@ class ParallelConfig:
     batch_size: int = 0  # batchSize: the most records of a call; 0: records, not lists
     batch_linger_ms: int = 0  # how long a list that is not full waits for more
     max_attempts: int | None = None  # None: forever, as Parallel Consumer
-    retry_on: tuple[type[BaseException], ...] | None = None  # None: any; PCRetriableException
+    retry_on: RetryOn | None = None  # None: any; PCRetriableException
     backoff: Backoff | RetryDelay = field(default_factory=lambda: Backoff(max=60.0))
     on_exhausted: OnExhausted | None = None  # None: to the dead letters, if there are any
     dead_letter_topic: str = ""
