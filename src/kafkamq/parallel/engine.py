@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from time import monotonic, sleep
 
+from kafkamq.errors import StateError
 from kafkamq.parallel.callbacks import tell
 from kafkamq.parallel.commits import Assignment, Committer
 from kafkamq.parallel.config import CommitMode, ParallelConfig, Partition
@@ -119,7 +120,11 @@ class Engine:
         slots.set_limit(fan_out.limit)
 
     def start(self, pool: Executor) -> None:
-        self._source.subscribe()
+        try:
+            self._source.subscribe()
+        finally:
+            if self.state is not State.UNUSED:
+                raise StateError("the parallel consumer was closed while it connected")
         self._pool = pool
         self.state = State.RUNNING
         try:

@@ -197,7 +197,7 @@ class ProducePublisher:
         if runs:
             yield from granted(self.await_room)
         for outputs in _waves(runs):
-            sent = self._send(outputs)
+            sent = yield from self._send(outputs)
             in_time = yield sent.ended, self.timeout_s
             for run, record, outcome in self._failures(outputs, sent, in_time=in_time):
                 if not run.is_behind(record):
@@ -208,7 +208,7 @@ class ProducePublisher:
             run.outputs = None
         self.work_queue.collect(worker)
 
-    def _send(self, outputs: Outputs) -> _Outstanding:
+    def _send(self, outputs: Outputs) -> Steps[_Outstanding]:
         sent = _Outstanding()
         for run, record, result in outputs:
             if run.is_stale:  # another member does it, and has its result
@@ -222,14 +222,44 @@ class ProducePublisher:
             try:
                 for out in outs:
                     sent.add()
-                    self._send_one(sent, record, out)
+                    if not self._send_one(sent, record, out):
+                        yield from self._send_late(sent, record, out)
                 sent.done()
             except Exception as error:  # noqa: BLE001 - such as a partition that is no number
                 sent.done(record, _failed_send(error))
         sent.done()
         return sent
 
-    def _send_one(self, sent: _Outstanding, record: ParallelRecord, out: OutgoingRecord) -> None:
+    def _send_late(
+        self, sent: _Outstanding, record: ParallelRecord, out: OutgoingRecord
+    ) -> Steps[None]:
+        """Wait for room; not on an event loop, which others use as well."""
+        failures: list[BaseException] = []
+
+        def attempt(timeout_s: float) -> bool:
+            try:
+                return self._send_one(sent, record, out, timeout_s)
+            except BaseException as error:  # noqa: BLE001 - raised below, in the steps
+                failures.append(error)
+                return True
+
+        if not (yield attempt, self.timeout_s):
+            sent.done()
+            raise DeadlineExceededError(
+                f"the producer's queue was full for {self.timeout_s:g} s; see whether its brokers"
+                " answer"
+            )
+        if failures:
+            raise failures[0]
+
+    def _send_one(
+        self,
+        sent: _Outstanding,
+        record: ParallelRecord,
+        out: OutgoingRecord,
+        timeout_s: float = 0.0,
+    ) -> bool:
+        """Queue a result; False: there was no room for so long."""
         on_produced = self.on_produced
 
         def delivered(error: KafkaError | KafkaMQError | None, message: Record) -> None:
@@ -241,8 +271,14 @@ class ProducePublisher:
             sent.done()
 
         try:
-            self.producer.send(
-                out.topic, out.value, out.key, out.header_list(), delivered, out.partition
+            return self.producer.send(
+                out.topic,
+                out.value,
+                out.key,
+                out.header_list(),
+                delivered,
+                out.partition,
+                timeout_s,
             )
         except BaseException:
             sent.done()

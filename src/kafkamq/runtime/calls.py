@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -39,14 +39,12 @@ class Calls:
         spec: HandlerSpec,
         middleware: Sequence[Middleware],
         telemetry: Telemetry | None,
-        function: Callable[[Any], Any] | None = None,
     ) -> None:
-        """``function`` takes the handler's place: it calls it elsewhere."""
         self.spec = spec
         self.spared: list[Message] = []  # a stop broke off their last attempts: no dead letters
-        self.is_async = spec.is_async and function is None
+        self.is_async = spec.is_async
         self._telemetry = telemetry
-        call = function or bound(spec.function, spec.binder, is_async=self.is_async)
+        call = bound(spec.function, spec.binder, is_async=self.is_async)
         self._chain = surrounded(call, middleware, is_async=self.is_async, name=spec.name)
 
     def run(self, given: Any) -> object:
@@ -79,22 +77,34 @@ class Calls:
             self._say_unrecorded()
         return outcome
 
+    def record(self, given: Any, outcome: object, began_s: float) -> None:
+        """Record a delivery that ends now, and was handled elsewhere."""
+        try:
+            with self._delivery(given, began_s) as told:
+                told[0] = outcome
+        except Exception:  # noqa: BLE001 - of what the application set for telemetry
+            self._say_unrecorded()
+
     def _say_unrecorded(self) -> None:
         queue = self.spec.queue.queue_id
         _log.exception("a delivery could not be recorded", extra={"queue": queue})
 
-    def _delivery(self, given: Any) -> AbstractContextManager[list[object]]:
+    def _delivery(
+        self, given: Any, began_s: float | None = None
+    ) -> AbstractContextManager[list[object]]:
         """Records the delivery of each message; the caller says what came of the call."""
         if self._telemetry is None:
             return nullcontext([None])
-        return self._recorded(self._telemetry, given)
+        return self._recorded(self._telemetry, given, began_s)
 
     @contextmanager
-    def _recorded(self, telemetry: Telemetry, given: Any) -> Iterator[list[object]]:
+    def _recorded(
+        self, telemetry: Telemetry, given: Any, began_s: float | None
+    ) -> Iterator[list[object]]:
         told: list[object] = [None]
         messages = given if isinstance(given, list) else [given]
         with ExitStack() as spans:
-            kinds = [spans.enter_context(telemetry.delivery(each)) for each in messages]
+            kinds = [spans.enter_context(telemetry.delivery(each, began_s)) for each in messages]
             yield told
             outcomes = outcomes_of(told[0], len(kinds)) if given is messages else told
             for kind, outcome in zip(kinds, outcomes, strict=True):

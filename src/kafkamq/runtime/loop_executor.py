@@ -15,7 +15,7 @@ from kafkamq.runtime.batches import outcomes_of, take_list
 from kafkamq.runtime.event_loop import LoopThread
 from kafkamq.runtime.inside import enter
 from kafkamq.runtime.loop_beat import LoopBeat
-from kafkamq.runtime.rules.hanging import Slots
+from kafkamq.runtime.rules.hanging import Slots, max_left
 from kafkamq.runtime.work_queue import HandlerCall, Slot, WorkQueue
 
 _TURN_S = 0.002  # handlers that never wait must not own the loop
@@ -312,4 +312,6 @@ class LoopExecutor(Generic[R]):
             )
             self._left_alone.add(task)  # a loop holds its tasks weakly
             task.add_done_callback(self._left_alone.discard)
+            if len(self._left_alone) > max_left(len(self._slots)):
+                self._queue.fail(self._call.abandoning_error(len(self._left_alone)))
         return self._call.timeout_error()

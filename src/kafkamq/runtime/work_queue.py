@@ -247,6 +247,14 @@ class HandlerCall:
         """The outcome of a call that takes too long."""
         return HandlerTimeoutError(f"the handler took longer than {self.timeout_ms / 1000:g} s")
 
+    def abandoning_error(self, count: int) -> HandlerTimeoutError:
+        """So many such calls go on, and no more are left alone."""
+        return HandlerTimeoutError(
+            f"{count} calls of the handler go on although they took longer than "
+            f"{self.timeout_ms / 1000:g} s, and cannot be ended: start this process again, and give"
+            " the handler's own waits a time-out, or run it in processes="
+        )
+
 
 class Executor(Protocol):
     """Those who call a handler."""
