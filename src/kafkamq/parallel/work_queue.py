@@ -288,8 +288,7 @@ class ParallelWorkQueue:
                 self._stats.processed += len(done)
                 self.scheduler.complete(run.partition, done)
             self.scheduler.release(run, processed=failed_run.processed, failed=failed)
-            for offset in failed_run.given_up:
-                self.scheduler.withdraw(run.partition, offset)
+            self.scheduler.withdraw(run.partition, failed_run.given_up)
 
     def complete(self, partition: PartitionState[ParallelRecord], offsets: Sequence[int]) -> None:
         """These were handed on, and are done."""
@@ -406,11 +405,11 @@ class ParallelWorkQueue:
                                 return record
             return self.scheduler.find(partition, offset)
 
-    def give_up(self, partition: PartitionState[ParallelRecord], offset: int) -> None:
-        """It is kept elsewhere, and done; whoever is at it still does not count any more."""
+    def give_up(self, partition: PartitionState[ParallelRecord], offsets: Sequence[int]) -> None:
+        """They are kept elsewhere, and done; whoever is at one still does not count any more."""
         with self.lock:
-            self.scheduler.withdraw(partition, offset)
-            self.scheduler.complete(partition, [offset])
+            self.scheduler.withdraw(partition, offsets)
+            self.scheduler.complete(partition, offsets)
             self._wake_for_work()
 
     def await_room(
