@@ -118,6 +118,7 @@ class Works:
 
         def tended() -> bool:
             self.room.queue.tend()
+            self.dead_letters.tend()
             return is_done()
 
         try:

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from datetime import timedelta
 from typing import Any, TypedDict
 
-from kafkamq.config import Backoff, ServiceConfig, milliseconds, one_of
+from kafkamq.config import Backoff, DeadLetterWriter, ServiceConfig, milliseconds, one_of
 from kafkamq.errors import ConfigError
 from kafkamq.parallel.config import (
     CommitMode,
@@ -22,6 +22,7 @@ from kafkamq.parallel.config import (
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.rules.flow import FlowLimits
 from kafkamq.parallel.rules.shards import NullKeys, Ordering
+from kafkamq.queue.dead_letter_writer import checked_writer
 from kafkamq.queue.rules.retry import RetryOn, retry_kinds
 from kafkamq.queue.schemas.deserializer import Deserializer, deserializer_of
 from kafkamq.runtime.middleware import Middleware
@@ -86,6 +87,8 @@ class ParallelOptions(TypedDict, total=False):
     handler rejects is tried again, and an error says why."""
     dead_letter_topic: str
     """Where dead letters go."""
+    dead_letter_writer: DeadLetterWriter | None
+    """Keeps them instead, elsewhere than on Kafka."""
     commit_mode: str
     """"asynchronous" (the default), "synchronous", or "transactional" with the results."""
     commit_interval: float | timedelta
@@ -175,6 +178,7 @@ def make_config(
         gives_up_stalled=options.get("on_stall") == "dead-letter",
         limits=_limits(options),
         hooks=_hooks(options),
+        dead_letter_writer=checked_writer(options.get("dead_letter_writer")),
         **given,
     )
 
