@@ -8,8 +8,8 @@ one processed. The peer's rounds begin with a row that does not count, as its JV
 Rows that the same sleeps bound on both sides are ties; all-distinct keys flatter every system.
 Rows "auto beside the best fixed setting" are those of ``auto_rows``: the peer is the best of some
 fixed settings; they come with coroutines, and with threads where the name says so.
-Rows of "10,000 at once" are coroutines of one process beside 1,000 threads of the peer; the CPU
-that a record takes is a row beside.
+Rows of "10,000 at once" are coroutines of one process beside 1,000 threads of the peer, with the
+garbage collector set as ``kafkamq consume`` sets it; the CPU that a record takes is a row beside.
 Rows of "100 at once" with many keys come four times: with threads and with coroutines in one
 process, and with both in two processes, which begin before the first record is polled.
 
@@ -51,6 +51,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from kafkamq import ParallelConsumer, ParallelRecord
 from kafkamq.parallel.record import PlainRecord
+from kafkamq.runtime.garbage_collector import calm_collector
 
 RATIO_GOAL = 0.97
 KEY_COUNTS = (1, 2, 5, 10, 20, 50, 100, 1000, 10_000)
@@ -235,6 +236,8 @@ async def handle_async(record: ParallelRecord | PlainRecord) -> None:
 
 def run_ours(servers: str, case: Case) -> Result:
     """One row, in this process, or in processes of it."""
+    if case.peer_concurrency:
+        calm_collector()
     times = [0.0, 0.0]
     clock = time.perf_counter
     cpu_s = _cpu_s()

@@ -304,7 +304,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         found = self.scheduler.find(state, entry.record.offset)
         assert (found is entry.record) == (entry.status is Status.WAITING)
         if entry.status is Status.WAITING:
-            self.scheduler.withdraw(state, entry.record.offset)
+            self.scheduler.withdraw(state, [entry.record.offset])
             self.scheduler.complete(state, [entry.record.offset])
             entry.status, entry.failures = Status.DONE, 0
             partition.done.add(entry.record.offset)

@@ -85,6 +85,30 @@ def test_only_some_exceptions_are_worth_another_attempt() -> None:
     assert letters(service) == {b"never": ("rejected", "ValueError: no use", 1)}
 
 
+def test_a_kind_of_exception_may_have_a_back_off_of_its_own() -> None:
+    clock = Clock()
+    service = MemoryService(clock=clock)
+    queue = service.queue("q", backoff=Backoff(first=3600.0, max=3600.0), max_deliveries=3)
+    seen: Counter[str] = Counter()
+
+    @queue.handler(
+        retry_on={ConnectionError: Backoff(first=5.0, max=5.0, jitter=0.0), OSError: None}
+    )
+    def handle(body: str, message: Message) -> None:
+        seen[body] += 1
+        if message.delivery_count == 1:
+            raise ConnectionError(body) if body == "soon" else OSError(body)
+
+    send(queue, b"soon", b"late")
+    with Worker(service, telemetry=False) as worker:
+        wait_until(lambda: worker.handled == 2)
+        clock.advance(10.0)
+        wait_until(lambda: seen["soon"] == 2)
+        assert seen["late"] == 1
+        clock.advance(3 * 3600.0)
+        wait_until(lambda: seen["late"] == 2)
+
+
 def test_a_handler_may_have_fewer_attempts_than_its_queue() -> None:
     service, queue = queue_of(max_deliveries=5)
     seen: Counter[str] = Counter()

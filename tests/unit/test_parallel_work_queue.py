@@ -166,7 +166,7 @@ def test_a_failure_after_the_record_was_given_up_is_nothing() -> None:
     (run,) = room.queue.take(one)
     record = room.queue.find(room.partition, 0)
     assert record is run.records[0]
-    room.queue.give_up(room.partition, 0)
+    room.queue.give_up(room.partition, [0])
     assert room.committable == 1
     run.failed = [(record, monotonic_ms())]
     room.queue.done(one, run, 1)

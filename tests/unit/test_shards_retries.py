@@ -119,7 +119,7 @@ def test_what_waited_behind_a_withdrawn_record_goes_on_at_once() -> None:
     fail(target, first, due_ms=60_000)
     assert target.take(0, 10) == []
     assert target.find(partition, 0) is not None
-    target.withdraw(partition, 0)
+    target.withdraw(partition, [0])
     target.complete(partition, [0])
     target.check()
     assert target.find(partition, 0) is None

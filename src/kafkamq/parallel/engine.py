@@ -267,7 +267,7 @@ class Engine:
             assignment = self._assignments.get(place)
             if assignment is None:  # went in the same poll
                 continue
-            records = make_records(messages)
+            records = make_records(messages, assignment.partition)
             self.stats.polled += len(records)
             self.work_queue.add(assignment.partition, records)
             assignment.flow.observe(list(map(len, messages[::_SAMPLE])))
@@ -352,11 +352,10 @@ class Engine:
     ) -> None:
         """See ``ParallelDeadLetters.hold``; any thread."""
         assignment = self._assignments.get((record.topic, record.partition))
-        if (
-            assignment is not None
-            and self.work_queue.find(assignment.partition, record.offset) is record
-        ):
+        if assignment is not None and assignment.partition is record._assignment:
             self.dead_letters.hold(assignment.partition, record, reason, written)
+        else:  # its partition went: others decide again
+            written.last.cancel()
 
     # Membership, told by the source inside ``poll``.
 
@@ -384,6 +383,7 @@ class Engine:
             self._assignments[place] for place in partitions if place in self._assignments
         ]
         self._await_in_flight([assignment.partition for assignment in assignments])
+        self.dead_letters.tend()
         if assignments and not self._committer.commit_at_last(self.config.commit_timeout_ms / 1000):
             _log.warning("no answer to the commit of revoked partitions")
         self._tell_of_refusal()
@@ -421,6 +421,7 @@ class Engine:
             assignment = self._assignments.pop(place, None)
             if assignment is not None:
                 self.work_queue.close(assignment.partition)
+        self.dead_letters.forget()
 
 
 def _nothing() -> None:

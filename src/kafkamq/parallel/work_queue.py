@@ -237,8 +237,7 @@ class ParallelWorkQueue:
         failed = [each for each in failed if partition.tracker.is_open(each[0].offset)]
         self._stats.failed += len(failed)
         self.scheduler.release(run, processed=run.end, failed=failed)
-        for offset in given_up:
-            self.scheduler.withdraw(partition, offset)
+        self.scheduler.withdraw(partition, given_up)
 
     def complete(self, partition: PartitionState[ParallelRecord], offsets: Sequence[int]) -> None:
         """These were handed on, and are done."""
@@ -356,11 +355,11 @@ class ParallelWorkQueue:
                                 return record
             return self.scheduler.find(partition, offset)
 
-    def give_up(self, partition: PartitionState[ParallelRecord], offset: int) -> None:
-        """It is kept elsewhere, and done; whoever is at it still does not count any more."""
+    def give_up(self, partition: PartitionState[ParallelRecord], offsets: Sequence[int]) -> None:
+        """They are kept elsewhere, and done; whoever is at one still does not count any more."""
         with self.lock:
-            self.scheduler.withdraw(partition, offset)
-            self.scheduler.complete(partition, [offset])
+            self.scheduler.withdraw(partition, offsets)
+            self.scheduler.complete(partition, offsets)
             self._wake_for_work()
 
     def await_room(

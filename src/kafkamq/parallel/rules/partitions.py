@@ -188,8 +188,10 @@ class PartitionState(Generic[R]):
         self.loose.clear()
 
     def forget(self, shard: Shard[R]) -> None:
-        self.ready = deque(other for other in self.ready if other is not shard)
-        self.blocked = [other for other in self.blocked if other is not shard]
+        if shard.state is ShardState.READY:
+            self.ready = deque(other for other in self.ready if other is not shard)
+        elif shard.state is ShardState.BLOCKED:
+            self.blocked = [other for other in self.blocked if other is not shard]
         if shard is self.parallel:
             self.parallel = None
         if shard.is_serial:

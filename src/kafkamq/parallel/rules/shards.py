@@ -424,28 +424,40 @@ class Scheduler(Generic[R]):
                     return record
         return None
 
-    def withdraw(self, partition: PartitionState[R], offset: int) -> None:
-        """Hand that record out no more if it waits; what waited behind it need not. Slow."""
+    def withdraw(self, partition: PartitionState[R], offsets: Sequence[int]) -> None:
+        """Hand those records out no more if they wait; what waited behind them need not.
+
+        It looks at all that waits, so several at once cost as much as one.
+        """
+        if not offsets:
+            return
+        gone, delayed = frozenset(offsets), dict[Shard[R], None]()
         for shard in self._waiting_shards(partition):
             waiting = shard.records[shard.start :]
-            kept = [record for record in waiting if record.offset != offset]
+            kept = [record for record in waiting if record.offset not in gone]
             if len(kept) == len(waiting):
                 continue
-            partition.waiting_count -= 1
-            self._waiting_count -= 1
+            partition.waiting_count -= len(waiting) - len(kept)
+            self._waiting_count -= len(waiting) - len(kept)
             shard.records, shard.start = kept, 0
-            if shard.state is ShardState.DELAYED and waiting[0].offset == offset:
-                partition.delayed = [entry for entry in partition.delayed if entry[2] is not shard]
-                heapify(partition.delayed)
-                if kept:
-                    self._make_ready(shard)
-            if not kept and shard.state is not ShardState.OWNED:
+            if shard.state is ShardState.DELAYED and waiting[0].offset in gone:
+                delayed[shard] = None
+            elif not kept and shard.state is not ShardState.OWNED:
                 self._drop(shard)
+        if not delayed:
             return
+        partition.delayed = [entry for entry in partition.delayed if entry[2] not in delayed]
+        heapify(partition.delayed)
+        for shard in delayed:
+            if shard.records:
+                self._make_ready(shard)
+            else:
+                self._drop(shard)
 
-    def _waiting_shards(self, partition: PartitionState[R]) -> list[Shard[R]]:
+    def _waiting_shards(self, partition: PartitionState[R]) -> Iterable[Shard[R]]:
         delayed = [entry[2] for entry in partition.delayed]
-        return list({*partition.serial.values(), *partition.ready, *partition.blocked, *delayed})
+        every = (*partition.serial.values(), *partition.ready, *partition.blocked, *delayed)
+        return dict.fromkeys(every)  # in an order that is the same in each run
 
     def _drop(self, shard: Shard[R]) -> None:
         """Forget a shard that has become empty and is in nobody's hands."""
