@@ -8,6 +8,8 @@ one processed. The peer's rounds begin with a row that does not count, as its JV
 Rows that the same sleeps bound on both sides are ties; all-distinct keys flatter every system.
 Rows "auto beside the best fixed setting" are those of ``auto_rows``: the peer is the best of some
 fixed settings; they come with coroutines, and with threads where the name says so.
+Rows of "10,000 at once" are coroutines of one process beside 1,000 threads of the peer, with the
+garbage collector set as ``kafkamq consume`` sets it; the CPU that a record takes is a row beside.
 Rows of "100 at once" with many keys come four times: with threads and with coroutines in one
 process, and with both in two processes, which begin before the first record is polled.
 
@@ -49,6 +51,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from kafkamq import ParallelConsumer, ParallelRecord
 from kafkamq.parallel.record import PlainRecord
+from kafkamq.runtime.garbage_collector import calm_collector
 
 RATIO_GOAL = 0.97
 KEY_COUNTS = (1, 2, 5, 10, 20, 50, 100, 1000, 10_000)
@@ -99,6 +102,9 @@ class Case:
     processes: int = 0
     is_async: bool = False
     same_as: str = ""  # the row whose peer it is compared with; empty: its own
+    peer_concurrency: int = 0  # 0: the same
+    ratio_goal: float = RATIO_GOAL
+    max_open: int = 10_000
 
     @property
     def is_judged(self) -> bool:
@@ -145,6 +151,20 @@ def cases() -> list[Case]:
         load = Load(scaled(100_000), 1000, 100, is_fixed=True, is_zipf=is_zipf)
         found.append(Case(f"100 us, 1000 keys {kind}, KEY, 16 at once", load, "key", 16))
         found.append(Case(f"100 us, 1000 keys {kind}, KEY, 100 at once", load, "key", 100))
+    for sleep_ms, ratio_goal in ((10, 1.0), (100, 5.0)):
+        load = Load(scaled(200_000), 20_000, sleep_ms * 1000, is_fixed=True)
+        for ordering in ("key", "unordered"):
+            case = Case(
+                f"{sleep_ms} ms, 20,000 keys, {ordering.upper()}, 10,000 at once, coroutines",
+                load,
+                ordering,
+                10_000,
+                is_async=True,
+                peer_concurrency=1_000,
+                ratio_goal=ratio_goal,
+                max_open=40_000,
+            )
+            found.append(case)
     many, one = Load(scaled(1_000_000), 10_000), Load(scaled(1_000_000), 1)
     found.append(Case("no work, 10,000 keys, KEY", many, "key", 16, goal=300_000))
     found.append(Case("no work, UNORDERED", many, "unordered", 16, goal=600_000))
@@ -216,6 +236,8 @@ async def handle_async(record: ParallelRecord | PlainRecord) -> None:
 
 def run_ours(servers: str, case: Case) -> Result:
     """One row, in this process, or in processes of it."""
+    if case.peer_concurrency:
+        calm_collector()
     times = [0.0, 0.0]
     clock = time.perf_counter
     cpu_s = _cpu_s()
@@ -227,6 +249,7 @@ def run_ours(servers: str, case: Case) -> Result:
         concurrency=case.concurrency,
         processes=case.processes,
         threads=case.concurrency // case.processes if case.processes else 1,
+        max_open=case.max_open,
     )
     engine = consumer._engine
     poll = engine._source.poll
@@ -279,7 +302,8 @@ def run_ours_apart(servers: str, chosen: list[Case]) -> list[Result]:
 def run_peer(servers: str, chosen: list[Case], classpath: str) -> list[Result]:
     """A round, in one JVM; its first row is run twice and counted once."""
     rows = [
-        f"{case.load.topic}:{case.ordering.upper()}:{case.concurrency}:{case.load.messages}"
+        f"{case.load.topic}:{case.ordering.upper()}:{case.peer_concurrency or case.concurrency}"
+        f":{case.load.messages}"
         for case in chosen
     ]
     warm_up = Case("", Load(scaled(10_000), 1000, 5000), "key", 100)
@@ -305,11 +329,16 @@ def rows_of(case: Case, ours: list[Result], peer: list[Result]) -> list[Row]:
     if case.goal is not None:
         is_ok = is_done and speed >= case.goal
         rows.append(Row(f"{case.name}, alone", speed, None, None, "messages/s", case.goal, is_ok))
+    if case.peer_concurrency:
+        mine, its = _cpu_us(case, ours), _cpu_us(case, peer) if peer else None
+        name = f"{case.name}: CPU a record"
+        rows.append(Row(name, mine, its, its and its / mine, "us", None, is_done))
     if not peer:
-        return rows or [Row(case.name, speed, None, None, "messages/s", None, is_done)]
+        alone = Row(case.name, speed, None, None, "messages/s", None, is_done)
+        return [alone, *rows] if case.goal is None else rows
     other = _speed(case, peer)
     ratio = speed / other
-    goal = RATIO_GOAL if case.is_judged else None
+    goal = case.ratio_goal if case.is_judged else None
     is_ok = is_done and (goal is None or ratio >= goal)
     rows.append(Row(case.name, speed, other, ratio, "messages/s", goal, is_ok))
     if case.goal is not None:
@@ -323,6 +352,10 @@ def rows_of(case: Case, ours: list[Result], peer: list[Result]) -> list[Row]:
 
 def _speed(case: Case, results: list[Result]) -> float:
     return statistics.median(case.load.messages / result.seconds for result in results)
+
+
+def _cpu_us(case: Case, results: list[Result]) -> float:
+    return statistics.median(result.cpu_s * 1e6 / case.load.messages for result in results)
 
 
 def _worker(servers: str, names: list[str]) -> None:

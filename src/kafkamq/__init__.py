@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kafkamq.lazy import loader
 
 if TYPE_CHECKING:
-    from kafkamq.config import Backoff
+    from kafkamq.config import Backoff, DeadLetterWriter
     from kafkamq.errors import (
         BrokerError,
         ConfigError,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kafkamq.parallel.record import ParallelRecord
     from kafkamq.parallel.results import OutgoingRecord, Produced
     from kafkamq.queue.consumer import Consumer
+    from kafkamq.queue.dead_letter_writer import OutgoingDeadLetter
     from kafkamq.queue.delivery import Delivery
     from kafkamq.queue.message import Message
     from kafkamq.queue.producer import Producer
@@ -64,6 +65,8 @@ __all__ = [
     "Reject",
     "Backoff",
     "OutgoingMessage",
+    "OutgoingDeadLetter",
+    "DeadLetterWriter",
     "SentMessage",
     "ScheduleToken",
     "MessageId",
@@ -83,7 +86,7 @@ __all__ = [
 __version__ = "0.2.0"
 
 _HOMES = {
-    "kafkamq.config": ("Backoff",),
+    "kafkamq.config": ("Backoff", "DeadLetterWriter"),
     "kafkamq.errors": (
         "BrokerError",
         "ConfigError",
@@ -97,6 +100,7 @@ _HOMES = {
         "WireError",
     ),
     "kafkamq.queue.consumer": ("Consumer",),
+    "kafkamq.queue.dead_letter_writer": ("OutgoingDeadLetter",),
     "kafkamq.queue.delivery": ("Delivery",),
     "kafkamq.queue.message": ("Message",),
     "kafkamq.queue.producer": ("Producer",),

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 from kafkamq.errors import ConfigError
 from kafkamq.types import Backend
@@ -194,6 +194,18 @@ TOPICS = {
 """What each is called behind the namespace, where it has no name of its own."""
 
 
+class DeadLetterWriter(Protocol):
+    """Keeps dead letters elsewhere than on Kafka."""
+
+    def write(self, letter: Any) -> object:
+        """Keep an ``OutgoingDeadLetter``; returning means that it is kept.
+
+        It is called by one thread of each consumer, for one letter at a time. An exception means
+        that it is not kept: it is given again, after a pause of up to 2 s, until it is. So it may
+        come twice, with the same ``origin``. A write that hangs holds up all others.
+        """
+
+
 @dataclass(frozen=True, kw_only=True)
 class QueueConfig:
     """How one logical queue is worked on; kafka-mq-go's names in the comments."""
@@ -218,6 +230,7 @@ class QueueConfig:
     topic: str = ""  # of markers: one that exists, or the namespace's; else one of its own
     group_id: str = ""  # group.id; empty: one by namespace and queue
     null_keys: str = "parallel"  # or "serial": of offsets, by key, messages without one
+    dead_letter_writer: DeadLetterWriter | None = field(default=None, compare=False)  # None: Kafka
 
     def __post_init__(self) -> None:
         encoded = utf8(self.queue_id, name="queue_id")

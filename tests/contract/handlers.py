@@ -6,6 +6,8 @@ import asyncio
 import os
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 from tests.waiting import within
 
@@ -48,6 +50,23 @@ def raise_odd(body: str) -> None:
     """Every second one fails."""
     if int(body) % 2:
         raise ValueError("odd")
+
+
+def where(body: bytes) -> Reject:
+    """Says its process."""
+    return Reject(f"in {os.getpid()}")
+
+
+def around(message: object) -> Iterator[None]:
+    """Says where it is called, of a handler that rejects."""
+    outcome = yield
+    return Reject(f"{outcome.reason}, around {os.getpid()}")  # type: ignore[attr-defined]
+
+
+def begin_and_hang(body: str) -> None:
+    """Leaves a file; nobody waits for its end."""
+    Path(body).touch()
+    time.sleep(600)
 
 
 def take_upper(body: bytes) -> Reject:

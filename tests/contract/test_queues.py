@@ -6,7 +6,7 @@ import pytest
 from tests.contract.worlds import World, receive
 from tests.waiting import wait_until, within
 
-from kafkamq import ConfigError, StateError
+from kafkamq import ConfigError, OutgoingDeadLetter, StateError
 from kafkamq.queue.rules.capabilities import Feature
 
 
@@ -127,6 +127,41 @@ def test_what_was_not_handed_out_is_released(world: World) -> None:
         consumer.flush()
     with queue.consumer() as consumer:
         assert consumer.receive_many(10, 0.5) == []
+
+
+def test_dead_letters_go_where_the_queues_own_writer_puts_them(world: World) -> None:
+    """Also what it could not keep at first; nothing goes to Kafka."""
+
+    class Shelf:
+        refusals = 2
+        letters: list[OutgoingDeadLetter] = []  # noqa: RUF012 - of the one test
+
+        def write(self, letter: OutgoingDeadLetter) -> None:
+            if self.refusals:
+                self.refusals -= 1
+                raise ConnectionError("nobody there")
+            self.letters.append(letter)
+
+    shelf = Shelf()
+    if not world.has(Feature.OWN_DEAD_LETTERS):
+        with pytest.raises(ConfigError, match="the tracker writes them in its transactions"):
+            world.queue("elsewhere", dead_letter_writer=shelf)
+        return
+    queue = world.queue("elsewhere", dead_letter_writer=shelf)
+    queue.producer().send(b"x", key="k", headers={"h": b"1"}, id="one").result(within(30))
+    with queue.consumer(ordering="unordered") as consumer:
+        (message,) = receive(consumer, 1)
+        message.reject("no good")
+        wait_until(lambda: shelf.letters, "the dead letter")
+        consumer.flush()
+        assert consumer.receive_many(1, 0.5) == []
+    (letter,) = shelf.letters
+    assert (letter.payload, letter.key, letter.queue_id) == (b"x", b"k", "elsewhere")
+    assert (letter.reason.value, letter.error, letter.delivery_count) == ("rejected", "no good", 1)
+    assert dict(letter.headers) == {"h": b"1", "kafkamq-id": b"one"}
+    place = message.message_id
+    assert (letter.origin.partition, letter.origin.offset) == (place.partition, place.offset)
+    assert world.letters(queue) == []
 
 
 def test_what_a_backend_lacks_is_refused(world: World) -> None:

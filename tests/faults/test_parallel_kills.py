@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 from tests.faults.figures import say
-from tests.integration.parallel_kills import Notes, kill_children, signal_groups
+from tests.integration.parallel_kills import Notes, signal_children, signal_groups
 from tests.integration.parallel_tools import make_topic
 from tests.unit import parallel_handlers as handlers
 
@@ -27,9 +28,28 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Notes:
 def test_processes_are_killed_fifty_times(bootstrap: str, namespace: str, notes: Notes) -> None:
     """Idle, reading, working, answering: all are seen, those of a key in order."""
     topic = make_topic(bootstrap, namespace, 2)
-    again = kill_children(bootstrap, topic, namespace, notes, records=RECORDS, kills=KILLS)
+    again = signal_children(bootstrap, topic, namespace, notes, records=RECORDS, count=KILLS)
     say({"records": RECORDS, "kills of processes": KILLS, "unseen": 0, "seen again": again})
     assert again <= KILLS  # what a process was at, if it is killed
+
+
+def test_processes_are_stopped_and_killed_twenty_times(
+    bootstrap: str, namespace: str, notes: Notes
+) -> None:
+    """What is stopped never goes on by itself: it is ended when its time is over."""
+    topic = make_topic(bootstrap, namespace, 2)
+    again = signal_children(
+        bootstrap,
+        topic,
+        namespace,
+        notes,
+        records=RECORDS // 5,
+        count=SIGNALS,
+        numbers=(signal.SIGSTOP, signal.SIGKILL),
+        timeout=2.0,
+    )
+    say({"records": RECORDS // 5, "stops and kills": SIGNALS, "unseen": 0, "seen again": again})
+    assert again <= SIGNALS
 
 
 def test_the_group_gets_twenty_signals(bootstrap: str, namespace: str, notes: Notes) -> None:

@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.integration.parallel_tools import committed, fill, make
 from tests.unit import parallel_handlers as handlers
@@ -47,30 +49,38 @@ class Notes:
         return sum(seen.values()) - records
 
 
-def kill_children(
-    bootstrap: str, topic: str, group: str, notes: Notes, *, records: int, kills: int
+def signal_children(
+    bootstrap: str,
+    topic: str,
+    group: str,
+    notes: Notes,
+    *,
+    records: int,
+    count: int,
+    numbers: Sequence[int] = (signal.SIGKILL,),
+    **options: Any,
 ) -> int:
-    """Work off records that come in bursts, and kill processes between them and within.
+    """Work off records in bursts, and send processes signals between them and within.
 
     Returns:
         How many records were seen again.
     """
     chance = random.Random(7)
-    consumer = make(bootstrap, topic, group, processes=2)
+    consumer = make(bootstrap, topic, group, processes=2, **options)
     sent = 0
     with consumer:
         consumer.poll(handlers.note)
         wait_until(lambda: consumer.health().is_ready, what="its partitions")
-        for kill in range(kills):
-            burst = records // kills if kill < kills - 1 else records - sent
+        for number in range(count):
+            burst = records // count if number < count - 1 else records - sent
             fill(bootstrap, topic, [f"k{chance.randrange(100)}" for _ in range(burst)])
             sent += burst
-            if kill % 2:  # all is done: they are idle
+            if number % 2:  # all is done: they are idle
                 wait_until(lambda: notes.count() >= sent, what="a burst")  # noqa: B023
             else:
                 time.sleep(chance.uniform(0.0, 0.3))
             wait_until(lambda: ready_children(consumer), what="a process")
-            os.kill(chance.choice(ready_children(consumer)), signal.SIGKILL)
+            os.kill(chance.choice(ready_children(consumer)), chance.choice(numbers))
         wait_until(lambda: done(bootstrap, topic, group) == records, "the commit", 120)
         assert consumer.health().is_alive
     return notes.judge(records)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.integration.parallel_kills import Notes, kill_children, signal_groups
+from tests.integration.parallel_kills import Notes, signal_children, signal_groups
 from tests.integration.parallel_tools import make_topic
 from tests.unit import parallel_handlers as handlers
 
@@ -19,7 +19,7 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Notes:
 @pytest.mark.faults
 def test_processes_are_killed(bootstrap: str, namespace: str, notes: Notes) -> None:
     topic = make_topic(bootstrap, namespace, 2)
-    again = kill_children(bootstrap, topic, namespace, notes, records=1000, kills=4)
+    again = signal_children(bootstrap, topic, namespace, notes, records=1000, count=4)
     assert again <= 4  # what a process was at, if it is killed
 
 

@@ -18,7 +18,7 @@ from confluent_kafka import AcknowledgeType, TopicPartition
 from tests.waiting import within
 
 from kafkamq.config import QueueConfig
-from kafkamq.queue.dead_letter_writer import TopicDeadLetterWriter
+from kafkamq.queue.dead_letter_writer import TopicOutbox
 from kafkamq.queue.sure_writer import Form, Written
 from kafkamq.share import member as share_member
 from kafkamq.share import queue_consumer as share
@@ -187,7 +187,7 @@ class Client:
         assert not self._is_idle or self._broker.lets_leave.wait(within(60))
 
 
-class Box(TopicDeadLetterWriter):
+class Box(TopicOutbox):
     """The real one, whose writers write to the broker in memory."""
 
     def __init__(self, broker: Broker, queue: QueueConfig) -> None:

@@ -17,6 +17,7 @@ class Batch:
     """A run."""
 
     is_stale = False
+    failed = None
 
     def __init__(self, records: list[Any], *, is_serial: bool = True) -> None:
         self.records = records
@@ -103,13 +104,15 @@ class Shelf:
                 self._idle.append(slot)
             return taken
 
-    def acknowledge(self, slot: Slot[Any], record: Any, outcome: object) -> bool:
+    def acknowledge(self, slot: Slot[Any], run: Batch, record: Any, outcome: object) -> bool:
         with self._lock:
             self.outcomes.append((record, outcome))
         return True
 
-    async def acknowledge_async(self, slot: Slot[Any], record: Any, outcome: object) -> bool:
-        return self.acknowledge(slot, record, outcome)
+    async def acknowledge_async(
+        self, slot: Slot[Any], run: Batch, record: Any, outcome: object
+    ) -> bool:
+        return self.acknowledge(slot, run, record, outcome)
 
     def done(self, slot: Slot[Any], run: Batch, processed: int | None = None) -> None:
         with self._lock:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
+from kafkamq import Service
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import ConfigError
+from kafkamq.errors import ConfigError, StateError
 from kafkamq.transport.clients import ClientLog, open_admin, open_consumer, open_producer
 from kafkamq.transport.settings import (
     admin_settings,
@@ -222,3 +225,15 @@ def test_what_librdkafka_tries_again_by_itself_is_no_warning(
         assert not caplog.records
         ClientLog().log(logging.WARNING, "%s %s %s", "FAIL", "kafkamq", "Connection refused")
         assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+@pytest.mark.parametrize("module", ["threading", "queue"])
+def test_threads_that_gevent_has_patched_are_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    """A client that waits would stop the only thread, and the first call would never return."""
+    patched = SimpleNamespace(is_module_patched=lambda name: name == module)
+    monkeypatch.setitem(sys.modules, "gevent.monkey", patched)
+    service = Service("127.0.0.1:1")
+    with pytest.raises(StateError, match=r"patch_all\(thread=False, queue=False\)"):
+        service.queue("q").producer()

@@ -10,7 +10,7 @@ import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from io import StringIO
@@ -251,9 +251,9 @@ def test_a_process_that_cannot_be_replaced_costs_no_delivery(
     refusals = iter(["no memory"] * 2)
     begin = process_executor._Process.begin
 
-    def refuse(process: process_executor._Process) -> str | None:
+    def refuse(process: process_executor._Process, is_over: Callable[[], bool]) -> str | None:
         refusal = next(refusals, None) if queue_is_open.is_set() else None
-        return begin(process) if refusal is None else refusal
+        return begin(process, is_over) if refusal is None else refusal
 
     queue_is_open = threading.Event()
     monkeypatch.setattr(process_executor._Process, "begin", refuse)

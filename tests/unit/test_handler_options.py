@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +32,9 @@ from kafkamq import (
     Worker,
     aio,
 )
+from kafkamq.runtime.calls import Calls
+from kafkamq.runtime.processes import RemoteMessages
+from kafkamq.runtime.work_queue import Slot
 from kafkamq.testing import Clock, MemoryService
 
 SOON = Backoff(first=0.01, max=0.01, jitter=0.0)
@@ -77,6 +83,30 @@ def test_only_some_exceptions_are_worth_another_attempt() -> None:
     send(queue, b"again", b"never", b"fine")
     run(service, 5)
     assert letters(service) == {b"never": ("rejected", "ValueError: no use", 1)}
+
+
+def test_a_kind_of_exception_may_have_a_back_off_of_its_own() -> None:
+    clock = Clock()
+    service = MemoryService(clock=clock)
+    queue = service.queue("q", backoff=Backoff(first=3600.0, max=3600.0), max_deliveries=3)
+    seen: Counter[str] = Counter()
+
+    @queue.handler(
+        retry_on={ConnectionError: Backoff(first=5.0, max=5.0, jitter=0.0), OSError: None}
+    )
+    def handle(body: str, message: Message) -> None:
+        seen[body] += 1
+        if message.delivery_count == 1:
+            raise ConnectionError(body) if body == "soon" else OSError(body)
+
+    send(queue, b"soon", b"late")
+    with Worker(service, telemetry=False) as worker:
+        wait_until(lambda: worker.handled == 2)
+        clock.advance(10.0)
+        wait_until(lambda: seen["soon"] == 2)
+        assert seen["late"] == 1
+        clock.advance(3 * 3600.0)
+        wait_until(lambda: seen["late"] == 2)
 
 
 def test_a_handler_may_have_fewer_attempts_than_its_queue() -> None:
@@ -345,6 +375,88 @@ def test_lists_in_processes() -> None:
         b"1": "odd",
         b"3": "odd",
     }
+
+
+def test_middleware_runs_in_the_process_of_its_handler() -> None:
+    service, queue = queue_of(max_deliveries=1)
+    queue.handler(processes=1)(handlers.where)
+    send(queue, b"x")
+    run(service, 1, middleware=[handlers.around])
+    ((_, error, _),) = letters(service).values()
+    inner, outer = (int(part.split()[-1]) for part in error.split(", "))
+    assert inner == outer != os.getpid()
+    with pytest.raises(ConfigError, match="such a deserializer and middleware"):
+        Worker(service, middleware=[lambda message, call: call(message)]).start()
+
+
+def test_a_stop_gives_back_what_processes_have(tmp_path: Path) -> None:
+    """What a handler was at is nacked; what waited for it has lost no delivery."""
+    service, queue = queue_of()
+    queue.handler(processes=1)(handlers.begin_and_hang)
+    worker = Worker(service, telemetry=False, drain=0.1)
+    with worker:
+        bodies = [str(tmp_path / name) for name in "abc"]
+        send(queue, *[body.encode() for body in bodies])
+        wait_until(Path(bodies[0]).exists)
+    begun = [path.name for path in tmp_path.iterdir()]
+    found: list[Message] = []
+    with queue.consumer() as consumer:
+        wait_until(lambda: len(found.extend(consumer.receive_many(3, 0.1)) or found) == 3)
+    counts = {Path((each.payload or b"").decode()).name: each.delivery_count for each in found}
+    assert counts == {"a": 2, "b": 1, "c": 1}
+    assert begun == ["a"]
+
+
+def test_calls_that_wait_behind_a_slow_one_are_asked_back() -> None:
+    """A process has more than its handlers can begin, as they were quick."""
+    service, queue = queue_of(max_in_flight=10)
+    queue.handler(processes=1)(handlers.where)
+    (spec,) = service.handlers
+    stopping, faults = threading.Event(), list[BaseException]()
+    messages = RemoteMessages(Calls(spec, (), None), threading.Event(), faults.append, stopping)
+    asked: list[Slot[Any]] = []
+    slot = messages.make_slot()
+    slot.give_back = lambda: asked.append(slot)
+    messages.join([slot], pytest.fail)  # type: ignore[arg-type]  # nobody is woken here
+    send(queue, b"a", b"b", b"c")
+    with queue.consumer() as consumer:
+        messages.add(consumer.receive_many(3, 1.0))
+        _, *others = messages.take(slot, 3)
+
+        def is_asked() -> bool:
+            messages.tend()
+            return bool(asked)
+
+        wait_until(is_asked)
+        for each in others:
+            messages.done(slot, each, 0)
+        assert [run.messages[0].payload for run in messages.take(slot, 3)] == [b"c", b"b"]
+
+
+def test_a_worker_whose_process_does_not_come_up_hears_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process waits in an import, as for a lock or a server."""
+    (tmp_path / "waits_elsewhere.py").write_text(
+        "import os, pathlib, time\n"
+        "if os.environ.setdefault('LOADED_BY', str(os.getpid())) != str(os.getpid()):\n"
+        "    (pathlib.Path(__file__).parent / 'begun').touch()\n"
+        "    time.sleep(600)\n"
+        "def handle(message) -> None: ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("LOADED_BY", str(os.getpid()))
+    service, queue = queue_of()
+    queue.handler(processes=1)(importlib.import_module("waits_elsewhere").handle)
+    worker = Worker(service, telemetry=False)
+    runs = threading.Thread(target=worker.run, daemon=True)
+    runs.start()
+    wait_until((tmp_path / "begun").exists)
+    worker.request_stop()
+    runs.join(within(60))
+    assert not runs.is_alive()
+    assert worker.failure is None
+    sys.modules.pop("waits_elsewhere")
 
 
 # asyncio.

@@ -276,6 +276,8 @@ async def an_async_handler(message: Message) -> None: ...
         ("markers", {"max_attempts": 6}, "max_attempts is 6: it must be 1 to"),
         ("markers", {"max_rate": 0}, "max_rate is 0"),
         ("markers", {"retry_on": (OSError, "x")}, "give kinds of exceptions"),
+        ("markers", {"retry_on": {OSError: 5}}, "give kinds of exceptions"),
+        ("share", {"retry_on": {OSError: Backoff()}}, "retry_on"),
         ("markers", {"timeout": 0}, "timeout is 0"),
         ("markers", {"retry": 5}, "retry is 5"),
     ],

@@ -15,7 +15,7 @@ from tests.unit.test_parallel_verdicts import Office
 from tests.unit.test_parallel_work_queue import Room
 from tests.waiting import within
 
-from kafkamq import ConfigError, Nack, ParallelConsumer, ParallelRecord, Reject
+from kafkamq import Backoff, ConfigError, Nack, ParallelConsumer, ParallelRecord, Reject
 from kafkamq.parallel.calls import called, fan_out_of
 from kafkamq.parallel.record import PlainRecord
 from kafkamq.queue.arguments import BodyError
@@ -115,7 +115,7 @@ def test_a_record_has_the_words_of_a_message() -> None:
 
 
 def test_only_some_exceptions_are_worth_another_attempt() -> None:
-    office = Office(max_attempts=5, dead_letter_topic="dead", retry_on=(OSError,))
+    office = Office(max_attempts=5, dead_letter_topic="dead", retry_on={OSError: None})
     assert office.apply(record(b"x"), TimeoutError("again")) is not None
     assert office.apply(record(b"x"), HandlerTimeoutError("again")) is not None
     assert office.apply(record(b"x"), Nack()) is not None
@@ -123,6 +123,16 @@ def test_only_some_exceptions_are_worth_another_attempt() -> None:
     assert office.apply(record(b"x"), ValueError("never")) is None
     ((_, reason, said),) = office.letters
     assert (reason, said) == (DeadLetterReason.REJECTED, "ValueError: never")
+
+
+def test_a_kind_of_exception_may_have_a_back_off_of_its_own() -> None:
+    soon = Backoff(first=0.0, max=0.0)
+    office = Office(retry_on={ConnectionError: soon, OSError: None}, backoff=Backoff(first=60.0))
+    due_ms = office.apply(record(b"x"), ConnectionError("again"))
+    later_ms = office.apply(record(b"x"), OSError("again"))
+    assert due_ms is not None
+    assert later_ms is not None
+    assert later_ms - due_ms > 20_000
 
 
 def around(given: ParallelRecord) -> Iterator[None]:

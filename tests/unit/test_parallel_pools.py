@@ -35,7 +35,7 @@ def handling(room: Room, failures: list[BaseException]) -> Handling:
 
 def begun(worker: PoolWorker) -> PoolWorker:
     run = next(worker.pending)
-    worker.current, worker.failed = (run, iter(run.records)), None
+    worker.current = run, iter(run.records)
     return worker
 
 
@@ -101,8 +101,8 @@ def test_an_error_of_cancelling_is_an_attempt_unless_it_is_the_worker_that_is_ca
     assert room.queue.take(two)
     pool = LoopExecutor(handling(room, []), HandlerCall(function=handle), 1, loop)
     loop.run_until_complete(pool._process(begun(one), handle))
-    assert one.failed is not None
-    ((record, _),) = one.failed
+    assert one.current is not None
+    ((record, _),) = one.current[0].failed
     assert record.offset == 0
     assert isinstance(record.last_error, asyncio.CancelledError)
     with pytest.raises(asyncio.CancelledError):
@@ -137,7 +137,7 @@ def test_a_coroutine_that_is_collected_gives_no_verdict(takes_lists: bool) -> No
     loop.run_forever()
     step.close()
     loop.close()
-    assert one.failed is None
+    assert not any(run.failed for run in one.runs)
     assert one.finished == []
     assert room.committable == 0
 

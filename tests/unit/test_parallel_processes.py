@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import pickle
 import signal
@@ -20,7 +21,7 @@ import pytest
 from tests.unit import parallel_handlers as handlers
 from tests.unit.shelf import Batch, Shelf
 from tests.unit.test_parallel_work_queue import PLACE, Room
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq import Ack, ConfigError, Nack, OutgoingRecord
 from kafkamq.config import Backoff
@@ -283,11 +284,11 @@ def test_who_is_killed_before_it_began_is_replaced(
     work = working(handlers.note, starts=False)
     begin, kills = process_executor._Process.begin, [1]
 
-    def killed(process: Any) -> str | None:
+    def killed(process: Any, is_over: Callable[[], bool]) -> str | None:
         if kills:
             kills.pop()
             process._process.kill()
-        return begin(process)
+        return begin(process, is_over)
 
     monkeypatch.setattr(process_executor._Process, "begin", killed)
     work.shelf.add(*runs("a"))
@@ -312,7 +313,7 @@ def test_the_interpreter_ends_with_idle_processes(seen: object) -> None:
         "if __name__ == '__main__':\n"
         "    work = Work(handlers.note)\n"
         "    process = _Process(work.executor.processes.call)\n"
-        "    assert process.begin() is None\n"
+        "    assert process.begin(lambda: False) is None\n"
         "    print(process.pid)\n"
     )
     path = Path(os.environ[handlers.SEEN]).with_name("program.py")
@@ -366,7 +367,7 @@ def test_a_system_without_what_processes_share_is_told(
     with monkeypatch.context() as lacking:
         lacking.setattr(process_executor, "start_child", refuse)
         with pytest.raises(ConfigError, match=r"No usable temporary directory.*/dev/shm"):
-            work.executor.check()
+            work.executor.check(lambda: False)
     work.executor.start()
 
 
@@ -392,6 +393,66 @@ def test_who_takes_too_long_loses_its_process(
     assert (offset, str(outcome)) == (1, "the handler took longer than 1.5 s")
     assert isinstance(outcome, HandlerTimeoutError)
     assert seen() == Counter((0, 2))
+
+
+def test_a_process_that_is_stopped_is_ended_although_it_reads_nothing(
+    working: Callable[..., Work], seen: Callable[[], Counter[int]]
+) -> None:
+    """Its pipe is full, so its port waits in a run; it is at no call, so none has failed."""
+    work = working(handlers.note, timeout_ms=1500)
+    work.shelf.add(*runs("a", "b"))
+    work.shelf.wait(2)
+    (pid,) = work.executor.pids
+    os.kill(pid, signal.SIGSTOP)
+    work.shelf.add(*runs("c" * 1_000_000, "d", start=2))
+    work.shelf.wait(4)
+    assert work.outcomes() == {}
+    assert seen() == Counter(range(4))
+
+
+def test_a_process_that_is_stopped_in_a_call_is_late(
+    working: Callable[..., Work], seen: Callable[[], Counter[int]]
+) -> None:
+    work = working(handlers.work, timeout_ms=1500)
+    work.shelf.add(*runs("a"))
+    wait_until(Path(os.environ[handlers.SEEN] + ".begun").exists)
+    os.kill(work.executor.pids[0], signal.SIGSTOP)
+    Path(os.environ[handlers.SEEN] + ".sent").touch()
+    work.shelf.add(*runs("b", start=1))
+    work.shelf.wait(2)
+    ((offset, outcome),) = work.outcomes().items()
+    assert offset == 0
+    assert isinstance(outcome, HandlerTimeoutError)
+    assert seen() == Counter((1,))
+
+
+def test_a_process_that_does_not_come_up_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its module waits when it is imported, as for a lock or a server."""
+    (tmp_path / "waits_elsewhere.py").write_text(
+        "import os, pathlib, time\n"
+        "if os.environ.setdefault('LOADED_BY', str(os.getpid())) != str(os.getpid()):\n"
+        "    (pathlib.Path(__file__).parent / 'begun').touch()\n"
+        "    time.sleep(600)\n"
+        "def handle(record) -> None: ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("LOADED_BY", str(os.getpid()))
+    work = Work(importlib.import_module("waits_elsewhere").handle)
+    work.executor.start()
+    wait_until((tmp_path / "begun").exists)
+    work.shelf.stop()
+    assert work.executor.join(within(10))
+    assert work.shelf.failure is None
+    (tmp_path / "begun").unlink()
+    checked = threading.Thread(
+        target=work.executor.check, args=((tmp_path / "begun").exists,), daemon=True
+    )
+    checked.start()
+    checked.join(within(60))
+    assert not checked.is_alive()
+    work.executor.cancel()
 
 
 @pytest.mark.parametrize("handler", [handlers.hang_on_poison, handlers.hang_on_poison_async])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,7 +14,7 @@ from confluent_kafka import KafkaError
 from tests.unit.test_parallel_work_queue import Placed, Room
 from tests.waiting import wait_until, within
 
-from kafkamq import Ack, DeadlineExceededError, Reject, StateError
+from kafkamq import Ack, DeadlineExceededError, Reject, StateError, aio
 from kafkamq.config import Backoff
 from kafkamq.parallel.config import OnExhausted
 from kafkamq.parallel.dead_letters import ParallelDeadLetters
@@ -20,6 +22,7 @@ from kafkamq.parallel.failure_policy import FailurePolicy, Unwritten
 from kafkamq.parallel.handling import Handling
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import OutgoingRecord, ProducePublisher, Publisher
+from kafkamq.parallel.source import Source
 from kafkamq.parallel.streams import ResultStream
 from kafkamq.queue.json_values import BodyError
 from kafkamq.queue.schemas.deserializer import BodyUnavailableError
@@ -28,7 +31,10 @@ from kafkamq.runtime.loop_executor import LoopExecutor
 from kafkamq.runtime.steps import Steps, take
 from kafkamq.runtime.thread_executor import ThreadExecutor
 from kafkamq.runtime.work_queue import Executor, HandlerCall
+from kafkamq.transport.clients import open_producer
 from kafkamq.transport.clock import monotonic_ms
+from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
+from kafkamq.transport.memory.faults import Fault
 from kafkamq.types import DeadLetterReason
 
 SOON = Backoff(first=0.01, max=0.01, jitter=0.0)
@@ -52,15 +58,16 @@ class ResultProducer:
         self.why: KafkaError | StateError = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
         self.log: list[int] = []
 
-    def send(self, topic: str, value: bytes, key: bytes, headers: Any, told: Any, _: int) -> None:
+    def send(self, topic: str, value: bytes, key: bytes, headers: Any, told: Any, *_: Any) -> bool:
         if self.refusals.get(value, 0) > 0:
             self.refusals[value] -= 1
             if isinstance(self.why, StateError):
                 raise self.why
             told(self.why, Message())
-            return
+            return True
         self.log.append(int(value))
         told(None, Message())
+        return True
 
 
 class Works:
@@ -111,6 +118,7 @@ class Works:
 
         def tended() -> bool:
             self.room.queue.tend()
+            self.dead_letters.tend()
             return is_done()
 
         try:
@@ -152,6 +160,21 @@ def test_what_was_sent_before_a_refused_result_of_its_key_is_sent_again_behind_i
     log = works.produce({b"1": 3}, "aaaaaa", is_async=is_async)
     assert log == [0, 2, 3, 4, 5, 1, 2, 3, 4, 5]  # once, however often it is refused
     assert works.room.stats.failed == 3
+
+
+def test_results_of_a_partition_that_has_gone_are_not_sent() -> None:
+    """Its next owner processes the records again, and sends what comes of them."""
+    works, results = Works(), ResultProducer({})
+    room = works.room
+    publisher = ProducePublisher(room.queue, works.policy, results, timeout_s=5, on_produced=None)
+
+    def handle(record: ParallelRecord) -> OutgoingRecord:
+        if record.offset == 1:
+            room.queue.close(room.partition)
+        return OutgoingRecord(topic="out", value=b"%d" % record.offset)
+
+    works.work(handle, publisher, "ab", is_done=lambda: room.queue.totals().completed == 2)
+    assert results.log == []
 
 
 def test_of_other_keys_nothing_is_sent_again() -> None:
@@ -330,7 +353,7 @@ def test_a_result_that_is_not_written_is_no_failure_of_its_handler(
     why: KafkaError | StateError,
 ) -> None:
     """What is skipped then would be lost, though its handler ended well."""
-    works = Works(max_attempts=1, on_exhausted=OnExhausted.SKIP, retry_on=(ValueError,))
+    works = Works(max_attempts=1, on_exhausted=OnExhausted.SKIP, retry_on={ValueError: None})
     log = works.produce({b"1": 3}, "aaa", is_async=False, why=why)
     assert log[-2:] == [1, 2]
     assert works.room.stats.skipped == 0
@@ -421,3 +444,82 @@ def test_what_a_stream_holds_is_in_flight_until_the_next_result_is_asked_for() -
         taken.append(record.offset)
     assert sorted(taken) == [0, 1]
     assert works.room.committable == 2
+
+
+@pytest.fixture
+def memory() -> Iterator[tuple[str, MemoryKafka]]:
+    name = f"memory://{uuid.uuid4().hex}"
+    cluster = cluster_of(name)
+    for topic in ("in", "out"):
+        cluster.create_topic(topic, 1)
+    yield name, cluster
+    forget_cluster(name)
+
+
+def test_a_full_queue_does_not_block_the_callers_loop(memory: tuple[str, MemoryKafka]) -> None:
+    """The loop turns between two looks whether there is room."""
+    name, cluster = memory
+    looks = 0  # since the loop turned
+    has_blocked = has_room = False
+
+    def is_full(_: object) -> bool:
+        nonlocal looks, has_blocked
+        looks += 1
+        has_blocked = has_blocked or looks > 20
+        return not has_room and not has_blocked
+
+    async def handle(record: ParallelRecord) -> OutgoingRecord:
+        return OutgoingRecord(topic="out", value=record.value)
+
+    async def main() -> None:
+        nonlocal looks, has_room
+        async with aio.ParallelConsumer("in", bootstrap_servers=name, group_id="g") as consumer:
+            produced = consumer.produce_and_stream(handle)
+            cluster.faults.is_full = is_full
+            told = asyncio.ensure_future(anext(produced))
+            turns = 0
+            while turns < 20 and not has_blocked:
+                turns += bool(looks)
+                looks = 0
+                await asyncio.sleep(0.001)
+            has_room = True
+            assert (await told).result.value == b"x"
+
+    sender = open_producer({"bootstrap.servers": name})
+    sender.produce("in", b"x")
+    sender.flush(within(10))
+    asyncio.run(main())
+    assert not has_blocked
+
+
+def test_closing_what_connects_does_not_block_the_callers_loop(
+    memory: tuple[str, MemoryKafka], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, cluster = memory
+    asked, closers = threading.Event(), list[threading.Thread]()
+    close = Source.close
+
+    def closed(source: Source) -> None:
+        closers.append(threading.current_thread())
+        close(source)
+
+    def lose(*_: object) -> Fault:
+        asked.set()
+        return Fault(is_lost=True)
+
+    async def handle(record: ParallelRecord) -> None: ...
+
+    async def main() -> None:
+        consumer = aio.ParallelConsumer("in", bootstrap_servers=name, group_id="g")
+        connecting = asyncio.ensure_future(consumer.poll(handle))
+        while not asked.is_set():
+            await asyncio.sleep(0.001)
+        await consumer.close()
+        with pytest.raises(StateError, match="closed while it connected"):
+            await connecting
+
+    monkeypatch.setattr(Source, "close", closed)
+    cluster.faults.plan = lose
+    asyncio.run(main())
+    assert closers
+    assert threading.main_thread() not in closers

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import threading
+import uuid
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, Message, TopicPartition
+from tests.waiting import wait_until, within
 
+from kafkamq import ParallelConsumer
 from kafkamq.config import ServiceConfig
 from kafkamq.parallel.config import ParallelConfig
 from kafkamq.parallel.positions import Position
+from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.rules.offsets import OffsetTracker
 from kafkamq.parallel.source import Source
 from kafkamq.parallel.stats import Stats
 from kafkamq.transport import follower
+from kafkamq.transport.clients import open_producer
+from kafkamq.transport.memory import consumer as memory
+from kafkamq.transport.memory.cluster import cluster_of
 
 
 class Client:
@@ -75,3 +83,41 @@ def test_another_log_is_fetched_also_if_the_one_before_was_paused(
     ]
     assert not source._group.outside
     assert not source.ends
+
+
+def test_a_drain_fetches_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for what was polled; more would be thrown away."""
+    servers = f"memory://{uuid.uuid4().hex}"
+    cluster_of(servers).create_topic("orders", 1)
+    producer = open_producer({"bootstrap.servers": servers})
+    for number in range(2000):
+        producer.produce("orders", b"v", b"%d" % number)
+    producer.flush(5)
+    held, go_on = threading.Event(), threading.Event()
+    polls: list[int] = []  # of the drain
+    consume = memory.Consumer.consume
+
+    def counted(client: memory.Consumer, number: int, timeout: float) -> list[Any]:
+        found = consume(client, min(number, 100), timeout)
+        if consumer.health().state == "draining":
+            polls.append(len([each for each in found if each.error() is None]))
+        return found
+
+    def handle(record: ParallelRecord) -> None:
+        if record.offset == 0:
+            held.set()
+            go_on.wait(60)
+
+    monkeypatch.setattr(memory.Consumer, "consume", counted)
+    consumer = ParallelConsumer(
+        "orders", group_id="g", bootstrap_servers=servers, max_open=100, max_rate=500
+    )
+    with consumer:
+        consumer.poll(handle)
+        assert held.wait(within(30))
+        drain = threading.Thread(target=consumer.drain, args=(60.0,))
+        drain.start()
+        wait_until(lambda: len(polls) >= 30)
+        go_on.set()
+        drain.join()
+    assert sum(polls[1:]) == 0

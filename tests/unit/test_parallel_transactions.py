@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+import uuid
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from tests.unit.test_parallel_work_queue import PLACE, Placed, Room
+from tests.waiting import wait_until
 
+from kafkamq import ParallelConsumer
 from kafkamq.errors import BrokerError
 from kafkamq.parallel import transactions
 from kafkamq.parallel.commits import Assignment
@@ -18,7 +23,10 @@ from kafkamq.parallel.rules.flow import FlowLimits, PartitionFlow, StallDetector
 from kafkamq.parallel.rules.offsets import OffsetTracker
 from kafkamq.parallel.streams import MAX_WAITING, ProducedStream
 from kafkamq.parallel.transactions import TransactionCommitter
-from kafkamq.parallel.work_queue import PoolWorker
+from kafkamq.parallel.work_queue import PoolRun, PoolWorker
+from kafkamq.transport.clients import open_producer
+from kafkamq.transport.memory.cluster import cluster_of
+from kafkamq.transport.memory.faults import Fault
 
 
 class Report:
@@ -138,7 +146,7 @@ class Hall(Room):
         worker = self.workers[0]
         for run in self.queue.take(worker):
             worker.finished.append(run)
-            worker.outputs += [(record, self.result(record, sizes or {})) for record in run.records]
+            run.outputs = [(record, self.result(record, sizes or {})) for record in run.records]
         return worker
 
     def result(self, record: ParallelRecord, sizes: dict[int, int]) -> OutgoingRecord:
@@ -146,10 +154,18 @@ class Hall(Room):
         return OutgoingRecord(topic="out", value=value)
 
 
+def refused(hall: Hall, worker: PoolWorker) -> list[tuple[PoolRun, ParallelRecord, BaseException]]:
+    return list(hall.committer.refused(worker))
+
+
+def outputs_of(worker: PoolWorker) -> list[int]:
+    return [record.offset for run in worker.finished for record, _ in run.outputs or ()]
+
+
 def test_results_and_offsets_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
     hall = Hall(monkeypatch)
     worker = hall.handled("abc")
-    assert hall.committer.refused(worker) == []
+    assert refused(hall, worker) == []
     hall.committer.send(worker)
     assert not hall.committer._commit()
     assert hall.producer.committed == [b"0", b"1", b"2"]
@@ -160,7 +176,7 @@ def test_a_transaction_does_not_go_without_its_map(monkeypatch: pytest.MonkeyPat
     """What is done beyond the offset would come again, and its results a second time."""
     hall = Hall(monkeypatch)
     worker = hall.handled("abc")
-    hall.committer.refused(worker)
+    refused(hall, worker)
     hall.committer.send(worker)
     hall.commits.refuses = KafkaError.OFFSET_METADATA_TOO_LARGE
     with pytest.raises(BrokerError, match=r"raise offset\.metadata\.max\.bytes"):
@@ -171,7 +187,7 @@ def test_a_transaction_does_not_go_without_its_map(monkeypatch: pytest.MonkeyPat
 def test_results_of_a_partition_that_has_gone_are_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
     hall = Hall(monkeypatch)
     worker = hall.handled("abc")
-    hall.committer.refused(worker)
+    refused(hall, worker)
     hall.committer.send(worker)
     hall.queue.scheduler.close(hall.partition)  # behind the commit of its revocation
     assert hall.committer._commit()
@@ -185,7 +201,7 @@ def test_what_a_member_did_is_committed_by_that_member_alone(
     """Its offsets wait for a coordinator, while the partition goes and the group moves on."""
     hall = Hall(monkeypatch)
     worker = hall.handled("abc")
-    hall.committer.refused(worker)
+    refused(hall, worker)
     hall.committer.send(worker)
     send_offsets = hall.producer.send_offsets
 
@@ -203,7 +219,7 @@ def test_what_a_member_did_is_committed_by_that_member_alone(
 def test_results_of_an_old_assignment_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     hall = Hall(monkeypatch)
     worker = hall.handled("abc")
-    hall.committer.refused(worker)
+    refused(hall, worker)
     hall.queue.scheduler.close(hall.partition)
     hall.committer.send(worker)
     assert not hall.committer._commit()
@@ -215,63 +231,58 @@ def test_who_is_to_blame_has_had_an_attempt(monkeypatch: pytest.MonkeyPatch) -> 
     hall = Hall(monkeypatch)
     sizes = {1: 300, 2: 200}  # Kafka refuses the batch for the larger one's sake
     worker = hall.handled("abc", sizes)
-    assert hall.committer.refused(worker) == []
+    assert refused(hall, worker) == []
     hall.committer.send(worker)
     assert hall.committer._commit()
     assert hall.producer.aborts == 1
     hall.again()
     worker = hall.handled("abc", sizes)
-    ((record, error),) = hall.committer.refused(worker)
+    ((run, record, error),) = refused(hall, worker)
     assert record.offset == 1
     assert record.attempt == 1
     assert isinstance(error, BrokerError)
-    assert [each.offset for each, _ in worker.outputs] == [0, 2]
+    assert outputs_of(worker) == [0, 2]
     # With that attempt counted, it may be sent again.
     record._failure = transactions.Failure(1, error, "")
-    worker.outputs = [(record, hall.result(record, sizes))]
-    assert hall.committer.refused(worker) == []
-    assert len(worker.outputs) == 1
+    run.outputs = [(record, hall.result(record, sizes))]
+    assert refused(hall, worker) == []
+    assert outputs_of(worker) == [0, 1, 2]
     hall.committer.give_up(record)  # nor is there a second dead letter
-    assert hall.committer.refused(worker) == []
-    assert worker.outputs == []
+    assert refused(hall, worker) == []
+    assert outputs_of(worker) == [0, 2]
 
 
-def test_a_record_that_another_worker_gives_up_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_another_worker_gives_up_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """An abort brings it here again while its dead letter is on its way: there is to be one."""
     hall = Hall(monkeypatch)
     sizes = {1: 300}
     worker = hall.handled("abc", sizes)
-    assert hall.committer.refused(worker) == []
+    assert refused(hall, worker) == []
     hall.committer.send(worker)
     assert hall.committer._commit()
     hall.again()
-    refused = hall.committer.refused(hall.handled("abc", sizes))
-    assert [error is None for _, error in refused] == [False]
-    hall.again()  # another's failure has aborted a transaction
-    worker.outputs = []
     worker = hall.handled("abc", sizes)
-    ((record, error),) = hall.committer.refused(worker)
-    assert (record.offset, error) == (1, None)
-    assert [each.offset for each, _ in worker.outputs] == [0, 2]
-    hall.committer.decided([(record, None)])  # which is not this one's to say
-    worker.outputs = [(record, hall.result(record, sizes))]
-    assert hall.committer.refused(worker) == [(record, None)]
-    hall.committer.give_up(refused[0][0])
-    hall.committer.decided(refused)
-    worker.outputs = [(record, hall.result(record, sizes))]
-    assert hall.committer.refused(worker) == []
-    assert worker.outputs == []
+    ((_, record, _),) = refused(hall, worker)
+    hall.again()  # another's failure has aborted a transaction
+    hall.add("abc")
+    other = hall.workers[1]
+    assert hall.queue.take(other) == []
+    hall.committer.give_up(record)
+    hall.committer.send(worker)
+    assert [each.offset for run in hall.queue.take(other) for each in run.records] == [0, 1, 2]
 
 
 def test_who_is_done_after_all_is_to_blame_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     hall = Hall(monkeypatch)
     worker = hall.handled("ab", {1: 200})
-    hall.committer.refused(worker)
+    refused(hall, worker)
     hall.committer.send(worker)
     hall.committer._commit()
     hall.again()
     worker = hall.handled("ab")
-    assert len(hall.committer.refused(worker)) == 1
+    assert len(refused(hall, worker)) == 1
     hall.committer.send(worker)  # as a dead letter is in place: done without a result
     assert not hall.committer._commit()
     assert hall.producer.committed == [b"0"]
@@ -298,14 +309,14 @@ def test_results_are_told_behind_the_commit_once(monkeypatch: pytest.MonkeyPatch
     ear.fails = True  # it counts for nothing
     hall.committer.on_produced = ear
     worker = hall.handled("abc")
-    hall.committer.refused(worker)
+    refused(hall, worker)
     hall.committer.send(worker)
     hall.producer.report()
     assert ear.told == []  # Kafka has them, in a transaction that may be aborted
     assert not hall.committer._commit()
     assert ear.told == [(0, b"0", 0, 100), (1, b"1", 0, 101), (2, b"2", 0, 102)]
     worker = hall.handled("d")
-    hall.committer.refused(worker)
+    refused(hall, worker)
     hall.committer.send(worker)
     hall.committer._commit()
     assert [value for _, value, _, _ in ear.told[3:]] == [b"3"]
@@ -316,7 +327,7 @@ def test_of_what_is_aborted_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     hall, ear = Hall(monkeypatch), Ear()
     hall.committer.on_produced = ear
     worker = hall.handled("abc", {1: 200})
-    hall.committer.refused(worker)
+    refused(hall, worker)
     hall.committer.send(worker)
     late = hall.producer.reports.copy()
     assert hall.committer._commit()
@@ -324,7 +335,7 @@ def test_of_what_is_aborted_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     hall.producer.reports.clear()
     hall.again()
     worker = hall.handled("a")
-    hall.committer.refused(worker)
+    refused(hall, worker)
     hall.committer.send(worker)
     for report in late:
         report()
@@ -342,7 +353,7 @@ def test_a_transaction_with_much_to_tell_is_committed_early(
     hall.committer.on_produced = Ear()
     for keys, count in (("ab", 0), ("cd", 1)):
         worker = hall.handled(keys)
-        hall.committer.refused(worker)
+        refused(hall, worker)
         hall.committer.send(worker)
         hall.producer.report()
         hall.committer.send(hall.workers[1])
@@ -379,3 +390,50 @@ def test_who_leaves_a_stream_is_told_what_was_left(caplog: pytest.LogCaptureFixt
     stream.put(record, result, 0, 3)  # nobody is there
     (line,) = caplog.records
     assert (line.levelname, line.count) == ("WARNING", 2)  # type: ignore[attr-defined]
+
+
+def test_a_key_is_in_one_handler_at_a_time_whatever_is_aborted() -> None:
+    """Its partition is read again while its handler is still at work."""
+    servers = f"memory://{uuid.uuid4().hex}"
+    cluster = cluster_of(servers)
+    for topic in ("orders", "out"):
+        cluster.create_topic(topic, 1)
+    producer = open_producer({"bootstrap.servers": servers})
+    for value, key in ((b"slow", b"K"), (b"next", b"K"), (b"quick", b"other")):
+        producer.produce("orders", value, key)
+    producer.flush(5)
+    refused = threading.Event()
+
+    def refuse_the_first(kind: str, _client: str, _place: object) -> Fault | None:
+        if kind != "end_transaction" or refused.is_set():
+            return None
+        refused.set()
+        return Fault(error=KafkaError(KafkaError.INVALID_TXN_STATE))
+
+    cluster.faults.plan = refuse_the_first
+    go_on = threading.Event()
+    at_work, most, calls = Counter[bytes](), Counter[bytes](), Counter[bytes]()
+
+    def handle(record: ParallelRecord) -> OutgoingRecord:
+        key, value = record.key or b"", record.value or b""
+        at_work[key] += 1
+        calls[value] += 1
+        most[key] = max(most[key], at_work[key])
+        if value == b"slow":
+            go_on.wait(30)
+        at_work[key] -= 1
+        return OutgoingRecord(topic="out", value=value)
+
+    with ParallelConsumer(
+        "orders",
+        group_id="g",
+        bootstrap_servers=servers,
+        concurrency=4,
+        commit_mode="transactional",
+    ) as consumer:
+        consumer.poll_and_produce(handle)
+        wait_until(lambda: calls[b"quick"] == 2)
+        assert (calls[b"slow"], calls[b"next"]) == (1, 0)
+        go_on.set()
+        wait_until(lambda: calls[b"next"] == 1)
+    assert (calls[b"slow"], most[b"K"]) == (2, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 from time import monotonic
 from typing import Any
@@ -15,7 +17,7 @@ from kafkamq.parallel.rules.offsets import OffsetTracker
 from kafkamq.parallel.rules.partitions import PartitionState
 from kafkamq.parallel.rules.shards import Ordering
 from kafkamq.parallel.stats import Stats
-from kafkamq.parallel.work_queue import STUCK_S, FailedRun, ParallelWorkQueue, PoolWorker
+from kafkamq.parallel.work_queue import STUCK_S, ParallelWorkQueue, PoolWorker
 from kafkamq.transport.clock import monotonic_ms
 
 PLACE = ("topic", 0)
@@ -24,7 +26,7 @@ PLACE = ("topic", 0)
 class Placed(ParallelRecord):
     """A record without a message."""
 
-    __slots__ = ()
+    __slots__ = ("__weakref__",)
     topic, partition = PLACE  # type: ignore[assignment]
 
     def __init__(self, offset: int, key: str) -> None:
@@ -68,7 +70,7 @@ class Room:
         done: list[int] = []
         for run in worker.pending:
             records = iter(run.records)
-            worker.current, worker.failed = (run, records), None
+            worker.current = run, records
             for record in records:
                 if len(done) == count:
                     worker.began_s = monotonic() - 2 * STUCK_S
@@ -137,7 +139,7 @@ def test_what_failed_before_its_run_was_stuck_is_not_done() -> None:
     room.queue.take(one)
     room.work(one, 2)
     assert one.current is not None
-    one.failed = [(one.current[0].records[0], monotonic_ms() + 60_000)]
+    one.current[0].failed = [(one.current[0].records[0], monotonic_ms() + 60_000)]
     room.queue.tend()
     assert room.committable == 0
     assert not room.partition.tracker.is_open(1)
@@ -164,9 +166,10 @@ def test_a_failure_after_the_record_was_given_up_is_nothing() -> None:
     (run,) = room.queue.take(one)
     record = room.queue.find(room.partition, 0)
     assert record is run.records[0]
-    room.queue.give_up(room.partition, 0)
+    room.queue.give_up(room.partition, [0])
     assert room.committable == 1
-    room.queue.release(one, FailedRun(run, 1, [(record, monotonic_ms())]))
+    run.failed = [(record, monotonic_ms())]
+    room.queue.done(one, run, 1)
     assert room.stats.failed == 0
     assert room.queue.scheduler.waiting_count == 1
     room.queue.scheduler.check()
@@ -246,12 +249,11 @@ def test_totals_count_calls_whatever_becomes_of_them(is_deferred: bool) -> None:
         (run,) = room.queue.take(one)
         one.began_s -= 1.0
         if number == 1:
-            one.failed = [(run.records[0], 0)]
+            run.failed = [(run.records[0], 0)]
             room.queue.done(one, run)
-            room.queue.release_all(one)
         elif number == 2:
             one.finished.append(run)
-            room.queue.hand_on(one, run.records)
+            room.queue.hand_on(one)
         else:
             one.finished.append(run)
     room.queue.pause()
@@ -260,3 +262,17 @@ def test_totals_count_calls_whatever_becomes_of_them(is_deferred: bool) -> None:
     assert totals.completed == 3
     assert 3000 <= totals.spent_ms < 4000
     assert not totals.has_backlog  # what waits is not handed out
+
+
+def test_a_worker_that_has_nothing_to_do_keeps_no_records() -> None:
+    room = Room()
+    one, _ = room.workers
+    room.add("ab")
+    room.speed_up()
+    room.queue.take(one)
+    room.work(one, 100)
+    kept = [weakref.ref(record) for run in one.runs for record in run.records]
+    assert room.queue.take(one) == []
+    gc.collect()
+    assert [each() for each in kept] == [None, None]
+    assert room.committable == 2

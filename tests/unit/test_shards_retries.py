@@ -90,7 +90,7 @@ def test_a_record_that_fails_again_and_again_is_there_once(ordering: Ordering) -
             due_ms = attempt * 10 + 10
             target.release(run, failed=[(record, due_ms) for record in run.records])
         assert partition.waiting_count == 2
-        assert partition.delayed_count <= 2
+        assert len(partition.delayed) <= 2
         assert len(partition.failures) == 2
         target.check()
     target.finish(target.take(9_999, 9))
@@ -119,7 +119,7 @@ def test_what_waited_behind_a_withdrawn_record_goes_on_at_once() -> None:
     fail(target, first, due_ms=60_000)
     assert target.take(0, 10) == []
     assert target.find(partition, 0) is not None
-    target.withdraw(partition, 0)
+    target.withdraw(partition, [0])
     target.complete(partition, [0])
     target.check()
     assert target.find(partition, 0) is None

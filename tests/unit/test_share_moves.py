@@ -13,7 +13,7 @@ from tests.waiting import deadline_after, wait_until
 from kafkamq import Worker
 from kafkamq.errors import DeadlineExceededError
 from kafkamq.queue import topic_consumer as base
-from kafkamq.queue.dead_letter_writer import TopicDeadLetterWriter
+from kafkamq.queue.dead_letter_writer import TopicOutbox
 from kafkamq.queue.sure_writer import Written
 from kafkamq.queue.topic_message import TopicMessage
 from kafkamq.share import queue_consumer as share
@@ -197,7 +197,7 @@ def test_a_letter_that_is_too_large_refers_to_its_payload() -> None:
         timestamp=lambda: (1, 1000),
     )
     made: list = []
-    box = TopicDeadLetterWriter.__new__(TopicDeadLetterWriter)
+    box = TopicOutbox.__new__(TopicOutbox)
     box._topic, box._queue_id = "dead_letters", "q"
     write = lambda make: made.append(make) or Written()  # noqa: E731
     box._writer = SimpleNamespace(write=write)  # type: ignore[assignment]

@@ -13,7 +13,7 @@ from tests.waiting import within
 from kafkamq import BrokerError
 from kafkamq.errors import KafkaMQError
 from kafkamq.queue import sure_writer
-from kafkamq.queue.sure_writer import Form, SureWriter
+from kafkamq.queue.sure_writer import Form, KafkaOutlet, SureWriter
 
 Answer = KafkaError | KafkaMQError | None
 
@@ -51,6 +51,11 @@ def sender(monkeypatch: pytest.MonkeyPatch) -> type[Sender]:
     return Sender
 
 
+def writer_of(sender: type[Sender]) -> SureWriter:
+    what = "a letter"
+    return SureWriter(lambda: KafkaOutlet(sender(), what), what)  # type: ignore[arg-type]
+
+
 def form(refusals: int) -> Form:
     return Form("t", -1, b"k", b"%d" % refusals, ())
 
@@ -63,7 +68,7 @@ def test_refusals_are_met_by_waiting_and_size_by_less(sender: type[Sender]) -> N
         KafkaError(KafkaError.NOT_ENOUGH_REPLICAS),
         BrokerError("too large here", code="MSG_SIZE_TOO_LARGE"),
     ]
-    writer = SureWriter(Sender, "a letter")  # type: ignore[arg-type]
+    writer = writer_of(Sender)
     writer.write(form).last.result(within(30))
     assert sender.written == [b"2"]
     writer.close(1.0)
@@ -71,7 +76,7 @@ def test_refusals_are_met_by_waiting_and_size_by_less(sender: type[Sender]) -> N
 
 def test_what_is_not_written_by_the_end_has_failed(sender: type[Sender]) -> None:
     sender.answers = [KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)] * 100_000
-    writer = SureWriter(Sender, "a letter")  # type: ignore[arg-type]
+    writer = writer_of(Sender)
     refused, given_up = writer.write(form), writer.write(form)
     given_up.last.cancel()
     writer.close(0.05)
@@ -85,7 +90,7 @@ def test_a_record_that_cannot_be_made_holds_up_no_other(sender: type[Sender]) ->
     def broken(refusals: int) -> Form:
         raise UnicodeEncodeError("utf-8", "\udc80", 0, 1, "surrogates not allowed")
 
-    writer = SureWriter(Sender, "a letter")  # type: ignore[arg-type]
+    writer = writer_of(Sender)
     failed, fine = writer.write(broken), writer.write(form)
     fine.last.result(within(30))
     assert not failed.last.done()
@@ -98,7 +103,7 @@ def test_a_write_waits_for_nothing(sender: type[Sender], monkeypatch: pytest.Mon
     """Not for a connection either: it is called on event loops."""
     connecting: Future[None] = Future()
     monkeypatch.setattr(Sender, "check", lambda *_: connecting.result(within(30)))
-    writer = SureWriter(Sender, "a letter")  # type: ignore[arg-type]
+    writer = writer_of(Sender)
     written = writer.write(form)
     assert not written.last.done()
     connecting.set_result(None)
@@ -110,7 +115,7 @@ def test_the_first_answer_is_told_whatever_comes_later(sender: type[Sender]) -> 
     """Of a record that is too large its smaller form is the answer."""
     refusal = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
     sender.answers = [KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), refusal]
-    writer = SureWriter(Sender, "a letter")  # type: ignore[arg-type]
+    writer = writer_of(Sender)
     written = writer.write(form)
     with pytest.raises(BrokerError, match="TOPIC_AUTHORIZATION_FAILED"):
         written.first.result(within(30))
@@ -118,4 +123,80 @@ def test_the_first_answer_is_told_whatever_comes_later(sender: type[Sender]) -> 
     other = writer.write(form)
     other.first.result(within(30))
     assert other.last.done()
+    writer.close(1.0)
+
+
+def test_behind_a_refusal_one_record_asks_for_all(
+    sender: type[Sender], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others have their answer at once: a handler's thread would wait for it."""
+    monkeypatch.setattr(sure_writer, "FIRST_PAUSE_S", 3600.0)
+    refusal = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    sender.answers = [refusal]
+    writer = writer_of(sender)
+    refused = writer.write(form)
+    assert isinstance(refused.first.exception(within(30)), BrokerError)
+    behind = [writer.write(form) for _ in range(100)]
+    assert all(isinstance(each.first.exception(0), BrokerError) for each in behind)
+    assert sender.written == []
+    writer.close(0.0)
+    assert sender.written == []
+
+
+def test_what_waits_is_written_when_the_refusal_is_over(sender: type[Sender]) -> None:
+    """And asks fewer times than there are records until then."""
+    refusal = KafkaError(KafkaError.NOT_ENOUGH_REPLICAS)
+    sender.answers = [refusal] * 5
+    writer = writer_of(sender)
+    first = writer.write(form)
+    assert isinstance(first.first.exception(within(30)), BrokerError)
+    for each in [writer.write(form) for _ in range(100)]:
+        each.last.result(within(30))
+    first.last.result(within(30))
+    assert (len(sender.written), sender.answers) == (101, [])
+    writer.write(form).first.result(within(30))  # nothing is behind a refusal any more
+    writer.close(1.0)
+
+
+def test_what_is_refused_for_itself_holds_up_no_other_record(
+    sender: type[Sender], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sure_writer, "FIRST_PAUSE_S", 3600.0)
+    sender.answers = [KafkaError(KafkaError.INVALID_RECORD)]
+    writer = writer_of(sender)
+    refused = writer.write(form)
+    assert isinstance(refused.first.exception(within(30)), BrokerError)
+    writer.write(form).first.result(within(30))
+    assert not refused.last.done()
+    writer.close(0.0)
+
+
+def test_a_record_that_nobody_wants_any_more_is_not_written(sender: type[Sender]) -> None:
+    """It is asked just before each try, and when it waits behind others."""
+    sender.answers = [KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)]
+    writer = writer_of(sender)
+    refused = writer.write(form)
+    refused.is_wanted = lambda: False
+    writer.write(form).last.result(within(30))
+    assert (refused.last.cancelled(), len(sender.written)) == (True, 1)
+    writer.close(1.0)
+
+
+def test_what_nobody_wants_is_forgotten_where_it_waits(
+    sender: type[Sender], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sure_writer, "FIRST_PAUSE_S", 3600.0)
+    sender.answers = [KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)]
+    writer = writer_of(sender)
+    first = writer.write(form)
+    assert isinstance(first.first.exception(within(30)), BrokerError)
+    gone, left = writer.write(form), writer.write(form)
+    gone.is_wanted = first.is_wanted = lambda: False
+    writer.prune()
+    assert gone.last.cancelled()
+    assert first.last.cancelled()
+    assert not left.last.done()
+    left.is_wanted = lambda: False
+    writer.prune()
+    writer.write(form).last.result(within(30))  # nothing is behind a refusal any more
     writer.close(1.0)

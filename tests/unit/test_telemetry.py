@@ -11,6 +11,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.contract import handlers
 
 from kafkamq import Message, Nack, Worker, trace_headers
 from kafkamq.runtime import telemetry
@@ -34,6 +35,20 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryMetricReader]:
     monkeypatch.setattr(metrics, "get_meter", provider.get_meter)
     yield found
     provider.shutdown()
+
+
+def test_a_delivery_in_a_process_is_a_span_here(spans: InMemorySpanExporter) -> None:
+    service = MemoryService()
+    queue = service.queue("mail", max_deliveries=1)
+    queue.handler(processes=1)(handlers.raise_odd)
+    for body in (b"1", b"2"):
+        queue.producer().send(body)
+    with Worker(service) as worker:
+        while worker.handled < 2:
+            assert not worker.wait(0.01)
+    found = [span for span in spans.get_finished_spans() if span.name == "process mail"]
+    assert sorted(span.attributes["kafkamq.outcome"] for span in found) == ["ack", "error"]
+    assert all(span.start_time < span.end_time for span in found)
 
 
 def test_spans_and_metrics(spans: InMemorySpanExporter, reader: InMemoryMetricReader) -> None:

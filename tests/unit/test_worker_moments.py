@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -15,8 +16,10 @@ from tests.waiting import wait_until, within
 
 from kafkamq import ConfigError, Message, Worker, aio
 from kafkamq.queue.consumer import Consumer
+from kafkamq.runtime import loop_executor, thread_executor
+from kafkamq.runtime.rules import hanging
 from kafkamq.runtime.thread_executor import ThreadExecutor
-from kafkamq.runtime.work_queue import HandlerCall, Slot
+from kafkamq.runtime.work_queue import HandlerCall, HandlerTimeoutError, Slot
 from kafkamq.testing import MemoryService
 
 
@@ -230,3 +233,73 @@ def test_nothing_is_begun_behind_a_request_to_stop() -> None:
     wait_until(lambda: opening.received == 2)
     worker.stop()
     assert begun == ["a"]
+
+
+def test_a_call_that_takes_too_long_waits_for_a_thread_that_can_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a container that has as many threads as it may have: nothing is lost meanwhile."""
+    gate, refused = threading.Event(), threading.Event()
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("crowded"):
+            refused.set()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    shelf = Shelf()
+
+    def handle(name: str) -> None:
+        if name == "slow":
+            gate.wait(within(60))
+
+    call = HandlerCall(function=handle, name="crowded", timeout_ms=100)
+    executor = ThreadExecutor(shelf, call, 1)
+    executor.start()
+    try:
+        with monkeypatch.context() as full:
+            full.setattr(threading.Thread, "start", refuse)
+            shelf.add(Batch(["slow", "next"], is_serial=False))
+            assert refused.wait(within(30))
+        shelf.wait(2)
+        assert [(name, type(said)) for name, said in shelf.outcomes] == [
+            ("slow", HandlerTimeoutError)
+        ]
+    finally:
+        gate.set()
+        shelf.end(executor)
+
+
+@pytest.mark.parametrize("executor", [thread_executor.ThreadExecutor, loop_executor.LoopExecutor])
+def test_calls_that_are_left_alone_are_bounded(
+    executor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of them than that, and their queue ends with an error that says what to do."""
+    gate, left = threading.Event(), lambda count: 3
+    monkeypatch.setattr(thread_executor, "max_left", left)
+    monkeypatch.setattr(loop_executor, "max_left", left)
+    assert hanging.max_left(1) == 64
+    assert hanging.max_left(100) == 400
+    shelf = Shelf()
+
+    def hang(name: str) -> None:
+        gate.wait(within(60))
+
+    async def hang_async(name: str) -> None:
+        while not gate.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+
+    is_async = executor is loop_executor.LoopExecutor
+    call = HandlerCall(function=hang_async if is_async else hang, timeout_ms=50)
+    pool = executor(shelf, call, 4)
+    shelf.add(*[Batch([name]) for name in "abcdefgh"])
+    pool.start()
+    try:
+        wait_until(lambda: shelf.failure is not None, "the failure")
+        assert isinstance(shelf.failure, HandlerTimeoutError)
+        assert "calls of the handler go on although they took longer" in str(shelf.failure)
+    finally:
+        gate.set()
+        shelf.end(pool)

@@ -146,7 +146,8 @@ class ParallelConsumer(ParallelBase):
         if self._fork_check.is_forked:
             return
         engine = self._engine
-        engine.end(timeout_s=timeout_s, drain_s=drain_s)
+        # Of one that connects yet, this ends a client in the middle of a question.
+        await asyncio.to_thread(engine.end, timeout_s=timeout_s, drain_s=drain_s)
         if is_inside(self._config):
             return
         if not await asyncio.to_thread(engine.ended.wait, timeout_s + drain_s + self._slack_s):

@@ -17,7 +17,7 @@ from kafkamq.claims.topic import coordination_topic, heartbeat_s
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import KafkaMQError, LeaseLostError
 from kafkamq.queue.backend import ConsumerPlan
-from kafkamq.queue.dead_letter_writer import DeadLetterWriter
+from kafkamq.queue.dead_letter_writer import DeadLetterOutbox
 from kafkamq.queue.message import Message
 from kafkamq.queue.names import group_of
 from kafkamq.queue.rules.waiting import Waiting
@@ -55,7 +55,7 @@ class ClaimsConsumer(TopicConsumer[_Held]):
         self,
         config: ServiceConfig,
         queue: QueueConfig,
-        dead_letters: DeadLetterWriter,
+        dead_letters: DeadLetterOutbox,
         plan: ConsumerPlan,
     ) -> None:
         super().__init__(queue, dead_letters, plan.on_lease_lost)

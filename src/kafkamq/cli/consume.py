@@ -16,6 +16,7 @@ from kafkamq.cli.options import MetricsPort, connected, serving_metrics
 from kafkamq.config import ServiceConfig, wait_seconds
 from kafkamq.errors import ConfigError
 from kafkamq.parallel.consumer import ParallelConsumer
+from kafkamq.runtime.garbage_collector import calm_collector
 from kafkamq.runtime.signals import stop_on_signals
 from kafkamq.transport.admin import require_brokers
 
@@ -110,6 +111,7 @@ def consume(
         max_rate=max_rate,
         hung_after=hung_after,
     )
+    calm_collector()
     stop_on_signals(stopping.set, at_once=partial(consumer.close, 0.0))
     require_brokers(config)
     with serving_metrics(metrics_port):

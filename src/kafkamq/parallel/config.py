@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, TypeAlias
 
-from kafkamq.config import Backoff, ServiceConfig
+from kafkamq.config import Backoff, DeadLetterWriter, ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.rules.flow import FlowLimits
 from kafkamq.parallel.rules.shards import NullKeys, Ordering
 from kafkamq.queue.arguments import is_async_function
+from kafkamq.queue.rules.retry import RetryOn
 from kafkamq.queue.schemas.deserializer import Deserializer
 from kafkamq.runtime.middleware import Middleware
 from kafkamq.runtime.verdicts import Verdict
@@ -100,10 +101,11 @@ class ParallelConfig:
     batch_size: int = 0  # batchSize: the most records of a call; 0: records, not lists
     batch_linger_ms: int = 0  # how long a list that is not full waits for more
     max_attempts: int | None = None  # None: forever, as Parallel Consumer
-    retry_on: tuple[type[BaseException], ...] | None = None  # None: any; PCRetriableException
+    retry_on: RetryOn | None = None  # None: any; PCRetriableException
     backoff: Backoff | RetryDelay = field(default_factory=lambda: Backoff(max=60.0))
     on_exhausted: OnExhausted | None = None  # None: to the dead letters, if there are any
     dead_letter_topic: str = ""
+    dead_letter_writer: DeadLetterWriter | None = None  # in the place of a topic
     commit_mode: CommitMode = CommitMode.ASYNCHRONOUS  # commitMode
     commit_interval_ms: int = 1000  # commitInterval; transactional: 100
     commit_timeout_ms: int = 10_000  # offsetCommitTimeout
@@ -172,6 +174,8 @@ class ParallelConfig:
     def _check_dead_letters(self) -> None:
         if not isinstance(self.dead_letter_topic, str):
             raise ConfigError(f"dead_letter_topic is {self.dead_letter_topic!r}: name a topic")
+        if self.dead_letter_topic and self.dead_letter_writer is not None:
+            raise ConfigError("dead_letter_topic and dead_letter_writer: give one of them")
         wanted = ""
         if self.on_exhausted is OnExhausted.DEAD_LETTER:
             wanted = "on_exhausted='dead-letter'"
@@ -179,7 +183,7 @@ class ParallelConfig:
             wanted = "max_attempts"
         elif self.gives_up_stalled:
             wanted = "on_stall='dead-letter'"
-        if wanted and not self.dead_letter_topic:
+        if wanted and not self.has_dead_letters:
             raise ConfigError(
                 f"{wanted} needs a dead_letter_topic (or on_exhausted='skip' or 'stop', if what"
                 " cannot be processed shall not be kept)"
@@ -188,9 +192,14 @@ class ParallelConfig:
             raise ConfigError(f"dead_letter_topic is {self.dead_letter_topic!r}: read here as well")
 
     @property
+    def has_dead_letters(self) -> bool:
+        """Whether there is a place for what is given up."""
+        return bool(self.dead_letter_topic) or self.dead_letter_writer is not None
+
+    @property
     def gives_up(self) -> bool:
         """Whether it is said what becomes of a record that is given up."""
-        return bool(self.dead_letter_topic) or self.on_exhausted is not None
+        return self.has_dead_letters or self.on_exhausted is not None
 
     @property
     def is_transactional(self) -> bool:

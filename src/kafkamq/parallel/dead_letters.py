@@ -1,12 +1,15 @@
-"""The dead letters of a parallel consumer, which are written until Kafka has them.
+"""The dead letters of a parallel consumer, which are written until they are kept.
 
 A record whose dead letter is refused is given up all the same: its handler is not called again. It
-stays open, and what is behind it in its order waits, until the letter is in Kafka.
+stays open, and what is behind it in its order waits, until the letter is kept. Before each try the
+partition is asked whether the record is open still; the letter of one that was done meanwhile, or
+whose partition went, is not written.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict, deque
 from dataclasses import replace
 from functools import partial
 
@@ -16,14 +19,15 @@ from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.rules.partitions import PartitionPhase, PartitionState
 from kafkamq.parallel.stats import Stats
 from kafkamq.parallel.work_queue import ParallelWorkQueue
-from kafkamq.queue.dead_letter_writer import OutgoingDeadLetter
-from kafkamq.queue.sure_writer import SureWriter, Written
+from kafkamq.queue.dead_letter_writer import OutgoingDeadLetter, letter_writer
+from kafkamq.queue.sure_writer import Written
 from kafkamq.queue.wire.headers import Origin
 from kafkamq.runtime.inside import enter
 from kafkamq.transport.producer import ThreadedProducer
 from kafkamq.transport.settings import producer_settings
 from kafkamq.types import DeadLetterReason
 
+_Partition = PartitionState[ParallelRecord]
 _log = logging.getLogger(__name__)
 
 
@@ -35,8 +39,9 @@ class ParallelDeadLetters:
         self._work_queue = work_queue
         self._stats = stats
         what = f"a dead letter of group {config.group_id!r}"
-        self._writer = SureWriter(self._open_producer, what)
-        self._held: dict[Written, tuple[PartitionState[ParallelRecord], ParallelRecord]] = {}
+        self._writer = letter_writer(config.dead_letter_writer, self._open_producer, what)
+        self._held: dict[Written, ParallelRecord] = {}
+        self._kept: deque[tuple[_Partition, ParallelRecord, DeadLetterReason]] = deque()
 
     def _open_producer(self) -> ThreadedProducer:
         service = self._config.service
@@ -56,7 +61,8 @@ class ParallelDeadLetters:
         letter = OutgoingDeadLetter(
             topic=self._config.dead_letter_topic,
             key=record.key,
-            value=record.value,
+            record_key=record.key,
+            payload=record.value,
             headers=tuple(record.headers),
             reason=reason,
             error=error_text,
@@ -69,23 +75,36 @@ class ParallelDeadLetters:
 
     def hold(
         self,
-        partition: PartitionState[ParallelRecord],
+        partition: _Partition,
         record: ParallelRecord,
         reason: DeadLetterReason,
         written: Written,
     ) -> None:
-        """Nobody waits for it: its record is given up when Kafka has it; any thread."""
+        """Nobody waits for it: ``tend`` gives its record up when it is kept; any thread."""
+        written.is_wanted = lambda: (
+            partition.phase is not PartitionPhase.CLOSED
+            and partition.tracker.is_open(record.offset)
+        )
         if reason is not DeadLetterReason.MAX_LEASE:  # whose handler may still end well
             self._work_queue.held.add(record)
-        self._held[written] = partition, record
+        self._held[written] = record
         written.last.add_done_callback(lambda _: self._ended(partition, record, reason, written))
 
     def tend(self) -> None:
-        """Give up those whose partitions went, for others to decide again, or that are done."""
-        for written, (partition, record) in list(self._held.items()):
-            is_gone = partition.phase is PartitionPhase.CLOSED
-            if is_gone or self._work_queue.find(partition, record.offset) is not record:
-                written.last.cancel()
+        """Give up the records whose letters are kept, all at once."""
+        kept = [self._kept.popleft() for _ in range(len(self._kept))]
+        offsets = defaultdict(list)
+        for partition, record, _ in kept:
+            offsets[partition].append(record.offset)
+        for partition, given_up in offsets.items():
+            self._work_queue.give_up(partition, given_up)
+        for _, record, reason in kept:
+            self._work_queue.held.discard(record)
+            tell_dead_letter(record, reason, self._config, self._stats)
+
+    def forget(self) -> None:
+        """Partitions went: others decide again on what waits here."""
+        self._writer.prune()
 
     def close(self, timeout_s: float) -> None:
         """Wait for those that nobody has refused; idempotent."""
@@ -93,10 +112,11 @@ class ParallelDeadLetters:
             if written.first.done():
                 written.last.cancel()
         self._writer.close(timeout_s)
+        self.tend()
 
     def _ended(
         self,
-        partition: PartitionState[ParallelRecord],
+        partition: _Partition,
         record: ParallelRecord,
         reason: DeadLetterReason,
         written: Written,
@@ -105,18 +125,16 @@ class ParallelDeadLetters:
         if written.last.cancelled() or written.last.exception() is not None:
             self._work_queue.held.discard(record)
             return
-        # First, for a worker that puts it back in this moment, behind another that failed.
+        # At once, for a worker that puts it back in this moment, behind another that failed.
         if record._failure is not None:
             record._failure = replace(record._failure, is_given_up=True)
-        self._work_queue.give_up(partition, record.offset)
-        self._work_queue.held.discard(record)
-        tell_dead_letter(record, reason, self._config, self._stats)
+        self._kept.append((partition, record, reason))
 
 
 def tell_dead_letter(
     record: ParallelRecord, reason: DeadLetterReason, config: ParallelConfig, stats: Stats
 ) -> None:
-    """Its dead letter is in Kafka: count it, and tell the user."""
+    """Its dead letter is kept: count it, and tell the user."""
     stats.dead_lettered += 1
     _log.warning(
         "a record is given up; it is a dead letter",

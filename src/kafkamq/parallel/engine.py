@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from time import monotonic, sleep
 
+from kafkamq.errors import StateError
 from kafkamq.parallel.callbacks import tell
 from kafkamq.parallel.commits import Assignment, Committer
 from kafkamq.parallel.config import CommitMode, ParallelConfig, Partition
@@ -119,7 +120,11 @@ class Engine:
         slots.set_limit(fan_out.limit)
 
     def start(self, pool: Executor) -> None:
-        self._source.subscribe()
+        try:
+            self._source.subscribe()
+        finally:
+            if self.state is not State.UNUSED:
+                raise StateError("the parallel consumer was closed while it connected")
         self._pool = pool
         self.state = State.RUNNING
         try:
@@ -232,6 +237,8 @@ class Engine:
     def _step(self, *, is_reading: bool) -> None:
         if self._must_rewind:
             self._rewind()
+        if not is_reading:  # nor fetching, which would take time from who is waited for
+            self._pause(self.assignments())
         groups = self._source.poll(MAX_POLL, TICK_S)
         self.stats.last_poll_s = monotonic()
         self.on_turn()
@@ -240,7 +247,7 @@ class Engine:
         now_s = monotonic()
         if now_s - self._tended_s >= TICK_S:
             self._tended_s = now_s
-            self._tend(now_s)
+            self._tend(now_s, is_reading=is_reading)
 
     def _rewind_soon(self) -> None:
         self._must_rewind = True
@@ -260,7 +267,7 @@ class Engine:
             assignment = self._assignments.get(place)
             if assignment is None:  # went in the same poll
                 continue
-            records = make_records(messages)
+            records = make_records(messages, assignment.partition)
             self.stats.polled += len(records)
             self.work_queue.add(assignment.partition, records)
             assignment.flow.observe(list(map(len, messages[::_SAMPLE])))
@@ -277,15 +284,20 @@ class Engine:
     def _make_room(self, crowded: Assignment) -> None:
         """Wait a moment, as pausing throws away what is fetched ahead; then pause."""
         self.work_queue.await_room(crowded.partition, crowded.flow.resume_open, ROOM_S)
-        for assignment in self._assignments.values():
-            if (
-                not assignment.flow.fetch(assignment.partition.tracker.open_count)
-                and not assignment.is_paused
-            ):
-                assignment.is_paused = True
-                self._source.pause([assignment.place])
+        self._pause(
+            assignment
+            for assignment in self.assignments()
+            if not assignment.flow.fetch(assignment.partition.tracker.open_count)
+        )
 
-    def _tend(self, now_s: float) -> None:
+    def _pause(self, assignments: Iterable[Assignment]) -> None:
+        paused = [assignment for assignment in assignments if not assignment.is_paused]
+        for assignment in paused:
+            assignment.is_paused = True
+        if paused:
+            self._source.pause([assignment.place for assignment in paused])
+
+    def _tend(self, now_s: float, *, is_reading: bool) -> None:
         self.work_queue.tend()
         if self._fan_out is not None:
             self._fan_out.steer(now_s * 1000, self._steered)
@@ -293,7 +305,7 @@ class Engine:
         now_ms = int(now_s * 1000)
         for assignment in list(self._assignments.values()):
             tracker = assignment.partition.tracker
-            if assignment.is_paused and assignment.flow.fetch(tracker.open_count):
+            if is_reading and assignment.is_paused and assignment.flow.fetch(tracker.open_count):
                 assignment.is_paused = False
                 self._source.resume([assignment.place])
             with self.work_queue.lock:
@@ -340,11 +352,10 @@ class Engine:
     ) -> None:
         """See ``ParallelDeadLetters.hold``; any thread."""
         assignment = self._assignments.get((record.topic, record.partition))
-        if (
-            assignment is not None
-            and self.work_queue.find(assignment.partition, record.offset) is record
-        ):
+        if assignment is not None and assignment.partition is record._assignment:
             self.dead_letters.hold(assignment.partition, record, reason, written)
+        else:  # its partition went: others decide again
+            written.last.cancel()
 
     # Membership, told by the source inside ``poll``.
 
@@ -372,6 +383,7 @@ class Engine:
             self._assignments[place] for place in partitions if place in self._assignments
         ]
         self._await_in_flight([assignment.partition for assignment in assignments])
+        self.dead_letters.tend()
         if assignments and not self._committer.commit_at_last(self.config.commit_timeout_ms / 1000):
             _log.warning("no answer to the commit of revoked partitions")
         self._tell_of_refusal()
@@ -409,6 +421,7 @@ class Engine:
             assignment = self._assignments.pop(place, None)
             if assignment is not None:
                 self.work_queue.close(assignment.partition)
+        self.dead_letters.forget()
 
 
 def _nothing() -> None:

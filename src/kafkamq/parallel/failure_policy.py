@@ -15,7 +15,7 @@ from kafkamq.parallel.dead_letters import tell_dead_letter
 from kafkamq.parallel.record import Failure, ParallelRecord
 from kafkamq.parallel.stats import Stats
 from kafkamq.parallel.work_queue import HELD_MS
-from kafkamq.queue.rules.retry import Done, GiveUp, Retry, backoff_delay_ms, judge
+from kafkamq.queue.rules.retry import Done, GiveUp, Retry, backoff_delay_ms, backoff_on, judge
 from kafkamq.queue.schemas.deserializer import BodyUnavailableError
 from kafkamq.queue.sure_writer import Written
 from kafkamq.queue.wire.headers import reason_of
@@ -121,7 +121,7 @@ class FailurePolicy:
     ) -> int | None:
         if isinstance(decision, Done):
             return None
-        delay_ms = self._delay_ms(record, decision)
+        delay_ms = self._delay_ms(record, decision, error)
         _log.info(
             "a record failed and is tried again",
             extra={
@@ -133,9 +133,11 @@ class FailurePolicy:
         )
         return monotonic_ms() + delay_ms
 
-    def _delay_ms(self, record: ParallelRecord, decision: Retry) -> int:
+    def _delay_ms(
+        self, record: ParallelRecord, decision: Retry, error: BaseException | None
+    ) -> int:
         delay_s = decision.delay_s
-        backoff = self.config.backoff
+        backoff = backoff_on(error, self.config.retry_on) or self.config.backoff
         if delay_s is None and not isinstance(backoff, Backoff):
             told = tell("backoff", backoff, record)
             try:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kafkamq.parallel.failure_policy import FailurePolicy
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import Publisher
-from kafkamq.parallel.work_queue import ParallelWorkQueue, PoolWorker
+from kafkamq.parallel.work_queue import ParallelWorkQueue, PoolRun, PoolWorker
 from kafkamq.runtime.steps import Steps, take, take_async
 from kafkamq.runtime.verdicts import is_verdict
 
@@ -43,32 +43,34 @@ class Handling:
     def has_backlog(self) -> bool:
         return self._work_queue.has_backlog
 
-    def acknowledge(self, worker: PoolWorker, record: ParallelRecord, outcome: object) -> bool:
-        return take(self._acknowledge(worker, record, outcome))
+    def acknowledge(
+        self, worker: PoolWorker, run: PoolRun, record: ParallelRecord, outcome: object
+    ) -> bool:
+        del worker
+        return take(self._acknowledge(run, record, outcome))
 
     async def acknowledge_async(
-        self, worker: PoolWorker, record: ParallelRecord, outcome: object
+        self, worker: PoolWorker, run: PoolRun, record: ParallelRecord, outcome: object
     ) -> bool:
-        return await take_async(self._acknowledge(worker, record, outcome))
+        del worker
+        return await take_async(self._acknowledge(run, record, outcome))
 
-    def _acknowledge(
-        self, worker: PoolWorker, record: ParallelRecord, outcome: object
-    ) -> Steps[bool]:
-        """A result for the publisher, or what the retry policy makes of it."""
+    def _acknowledge(self, run: PoolRun, record: ParallelRecord, outcome: object) -> Steps[bool]:
+        """A result for the publisher, or what the retry policy makes of it.
+
+        Says whether the run goes on behind the record.
+        """
         is_result = self._takes_all or outcome is not None
         if self._publisher is not None and is_result and not is_verdict(outcome):
-            worker.outputs.append((record, outcome))
+            if run.outputs is None:
+                run.outputs = []
+            run.outputs.append((record, outcome))
             return True
         due_ms = yield from self._policy.apply(record, outcome)
-        return self._keep(worker, record, due_ms)
-
-    @staticmethod
-    def _keep(worker: PoolWorker, record: ParallelRecord, due_ms: int | None) -> bool:
-        """Whether its run goes on behind a record that is tried again then."""
         if due_ms is None:
             return True
-        worker.failed = [*(worker.failed or ()), (record, due_ms)]
-        return worker.current is None or not worker.current[0].is_serial
+        run.failed = [*(run.failed or ()), (record, due_ms)]
+        return not run.is_serial
 
     def publish(self, worker: PoolWorker) -> None:
         if self._publisher is not None:

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from datetime import timedelta
 from typing import Any, TypedDict
 
-from kafkamq.config import Backoff, ServiceConfig, milliseconds, one_of
+from kafkamq.config import Backoff, DeadLetterWriter, ServiceConfig, milliseconds, one_of
 from kafkamq.errors import ConfigError
 from kafkamq.parallel.config import (
     CommitMode,
@@ -22,7 +22,8 @@ from kafkamq.parallel.config import (
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.rules.flow import FlowLimits
 from kafkamq.parallel.rules.shards import NullKeys, Ordering
-from kafkamq.queue.handler import exception_types
+from kafkamq.queue.dead_letter_writer import checked_writer
+from kafkamq.queue.rules.retry import RetryOn, retry_kinds
 from kafkamq.queue.schemas.deserializer import Deserializer, deserializer_of
 from kafkamq.runtime.middleware import Middleware
 
@@ -73,9 +74,10 @@ class ParallelOptions(TypedDict, total=False):
     max_attempts: int | None
     """Then a record is given up; None (the default): it is tried forever. A handler that ended
     well, and whose result could not be written for want of brokers or rights, has not failed."""
-    retry_on: type[BaseException] | Sequence[type[BaseException]] | None
-    """Exceptions that are worth another attempt; any other one rejects its record. None (the
-    default): all are. Time that has run out, and a process that has died, always are."""
+    retry_on: type[BaseException] | Sequence[type[BaseException]] | RetryOn | None
+    """Exceptions that are worth another attempt; any other one rejects its record. A mapping gives
+    kinds a back-off of their own, or None. None (the default): all are. Time that has run out, and
+    a process that has died, always are."""
     backoff: Backoff | RetryDelay
     """Until the next attempt: 1 s, doubled up to 60 s; or a function of the record."""
     on_exhausted: str
@@ -85,6 +87,8 @@ class ParallelOptions(TypedDict, total=False):
     handler rejects is tried again, and an error says why."""
     dead_letter_topic: str
     """Where dead letters go."""
+    dead_letter_writer: DeadLetterWriter | None
+    """Keeps them instead, elsewhere than on Kafka."""
     commit_mode: str
     """"asynchronous" (the default), "synchronous", or "transactional" with the results."""
     commit_interval: float | timedelta
@@ -170,10 +174,11 @@ def make_config(
         is_auto=is_auto,
         middleware=tuple(options.get("middleware", ())),
         deserializer=deserializer_of(options.get("deserializer")),
-        retry_on=exception_types(options.get("retry_on")),
+        retry_on=retry_kinds(options.get("retry_on")),
         gives_up_stalled=options.get("on_stall") == "dead-letter",
         limits=_limits(options),
         hooks=_hooks(options),
+        dead_letter_writer=checked_writer(options.get("dead_letter_writer")),
         **given,
     )
 

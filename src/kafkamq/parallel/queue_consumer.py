@@ -13,7 +13,7 @@ from kafkamq.parallel.metrics import watch_engine
 from kafkamq.parallel.record import Failure, ParallelRecord
 from kafkamq.parallel.slots import Slot, SlotPool
 from kafkamq.queue.backend import ConsumerPlan
-from kafkamq.queue.dead_letter_writer import DeadLetterWriter
+from kafkamq.queue.dead_letter_writer import DeadLetterOutbox
 from kafkamq.queue.names import group_of_workers
 from kafkamq.queue.topic_consumer import TopicConsumer
 from kafkamq.queue.topic_message import MessageState, TopicMessage
@@ -41,7 +41,7 @@ class OffsetsConsumer(TopicConsumer[_Held]):
         self,
         config: ServiceConfig,
         queue: QueueConfig,
-        dead_letters: DeadLetterWriter,
+        dead_letters: DeadLetterOutbox,
         plan: ConsumerPlan,
     ) -> None:
         super().__init__(queue, dead_letters, plan.on_lease_lost)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import ClassVar
 
 from kafkamq.transport.record import Record, headers_of
@@ -56,13 +57,16 @@ class ParallelRecord:
         key: As bytes; None: it has no key.
     """
 
-    __slots__ = ("_failure", "_raw", "key", "offset")
+    __slots__ = ("_assignment", "_failure", "_raw", "key", "offset")
     is_kafkamq_message: ClassVar[bool] = True
 
-    def __init__(self, raw: Record, offset: int, key: bytes | None) -> None:
+    def __init__(
+        self, raw: Record, offset: int, key: bytes | None, assignment: object = None
+    ) -> None:
         self._raw = raw
         self.offset = offset
         self.key = key
+        self._assignment = assignment  # of its partition, under which it was polled
         self._failure: Failure | None = None
 
     @property
@@ -138,7 +142,7 @@ class ParallelRecord:
         return f"<ParallelRecord {self.topic}[{self.partition}]@{self.offset}>"
 
 
-def make_records(messages: Sequence[Record]) -> list[ParallelRecord]:
+def make_records(messages: Sequence[Record], assignment: object) -> list[ParallelRecord]:
     offsets, keys = map(Record.offset, messages), map(Record.key, messages)
-    made = map(ParallelRecord, messages, offsets, keys)  # type: ignore[arg-type]  # all have one
-    return list(made)
+    every = (messages, offsets, keys, repeat(assignment))
+    return list(map(ParallelRecord, *every))  # type: ignore[arg-type]  # all have an offset

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeAlias
 
-from kafkamq.errors import KafkaMQError, StateError
+from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError, StateError
 from kafkamq.parallel.config import ParallelConfig
 from kafkamq.runtime.inside import enter
 from kafkamq.transport.errors import KafkaError, Meaning, meaning
@@ -39,8 +39,9 @@ class ResultProducer:
         headers: Sequence[tuple[str, bytes | None]],
         on_delivery: Delivered,
         partition: int = -1,
-    ) -> None:
-        """Queue one record; waits while the queue is full."""
+        timeout_s: float = 0.0,
+    ) -> bool:
+        """Queue one record; False: there is no room for it, for ``timeout_s``."""
         record = (topic, value, key, partition, tuple(headers) or None)
 
         def delivered(error: KafkaError | KafkaMQError | None, message: Record) -> None:
@@ -52,16 +53,30 @@ class ResultProducer:
             except KafkaMQError as failure:  # it may fit another time
                 on_delivery(failure, message)
 
-        self._send(self._open_shared(), record, delivered)
+        try:
+            self._send(self._open_shared(), record, delivered, timeout_s)
+        except DeadlineExceededError:
+            return False
+        except BrokerError as error:
+            if error.code != "_QUEUE_FULL" and not error.is_fatal:
+                raise
+            return False
+        return True
 
-    def _send(self, producer: ThreadedProducer, record: _Record, on_delivery: Delivered) -> None:
+    def _send(
+        self,
+        producer: ThreadedProducer,
+        record: _Record,
+        on_delivery: Delivered,
+        timeout_s: float = 0.0,
+    ) -> None:
         def reported(error: KafkaError | None, message: Record) -> None:
             try:
                 on_delivery(None if error is None else producer.failed(error), message)
             finally:
                 producer.reported += 1
 
-        producer.produce(*record, reported)
+        producer.produce(*record, reported, timeout_s)
 
     def close(self, timeout_s: float) -> None:
         """Flush, and end; what is not confirmed by then fails. Idempotent."""
@@ -75,16 +90,16 @@ class ResultProducer:
     def _open_shared(self) -> ThreadedProducer:
         with self._lock:
             if self._shared is None:
-                self._shared = self._opened(self._config.send_timeout_ms / 1000)
+                self._shared = self._opened()
             return self._shared
 
     def _open_alone(self) -> ThreadedProducer:
         with self._lock:
             if self._alone is None:
-                self._alone = self._opened(0.0, batch_num_messages=1)
+                self._alone = self._opened(batch_num_messages=1)
             return self._alone
 
-    def _opened(self, max_block_s: float, **settings: object) -> ThreadedProducer:
+    def _opened(self, **settings: object) -> ThreadedProducer:
         if self._is_closed:
             raise StateError("the consumer is closed; it sends no more")
         service = self._config.service
@@ -93,6 +108,5 @@ class ResultProducer:
             producer_settings(service, partitioner="murmur2_random", **settings),
             name="kafkamq-results",
             verb="sending",
-            max_block_s=max_block_s,
             on_start=partial(enter, self._config),
         )

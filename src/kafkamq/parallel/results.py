@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import NoneType
@@ -21,7 +21,7 @@ from kafkamq.parallel.callbacks import tell
 from kafkamq.parallel.failure_policy import FailurePolicy, Unwritten
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.result_producer import ResultProducer
-from kafkamq.parallel.work_queue import FailedRun, ParallelWorkQueue, PoolWorker
+from kafkamq.parallel.work_queue import ParallelWorkQueue, PoolRun, PoolWorker
 from kafkamq.runtime.steps import Attempt, Steps
 from kafkamq.transport.errors import REFUSALS, KafkaError, broker_error, is_retriable, meaning
 from kafkamq.transport.record import Record
@@ -81,8 +81,8 @@ def _is_header(header: Sequence[object]) -> bool:
     return isinstance(name, str) and isinstance(value, bytes | None)
 
 
-Outputs: TypeAlias = "list[tuple[ParallelRecord, object]]"
-"""Records, and what their handlers returned."""
+Outputs: TypeAlias = "list[tuple[PoolRun, ParallelRecord, object]]"
+"""Records and their runs, and what their handlers returned."""
 
 OnProduced: TypeAlias = Callable[[ParallelRecord, OutgoingRecord, int, int], object]
 """Gets the record that came in, the one that went out, its partition and offset (-1: Kafka has it
@@ -125,7 +125,8 @@ def granted(attempt: Attempt | None) -> Steps[None]:
 class Publisher(Protocol):
     """Decides when what workers finished counts as done.
 
-    It empties the worker's ``outputs`` and ``failed_runs``; what is left in ``finished`` is done.
+    It empties the ``outputs`` of the runs that the worker has finished, and puts off what could not
+    be published.
     """
 
     def publish(self, worker: PoolWorker) -> Steps[None]:
@@ -192,22 +193,26 @@ class ProducePublisher:
         self.work_queue.is_deferred = True
 
     def publish(self, worker: PoolWorker) -> Steps[None]:
-        if worker.outputs:
+        runs = [run for run in worker.finished if run.outputs]
+        if runs:
             yield from granted(self.await_room)
-        behind: set[ParallelRecord] = set()
-        for outputs in _waves(worker, behind) if worker.outputs else ():
-            sent = self._send(outputs)
+        for outputs in _waves(runs):
+            sent = yield from self._send(outputs)
             in_time = yield sent.ended, self.timeout_s
-            for record, outcome in self._failures(outputs, sent, in_time=in_time):
-                if record not in behind:
+            for run, record, outcome in self._failures(outputs, sent, in_time=in_time):
+                if not run.is_behind(record):
                     due_ms = yield from self.policy.apply(record, outcome)
-                    behind.update(put_off(worker, record, due_ms))
-        worker.outputs = []
-        self.work_queue.release_all(worker)
+                    if due_ms is not None:
+                        run.put_off(record, due_ms)
+        for run in runs:
+            run.outputs = None
+        self.work_queue.collect(worker)
 
-    def _send(self, outputs: Outputs) -> _Outstanding:
+    def _send(self, outputs: Outputs) -> Steps[_Outstanding]:
         sent = _Outstanding()
-        for record, result in outputs:
+        for run, record, result in outputs:
+            if run.is_stale:  # another member does it, and has its result
+                continue
             sent.add()
             try:
                 outs = outgoing(result)
@@ -217,14 +222,44 @@ class ProducePublisher:
             try:
                 for out in outs:
                     sent.add()
-                    self._send_one(sent, record, out)
+                    if not self._send_one(sent, record, out):
+                        yield from self._send_late(sent, record, out)
                 sent.done()
             except Exception as error:  # noqa: BLE001 - such as a partition that is no number
                 sent.done(record, _failed_send(error))
         sent.done()
         return sent
 
-    def _send_one(self, sent: _Outstanding, record: ParallelRecord, out: OutgoingRecord) -> None:
+    def _send_late(
+        self, sent: _Outstanding, record: ParallelRecord, out: OutgoingRecord
+    ) -> Steps[None]:
+        """Wait for room; not on an event loop, which others use as well."""
+        failures: list[BaseException] = []
+
+        def attempt(timeout_s: float) -> bool:
+            try:
+                return self._send_one(sent, record, out, timeout_s)
+            except BaseException as error:  # noqa: BLE001 - raised below, in the steps
+                failures.append(error)
+                return True
+
+        if not (yield attempt, self.timeout_s):
+            sent.done()
+            raise DeadlineExceededError(
+                f"the producer's queue was full for {self.timeout_s:g} s; see whether its brokers"
+                " answer"
+            )
+        if failures:
+            raise failures[0]
+
+    def _send_one(
+        self,
+        sent: _Outstanding,
+        record: ParallelRecord,
+        out: OutgoingRecord,
+        timeout_s: float = 0.0,
+    ) -> bool:
+        """Queue a result; False: there was no room for so long."""
         on_produced = self.on_produced
 
         def delivered(error: KafkaError | KafkaMQError | None, message: Record) -> None:
@@ -236,8 +271,14 @@ class ProducePublisher:
             sent.done()
 
         try:
-            self.producer.send(
-                out.topic, out.value, out.key, out.header_list(), delivered, out.partition
+            return self.producer.send(
+                out.topic,
+                out.value,
+                out.key,
+                out.header_list(),
+                delivered,
+                out.partition,
+                timeout_s,
             )
         except BaseException:
             sent.done()
@@ -245,13 +286,13 @@ class ProducePublisher:
 
     def _failures(
         self, outputs: Outputs, sent: _Outstanding, *, in_time: bool
-    ) -> list[tuple[ParallelRecord, BaseException | Unwritten]]:
+    ) -> list[tuple[PoolRun, ParallelRecord, BaseException | Unwritten]]:
         """In the order of the results."""
         if in_time:
             failed = sent.failed
-            return [(each, failed[each]) for each, _ in outputs if each in failed] if failed else []
+            return [(run, each, failed[each]) for run, each, _ in outputs if each in failed]
         late = DeadlineExceededError(f"results were not confirmed within {self.timeout_s:g} s")
-        return [(record, Unwritten(late)) for record, _ in outputs]
+        return [(run, record, Unwritten(late)) for run, record, _ in outputs]
 
 
 def _failed_send(error: Exception) -> Exception | Unwritten:
@@ -262,60 +303,22 @@ def _failed_send(error: Exception) -> Exception | Unwritten:
     return Unwritten(error) if is_ours or is_kafkas else error
 
 
-def put_off(
-    worker: PoolWorker, record: ParallelRecord, due_ms: int | None
-) -> Collection[ParallelRecord]:
-    """Its result could not be published: if it is to be tried again, its run is not finished.
-
-    Nor is what was processed behind it in its order: that is processed again, behind it. What was
-    given up there is done.
-    """
-    if due_ms is None:
-        return ()
-    failed_run = _failed_run_of(worker, record)
-    run = failed_run.run
-    if not run.shard.is_serial:
-        failed = [*failed_run.failed, (record, due_ms)]
-        failed_run.failed = sorted(failed, key=lambda each: each[0].offset)
-        return ()
-    failed_run.processed = 1 + run.records.index(record)
-    failed_run.failed = [(record, due_ms)]
-    behind = set(run.records[failed_run.processed :])
-    worker.outputs = [each for each in worker.outputs if each[0] not in behind]
-    return behind
-
-
-def _failed_run_of(worker: PoolWorker, record: ParallelRecord) -> FailedRun:
-    """What is known of a record's run; from here on it is no finished one."""
-    for failed_run in worker.failed_runs:
-        if record in failed_run.run.records:
-            return failed_run
-    run = next(each for each in worker.finished if record in each.records)
-    worker.finished = [other for other in worker.finished if other is not run]
-    worker.failed_runs.append(FailedRun(run, None, []))
-    return worker.failed_runs[-1]
-
-
-def _waves(worker: PoolWorker, behind: Collection[ParallelRecord]) -> Iterator[Outputs]:
+def _waves(runs: Sequence[PoolRun]) -> Iterator[Outputs]:
     """What may be sent at once: behind a record that failed before, nothing that is in its order.
 
-    So what has to be done again for its sake is done again once. ``behind`` grows meanwhile.
+    So what has to be done again for its sake is done again once: runs are put off meanwhile.
     """
-    outputs = worker.outputs
-    if all(record._failure is None for record, _ in outputs):
-        yield outputs
-        return
-    runs = [*worker.finished, *(failed_run.run for failed_run in worker.failed_runs)]
-    run_of = {record: run for run in runs if run.shard.is_serial for record in run.records}
-    while outputs:
+    places = dict.fromkeys(runs, 0)
+    while places:
         now: Outputs = []
-        later: Outputs = []
-        held: set[int] = set()
-        for output in outputs:
-            record = output[0]
-            place = id(run_of.get(record, record))
-            (later if place in held else now).append(output)
-            if record._failure is not None:
-                held.add(place)
-        yield now
-        outputs = [each for each in later if each[0] not in behind]
+        for run, place in list(places.items()):
+            outputs = run.outputs or []
+            for record, result in outputs[place:]:
+                now.append((run, record, result))
+                places[run] += 1
+                if record._failure is not None and run.is_serial:
+                    break
+            if places[run] >= len(outputs):
+                del places[run]
+        if now:
+            yield now

@@ -86,8 +86,10 @@ class SlotPool:
 
     def retry(self, slot: Slot, record: ParallelRecord, due_ms: int) -> ParallelRecord | None:
         """The slot's record failed, and is due again then; the slot's next one, or None."""
-        slot.failed = [*(slot.failed or ()), (record, due_ms)]
-        if slot.current is not None and slot.current[0].shard.is_serial:
+        assert slot.current is not None
+        run = slot.current[0]
+        run.failed = [*(run.failed or ()), (record, due_ms)]
+        if run.is_serial:
             self._leave_run(slot)
         return self.advance(slot)
 
@@ -115,7 +117,7 @@ class SlotPool:
                 self._leave_run(slot)
             run_or_none = next(slot.pending, None)
             if run_or_none is not None:
-                slot.current, slot.failed = (run_or_none, iter(run_or_none.records)), None
+                slot.current = run_or_none, iter(run_or_none.records)
                 slot.is_at_run = True
             elif not self._work_queue.take(slot):
                 return None
@@ -123,11 +125,8 @@ class SlotPool:
     def _leave_run(self, slot: Slot) -> None:
         assert slot.current is not None
         run, _ = slot.current
-        if slot.failed is None:
-            slot.finished.append(run)
-        else:
-            processed = None
-            if run.shard.is_serial:
-                processed = 1 + run.records.index(slot.failed[0][0])
-            self._work_queue.done(slot, run, processed)
+        processed = None
+        if run.failed is not None and run.is_serial:
+            processed = 1 + run.records.index(run.failed[0][0])
+        self._work_queue.done(slot, run, processed)
         slot.is_at_run = False

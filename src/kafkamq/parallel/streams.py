@@ -13,15 +13,14 @@ from typing import TypeAlias
 
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import OutgoingRecord, Produced
-from kafkamq.parallel.rules.partitions import PartitionState
-from kafkamq.parallel.work_queue import ParallelWorkQueue, PoolWorker
+from kafkamq.parallel.work_queue import ParallelWorkQueue, PoolRun, PoolWorker
 from kafkamq.runtime.steps import Steps
 
 MAX_WAITING = 1024  # results that nobody has taken; then workers wait
 _SLICE_S = 0.1
 _ASYNC_SLICE_S = 0.002
 _log = logging.getLogger(__name__)
-_Result: TypeAlias = tuple[PartitionState[ParallelRecord], ParallelRecord, object]
+_Result: TypeAlias = tuple[PoolRun, ParallelRecord, object]
 
 
 class ResultStream:
@@ -34,10 +33,8 @@ class ResultStream:
 
     def publish(self, worker: PoolWorker) -> Steps[None]:
         """Queue the results, and wait while there is no room."""
-        outputs, worker.outputs = worker.outputs, []
-        partitions = self._work_queue.hand_on(worker, [record for record, _ in outputs])
-        for record, result in outputs:
-            put = partial(self._put, (partitions[record], record, result))
+        for output in self._work_queue.hand_on(worker):
+            put = partial(self._put, output)
             while not self._work_queue.is_stopped and not (yield put, _SLICE_S):
                 pass
 
@@ -52,23 +49,23 @@ class ResultStream:
         """Record and result; the record is done when the next one is asked for."""
         while not has_ended():
             try:
-                partition, record, result = self._waiting.get(timeout=_SLICE_S)
+                run, record, result = self._waiting.get(timeout=_SLICE_S)
             except Empty:
                 continue
             yield record, result
-            self._work_queue.complete(partition, [record.offset])
+            self._work_queue.complete(run.partition, [record.offset])
 
     async def results_async(
         self, has_ended: Callable[[], bool]
     ) -> AsyncIterator[tuple[ParallelRecord, object]]:
         while not has_ended():
             try:
-                partition, record, result = self._waiting.get_nowait()
+                run, record, result = self._waiting.get_nowait()
             except Empty:
                 await asyncio.sleep(_ASYNC_SLICE_S)
                 continue
             yield record, result
-            self._work_queue.complete(partition, [record.offset])
+            self._work_queue.complete(run.partition, [record.offset])
 
 
 class ProducedStream:

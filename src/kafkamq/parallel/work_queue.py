@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from operator import length_hint
 from time import monotonic
+from typing import TypeAlias
 
 from kafkamq.parallel.config import ParallelConfig, Partition
 from kafkamq.parallel.record import ParallelRecord
@@ -29,39 +29,9 @@ MAX_TAKE = 512  # records in one worker's hands
 MAX_RUN = 64  # records of one shard in the hands of a process
 HELD_MS = 366 * 86_400_000  # who is given up is not tried again: its letter ends this
 STUCK_S = 0.02  # a worker that is at it for so long keeps only what it has begun
-Failed = list[tuple[ParallelRecord, int]] | None
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class PoolWorker(Slot[ParallelRecord]):
-    """One of those who call handlers."""
-
-    failed_runs: list[FailedRun] = field(default_factory=list)  # until they are released
-    # What its handlers returned, with the records, until it is published.
-    outputs: list[tuple[ParallelRecord, object]] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class FailedRun:
-    """A run that cannot be finished as a whole."""
-
-    run: Run[ParallelRecord]
-    processed: int | None  # how many records from its front were tried; None: all
-    # Those that failed, in order, with the times (monotonic ms) of the next attempts.
-    failed: list[tuple[ParallelRecord, int]]
-
-    @property
-    def given_up(self) -> list[int]:
-        """Offsets of what was given up, and is done, behind those that were tried."""
-        untried = [] if self.processed is None else self.run.records[self.processed :]
-        return [record.offset for record in untried if record.is_given_up]
-
-    def done(self) -> list[int]:
-        """Offsets of what was tried and did not fail, or was given up."""
-        wrong = {record.offset for record, _ in self.failed}
-        tried = self.run.records[: self.processed]
-        done = [record.offset for record in tried if record.offset not in wrong]
-        return done + self.given_up
+PoolWorker: TypeAlias = Slot[ParallelRecord]
+"""One of those who call handlers."""
+PoolRun: TypeAlias = Run[ParallelRecord]
 
 
 class ParallelWorkQueue:
@@ -80,6 +50,7 @@ class ParallelWorkQueue:
         self._stats = stats
         self._is_paused = False
         self._workers: list[PoolWorker] = []
+        self._laden: set[PoolWorker] = set()  # that took more than they have handlers
         self._parked = ParkedSlots()
         self._concurrency = config.concurrency
         self._completed, self._spent_s = 0, 0.0
@@ -121,7 +92,7 @@ class ParallelWorkQueue:
             spent_ms = self._spent_s * 1000
             return Totals(self._completed, spent_ms, self._parked.busy, self.has_backlog)
 
-    def take(self, worker: PoolWorker, limit: int = 0) -> list[Run[ParallelRecord]]:
+    def take(self, worker: PoolWorker, limit: int = 0) -> list[PoolRun]:
         now_s = monotonic()
         with self.lock:
             if worker.handed:
@@ -142,9 +113,11 @@ class ParallelWorkQueue:
                     parked.wake(1)
             else:
                 parked.park(worker)
+                if not limit:  # it keeps nothing of what is done
+                    worker.runs, worker.current, worker.pending = (), None, iter(())
         return runs
 
-    def _hand_out(self, worker: PoolWorker, runs: list[Run[ParallelRecord]], limit: int) -> None:
+    def _hand_out(self, worker: PoolWorker, runs: list[PoolRun], limit: int) -> None:
         count = sum([len(run.records) for run in runs])
         if limit:  # a process takes more before it is through with what it has
             worker.taken += count
@@ -153,10 +126,16 @@ class ParallelWorkQueue:
             worker.taken = worker.handed = count
             worker.runs = runs
             worker.pending = iter(runs)
+        if worker.taken > worker.width:
+            self._laden.add(worker)
 
     def _collect(self, worker: PoolWorker, now_s: float) -> None:
-        finished = worker.finished
-        worker.finished = []
+        runs, worker.finished = worker.finished, []
+        finished = [run for run in runs if run.failed is None and run.end is None]
+        if len(finished) < len(runs):
+            for run in runs:
+                if run.failed is not None or run.end is not None:
+                    self._release(worker, run)
         self.scheduler.finish(finished)
         if worker.spent_us is None:
             count, spent_us = worker.taken, (now_s - worker.began_s) * 1e6
@@ -175,7 +154,7 @@ class ParallelWorkQueue:
             if worker.taken or worker.finished:
                 self._collect(worker, monotonic())
 
-    def _take(self, now_s: float, limit: int) -> list[Run[ParallelRecord]]:
+    def _take(self, now_s: float, limit: int) -> list[PoolRun]:
         scheduler = self.scheduler
         waiting = scheduler.waiting_count
         if not waiting:
@@ -196,7 +175,7 @@ class ParallelWorkQueue:
             self._batch_since_s = None
         return runs
 
-    def _may_begin(self, run: Run[ParallelRecord]) -> bool:
+    def _may_begin(self, run: PoolRun) -> bool:
         """Put back what is held and all behind it; False: the run is nothing but that.
 
         A record that is held comes here when one before it in its order is tried again.
@@ -223,73 +202,42 @@ class ParallelWorkQueue:
         runs = self.scheduler.ready_runs(min(limit, width))
         return max(1, min(limit // max(runs, 1), MAX_RUN))
 
-    def done(
-        self, worker: PoolWorker, run: Run[ParallelRecord], processed: int | None = None
-    ) -> None:
-        failed = worker.failed or []
-        if not failed and processed is None:
+    def done(self, worker: PoolWorker, run: PoolRun, processed: int | None = None) -> None:
+        run.end = processed
+        if self.is_deferred or (processed is None and run.failed is None):
             worker.finished.append(run)
-            return
-        failed_run = FailedRun(run, processed, failed)
-        if self.is_deferred:
-            worker.failed_runs.append(failed_run)
         else:
-            self.release(worker, failed_run)
+            with self.lock:
+                self._release(worker, run)
 
-    def release_all(self, worker: PoolWorker) -> None:
-        """Release the worker's troubled runs, after what they brought was published."""
-        for failed_run in worker.failed_runs:
-            self.release(worker, failed_run)
-        worker.failed_runs = []
-
-    def hand_on(
-        self, worker: PoolWorker, kept: Collection[ParallelRecord]
-    ) -> dict[ParallelRecord, PartitionState[ParallelRecord]]:
-        """Let go of all that the worker has tried; what is ``kept`` is in flight still.
-
-        ``complete`` counts it later, in the partitions that this returns by record.
-        """
-        finished, failed_runs = worker.finished, worker.failed_runs
-        tried = [*(FailedRun(run, None, []) for run in finished), *failed_runs]
-        partitions = {
-            record: failed_run.run.partition
-            for failed_run in tried
-            for record in failed_run.run.records
-        }
-        waiting = {(partitions[record], record.offset) for record in kept}
+    def hand_on(self, worker: PoolWorker) -> list[tuple[PoolRun, ParallelRecord, object]]:
+        """Let go of all that the worker has tried; its results are in flight until ``complete``."""
+        found = []
         with self.lock:
-            for partition, _ in waiting:
-                self.scheduler.keep(partition, 1)
-            for failed_run in tried:  # others are done by a verdict, or by a dead letter
-                partition = failed_run.run.partition
-                done = [
-                    offset for offset in failed_run.done() if (partition, offset) not in waiting
-                ]
-                self.scheduler.complete(partition, done)
-                self._stats.processed += len(done)
-            for run in finished:
-                self.scheduler.release(run)
-            worker.finished, worker.failed_runs = [], []
-        for failed_run in failed_runs:
-            self.release(worker, failed_run, is_done=False)
-        worker.taken -= sum([len(run.records) for run in finished])
-        return partitions
+            runs, worker.finished = worker.finished, []
+            for run in runs:
+                outputs, run.outputs = run.outputs or (), None
+                found += [(run, record, result) for record, result in outputs]
+                self.scheduler.keep(run.partition, len(outputs))
+                self._release(worker, run, kept={record.offset for record, _ in outputs})
+        return found
 
-    def release(self, worker: PoolWorker, failed_run: FailedRun, *, is_done: bool = True) -> None:
-        """Settle a run with failures; ``is_done``: what did not fail counts as done now."""
-        run = failed_run.run
-        with self.lock:
-            is_open = run.partition.tracker.is_open
-            failed = [each for each in failed_run.failed if is_open(each[0].offset)]
-            worker.taken -= len(run.records)
-            self._stats.failed += len(failed)
-            if is_done and not run.is_stale:
-                done = failed_run.done()
-                self._stats.processed += len(done)
-                self.scheduler.complete(run.partition, done)
-            self.scheduler.release(run, processed=failed_run.processed, failed=failed)
-            for offset in failed_run.given_up:
-                self.scheduler.withdraw(run.partition, offset)
+    def _release(self, worker: PoolWorker, run: PoolRun, kept: Collection[int] = ()) -> None:
+        """Settle a run: what did not fail is done, but for what is kept."""
+        partition, failed = run.partition, run.failed or ()
+        worker.taken -= len(run.records)
+        untried = [] if run.end is None else run.records[run.end :]
+        given_up = [record.offset for record in untried if record.is_given_up]
+        if not run.is_stale:
+            wrong = {record.offset for record, _ in failed}.union(kept)
+            tried = [record.offset for record in run.records[: run.end]]
+            done = [offset for offset in tried if offset not in wrong] + given_up
+            self._stats.processed += len(done)
+            self.scheduler.complete(partition, done)
+        failed = [each for each in failed if partition.tracker.is_open(each[0].offset)]
+        self._stats.failed += len(failed)
+        self.scheduler.release(run, processed=run.end, failed=failed)
+        self.scheduler.withdraw(partition, given_up)
 
     def complete(self, partition: PartitionState[ParallelRecord], offsets: Sequence[int]) -> None:
         """These were handed on, and are done."""
@@ -330,9 +278,10 @@ class ParallelWorkQueue:
         """Wake who is needed, and give to others what a stuck worker has not begun."""
         now_s = monotonic()
         with self.lock:
-            for worker in self._workers:
-                is_stuck = worker.taken > worker.width and now_s - worker.began_s > STUCK_S
-                if is_stuck and self._relieve(worker):
+            for worker in list(self._laden):
+                if worker.taken <= worker.width:
+                    self._laden.discard(worker)
+                elif now_s - worker.began_s > STUCK_S and self._relieve(worker):
                     self._pace.observe(1, (now_s - worker.began_s) * 1e6)
             due_ms = self.scheduler.next_due_ms()
             if due_ms is not None and due_ms <= now_s * 1000:
@@ -355,7 +304,7 @@ class ParallelWorkQueue:
                 relieved += len(rest)
                 self.scheduler.reclaim(run, rest)
                 # All but the last that it has begun are done, but for those that failed.
-                wrong = {record.offset for record, _ in worker.failed or ()}
+                wrong = {record.offset for record, _ in run.failed or ()}
                 done = [each.offset for each in run.records[:-1] if each.offset not in wrong]
                 if not self.is_deferred:
                     self.scheduler.complete(run.partition, done)
@@ -398,7 +347,7 @@ class ParallelWorkQueue:
             if not partition.tracker.is_open(offset):
                 return None
             for worker in self._workers:
-                runs: list[Run[ParallelRecord]] = list(worker.runs)
+                runs: list[PoolRun] = list(worker.runs)
                 for run in runs:
                     if run.partition is partition:
                         for record in run.records:
@@ -406,11 +355,11 @@ class ParallelWorkQueue:
                                 return record
             return self.scheduler.find(partition, offset)
 
-    def give_up(self, partition: PartitionState[ParallelRecord], offset: int) -> None:
-        """It is kept elsewhere, and done; whoever is at it still does not count any more."""
+    def give_up(self, partition: PartitionState[ParallelRecord], offsets: Sequence[int]) -> None:
+        """They are kept elsewhere, and done; whoever is at one still does not count any more."""
         with self.lock:
-            self.scheduler.withdraw(partition, offset)
-            self.scheduler.complete(partition, [offset])
+            self.scheduler.withdraw(partition, offsets)
+            self.scheduler.complete(partition, offsets)
             self._wake_for_work()
 
     def await_room(

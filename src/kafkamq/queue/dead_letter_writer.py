@@ -1,24 +1,28 @@
 """What leaves a queue with a topic of its own: dead letters, and copies to the queue's tail.
 
-``DeadLetterWriter`` is what consumers need of a place for dead letters; ``TopicDeadLetterWriter``
-is the one on Kafka, which ``TopicBackend.open_consumer`` makes: one for another place would stand
-beside it and be chosen there. Two write their own, to Kafka alone: the tracker of ``markers``, in
-its transactions, and a ``ParallelConsumer`` without a queue (``parallel/dead_letters.py``).
+``DeadLetterOutbox`` is what consumers need of a place for dead letters; ``TopicOutbox`` is that of
+queues, which ``TopicBackend.open_consumer`` makes. Its letters go to Kafka, or to the user's own
+writer. A ``ParallelConsumer`` without a queue has ``parallel/dead_letters.py``. The tracker of
+``markers`` writes its own, in the transaction that ends the message, which only Kafka can be part
+of.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, cast
 
-from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.config import DeadLetterWriter, QueueConfig, ServiceConfig
+from kafkamq.errors import ConfigError, StateError
+from kafkamq.queue.arguments import is_async_function, refuse_generator
 from kafkamq.queue.message import Message
 from kafkamq.queue.queue_topic import QueueTopic
 from kafkamq.queue.sender import Sender
-from kafkamq.queue.sure_writer import Form, SureWriter
+from kafkamq.queue.sure_writer import Form, KafkaOutlet, SureWriter, Told
 from kafkamq.queue.wire import headers as names
 from kafkamq.queue.wire.headers import (
     Origin,
@@ -28,6 +32,7 @@ from kafkamq.queue.wire.headers import (
     redrive_headers,
 )
 from kafkamq.queue.wire.keys import join_key
+from kafkamq.transport.producer import ThreadedProducer
 from kafkamq.types import DeadLetterReason, Headers
 
 Verdict = tuple[DeadLetterReason, str]
@@ -37,7 +42,7 @@ _ANY_PARTITION = -1
 _log = logging.getLogger(__name__)
 
 
-class DeadLetterWriter(Protocol):
+class DeadLetterOutbox(Protocol):
     """Where a consumer puts what it gives up."""
 
     def write(self, message: Message, reason: DeadLetterReason, error: str) -> Future[None]:
@@ -47,7 +52,7 @@ class DeadLetterWriter(Protocol):
         """Write no more; what is not written by then has failed."""
 
 
-class RequeueWriter(DeadLetterWriter, Protocol):
+class RequeueWriter(DeadLetterOutbox, Protocol):
     """And where it puts what must leave the place where it stands, and is not done."""
 
     def copy(self, message: Message, count: int, verdict: Verdict | None) -> Future[None]:
@@ -85,21 +90,39 @@ def carried_verdict(message: Message) -> Verdict | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutgoingDeadLetter:
-    """A dead letter; where it is too large it refers to its payload (R11)."""
+    """A message that is given up; what a ``dead_letter_writer`` gets.
 
-    topic: str
+    Attributes:
+        payload: The message's.
+        key: The sender's; None: it has none.
+        headers: Of the message, with ``kafkamq-id`` if it has an id.
+        reason: Why it is given up; ``reason.value`` is the text of ``kafkamq-reason``.
+        error: What the handler said, for people.
+        delivery_count: Deliveries that it had.
+        place: Of the record that is given up: topic, partition, offset, timestamp_ms.
+        origin: Of its first copy, in the same form: what tells it from all others.
+        queue_id: Its queue, or the group of a ``ParallelConsumer``.
+        topic: Of dead letters on Kafka.
+        record_key: The key that it has there.
+    """
+
+    payload: bytes | None
     key: bytes | None
-    value: bytes | None
     headers: Headers
     reason: DeadLetterReason
     error: str
     delivery_count: int
-    place: Origin  # of the record that is given up
-    origin: Origin  # of its first copy
+    place: Origin
+    origin: Origin
     queue_id: str
+    topic: str
+    record_key: bytes | None
 
     def form(self, refusals: int) -> Form:
-        """It as it is, without its payload, and without key and headers of the user's."""
+        """On Kafka: it as it is, without its payload, and without key and headers of the user's.
+
+        Where it is too large it refers to its payload (R11).
+        """
         if refusals:
             _log.warning(
                 "a dead letter did not fit: it refers to its payload",
@@ -115,12 +138,55 @@ class OutgoingDeadLetter:
             queue_id=self.queue_id,
             payload_at=self.place if refusals else None,
         )
-        key = None if is_bare else self.key
-        return Form(self.topic, _ANY_PARTITION, key, None if refusals else self.value, headers)
+        key = None if is_bare else self.record_key
+        value = None if refusals else self.payload
+        return Form(self.topic, _ANY_PARTITION, key, value, headers, self)
 
 
-class TopicDeadLetterWriter:
-    """Writes to the namespace's dead letters, with the key that messages of a namespace have."""
+class _OwnOutlet:
+    """The user's own writer."""
+
+    def __init__(self, writer: DeadLetterWriter) -> None:
+        self._writer = writer
+
+    def send(self, form: Form, told: Told) -> None:
+        kept = self._writer.write(cast("OutgoingDeadLetter", form.source))
+        if isinstance(kept, Awaitable | Iterator | Future):  # what it has to do is still to come
+            raise StateError(f"write returned a {type(kept).__name__} and not when it had written")
+        told(None)
+
+    def close(self, timeout_s: float) -> None:
+        """The user's is the user's to close: several consumers may share it."""
+
+
+def checked_writer(writer: DeadLetterWriter | None) -> DeadLetterWriter | None:
+    """A ``dead_letter_writer`` as it is given; raises ConfigError where it cannot be one."""
+    write = getattr(writer, "write", None)
+    if writer is not None and not callable(write):
+        raise ConfigError(
+            f"dead_letter_writer is {writer!r}: give an object with write(letter), which returns"
+            " when the letter is kept"
+        )
+    if write is not None:
+        refuse_generator(write)
+        if is_async_function(write):
+            raise ConfigError(
+                "dead_letter_writer: write is async; it is called in a thread: declare it with def"
+            )
+    return writer
+
+
+def letter_writer(
+    own: DeadLetterWriter | None, open_producer: Callable[[], ThreadedProducer], what: str
+) -> SureWriter:
+    """What writes dead letters to the user's ``own`` writer, or else to Kafka."""
+    if own is not None:
+        return SureWriter(lambda: _OwnOutlet(own), what)
+    return SureWriter(lambda: KafkaOutlet(open_producer(), what), what)
+
+
+class TopicOutbox:
+    """Dead letters have the key that messages of a namespace have; copies are Kafka's alone."""
 
     def __init__(self, config: ServiceConfig, queue: QueueConfig) -> None:
         self._topic = config.dead_letter_topic
@@ -128,17 +194,18 @@ class TopicDeadLetterWriter:
         place = QueueTopic(config, queue)
         # Kafka refuses a whole batch for its size: each letter has its own.
         dead_letters = partial(Sender, place, batch_num_messages=1)
-        self._writer = SureWriter(dead_letters, f"a dead letter of queue {queue.queue_id!r}")
+        what = f"a dead letter of queue {queue.queue_id!r}"
+        self._writer = letter_writer(queue.dead_letter_writer, dead_letters, what)
         # Apart: what waits for one topic would hold up the other one in the same producer.
-        self._copier = SureWriter(
-            partial(Sender, place), f"a copy of a message of queue {queue.queue_id!r}"
-        )
+        copy = f"a copy of a message of queue {queue.queue_id!r}"
+        self._copier = SureWriter(lambda: KafkaOutlet(Sender(place), copy), copy)
 
     def write(self, message: Message, reason: DeadLetterReason, error: str) -> Future[None]:
         letter = OutgoingDeadLetter(
             topic=self._topic,
-            key=join_key(self._queue_id, message.key),
-            value=message.payload,
+            key=message.key,
+            record_key=join_key(self._queue_id, message.key),
+            payload=message.payload,
             headers=_without_origin(message),
             reason=reason,
             error=error,

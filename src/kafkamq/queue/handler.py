@@ -17,6 +17,7 @@ from kafkamq.queue.rules.capabilities import (
     order_feature,
     require,
 )
+from kafkamq.queue.rules.retry import RetryOn, retry_kinds
 from kafkamq.queue.schemas.deserializer import Deserializer, deserializer_of
 from kafkamq.types import Backend
 
@@ -40,7 +41,7 @@ class HandlerSpec:
     batch_size: int = 0  # the most messages of a call; 0: messages, not lists
     batch_linger_ms: int = 0
     max_attempts: int | None = None  # None: the queue's max_deliveries
-    retry_on: tuple[type[BaseException], ...] | None = None  # None: any
+    retry_on: RetryOn | None = None  # None: any
     max_rate: float | None = None  # messages a second
     deserializer: Deserializer | None = None  # None: the body is read as it is annotated
 
@@ -64,9 +65,10 @@ class HandlerOptions(TypedDict, total=False):
     """The backend that the handler counts on; must be the queue's."""
     retry: Backoff | None
     """The delay after a failure; None: the queue's back-off."""
-    retry_on: type[BaseException] | Sequence[type[BaseException]] | None
-    """Exceptions that are worth another attempt; any other one rejects its message. None: all are.
-    Time that has run out, and a process that has died, always are."""
+    retry_on: type[BaseException] | Sequence[type[BaseException]] | RetryOn | None
+    """Exceptions that are worth another attempt; any other one rejects its message. A mapping gives
+    kinds a back-off of their own, or None. None: all are. Time that has run out, and a process that
+    has died, always are."""
     max_attempts: int | None
     """After so many deliveries a message that failed is rejected; None: the queue's
     ``max_deliveries`` counts, which is never exceeded."""
@@ -107,10 +109,12 @@ def make_spec(
     order = options.get("ordering") or default_order(queue.backend)
     require(queue.backend, order_feature(order), f"{asked}: ordering={order!r}")
     retry, timeout = options.get("retry"), options.get("timeout")
-    if retry is not None:
-        if not isinstance(retry, Backoff):
-            raise ConfigError(f"{asked}: retry is {retry!r}: it must be a Backoff")
-        require(queue.backend, Feature.RETRY_DELAY, f"{asked}: retry")
+    retry_on = retry_kinds(options.get("retry_on"))
+    if not isinstance(retry, Backoff | None):
+        raise ConfigError(f"{asked}: retry is {retry!r}: it must be a Backoff")
+    for name, backoffs in (("retry", [retry]), ("retry_on", (retry_on or {}).values())):
+        if any(backoffs):
+            require(queue.backend, Feature.RETRY_DELAY, f"{asked}: {name}")
     processes, threads, concurrency = _at_once(options, asked)
     batch_size = options.get("batch_size", 0)
     linger_ms = milliseconds(options.get("batch_linger", 0.0), name="batch_linger")
@@ -130,7 +134,7 @@ def make_spec(
         batch_size=batch_size,
         batch_linger_ms=linger_ms,
         max_attempts=_attempts(options.get("max_attempts"), queue, asked),
-        retry_on=exception_types(options.get("retry_on")),
+        retry_on=retry_on,
         max_rate=_rate(options.get("max_rate"), asked),
         deserializer=deserializer,
     )
@@ -171,15 +175,6 @@ def _rate(given: float | None, asked: str) -> float | None:
     if rate is not None and not (isinstance(rate, int | float) and 0 < rate < 1e12):
         raise ConfigError(f"{asked}: max_rate is {given!r}: it must be messages a second, above 0")
     return given
-
-
-def exception_types(given: object) -> tuple[type[BaseException], ...] | None:
-    if given is None:
-        return None
-    found = tuple(given) if isinstance(given, Sequence) else (given,)
-    if not all(isinstance(each, type) and issubclass(each, BaseException) for each in found):
-        raise ConfigError(f"retry_on is {given!r}: give kinds of exceptions, as (OSError,)")
-    return found
 
 
 def _check_lease(spec: HandlerSpec, asked: str) -> None:

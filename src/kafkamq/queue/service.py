@@ -8,6 +8,7 @@ from datetime import timedelta
 from kafkamq.config import (
     TOPICS,
     Backoff,
+    DeadLetterWriter,
     QueueConfig,
     ServiceConfig,
     milliseconds,
@@ -17,6 +18,7 @@ from kafkamq.errors import ConfigError
 from kafkamq.queue.backend import ConsumerPlan
 from kafkamq.queue.connections import Connections
 from kafkamq.queue.consumer import Consumer
+from kafkamq.queue.dead_letter_writer import checked_writer
 from kafkamq.queue.handler import HandlerSpec
 from kafkamq.queue.queue import Queue
 from kafkamq.queue.rules.capabilities import Feature, backend_of, require
@@ -118,6 +120,7 @@ class Service:
         topic: str | None = None,
         group: str | None = None,
         null_keys: str = "parallel",
+        dead_letter_writer: DeadLetterWriter | None = None,
     ) -> Queue:
         """A queue; it exists as soon as something is sent to it. Asks Kafka nothing.
 
@@ -135,12 +138,11 @@ class Service:
             next_message_timeout: Longest wait of one turn of an iteration.
             max_messages_per_commit: Messages of other queues that are passed before a commit.
             on_data_loss: "raise", or "skip" what was deleted before it was read.
-            backend: Who remembers what is done: "markers", "offsets", "share" or "claims"
-                (``kafkamq backends`` compares them). Fixed once the queue is in use.
+            backend: "markers", "offsets", "share" or "claims" (``kafkamq backends``); it is fixed.
             topic: Any; None: the namespace's, or of other backends ``NAMESPACE.q.QUEUE_ID``.
-            group: The consumer group, share group or group of claims; None: one named by namespace
-                and queue. "kafka-mq-QUEUE_ID" shares a queue with kafka-mq-go's workers.
+            group: None: by namespace and queue; "kafka-mq-QUEUE_ID": with kafka-mq-go's workers.
             null_keys: Of offsets, by key: without one "parallel", or "serial" in each partition.
+            dead_letter_writer: Keeps dead letters elsewhere than on Kafka; not of markers.
 
         Raises:
             ConfigError: A value cannot work; names it and its limit.
@@ -165,9 +167,9 @@ class Service:
             delivery=delivery,
             batch_markers=batch_markers,
             null_keys=null_keys,
+            dead_letter_writer=checked_writer(dead_letter_writer),
         )
-        _check_features(config)
-        return self._queue(config)
+        return self._queue(_checked(config))
 
     def _own_topic(self, kind: Backend, queue_id: str) -> str:
         return "" if kind is Backend.MARKERS else f"{self._config.namespace}.q.{queue_id}"
@@ -199,13 +201,15 @@ class Service:
         return Queue(self._connections, self._handlers, config)
 
 
-def _check_features(queue: QueueConfig) -> None:
-    """See that a queue's backend has what its settings ask for."""
+def _checked(queue: QueueConfig) -> QueueConfig:
+    """A queue whose backend has what its settings ask for."""
     for feature, name, is_asked in (
         (Feature.EXACTLY_ONCE, "exactly_once", queue.exactly_once),
         (Feature.AT_MOST_ONCE, "delivery='at-most-once'", queue.is_at_most_once),
         (Feature.RETRY_DELAY, "backoff", queue.backoff != DEFAULT_BACKOFF),
         (Feature.KEY_ORDER, "null_keys", queue.null_keys != "parallel"),
+        (Feature.OWN_DEAD_LETTERS, "dead_letter_writer", queue.dead_letter_writer is not None),
     ):
         if is_asked:
             require(queue.backend, feature, f"queue {queue.queue_id!r}: {name}")
+    return queue

@@ -1,18 +1,30 @@
-"""Writes single records until Kafka has them, whatever refuses them meanwhile."""
+"""Writes single records until they are kept, whatever refuses them meanwhile.
+
+Rules:
+
+- A record that is too large is asked for in a smaller form. Every other refusal (no rights, too few
+  replicas, no topic, no broker) is met by waiting.
+- Behind a refusal all records wait in a *lane*: one asks whether it still holds, again after a
+  pause that grows up to 2 s. When that one is kept, twice as many go as went before, and so on.
+  Those that were not refused yet go first.
+- What is refused for itself has a lane of its own, and holds up no other record.
+- A record is written only if it is wanted still; that is asked just before.
+"""
 
 from __future__ import annotations
 
-import heapq
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
+from typing import Protocol
 
 from kafkamq.errors import BrokerError, KafkaMQError
+from kafkamq.queue.wire.headers import reason_of
 from kafkamq.transport.errors import KafkaError, Meaning, broker_error, meaning
 from kafkamq.transport.producer import ThreadedProducer
 from kafkamq.transport.record import Record
@@ -21,7 +33,11 @@ from kafkamq.types import Headers
 FORMS = 3  # of a record, each smaller than the one before; then the first one is tried again
 FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 2.0
+_OF_ITSELF = (Meaning.TOO_LARGE, Meaning.INVALID_RECORD)
 _log = logging.getLogger(__name__)
+
+Told = Callable[[KafkaMQError | None], None]
+"""Gets why a record is not kept; None: it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +49,73 @@ class Form:
     key: bytes | None
     value: bytes | None
     headers: Headers
+    source: object = None  # what it is a form of
+
+
+class Outlet(Protocol):
+    """Where records go; used by one thread."""
+
+    def send(self, form: Form, told: Told) -> None:
+        """Begin to write; ``told`` is called once, in any thread. Or raise: it is refused."""
+
+    def close(self, timeout_s: float) -> None:
+        """End; what is not kept by then has failed."""
+
+
+class KafkaOutlet:
+    """One on Kafka: what is written is known from its own report."""
+
+    def __init__(self, producer: ThreadedProducer, what: str) -> None:
+        self._producer = producer
+        self._what = what
+        self.close = producer.close
+
+    def send(self, form: Form, told: Told) -> None:
+        def reported(error: KafkaError | None, _: Record) -> None:
+            try:
+                if error is None:
+                    told(None)
+                else:
+                    cause = self._producer.failed(error)
+                    told(broker_error(cause, f"{self._what}: {form.topic}"))
+            finally:
+                self._producer.reported += 1
+
+        self._producer.produce(
+            form.topic, form.value, form.key, form.partition, form.headers, reported
+        )
 
 
 class Written:
     """What becomes of a record.
 
     Attributes:
-        last: Done when Kafka has it; fails at ``close`` only. Cancel it to give the record up.
-        first: Done at the first answer: fails if it is a refusal.
+        last: Done when it is kept; fails at ``close`` only. Cancel it to give the record up.
+        first: Done at the first answer: fails if it is a refusal, of it or of those before it.
+        is_wanted: Asked before each try, by the writer's thread.
     """
 
     def __init__(self) -> None:
         self.last: Future[None] = Future()
         self.first: Future[None] = Future()
+        self.is_wanted: Callable[[], bool] = _always
 
     def end(self, error: KafkaMQError | None) -> None:
         for future in (self.last, self.first):
             with suppress(InvalidStateError):  # it was given up, or has its answer
                 future.set_result(None) if error is None else future.set_exception(error)
+
+    def refuse(self, error: KafkaMQError) -> None:
+        with suppress(InvalidStateError):
+            self.first.set_exception(error)
+
+    def drop_if_unwanted(self) -> bool:
+        """Whether nobody wants it any more; then it is given up."""
+        return self.last.cancelled() or (not self.is_wanted() and self.last.cancel())
+
+
+def _always() -> bool:
+    return True
 
 
 @dataclass(slots=True, eq=False)
@@ -58,27 +123,90 @@ class _Write:
     form: Callable[[int], Form]
     written: Written = field(default_factory=Written)
     refusals: int = 0  # for its size
-    pause_s: float = 0.0
     last_error: KafkaMQError | None = None
 
 
-class SureWriter:
-    """One producer and one thread, both made when there is something to write; thread-safe.
+class _Lane:
+    """Records behind a refusal; used with the writer's lock held."""
 
-    A record that is too large is asked for in a smaller form. Every other refusal (no rights, too
-    few replicas, no topic, no broker) is met by waiting. What is written is known from its own
-    report; one whose report did not come in time may be written twice.
+    def __init__(self) -> None:
+        self.untried: deque[_Write] = deque()
+        self.tried: deque[_Write] = deque()
+        self._out: set[_Write] = set()  # under way
+        self._room = 1  # as many more may go
+        self._kept = 0  # of those that went together
+        self._pause_s = FIRST_PAUSE_S
+        self._due_s = 0.0
+        self.error: KafkaMQError | None = None  # None: nothing is behind a refusal
+
+    def wait_s(self, now_s: float) -> float:
+        """Until something of it may go."""
+        is_waiting = self._room > 0 and (self.untried or self.tried)
+        return self._due_s - now_s if is_waiting else _MAX_PAUSE_S
+
+    def take(self) -> _Write:
+        """What goes now; ``ended`` or ``dropped`` follows."""
+        write = (self.untried or self.tried).popleft()
+        self._out.add(write)
+        self._room -= 1
+        return write
+
+    def add(self, write: _Write, error: KafkaMQError) -> None:
+        """It was refused."""
+        if self.error is None:
+            self._due_s = time.monotonic() + self._pause_s
+        self.error = error
+        self.tried.append(write)
+
+    def ended(self, write: _Write, *, is_kept: bool) -> None:
+        """What became of a record, if it is one that went from here."""
+        if write not in self._out:
+            return
+        self._out.discard(write)
+        self._kept += is_kept
+        if self._out:
+            return
+        if self._kept:  # something passes; refused is refused for a moment at least
+            self._pause_s = FIRST_PAUSE_S
+            wait_s = 0.0 if is_kept else FIRST_PAUSE_S
+        else:
+            wait_s = self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
+        self._due_s = time.monotonic() + wait_s
+        self._room, self._kept = max(1, 2 * self._kept), 0
+        self._rest()
+
+    def dropped(self, write: _Write) -> None:
+        """Nobody wants it any more; another one may go."""
+        if write in self._out:
+            self._out.discard(write)
+            self._room += 1
+        self._rest()
+
+    def drop(self, gone: Collection[_Write]) -> None:
+        self.untried = deque(each for each in self.untried if each not in gone)
+        self.tried = deque(each for each in self.tried if each not in gone)
+        self._rest()
+
+    def _rest(self) -> None:
+        if not (self._out or self.untried or self.tried):
+            self._room, self._pause_s, self.error = 1, FIRST_PAUSE_S, None
+
+
+class SureWriter:
+    """One outlet and one thread, both made when there is something to write; thread-safe.
+
+    One whose report did not come in time may be written twice.
     """
 
-    def __init__(self, make: Callable[[], ThreadedProducer], what: str) -> None:
-        """``make`` opens the producer; ``what`` is for people."""
+    def __init__(self, make: Callable[[], Outlet], what: str) -> None:
+        """``make`` opens the outlet; ``what`` is for people."""
         self._make = make
         self._what = what
         self._changed = threading.Condition()
-        self._due: list[tuple[float, int, _Write]] = []  # a heap, by monotonic s
+        self._new: deque[_Write] = deque()
+        self._refused, self._misfits = self._lanes = _Lane(), _Lane()
         self._open: dict[_Write, None] = {}
-        self._number = count()
-        self._producer: ThreadedProducer | None = None
+        self._outlet: Outlet | None = None
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
@@ -90,11 +218,27 @@ class SureWriter:
                 write.written.end(BrokerError(f"{self._what} ends", code="_DESTROY"))
                 return write.written
             self._open[write] = None
-            self._push(write, 0.0)
+            write.last_error = self._refused.error
+            waiting = self._new if write.last_error is None else self._refused.untried
+            waiting.append(write)
+            self._changed.notify_all()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="kafkamq-sure", daemon=True)
                 self._thread.start()
+        if write.last_error is not None:
+            write.written.refuse(write.last_error)
         return write.written
+
+    def prune(self) -> None:
+        """Forget what waits and nobody wants any more."""
+        with self._changed:
+            waiting = [each for lane in self._lanes for each in (*lane.untried, *lane.tried)]
+        gone = {write for write in waiting if write.written.drop_if_unwanted()}
+        with self._changed:
+            for lane in self._lanes:
+                lane.drop(gone)
+            for write in gone:
+                self._open.pop(write, None)
 
     def close(self, timeout_s: float) -> None:
         """Wait for what is under way, give up the rest, and end; idempotent."""
@@ -117,73 +261,85 @@ class SureWriter:
                 f"{self._what}: no answer", code="_TIMED_OUT"
             )
             write.written.end(last_error)
-        if self._producer is not None:
-            self._producer.close(max(1.0, deadline_s - time.monotonic()))
-
-    def _push(self, write: _Write, pause_s: float) -> None:
-        heapq.heappush(self._due, (time.monotonic() + pause_s, next(self._number), write))
-        self._changed.notify_all()
+        if self._outlet is not None:
+            self._outlet.close(max(1.0, deadline_s - time.monotonic()))
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                while not self._is_closed:
-                    wait_s = self._due[0][0] - time.monotonic() if self._due else _MAX_PAUSE_S
-                    if self._due and wait_s <= 0:
-                        break
-                    self._changed.wait(min(wait_s, _MAX_PAUSE_S))
-                if self._is_closed:
-                    return
-                write = heapq.heappop(self._due)[2]
-                if write.written.last.cancelled():
+            write = self._await_next()
+            if write is None:
+                return
+            if write.written.drop_if_unwanted():
+                with self._changed:
                     self._open.pop(write, None)
-                    continue
-            self._produce(write)
+                    for lane in self._lanes:
+                        lane.dropped(write)
+                    self._changed.notify_all()
+                continue
+            self._try(write)
 
-    def _produce(self, write: _Write) -> None:
-        def reported(error: KafkaError | None, _: Record) -> None:
-            assert self._producer is not None
-            try:
-                if error is None:
-                    self._end(write)
-                else:
-                    cause = self._producer.failed(error)
-                    self._refused(write, broker_error(cause, f"{self._what}: {form.topic}"))
-            finally:
-                self._producer.reported += 1
+    def _await_next(self) -> _Write | None:
+        """What is to be written now; None: the end."""
+        with self._changed:
+            while not self._is_closed:
+                if self._new:
+                    return self._new.popleft()
+                now_s = time.monotonic()
+                lane = min(self._lanes, key=lambda each: each.wait_s(now_s))
+                if lane.wait_s(now_s) <= 0:
+                    return lane.take()
+                self._changed.wait(lane.wait_s(now_s))
+        return None
 
+    def _try(self, write: _Write) -> None:
         try:
             form = write.form(write.refusals)
-            if self._producer is None:
-                self._producer = self._make()
-            self._producer.produce(
-                form.topic, form.value, form.key, form.partition, form.headers, reported
-            )
-        except KafkaMQError as error:
-            self._refused(write, error)
         except Exception as error:  # noqa: BLE001 - of one record: the others must be written
-            self._refused(write, KafkaMQError(f"{self._what}: {type(error).__name__}: {error}"))
+            self._refuse(write, self._as_ours(error), self._misfits)
+            return
+        try:
+            if self._outlet is None:
+                self._outlet = self._make()
+            self._outlet.send(form, lambda error: self._told(write, error))
+        except BaseException as error:  # noqa: BLE001 - also what the user's own outlet raises
+            self._told(write, self._as_ours(error))
 
-    def _end(self, write: _Write) -> None:
-        with self._changed:
-            self._open.pop(write, None)
-            self._changed.notify_all()
-        write.written.end(None)
+    def _as_ours(self, error: BaseException) -> KafkaMQError:
+        if isinstance(error, KafkaMQError):
+            return error
+        return KafkaMQError(f"{self._what}: {reason_of(error)}")
 
-    def _refused(self, write: _Write, error: KafkaMQError) -> None:
-        is_smaller = False  # and not refused for good
+    def _told(self, write: _Write, error: KafkaMQError | None) -> None:
+        """By the outlet, in any thread."""
+        if error is None:
+            with self._changed:
+                self._open.pop(write, None)
+                for lane in self._lanes:
+                    lane.ended(write, is_kept=True)
+                self._changed.notify_all()
+            write.written.end(None)
+            return
         if meaning(error) is Meaning.TOO_LARGE:
             write.refusals = (write.refusals + 1) % FORMS
-            is_smaller = write.refusals > 0
-        if not is_smaller:
-            with suppress(InvalidStateError):  # it has its answer, or was given up
-                write.written.first.set_exception(error)
-        pause_s = 0.0 if is_smaller else write.pause_s
-        if write.last_error is None:
+            if write.refusals:  # a smaller form is left
+                with self._changed:
+                    write.last_error = error
+                    self._new.appendleft(write)
+                    self._changed.notify_all()
+                return
+        is_of_itself = meaning(error) in _OF_ITSELF
+        self._refuse(write, error, self._misfits if is_of_itself else self._refused)
+
+    def _refuse(self, write: _Write, error: KafkaMQError, into: _Lane) -> None:
+        with self._changed:
+            is_first = into.error is None
+            write.last_error = error
+            into.add(write, error)
+            for lane in self._lanes:
+                lane.ended(write, is_kept=lane is not into)
+            self._changed.notify_all()
+        if is_first:
             _log.warning(
                 "%s was refused; it is tried again", self._what, extra={"error": str(error)}
             )
-        with self._changed:
-            write.last_error = error
-            self._push(write, pause_s)
-            write.pause_s = min(max(FIRST_PAUSE_S, 2 * write.pause_s), _MAX_PAUSE_S)
+        write.written.refuse(error)

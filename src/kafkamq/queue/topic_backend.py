@@ -9,7 +9,7 @@ from kafkamq.errors import ConfigError
 from kafkamq.queue.backend import ConsumerPlan, StoredMessage
 from kafkamq.queue.connections import Connections, Settler
 from kafkamq.queue.consumer import Consumer
-from kafkamq.queue.dead_letter_writer import RequeueWriter, TopicDeadLetterWriter
+from kafkamq.queue.dead_letter_writer import RequeueWriter, TopicOutbox
 from kafkamq.queue.producer import Producer
 from kafkamq.queue.queue_topic import create_queue_topics, require_dead_letters
 from kafkamq.queue.wire.keys import join_key
@@ -30,8 +30,9 @@ class TopicBackend:
         self, connections: Connections, queue: QueueConfig, plan: ConsumerPlan
     ) -> Consumer:
         config = connections.config
-        require_dead_letters(config, queue)
-        return self._make_consumer(config, queue, TopicDeadLetterWriter(config, queue), plan)
+        if queue.dead_letter_writer is None:
+            require_dead_letters(config, queue)
+        return self._make_consumer(config, queue, TopicOutbox(config, queue), plan)
 
     def open_producer(self, connections: Connections, queue: QueueConfig) -> Producer:
         return Producer(connections.sender(queue), queue)

@@ -25,7 +25,7 @@ from kafkamq.errors import (
 from kafkamq.metrics import catalog
 from kafkamq.metrics.families import Counter, Labels
 from kafkamq.queue.consumer import Consumer
-from kafkamq.queue.dead_letter_writer import DeadLetterWriter
+from kafkamq.queue.dead_letter_writer import DeadLetterOutbox
 from kafkamq.queue.lost_leases import LostLeases
 from kafkamq.queue.message import Message
 from kafkamq.queue.rules.capabilities import Feature, require
@@ -58,7 +58,7 @@ class TopicConsumer(Consumer, Generic[M]):
     def __init__(
         self,
         queue: QueueConfig,
-        dead_letters: DeadLetterWriter,
+        dead_letters: DeadLetterOutbox,
         on_lease_lost: Callable[[Message], None] | None = None,
     ) -> None:
         super().__init__(queue)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -14,12 +15,12 @@ from kafkamq.queue.arguments import BodyError
 from kafkamq.queue.handler import HandlerSpec
 from kafkamq.queue.message import Message
 from kafkamq.queue.rules.capabilities import Feature, has
-from kafkamq.queue.rules.retry import backoff_delay_ms
+from kafkamq.queue.rules.retry import Retry, backoff_delay_ms, backoff_on, judge
 from kafkamq.queue.wire.headers import clean, reason_of
 from kafkamq.runtime.batches import bound, outcomes_of
 from kafkamq.runtime.middleware import Middleware, surrounded
 from kafkamq.runtime.telemetry import Telemetry
-from kafkamq.runtime.verdicts import is_verdict, understood
+from kafkamq.runtime.verdicts import Verdict, is_verdict, understood
 from kafkamq.runtime.work_queue import HandlerFaultError
 from kafkamq.types import Ack, Nack, Reject
 
@@ -38,14 +39,12 @@ class Calls:
         spec: HandlerSpec,
         middleware: Sequence[Middleware],
         telemetry: Telemetry | None,
-        function: Callable[[Any], Any] | None = None,
     ) -> None:
-        """``function`` takes the handler's place: it calls it elsewhere."""
         self.spec = spec
         self.spared: list[Message] = []  # a stop broke off their last attempts: no dead letters
-        self.is_async = spec.is_async and function is None
+        self.is_async = spec.is_async
         self._telemetry = telemetry
-        call = function or bound(spec.function, spec.binder, is_async=self.is_async)
+        call = bound(spec.function, spec.binder, is_async=self.is_async)
         self._chain = surrounded(call, middleware, is_async=self.is_async, name=spec.name)
 
     def run(self, given: Any) -> object:
@@ -78,22 +77,34 @@ class Calls:
             self._say_unrecorded()
         return outcome
 
+    def record(self, given: Any, outcome: object, began_s: float) -> None:
+        """Record a delivery that ends now, and was handled elsewhere."""
+        try:
+            with self._delivery(given, began_s) as told:
+                told[0] = outcome
+        except Exception:  # noqa: BLE001 - of what the application set for telemetry
+            self._say_unrecorded()
+
     def _say_unrecorded(self) -> None:
         queue = self.spec.queue.queue_id
         _log.exception("a delivery could not be recorded", extra={"queue": queue})
 
-    def _delivery(self, given: Any) -> AbstractContextManager[list[object]]:
+    def _delivery(
+        self, given: Any, began_s: float | None = None
+    ) -> AbstractContextManager[list[object]]:
         """Records the delivery of each message; the caller says what came of the call."""
         if self._telemetry is None:
             return nullcontext([None])
-        return self._recorded(self._telemetry, given)
+        return self._recorded(self._telemetry, given, began_s)
 
     @contextmanager
-    def _recorded(self, telemetry: Telemetry, given: Any) -> Iterator[list[object]]:
+    def _recorded(
+        self, telemetry: Telemetry, given: Any, began_s: float | None
+    ) -> Iterator[list[object]]:
         told: list[object] = [None]
         messages = given if isinstance(given, list) else [given]
         with ExitStack() as spans:
-            kinds = [spans.enter_context(telemetry.delivery(each)) for each in messages]
+            kinds = [spans.enter_context(telemetry.delivery(each, began_s)) for each in messages]
             yield told
             outcomes = outcomes_of(told[0], len(kinds)) if given is messages else told
             for kind, outcome in zip(kinds, outcomes, strict=True):
@@ -114,14 +125,18 @@ class Calls:
             elif outcome is STOPPED and self._is_last(message):
                 self.spared.append(message)
             else:
-                self._acknowledge(message, outcome)
+                verdict, error = self._verdict_on(message, outcome)
+                _give(message, verdict)
+                self._tell(message, verdict, error)
         except LeaseLostError as error:
             _log.warning("a verdict came too late", extra={"error": str(error)})
         except StateError as error:  # the handler has given it itself, or the consumer is closed
             _log.debug("a message has its verdict already", extra={"error": str(error)})
         except Exception:  # noqa: BLE001 - a thread that ends here would take no more messages
             _log.exception("a verdict could not be given", extra={"queue": message.queue_id})
-            self._give_back(message)
+            # What its handler returned is no verdict that can be given: without one it is stuck.
+            with contextlib.suppress(KafkaMQError):  # it has its verdict, or its lease has ended
+                message.nack(reason="the handler's verdict could not be given: see the log")
 
     def _is_last(self, message: Message) -> bool:
         spec = self.spec
@@ -129,67 +144,57 @@ class Calls:
             spec.queue.max_deliveries, spec.max_attempts or spec.queue.max_deliveries
         )
 
-    def _give_back(self, message: Message) -> None:
-        """What its handler returned is no verdict that can be given: without one it is stuck."""
-        try:
-            message.nack(reason="the handler's verdict could not be given: see the log")
-        except KafkaMQError as error:  # it has its verdict, or its lease has ended
-            _log.debug("a message is not given back", extra={"error": str(error)})
-
-    def _acknowledge(self, message: Message, outcome: object) -> None:
-        verdict, error = understood(outcome, self.spec.retry_on)
-        if self.spec.queue.is_at_most_once and not isinstance(verdict, Ack):
-            _log.error(
-                "%s failed, and does not come again (at most once)",
-                self._what(message),
-                exc_info=error,
-            )
-            message.ack()
-        elif isinstance(verdict, Reject):
-            self._reject(message, verdict.reason or "rejected by its handler", error)
-        elif isinstance(error, HandlerFaultError):
-            self._nack(message, None, clean(str(error)))
-        elif error is not None:
-            if error is not outcome:
-                _log.error(str(error), extra={"queue": message.queue_id})
-            self._nack(message, None, reason_of(error), error)
-        elif isinstance(verdict, Nack):
-            self._nack(message, verdict.delay, verdict.reason)
-        else:
+    def _verdict_on(
+        self, message: Message, outcome: object
+    ) -> tuple[Verdict, BaseException | None]:
+        """What follows from an outcome by the handler's retry policy, and the handler's error."""
+        spec, queue, count = self.spec, self.spec.queue, message.delivery_count
+        verdict, error = understood(outcome, spec.retry_on)
+        if queue.is_at_most_once and not isinstance(verdict, Ack):
+            what = self._what(message)
+            _log.error("%s failed, and does not come again (at most once)", what, exc_info=error)
+            return Ack(), None
+        if isinstance(verdict, Ack):
             if not is_verdict(outcome):
                 _log.error(
                     "a handler returned something that is no verdict; its message counts as done",
-                    extra={"queue": message.queue_id, "type": type(outcome).__name__},
+                    extra={"queue": queue.queue_id, "type": type(outcome).__name__},
                 )
-            message.ack()
-
-    def _reject(self, message: Message, reason: str, error: BaseException | None = None) -> None:
-        message.reject(reason)
-        _log.warning(
-            "%s was rejected: it becomes a dead letter", self._what(message), exc_info=error
-        )
-
-    def _nack(
-        self,
-        message: Message,
-        delay_s: float | None,
-        reason: str,
-        error: BaseException | None = None,
-    ) -> None:
-        queue, reason = self.spec.queue, clean(reason)
-        most = self.spec.max_attempts
-        if most is not None and most <= message.delivery_count < queue.max_deliveries:
-            self._reject(message, reason or f"attempt {most} of {most} failed", error)
-            return
+            return verdict, None
+        if error is not None and error is not outcome:
+            _log.error(str(error), extra={"queue": queue.queue_id})
+        reason = clean(verdict.reason)
+        if isinstance(error, HandlerFaultError):
+            error, reason = None, clean(str(error))
+        elif error is not None and not reason:
+            reason = reason_of(error)
+        most = (
+            spec.max_attempts if count < queue.max_deliveries else None
+        )  # else the queue gives up
+        decision = judge(verdict, attempt=count, max_attempts=most)
+        if not isinstance(decision, Retry):
+            is_asked = isinstance(verdict, Reject)
+            why = "rejected by its handler" if is_asked else f"attempt {most} of {most} failed"
+            return Reject(reason or why), error
+        delay_s = decision.delay_s
         if delay_s is None and has(queue.backend, Feature.RETRY_DELAY):
-            retry = self.spec.retry or queue.backoff
-            delay_s = backoff_delay_ms(retry, message.delivery_count, random.random()) / 1000
-        self._say_again(message, delay_s, error)
-        try:
-            message.nack(delay=delay_s, reason=reason)
-        except ConfigError as error:  # a delay that its backend does not have
-            _log.error("a nack goes without its delay", extra={"error": str(error)})
-            message.nack(reason=reason)
+            backoff = backoff_on(error, spec.retry_on) or spec.retry or queue.backoff
+            delay_s = backoff_delay_ms(backoff, count, random.random()) / 1000
+        return Nack(delay_s, reason), error
+
+    def _tell(self, message: Message, verdict: Verdict, error: BaseException | None) -> None:
+        what = self._what(message)
+        if isinstance(verdict, Reject):
+            _log.warning("%s was rejected: it becomes a dead letter", what, exc_info=error)
+        elif isinstance(verdict, Ack):
+            return
+        elif message.delivery_count >= self.spec.queue.max_deliveries:
+            did = "a handler gave it back" if error is None else "a handler failed"
+            text = "%s: %s was the last one: it becomes a dead letter"
+            _log.error(text, did, what, exc_info=error)
+        elif error is not None:
+            when = "soon" if verdict.delay is None else f"in {verdict.delay:.1f} s"
+            _log.warning("a handler failed: %s comes again %s", what, when, exc_info=error)
 
     def _what(self, message: Message) -> str:
         """Names a message for a line of log; never its payload."""
@@ -200,20 +205,18 @@ class Calls:
             f"{self.spec.queue.max_deliveries},"
         )
 
-    def _say_again(
-        self, message: Message, delay_s: float | None, error: BaseException | None
-    ) -> None:
-        what = "a handler failed" if error is not None else "a handler gave it back"
-        if message.delivery_count >= self.spec.queue.max_deliveries:
-            _log.error(
-                "%s: %s was the last one: it becomes a dead letter",
-                what,
-                self._what(message),
-                exc_info=error,
-            )
-        elif error is not None:
-            when = "soon" if delay_s is None else f"in {delay_s:.1f} s"
-            _log.warning("%s: %s comes again %s", what, self._what(message), when, exc_info=error)
+
+def _give(message: Message, verdict: Verdict) -> None:
+    if isinstance(verdict, Ack):
+        message.ack()
+    elif isinstance(verdict, Reject):
+        message.reject(verdict.reason)
+    else:
+        try:
+            message.nack(delay=verdict.delay, reason=verdict.reason)
+        except ConfigError as error:  # a delay that its backend does not have
+            _log.error("a nack goes without its delay", extra={"error": str(error)})
+            message.nack(reason=verdict.reason)
 
 
 def kind_of(outcome: object) -> str:

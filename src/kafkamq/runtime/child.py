@@ -83,6 +83,7 @@ class _Run:
 
     __slots__ = ("cell", "is_over", "is_serial", "mark", "number", "records")
     is_stale = False
+    failed = None
 
     def __init__(self, number: int, cell: int, is_serial: bool, records: list[Any]) -> None:
         self.number = number
@@ -145,8 +146,8 @@ class _Inbox(Inbox[_Run, _Item]):
             slot.pending = iter(runs)
             return runs
 
-    def acknowledge(self, slot: Slot[_Item], item: _Item, outcome: object) -> bool:
-        run, index, _ = item
+    def acknowledge(self, slot: Slot[_Item], run: _Run, item: _Item, outcome: object) -> bool:
+        _, index, _ = item
         outcome, data = _packed(outcome)
         is_failing = is_verdict(outcome) and not isinstance(outcome, Ack)
         with self.lock:

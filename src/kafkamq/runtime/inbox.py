@@ -54,12 +54,12 @@ class Inbox(Generic[R, T]):
             self.parked.wake_all()
         return found
 
-    def acknowledge(self, slot: Slot[T], record: T, outcome: object) -> bool:
+    def acknowledge(self, slot: Slot[T], run: Any, record: T, outcome: object) -> bool:
         raise NotImplementedError
 
-    async def acknowledge_async(self, slot: Slot[T], record: T, outcome: object) -> bool:
+    async def acknowledge_async(self, slot: Slot[T], run: Any, record: T, outcome: object) -> bool:
         """As ``acknowledge``, which never waits."""
-        return self.acknowledge(slot, record, outcome)
+        return self.acknowledge(slot, run, record, outcome)
 
     def done(self, slot: Slot[T], run: Any, processed: int | None = None) -> None:
         """See ``WorkQueue``; each record has had its outcome."""

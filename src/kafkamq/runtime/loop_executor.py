@@ -15,7 +15,7 @@ from kafkamq.runtime.batches import outcomes_of, take_list
 from kafkamq.runtime.event_loop import LoopThread
 from kafkamq.runtime.inside import enter
 from kafkamq.runtime.loop_beat import LoopBeat
-from kafkamq.runtime.rules.hanging import Slots
+from kafkamq.runtime.rules.hanging import Slots, max_left
 from kafkamq.runtime.work_queue import HandlerCall, Slot, WorkQueue
 
 _TURN_S = 0.002  # handlers that never wait must not own the loop
@@ -54,6 +54,7 @@ class LoopExecutor(Generic[R]):
         self._beat: LoopBeat | None = None
         self._loop_thread = 0
         self._all: asyncio.Task[None] | None = None
+        self._latest: Slot[R] | None = None  # that was through with what it took
         self._left_alone: set[asyncio.Task[object]] = set()
         self._ended = threading.Event()
         self._cancelling = threading.Event()
@@ -192,10 +193,12 @@ class LoopExecutor(Generic[R]):
                 await self._process_list(slot, call)
             else:
                 for run in slot.pending:
-                    slot.current, slot.failed = (run, iter(run.records)), None
+                    slot.current = run, iter(run.records)
                     await self._process(slot, call)
             await queue.publish_async(slot)
-            if time.monotonic() - began_s > _TURN_S:
+            if self._latest is not slot:  # its handler has waited, and others went on
+                self._latest, began_s = slot, time.monotonic()
+            elif time.monotonic() - began_s > _TURN_S:
                 await asyncio.sleep(0)
                 began_s = time.monotonic()
 
@@ -218,11 +221,11 @@ class LoopExecutor(Generic[R]):
                 except BaseException as error:  # noqa: BLE001 - the queue decides
                     outcome = error
                 if (outcome is not None or wants_all) and not await queue.acknowledge_async(
-                    slot, record, outcome
+                    slot, run, record, outcome
                 ):
                     processed = 1 + run.records.index(record)
                     break
-        if processed is None and slot.failed is None:
+        if processed is None and run.failed is None:
             slot.finished.append(run)
         else:
             queue.done(slot, run, processed)
@@ -245,10 +248,9 @@ class LoopExecutor(Generic[R]):
         queue, wants_all = self._queue, self._call.wants_all
         outcomes = iter(outcomes_of(result, len(records)))
         for run in runs:
-            slot.failed = None
             for record, outcome in zip(run.records, outcomes, strict=False):
                 if outcome is not None or wants_all:
-                    await queue.acknowledge_async(slot, record, outcome)
+                    await queue.acknowledge_async(slot, run, record, outcome)
             queue.done(slot, run)
 
     def _raise_if_ended(self) -> None:
@@ -310,4 +312,6 @@ class LoopExecutor(Generic[R]):
             )
             self._left_alone.add(task)  # a loop holds its tasks weakly
             task.add_done_callback(self._left_alone.discard)
+            if len(self._left_alone) > max_left(len(self._slots)):
+                self._queue.fail(self._call.abandoning_error(len(self._left_alone)))
         return self._call.timeout_error()

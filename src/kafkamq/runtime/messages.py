@@ -18,8 +18,8 @@ class _Run:
     """One message, or the list of one call; there is no order among them."""
 
     __slots__ = ("records",)
-    is_serial = False
-    is_stale = False
+    is_serial = is_stale = False
+    failed = None
 
     def __init__(self, records: list[Message]) -> None:
         self.records = records
@@ -36,8 +36,8 @@ class MessageQueue(Inbox[Message, Message]):
         stopping: threading.Event,
     ) -> None:
         super().__init__()
-        self._calls = calls
-        self._room = room
+        self.handler_calls = calls
+        self.room = room
         self.fail = fail
         self._stopping = stopping
         self._size = max(1, calls.spec.batch_size)
@@ -68,43 +68,54 @@ class MessageQueue(Inbox[Message, Message]):
             self.finished += had
             slot.taken = 0
             slot.finished = []
-            runs = self._runs()
+            messages = self.next_messages()
+            runs = [_Run(messages)] if messages else []
             if runs:
                 slot.pending = iter(runs)
-                slot.taken = len(runs[0].records)
+                slot.taken = len(messages)
             else:
                 self.parked.park(slot)
-        if had and not self._room.is_set():
-            self._room.set()
+        if had and not self.room.is_set():
+            self.room.set()
         return runs
 
-    def _runs(self) -> list[_Run]:
+    def next_messages(self) -> list[Message]:
+        """Those of the next call, with the lock held; none: it is not time for one."""
         ready = self.ready
         if not ready or self.is_stopped or self._stopping.is_set():
             return []
         if self._size == 1:
-            return [_Run([ready.popleft()])]
+            return [ready.popleft()]
         now_s = time.monotonic()
         if len(ready) < self._size and now_s - self._since_s < self._linger_s:
             return []
         self._since_s = now_s
-        return [_Run([ready.popleft() for _ in range(min(self._size, len(ready)))])]
+        return [ready.popleft() for _ in range(min(self._size, len(ready)))]
 
-    def acknowledge(self, slot: Slot[Message], message: Message, outcome: object) -> bool:
-        if isinstance(outcome, BodyUnavailableError):
-            self._wait_for_body(slot, message, outcome.delay_s)
-        else:
-            self._calls.acknowledge(message, outcome)
+    def acknowledge(
+        self, slot: Slot[Message], run: _Run, message: Message, outcome: object
+    ) -> bool:
+        del run
+        if not self.settle(message, outcome):
+            with self.lock:
+                slot.taken -= 1
         return True
 
-    def _wait_for_body(self, slot: Slot[Message], message: Message, delay_s: float) -> None:
+    def settle(self, message: Message, outcome: object) -> bool:
+        """Give it its verdict; False: it is not finished."""
+        if isinstance(outcome, BodyUnavailableError):
+            self._wait_for_body(message, outcome.delay_s)
+            return False
+        self.handler_calls.acknowledge(message, outcome)
+        return True
+
+    def _wait_for_body(self, message: Message, delay_s: float) -> None:
         """Keep it: its handler was not called, so this is no delivery that has failed."""
         with self.lock:
-            slot.taken -= 1  # it is not finished
             if not self.is_stopped:
                 self._waiting.append((time.monotonic() + delay_s, message))
                 return
-        self._calls.spared.append(message)
+        self.handler_calls.spared.append(message)
 
     def _look_again(self) -> None:
         now_s = time.monotonic()
@@ -125,7 +136,7 @@ class MessageQueue(Inbox[Message, Message]):
     def abandon(self, slot: Slot[Message], records: Sequence[Message]) -> None:
         """The worker ends: give them back."""
         for message in records:
-            self._calls.acknowledge(message, STOPPED)
+            self.handler_calls.acknowledge(message, STOPPED)
         with self.lock:
             self.finished += slot.taken
             slot.taken = 0
@@ -137,6 +148,10 @@ class MessageQueue(Inbox[Message, Message]):
 
 
 def _call_of(claim: Message | list[Message], began_s: float) -> Call:
-    message = claim[0] if isinstance(claim, list) else claim
+    return Call(began_s, place_of(claim[0] if isinstance(claim, list) else claim))
+
+
+def place_of(message: Message) -> tuple[str, int, int]:
+    """Topic, partition and offset."""
     place = message.message_id
-    return Call(began_s, (message.topic, place.partition, place.offset))
+    return message.topic, place.partition, place.offset

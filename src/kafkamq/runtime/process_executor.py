@@ -4,6 +4,10 @@ Each process has a thread here, its port, which is one slot of the queue: it tak
 the process's handlers, a little ahead of them, and gives back what the process answers. So the
 records of a key are in one process at a time. A process that dies takes an attempt of each record
 that its handlers were at with it, and is replaced; what they were not at has lost nothing.
+
+Ports write to pipes, which a process that hangs lets fill up, and settle outcomes, which may wait.
+So time-outs are enforced by a thread of their own, the watch: it reads memory that the processes
+share, kills, and does nothing else. The port then finds the end of its pipe.
 """
 
 from __future__ import annotations
@@ -28,6 +32,8 @@ from kafkamq.runtime.rules.run_ahead import RunAhead
 from kafkamq.runtime.work_queue import HandlerTimeoutError, Slot, WorkerDiedError, WorkQueue
 
 _JOIN_S = 5.0
+_START_S = 600.0  # what a process may take to import what it needs
+_SLICE_S = 0.1
 PAUSE_S = 1.0  # before another process, where one could not begin
 _GRACE_S = 1.0  # for one that ends by itself, to do so
 _MAX_BARREN = 10  # processes in a row that are killed before any could begin
@@ -48,6 +54,7 @@ class Processes:
     place: Callable[[Any], tuple[str, int, int]]  # topic, partition and offset of a record
     timeout_ms: int = 0  # after so long a call has failed; 0: never
     owner: object = None  # what hooks are inside of (``inside``)
+    is_ahead: bool = True  # a process may have more than its handlers can begin
 
     @property
     def kill_after_s(self) -> float:
@@ -72,8 +79,8 @@ class ProcessExecutor(Generic[R]):
         self._has_worked = False
         self._barren = 0
 
-    def check(self) -> None:
-        """Begin the first process, which says whether one can."""
+    def check(self, is_over: Callable[[], bool]) -> None:
+        """Begin the first process, which says whether one can; until ``is_over``."""
         try:
             process = self._ports[0].process = _Process(self.processes.call)
         except OSError as error:
@@ -81,16 +88,30 @@ class ProcessExecutor(Generic[R]):
                 f"processes= needs processes, and memory or files that they share ({error}): see "
                 "limits of the system, /dev/shm and TMPDIR"
             ) from error
-        refusal = process.begin()
-        if refusal is not None:
-            process.end()
+        refusal: str | None = ""
+        try:
+            refusal = process.begin(is_over)
+        finally:
+            if refusal is not None:
+                process.end()
+                self._ports[0].process = None
+        if refusal is None:
+            self._has_worked = True
+        elif not is_over():
             raise ConfigError(f"the handler cannot be loaded in another process: {refusal}")
-        self._has_worked = True
 
     def start(self) -> None:
         self.queue.join([port.slot for port in self._ports], self)
         for port in self._ports:
             port.thread.start()
+        if self.processes.kill_after_s:
+            threading.Thread(target=self._watch, name="kafkamq-timeouts", daemon=True).start()
+
+    def _watch(self) -> None:
+        """Ends processes that hang; no lock that others hold, no pipe and no log is touched."""
+        while not self.ended.wait(_WATCH_S) and any(port.thread.is_alive() for port in self._ports):
+            for port in self._ports:
+                port.end_if_hung()
 
     def wake(self, slots: Sequence[Slot[R]]) -> None:
         for slot in slots:
@@ -100,15 +121,16 @@ class ProcessExecutor(Generic[R]):
         """See ``Executor.join``; then the processes end."""
         deadline_s = time.monotonic() + timeout_s
         for port in self._ports:
-            if port.thread is not threading.current_thread():
+            if port.thread.is_alive() and port.thread is not threading.current_thread():
                 port.thread.join(max(0.0, deadline_s - time.monotonic()))
         return not any(port.thread.is_alive() for port in self._ports)
 
     def cancel(self) -> None:
-        """End the processes, whatever they are at; it does not count."""
+        """End the processes, whatever they are at; it does not count. Idempotent."""
         self.ended.set()
         for port in self._ports:
             port.end()
+        self.join(_JOIN_S)
 
     def slots(self) -> Slots:
         """What the handlers of all processes are at."""
@@ -146,12 +168,12 @@ class ProcessExecutor(Generic[R]):
         except OSError as error:  # no room for another one, which is no record's fault
             self._pause(str(error))
             return None
-        refusal = process.begin()
+        refusal = process.begin(self._is_over)
         if refusal is None:
             self._has_worked = True
             return process
         process.end()
-        if self.ended.is_set():
+        if self._is_over():
             return None
         with self._lock:
             self._barren += 1
@@ -169,6 +191,9 @@ class ProcessExecutor(Generic[R]):
         else:
             self._pause(refusal)
         return None
+
+    def _is_over(self) -> bool:
+        return self.ended.is_set() or self.queue.is_stopped
 
     def _pause(self, error_text: str) -> None:
         _log.error(
@@ -189,21 +214,34 @@ class _Process:
         )
         self._lock = threading.Lock()
         self.died = False
+        # The run whose handler takes too long, for which this is killed; -1: it is at none.
+        self.late: int | None = None
         self.exit_code: int | None = None
 
     @property
     def pid(self) -> int:
         return self._process.pid or 0
 
-    def begin(self) -> str | None:
-        """Wait until it has begun; else why it cannot."""
+    def begin(self, is_over: Callable[[], bool]) -> str | None:
+        """Wait until it has begun; else why it cannot. ``is_over`` ends the wait."""
+        deadline_s = time.monotonic() + _START_S
         try:
+            while not self.pipe.poll(_SLICE_S):
+                if is_over():
+                    return "it is not needed any more"
+                if time.monotonic() > deadline_s:
+                    return f"it has not begun within {_START_S:g} s"
             refusal: str | None = self.pipe.recv()
         except (EOFError, OSError):
             self.died = True
             self._process.join(_JOIN_S)
             refusal = f"it has died at its start (exit code {self._process.exitcode})"
         return refusal
+
+    def kill(self, late: int) -> None:
+        """Kill it, and wait for nothing."""
+        self.late = late
+        self._process.kill()
 
     def end(self, grace_s: float = 0.0) -> None:
         """End it, also in the middle of its work; idempotent, from any thread."""
@@ -238,11 +276,14 @@ class _Port(Generic[R]):
         self._limit = width  # that the process knows
         self.finished = 0  # records that were tried
         self.spent_us = 0  # what they took
-        self._ahead = RunAhead(concurrency=width, maximum=CELLS)
+        self._ahead = RunAhead(concurrency=width, maximum=CELLS, is_ahead=self._processes.is_ahead)
         self._asks_back = False
+        self._has_asked = False  # since it sent the last run
+        self._is_settling = False  # it is not its process that is waited for
+        self._signs: tuple[int, list[int]] = 0, []  # of life, as the watch saw them last
+        self._signs_ns = 0
         self._woken, self._waking = socket.socketpair()
         self._waking.setblocking(False)
-        self._late: int | None = None  # the run whose handler takes too long
         self.process: _Process | None = None
         self.thread = threading.Thread(target=self._work, name="kafkamq-port", daemon=True)
 
@@ -310,15 +351,12 @@ class _Port(Generic[R]):
         pipe = self.process.pipe
         poll.register(pipe.fileno(), select.POLLIN | select.POLLHUP)
         poll.register(self._woken.fileno(), select.POLLIN)
-        turn_ms = 1000 * (_WATCH_S if self._processes.kill_after_s else _TURN_S)
         try:
             while True:
                 self._send()
                 if self._queue.is_stopped and not self._runs:
                     return False
-                self._receive(poll, turn_ms)
-                if self._processes.kill_after_s:
-                    self._look_for_late()
+                self._receive(poll)
         except (EOFError, OSError) as error:
             if isinstance(error, KafkaMQError):  # time has run out elsewhere: nobody has died
                 raise
@@ -334,7 +372,9 @@ class _Port(Generic[R]):
         if self._asks_back:
             self._asks_back = False
             # Where each run has one record and a handler, there is nothing.
-            if self._held > min(self.slot.width, len(self._runs)) or self._queue.is_stopped:
+            is_ahead = self._held > min(self.slot.width, len(self._runs))
+            if (is_ahead or self._queue.is_stopped) and not self._has_asked:
+                self._has_asked = True
                 self.process.pipe.send(None)
         now_ms = int(time.monotonic() * 1000)
         wanted = self._ahead.wanted(self._held, self.finished, now_ms)
@@ -350,23 +390,28 @@ class _Port(Generic[R]):
             self._runs[number], self._cell_of[number] = run, cell
             self._held += len(run.records)
             sent.append((number, cell, run.is_serial, [pack(record) for record in run.records]))
+        self._has_asked = False
         self.process.pipe.send(sent)
 
-    def _receive(self, poll: select.poll, turn_ms: float) -> None:
+    def _receive(self, poll: select.poll) -> None:
         """Wait for answers, or to be woken, and settle what has ended."""
         assert self.process is not None
-        ready = poll.poll(turn_ms)
+        ready = poll.poll(_TURN_S * 1000)
         woken, has_ended = self._woken.fileno(), False
         while ready:
             for number, _ in ready:
                 if number == woken:
                     self._woken.recv(4096)
                 else:
-                    self._hear(self.process.pipe.recv())
-                    has_ended = True
+                    answer = self.process.pipe.recv()
+                    self._is_settling = has_ended = True
+                    self._hear(answer)
+                    self._is_settling = False
             ready = poll.poll(0)
         if has_ended:
+            self._is_settling = True
             self._queue.publish(self.slot)
+            self._is_settling = False
 
     def _hear(self, answer: Answer) -> None:
         ends, outcomes = answer
@@ -386,27 +431,40 @@ class _Port(Generic[R]):
         self._held -= count
         self.finished += tried
         self.spent_us += spent_us
-        slot.failed = None
         for index, outcome in self._told.pop(number, ()):
-            self._queue.acknowledge(slot, run.records[index], outcome)
-        if tried == count and slot.failed is None:
+            self._queue.acknowledge(slot, run, run.records[index], outcome)
+        if tried == count and run.failed is None:
             slot.finished.append(run)
         else:
             self._queue.done(slot, run, None if tried == count else tried)
 
     # Processes that die, or hang.
 
-    def _look_for_late(self) -> None:
-        process = self.process
-        assert process is not None
-        begun_ns = time.monotonic_ns() - int(self._processes.kill_after_s * 1e9)
-        for number, cell in self._cell_of.items():
-            _, step = progress_of(process.marks[cell], number)
-            if step is Step.BEGUN and process.times[cell] < begun_ns:
-                _log.warning("a handler takes too long; its process is ended")
-                self._late = number
-                process.end()
-                return
+    def end_if_hung(self) -> None:
+        """Kill the process if a handler takes too long, or if it does nothing; the watch's.
+
+        A process that is stopped between two calls is at none: it shows no sign of life although
+        it has something to do.
+        """
+        process, cells = self.process, list(self._cell_of.items())
+        if process is None or process.late is not None:
+            return
+        now_ns = time.monotonic_ns()
+        begun_ns = now_ns - int(self._processes.kill_after_s * 1e9)
+        marks, is_at_work = [], not cells
+        for number, cell in cells:
+            mark = process.marks[cell]
+            marks.append(mark)
+            if progress_of(mark, number)[1] is Step.BEGUN:
+                is_at_work = True
+                if process.times[cell] < begun_ns:
+                    process.kill(number)
+                    return
+        signs = self._number, marks
+        if is_at_work or self._is_settling or signs != self._signs:
+            self._signs, self._signs_ns = signs, now_ns
+        elif self._signs_ns < begun_ns:
+            process.kill(-1)
 
     def _bury(self, process: _Process) -> None:
         """Nothing comes from it any more."""
@@ -415,11 +473,15 @@ class _Port(Generic[R]):
                 self._hear(process.pipe.recv())
         except (EOFError, OSError):
             process.end(0.0 if self._executor.ended.is_set() else _GRACE_S)
-        if not self._executor.ended.is_set():
+        if process.late is not None:
+            what = "a handler takes too long" if process.late >= 0 else "it does nothing"
+            _log.warning("the process of a handler was ended: %s", what)
+        elif not self._executor.ended.is_set():
             _log.error("the process of a handler has died", extra={"exit_code": process.exit_code})
         for number in list(self._runs):
             self._end_with(process, number)
-        self.process, self._late = None, None
+        self.process = None
+        self._has_asked = self._is_settling = False
         self._told.clear()
         self._queue.publish(self.slot)
 
@@ -433,16 +495,18 @@ class _Port(Generic[R]):
                 tried = index
             elif step is Step.BEGUN:
                 error = self._blame(process, number)
-                if error is None:
-                    tried = index
-                else:
+                if error is not None:
                     told.append((index, error))
+                else:
+                    tried = index
+                    if self._executor.ended.is_set():
+                        self._queue.abandon(self.slot, [self._runs[number].records[index]])
         self._end(number, tried, 0)
 
     def _blame(self, process: _Process, number: int) -> Exception | None:
         """What the record that a handler was at has to do with the end; None: nothing."""
-        if self._late is not None:
-            if number != self._late:
+        if process.late is not None:
+            if number != process.late:
                 return None
             timeout_s = self._processes.timeout_ms / 1000
             return HandlerTimeoutError(f"the handler took longer than {timeout_s:g} s")

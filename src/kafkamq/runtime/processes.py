@@ -1,10 +1,10 @@
-"""Handlers of queues in processes: each thread of the worker waits for the answer to one call."""
+"""Handlers of queues in processes: a ``Worker``'s messages, as processes take and answer them."""
 
 from __future__ import annotations
 
 import pickle
-import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -14,11 +14,12 @@ from kafkamq.queue.arguments import Binder
 from kafkamq.queue.handler import HandlerSpec
 from kafkamq.queue.message import Message
 from kafkamq.queue.schemas.deserializer import Deserializer
-from kafkamq.runtime.batches import bound
+from kafkamq.runtime.batches import bound, outcomes_of
 from kafkamq.runtime.calls import STOPPED
 from kafkamq.runtime.child import RemoteCall
-from kafkamq.runtime.inbox import Inbox
-from kafkamq.runtime.process_executor import Processes, ProcessExecutor
+from kafkamq.runtime.messages import MessageQueue, place_of
+from kafkamq.runtime.middleware import Middleware, surrounded
+from kafkamq.runtime.process_executor import Processes
 from kafkamq.runtime.work_queue import Slot
 from kafkamq.types import Headers, MessageId
 
@@ -42,132 +43,153 @@ class PlainMessage:
         return dict(self.raw_headers)
 
 
-class _RemoteCall:
-    """A call that a thread waits for."""
+_STUCK_S = 0.02  # a process that is at it for so long gives back what it has not begun
 
-    __slots__ = ("_ended", "given", "is_serial", "is_stale", "outcome", "records")
 
-    def __init__(self, given: PlainMessage | list[PlainMessage]) -> None:
-        self.given = given
-        self.outcome: object = None
+class _Call:
+    """A call in a process: a run of one record, which is one message, or the list of a batch."""
+
+    __slots__ = ("has_outcome", "messages", "records", "taken_s")
+    is_serial = is_stale = False
+    failed = None
+
+    def __init__(self, messages: list[Message]) -> None:
+        self.messages = messages
         self.records = [self]
-        self.is_serial = self.is_stale = False
-        self._ended = threading.Event()
-
-    def end(self, outcome: object) -> None:
-        self.outcome = outcome
-        self._ended.set()
-
-    def wait(self) -> object:
-        self._ended.wait()
-        return self.outcome
+        self.taken_s = time.monotonic()
+        self.has_outcome = False
 
 
-class RemoteCalls(Inbox[_RemoteCall, _RemoteCall]):
-    """Calls a handler in processes; a ``WorkQueue`` of the calls that threads wait for.
+class RemoteMessages(MessageQueue):
+    """As processes take them, several calls at once. Each call belongs to one port's thread."""
 
-    A process that cannot start says nothing about a message, which is held until one can.
-    """
-
-    def __init__(self, spec: HandlerSpec, fail: Callable[[BaseException], None]) -> None:
-        try:
-            function = pickle.dumps((spec.function, spec.deserializer))
-        except Exception as error:
-            raise ConfigError(
-                f"handler of queue {spec.queue.queue_id!r}: processes= needs a function that can "
-                f"be imported, as a module's, and such a deserializer ({error})"
-            ) from error
-        super().__init__()
-        self._name = spec.queue.queue_id
-        self.fail = fail
-        self._open: set[_RemoteCall] = set()
-        is_one_by_one = spec.threads == 1 and not spec.is_async
-        call = RemoteCall(
-            function=function,
-            prepare=partial(_bound, of_lists=bool(spec.batch_size), is_async=spec.is_async),
-            is_async=spec.is_async,
-            slots=spec.threads,
-            wants_all=bool(spec.batch_size),
-            timeout_ms=0 if is_one_by_one else spec.timeout_ms,
-        )
-        processes = Processes(
-            call=call, count=spec.processes, pack=_given, place=_place, timeout_ms=spec.timeout_ms
-        )
-        self._executor = ProcessExecutor(self, processes)
-
-    def start(self) -> None:
-        """Start the first process, which says whether one can, and then the others."""
-        try:
-            self._executor.check()
-        except ConfigError as error:
-            raise ConfigError(
-                f"handler of queue {self._name!r}: processes= needs a function that another "
-                f"process can load: {error}"
-            ) from error
-        self._executor.start()
-
-    def __call__(self, given: Message | list[Message]) -> object:
-        """Call the handler; what it raised is raised here."""
-        plain = [_plain(each) for each in given] if isinstance(given, list) else _plain(given)
-        call = _RemoteCall(plain)
+    def tend(self) -> None:
+        """As that of all; and calls that wait behind slow ones go to other processes."""
+        super().tend()
+        now_s = time.monotonic()
         with self.lock:
-            if self.is_stopped:
-                return STOPPED
-            self._open.add(call)
-            self.ready.append(call)
-            self.parked.wake(1)
-        outcome = call.wait()
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
+            self.parked.wake(len(self.ready))
+            for slot in self.slots:
+                if slot.taken > slot.width and now_s - slot.began_s > _STUCK_S:
+                    self._relieve(slot)
 
-    def close(self) -> None:
-        """End all processes; calls that are open have the outcome ``STOPPED``."""
-        self.stop()
-        self._executor.cancel()
-        for call in list(self._open):
-            self._end(call, STOPPED)
+    @staticmethod
+    def _relieve(slot: Slot[Any]) -> None:
+        if slot.give_back is not None:
+            slot.give_back()
 
-    def _end(self, call: _RemoteCall, outcome: object) -> None:
-        """The first outcome counts."""
+    def take(self, slot: Slot[Any], limit: int = 0) -> list[Any]:
+        calls: list[_Call] = []
         with self.lock:
-            is_open = call in self._open
-            self._open.discard(call)
-        if is_open:
-            call.end(outcome)
-
-    def take(self, slot: Slot[_RemoteCall], limit: int = 0) -> list[_RemoteCall]:
-        finished, slot.finished = slot.finished, []
-        for call in finished:
-            self._end(call, None)
-        with self.lock:
-            count = min(max(1, limit), len(self.ready))
-            taken = [self.ready.popleft() for _ in range(count)]
-            if not taken:
+            while len(calls) < max(1, limit) and (messages := self.next_messages()):
+                calls.append(_Call(messages))
+            if calls:
+                self.parked.unpark(slot)
+                slot.taken += len(calls)
+                slot.began_s = calls[0].taken_s
+            else:
                 self.parked.park(slot)
-        return taken
+        return calls
 
-    def acknowledge(self, slot: Slot[_RemoteCall], record: _RemoteCall, outcome: object) -> bool:
-        del slot
-        self._end(record, outcome)
+    def acknowledge(self, slot: Slot[Any], run: Any, record: Any, outcome: object) -> bool:
+        del slot, record
+        self._end(run, outcome)
         return True
 
-    def done(self, slot: Slot[_RemoteCall], run: _RemoteCall, processed: int | None = None) -> None:
-        """A call that was not begun is made again."""
-        del slot
-        if processed == 0:
-            with self.lock:
-                self.ready.appendleft(run)
+    def done(self, slot: Slot[Any], run: Any, processed: int | None = None) -> None:
+        """A call that was not begun, or not to its end by no fault of it, is made again."""
+        del processed
+        with self.lock:
+            slot.taken -= 1
+            if run.has_outcome:
+                return
+            if not self.is_stopped:
+                self.ready.extendleft(reversed(run.messages))
                 self.parked.wake(1)
+                return
+        self.handler_calls.spared += run.messages
+
+    def publish(self, slot: Slot[Any]) -> None:
+        """Those that are finished and have no outcome have returned nothing."""
+        finished, slot.finished = slot.finished, []
+        with self.lock:
+            slot.taken -= len(finished)
+        for call in finished:
+            if not call.has_outcome:
+                self._end(call, None)
+        self.room.set()
+
+    def _end(self, call: _Call, outcome: object) -> None:
+        call.has_outcome = True
+        messages, calls = call.messages, self.handler_calls
+        is_list = bool(calls.spec.batch_size)
+        calls.record(messages if is_list else messages[0], outcome, call.taken_s)
+        outcomes = outcomes_of(outcome, len(messages)) if is_list else [outcome]
+        count = sum(map(self.settle, messages, outcomes))
+        with self.lock:
+            self.finished += count
+
+    def stop(self) -> list[Message]:
+        found = super().stop()
+        for slot in self.slots:
+            self._relieve(slot)
+        return found
+
+    def abandon(self, slot: Slot[Any], records: Sequence[Any]) -> None:
+        """The worker ends: give them back."""
+        del slot
+        for call in records:
+            self._end(call, STOPPED)
 
 
-def _given(call: _RemoteCall) -> object:
-    return call.given
+def processes_for(
+    spec: HandlerSpec, middleware: Sequence[Middleware], owner: object, *, is_ahead: bool
+) -> Processes:
+    """The processes of a queue's handler, which take ``RemoteMessages``.
+
+    Raises:
+        ConfigError: The handler, or what goes with it, cannot be told to another process.
+    """
+    try:
+        function = pickle.dumps((spec.function, spec.deserializer, tuple(middleware)))
+    except Exception as error:
+        raise ConfigError(
+            f"handler of queue {spec.queue.queue_id!r}: processes= needs a function that can be "
+            f"imported, as a module's, and such a deserializer and middleware ({error})"
+        ) from error
+    is_one_by_one = spec.threads == 1 and not spec.is_async
+    prepare = partial(
+        _called, of_lists=bool(spec.batch_size), is_async=spec.is_async, name=spec.name
+    )
+    call = RemoteCall(
+        function=function,
+        prepare=prepare,
+        is_async=spec.is_async,
+        slots=spec.threads,
+        wants_all=bool(spec.batch_size),
+        timeout_ms=0 if is_one_by_one else spec.timeout_ms,
+    )
+    return Processes(
+        call=call,
+        count=spec.processes,
+        pack=_given if spec.batch_size else _plain_one,
+        place=_place,
+        timeout_ms=spec.timeout_ms,
+        owner=owner,
+        is_ahead=is_ahead,
+    )
 
 
-def _place(call: _RemoteCall) -> tuple[str, int, int]:
-    given = call.given[0] if isinstance(call.given, list) else call.given
-    return given.queue_id, given.message_id.partition, given.message_id.offset
+def _given(call: _Call) -> object:
+    return [_plain(message) for message in call.messages]
+
+
+def _plain_one(call: _Call) -> object:
+    return _plain(call.messages[0])
+
+
+def _place(call: _Call) -> tuple[str, int, int]:
+    return place_of(call.messages[0])
 
 
 def _plain(message: Message) -> PlainMessage:
@@ -183,9 +205,15 @@ def _plain(message: Message) -> PlainMessage:
     )
 
 
-def _bound(
-    what: tuple[Callable[..., Any], Deserializer | None], *, of_lists: bool, is_async: bool
+def _called(
+    what: tuple[Callable[..., Any], Deserializer | None, Sequence[Middleware]],
+    *,
+    of_lists: bool,
+    is_async: bool,
+    name: str,
 ) -> Callable[[Any], Any]:
-    function, deserializer = what
+    """In the process: the handler, and its middleware around it."""
+    function, deserializer, middleware = what
     binder = Binder(function, of_lists=of_lists, deserializer=deserializer)
-    return bound(function, binder, is_async=is_async)
+    call = bound(function, binder, is_async=is_async)
+    return surrounded(call, middleware, is_async=is_async, name=name)

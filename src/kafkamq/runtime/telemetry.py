@@ -84,10 +84,15 @@ class Telemetry:
         self._duration = meter.create_histogram(DURATION, unit="s")
 
     @contextmanager
-    def delivery(self, message: Any) -> Iterator[list[str]]:
-        """A span around a handler; the caller puts the outcome into the list."""
+    def delivery(self, message: Any, began_s: float | None = None) -> Iterator[list[str]]:
+        """A span around a handler; the caller puts the outcome into the list.
+
+        Of one that was called elsewhere: ``began_s``, by ``time.monotonic()``.
+        """
         outcome = ["ack"]
-        began_s = time.monotonic()
+        now_s = time.monotonic()
+        if began_s is None:
+            began_s = now_s
         queue = message.queue_id
         place = message.message_id
         attributes = {
@@ -102,6 +107,7 @@ class Telemetry:
             kind=self._trace.SpanKind.CONSUMER,
             attributes=attributes,
             links=self._links(message.headers),
+            start_time=time.time_ns() - int((now_s - began_s) * 1e9),
         ) as span:
             yield outcome
             span.set_attribute(ATTRIBUTES["outcome"], outcome[0])

@@ -6,11 +6,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from kafkamq.runtime.batches import outcomes_of, take_list
 from kafkamq.runtime.inside import enter
-from kafkamq.runtime.rules.hanging import Slots
+from kafkamq.runtime.rules.hanging import Slots, max_left
 from kafkamq.runtime.work_queue import HandlerCall, Slot, WorkQueue
 
 _WATCH_S = 0.05
@@ -30,6 +31,7 @@ class ThreadExecutor(Generic[R]):
         self._call = call
         self._slots: list[Slot[R]] = [queue.make_slot() for _ in range(count)]
         self._threads: dict[int, threading.Thread] = {}  # by the place of the slot
+        self._left: list[threading.Thread] = []  # alone, in a handler that takes too long
         self._is_over = threading.Event()
 
     def start(self) -> None:
@@ -41,11 +43,13 @@ class ThreadExecutor(Generic[R]):
         if self._call.timeout_ms:
             threading.Thread(target=self._watch, name="kafkamq-timeouts", daemon=True).start()
 
-    def _begin(self, number: int, slot: Slot[R], lost: Any = None) -> None:
+    def _begin(self, number: int, slot: Slot[R], claim: list[Any] | None = None) -> None:
+        name = f"{self._call.name}-{number}"
         thread = threading.Thread(
-            target=self._run, args=(slot, lost), name=f"{self._call.name}-{number}", daemon=True
+            target=self._run, args=(number, slot, claim), name=name, daemon=True
         )
-        self._threads[number] = thread
+        if claim is None:
+            self._threads[number] = thread
         thread.start()
 
     def wake(self, slots: Sequence[Slot[R]]) -> None:
@@ -78,11 +82,18 @@ class ThreadExecutor(Generic[R]):
 
     # A thread.
 
-    def _run(self, slot: Slot[R], lost: Any) -> None:
+    def _run(self, number: int, slot: Slot[R], late: list[Any] | None) -> None:
         enter(self._call.owner)
         try:
             call = self._claiming(slot) if self._call.keeps_claims else self._call.function
-            if lost is not None:
+            if late is not None:
+                lost = _taken(late)
+                if lost is None:  # it ended just in time
+                    return
+                self._left.append(self._threads[number])
+                self._threads[number] = threading.current_thread()
+                name = self._call.name
+                _log.warning("a handler takes too long; its thread is left alone: %s", name)
                 self._go_on(slot, call, lost)
             self._work(slot, call)
         except _ReplacedError:
@@ -103,7 +114,7 @@ class ThreadExecutor(Generic[R]):
                 self._process_list(slot, call)
             else:
                 for run in slot.pending:
-                    slot.current, slot.failed = (run, iter(run.records)), None
+                    slot.current = run, iter(run.records)
                     process(slot, call)
             publish(slot)
 
@@ -122,11 +133,11 @@ class ThreadExecutor(Generic[R]):
                 except BaseException as error:  # noqa: BLE001 - the queue decides
                     outcome = error
                 if (outcome is not None or wants_all) and not queue.acknowledge(
-                    slot, record, outcome
+                    slot, run, record, outcome
                 ):
                     processed = 1 + run.records.index(record)
                     break
-        if processed is None and slot.failed is None:
+        if processed is None and run.failed is None:
             slot.finished.append(run)
         else:
             queue.done(slot, run, processed)
@@ -147,10 +158,9 @@ class ThreadExecutor(Generic[R]):
         queue, wants_all = self._queue, self._call.wants_all
         outcomes = iter(outcomes_of(result, sum([len(run.records) for run in slot.runs])))
         for run in slot.runs:
-            slot.failed = None
             for record, outcome in zip(run.records, outcomes, strict=False):
                 if outcome is not None or wants_all:
-                    queue.acknowledge(slot, record, outcome)
+                    queue.acknowledge(slot, run, record, outcome)
             queue.done(slot, run)
 
     # Handlers that take too long.
@@ -175,20 +185,30 @@ class ThreadExecutor(Generic[R]):
         return call
 
     def _watch(self) -> None:
+        """Lets others go on; it writes no log, whose lock a thread that hangs may hold."""
         timeout_s = self._call.timeout_ms / 1000
+        replaced: dict[int, list[Any]] = {}
         while not self._is_over.wait(_WATCH_S):
             now_s = time.monotonic()
             for number, slot in enumerate(self._slots):
                 claim = slot.claim  # before its time: the next one may begin in between
-                if claim and now_s - slot.claimed_s > timeout_s:
-                    self._replace(number, slot, claim)
+                if not claim or now_s - slot.claimed_s <= timeout_s:
+                    continue
+                with suppress(RuntimeError):  # no thread can begin: it is tried again
+                    if replaced.get(number) is not claim:
+                        if self._has_too_many_left():
+                            return
+                        self._begin(number, slot, claim)
+                        replaced[number] = claim
 
-    def _replace(self, number: int, slot: Slot[R], claim: list[Any]) -> None:
-        lost = _taken(claim)
-        if lost is None:  # just in time
-            return
-        _log.warning("a handler takes too long; its thread is left alone: %s", self._call.name)
-        self._begin(number, slot, lost)
+    def _has_too_many_left(self) -> bool:
+        """Whether no more threads may be left alone: then the queue is told, in another thread."""
+        self._left = [thread for thread in self._left if thread.is_alive()]
+        if len(self._left) < max_left(len(self._slots)):
+            return False
+        error = self._call.abandoning_error(len(self._left))
+        threading.Thread(target=self._queue.fail, args=(error,), daemon=True).start()
+        return True
 
     def _go_on(self, slot: Slot[R], call: Callable[[Any], object], lost: Any) -> None:
         """In place of a thread whose handler took too long: with what that thread had."""
@@ -198,12 +218,12 @@ class ThreadExecutor(Generic[R]):
         else:
             assert slot.current is not None
             run, _ = slot.current
-            if self._queue.acknowledge(slot, lost, error):
+            if self._queue.acknowledge(slot, run, lost, error):
                 self._process(slot, call)
             else:
                 self._queue.done(slot, run, 1 + run.records.index(lost))
             for run in slot.pending:
-                slot.current, slot.failed = (run, iter(run.records)), None
+                slot.current = run, iter(run.records)
                 self._process(slot, call)
         self._queue.publish(slot)
 

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from kafkamq.errors import ConfigError
 from kafkamq.queue.json_values import BodyError
+from kafkamq.queue.rules.retry import RetryOn
 from kafkamq.queue.wire.headers import clean, reason_of
 from kafkamq.runtime.work_queue import HandlerFaultError
 from kafkamq.types import Ack, Nack, Reject
@@ -43,7 +44,7 @@ def is_verdict(outcome: object) -> bool:
 
 
 def understood(
-    outcome: object, retry_on: tuple[type[BaseException], ...] | None = None
+    outcome: object, retry_on: RetryOn | None = None
 ) -> tuple[Verdict, BaseException | None]:
     """The verdict that an outcome means, its parts checked; and the error, if it is a failure."""
     if outcome is None:

@@ -58,6 +58,10 @@ class Run(Protocol[R]):
     def is_stale(self) -> bool:
         """Whatever is done of it now does not count."""
 
+    @property
+    def failed(self) -> list[tuple[R, int]] | None:
+        """What of it is to be tried again, with the times of the next attempts; None: nothing."""
+
 
 @dataclass(slots=True, eq=False, repr=False)
 class Slot(Generic[R]):
@@ -67,8 +71,6 @@ class Slot(Generic[R]):
     pending: Iterator[Any] = field(default_factory=lambda: iter(()))
     # The run that it is at, and what it has not begun of that; the same.
     current: tuple[Any, Iterator[R]] | None = None
-    # What failed of that run, with the times of the next attempts; None: nothing.
-    failed: list[tuple[R, int]] | None = None
     finished: list[Any] = field(default_factory=list)  # runs done as a whole, until ``take``
     runs: Collection[Any] = ()  # what it took last; of a process: all that it has
     taken: int = 0  # records that it has, but for those settled one by one
@@ -196,10 +198,12 @@ class WorkQueue(Protocol[R_contra]):
                 limit takes is added to what it has.
         """
 
-    def acknowledge(self, slot: Any, record: R_contra, outcome: object) -> bool:
+    def acknowledge(self, slot: Any, run: Any, record: R_contra, outcome: object) -> bool:
         """What a handler returned or raised; False: its run ends here. May wait."""
 
-    async def acknowledge_async(self, slot: Any, record: R_contra, outcome: object) -> bool:
+    async def acknowledge_async(
+        self, slot: Any, run: Any, record: R_contra, outcome: object
+    ) -> bool:
         """As ``acknowledge``, on an event loop."""
 
     def done(self, slot: Any, run: Any, processed: int | None = None) -> None:
@@ -242,6 +246,14 @@ class HandlerCall:
     def timeout_error(self) -> HandlerTimeoutError:
         """The outcome of a call that takes too long."""
         return HandlerTimeoutError(f"the handler took longer than {self.timeout_ms / 1000:g} s")
+
+    def abandoning_error(self, count: int) -> HandlerTimeoutError:
+        """So many such calls go on, and no more are left alone."""
+        return HandlerTimeoutError(
+            f"{count} calls of the handler go on although they took longer than "
+            f"{self.timeout_ms / 1000:g} s, and cannot be ended: start this process again, and give"
+            " the handler's own waits a time-out, or run it in processes="
+        )
 
 
 class Executor(Protocol):

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 from kafkamq.config import QueueConfig, ServiceConfig, milliseconds, wait_seconds
 from kafkamq.errors import ConfigError, KafkaMQError, StateError
@@ -24,7 +24,8 @@ from kafkamq.runtime.feeder import Feeder
 from kafkamq.runtime.inside import is_inside
 from kafkamq.runtime.loop_executor import LoopExecutor
 from kafkamq.runtime.messages import MessageQueue
-from kafkamq.runtime.processes import RemoteCalls
+from kafkamq.runtime.process_executor import ProcessExecutor
+from kafkamq.runtime.processes import RemoteMessages, processes_for
 from kafkamq.runtime.rules.run_ahead import RunAhead
 from kafkamq.runtime.signals import apart, stop_on_signals
 from kafkamq.runtime.telemetry import Telemetry, is_available
@@ -98,7 +99,7 @@ class Worker:
             self._hung_after_ms = milliseconds(hung_after, name="hung_after", minimum=1)
         self._feeders: list[Feeder] = []
         self._stopped: list[Feeder] = []  # for what they have handled
-        self._processes: list[RemoteCalls] = []
+        self._pools: list[ProcessExecutor[Any]] = []
         self._loop: LoopThread | asyncio.AbstractEventLoop = LoopThread()
         self._stopping = threading.Event()
         self._is_hurried = threading.Event()  # a stop waits for no handler
@@ -185,28 +186,10 @@ class Worker:
 
     def _make(self, spec: HandlerSpec, telemetry: Telemetry | None) -> Feeder:
         room, faults = threading.Event(), list[BaseException]()
-        remote: RemoteCalls | None = None
-        if spec.processes:
-            remote = RemoteCalls(spec, faults.append)
-            self._processes.append(remote)
-        calls = Calls(spec, self._middleware, telemetry, remote)
-        if remote is not None:
-            remote.start()
-        queue = MessageQueue(calls, room, faults.append, self._stopping)
-        call = HandlerCall(
-            function=calls.run_async if calls.is_async else calls.run,
-            name=f"kafkamq-{spec.queue.queue_id}",
-            takes_lists=bool(spec.batch_size),
-            wants_all=True,
-            timeout_ms=0 if remote is not None else spec.timeout_ms,  # processes look after it
-            is_claimed=True,
-            owner=self,
-        )
-        executor: Executor
-        if calls.is_async:
-            executor = LoopExecutor(queue, call, spec.concurrency, self._loop)
-        else:
-            executor = ThreadExecutor(queue, call, spec.concurrency)
+        calls = Calls(spec, self._middleware, telemetry)
+        of_kind = RemoteMessages if spec.processes else MessageQueue
+        queue = of_kind(calls, room, faults.append, self._stopping)
+        executor = self._executor(spec, calls, queue)
         plan = ConsumerPlan(
             on_lease_lost=self._told,
             ordering=spec.ordering,
@@ -233,6 +216,31 @@ class Worker:
         )
         self._feeders.append(feeder)
         return feeder
+
+    def _executor(self, spec: HandlerSpec, calls: Calls, queue: MessageQueue) -> Executor:
+        """Who calls the handler; of processes the first has begun, and so can the others."""
+        if spec.processes:
+            is_ahead = _may_take_ahead(spec)
+            processes = processes_for(spec, self._middleware, self, is_ahead=is_ahead)
+            pool: ProcessExecutor[Any] = ProcessExecutor(queue, processes)
+            self._pools.append(pool)
+            try:
+                pool.check(self._stopping.is_set)
+            except ConfigError as error:
+                raise ConfigError(f"handler of queue {spec.queue.queue_id!r}: {error}") from error
+            return pool
+        call = HandlerCall(
+            function=calls.run_async if calls.is_async else calls.run,
+            name=f"kafkamq-{spec.queue.queue_id}",
+            takes_lists=bool(spec.batch_size),
+            wants_all=True,
+            timeout_ms=spec.timeout_ms,
+            is_claimed=True,
+            owner=self,
+        )
+        if calls.is_async:
+            return LoopExecutor(queue, call, spec.concurrency, self._loop)
+        return ThreadExecutor(queue, call, spec.concurrency)
 
     def pause(self, queue_id: str) -> None:
         """Begin no more messages of a queue until ``resume``.
@@ -324,8 +332,8 @@ class Worker:
                 feeder.finish(deadline_s, self._is_hurried)
             except KafkaMQError as error:  # noqa: PERF203 - the others are closed as well
                 failures.append(error)
-        for remote in self._processes:
-            remote.close()
+        for pool in self._pools:
+            pool.cancel()
         if isinstance(self._loop, LoopThread):
             self._loop.stop()
         if failures:

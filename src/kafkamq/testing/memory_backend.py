@@ -22,6 +22,7 @@ from kafkamq.markers.rules.handout import expires_at_ms, nack_delay_ms
 from kafkamq.queue.backend import ConsumerPlan, StoredMessage
 from kafkamq.queue.connections import Connections, Settler
 from kafkamq.queue.consumer import Consumer
+from kafkamq.queue.dead_letter_writer import DeadLetterOutbox, TopicOutbox
 from kafkamq.queue.message import Message, only_ack
 from kafkamq.queue.producer import Producer
 from kafkamq.queue.rules.capabilities import Feature, require
@@ -66,9 +67,11 @@ class MemoryBackend:
     def open_consumer(
         self, connections: Connections, queue: QueueConfig, plan: ConsumerPlan
     ) -> Consumer:
-        del connections
         kind = _AtMostOnceDouble if queue.is_at_most_once else _CONSUMERS[queue.backend]
-        return kind(self._queue(queue), queue, plan)
+        outbox: DeadLetterOutbox = _MemoryOutbox(self._queue(queue))
+        if queue.dead_letter_writer is not None:
+            outbox = TopicOutbox(connections.config, queue)
+        return kind(self._queue(queue), queue, plan, outbox)
 
     def open_producer(self, connections: Connections, queue: QueueConfig) -> Producer:
         return MemoryProducer(self._queue(queue), connections.config, queue)
@@ -108,7 +111,7 @@ class MemoryBackend:
             return queue
 
 
-class _MemoryDeadLetterWriter:
+class _MemoryOutbox:
     def __init__(self, queue: MemoryQueue) -> None:
         self._queue = queue
 
@@ -130,8 +133,14 @@ _Held = TopicMessage[tuple[Hashable, Item]]
 class _MemoryConsumer(TopicConsumer[_Held]):
     """As of ``claims``: it holds messages while it lives, and counts deliveries."""
 
-    def __init__(self, memory: MemoryQueue, queue: QueueConfig, plan: ConsumerPlan) -> None:
-        super().__init__(queue, _MemoryDeadLetterWriter(memory), plan.on_lease_lost)
+    def __init__(
+        self,
+        memory: MemoryQueue,
+        queue: QueueConfig,
+        plan: ConsumerPlan,
+        outbox: DeadLetterOutbox,
+    ) -> None:
+        super().__init__(queue, outbox, plan.on_lease_lost)
         self._memory = memory
         self._changed = memory.changed
         self._ordering = plan.ordering
@@ -346,9 +355,15 @@ def _expires_ms(message: _Held) -> int:
 class _ShareDouble(_MemoryConsumer):
     """Locks end and are not renewed; a broker counts deliveries and has no delays."""
 
-    def __init__(self, memory: MemoryQueue, queue: QueueConfig, plan: ConsumerPlan) -> None:
+    def __init__(
+        self,
+        memory: MemoryQueue,
+        queue: QueueConfig,
+        plan: ConsumerPlan,
+        outbox: DeadLetterOutbox,
+    ) -> None:
         self._lock_ms = share_lock_ms(queue, _SHARE_LIMITS)
-        super().__init__(memory, queue, plan)
+        super().__init__(memory, queue, plan, outbox)
 
     @property
     def max_deliveries(self) -> int:

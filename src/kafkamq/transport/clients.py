@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ from confluent_kafka import KafkaException, ShareConsumer
 from confluent_kafka import Producer as _Producer
 from confluent_kafka.admin import AdminClient as _AdminClient
 
-from kafkamq.errors import ConfigError
+from kafkamq.errors import ConfigError, StateError
 from kafkamq.transport.errors import ErrorWatch, kafka_error, raised_inside
 from kafkamq.transport.port import AdminClient, Consumer, Producer
 from kafkamq.transport.settings import is_secret
@@ -72,6 +73,16 @@ def open_share_consumer(settings: Mapping[str, object]) -> ShareConsumer:
     return ShareConsumer(dict(settings))
 
 
+def _refuse_greenlets() -> None:
+    """Where threads are greenlets, one that waits in a client stops all others, for ever."""
+    patched: Any = sys.modules.get("gevent.monkey")
+    if patched is not None and any(map(patched.is_module_patched, ("threading", "queue"))):
+        raise StateError(
+            "gevent has patched Python's threads or queues, which clients of Kafka need as they "
+            "are: call gevent.monkey.patch_all(thread=False, queue=False)"
+        )
+
+
 def _is_memory(settings: Mapping[str, object]) -> bool:
     return str(settings.get("bootstrap.servers", "")).startswith(MEMORY)
 
@@ -84,6 +95,7 @@ def _open(
     quiet: bool = False,
 ) -> Client:
     """Refusals of the settings become ConfigErrors without secrets."""
+    _refuse_greenlets()
     servers = str(settings.get("bootstrap.servers", ""))
     full = {**settings, "error_cb": watch if watch is not None else ErrorWatch(servers)}
     try:

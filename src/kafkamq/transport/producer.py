@@ -166,6 +166,7 @@ class IdempotentProducer:
         partition: int,
         headers: Headers | None,
         on_delivery: Report,
+        max_block_s: float | None = None,
     ) -> None:
         """Queue one record.
 
@@ -176,6 +177,7 @@ class IdempotentProducer:
             partition: -1: the client's choice.
             headers: Its headers.
             on_delivery: Told what became of it.
+            max_block_s: In the place of the producer's own.
 
         Raises:
             StateError: Closed, or in a forked child.
@@ -183,9 +185,10 @@ class IdempotentProducer:
             DeadlineExceededError: The queue stayed full; the record is not sent.
         """
         deadline_s, is_refreshed = 0.0, False
+        most_s = self._max_block_s if max_block_s is None else max_block_s
         own: list[tuple[str, str | bytes | None]] | None = None if headers is None else [*headers]
         while True:
-            if self._max_block_s:
+            if most_s:
                 self.check(self._verb)
             else:
                 self._fork.check()
@@ -212,13 +215,13 @@ class IdempotentProducer:
                 is_refreshed = True
                 continue
             is_over = has_ended(refused)
-            if not self._max_block_s or not (is_over or refused is _FULL):
+            if not most_s or not (is_over or refused is _FULL):
                 raise broker_error(refused, f"{self._verb} to {topic}") from refused
             now_s = time.monotonic()
-            deadline_s = deadline_s or now_s + self._max_block_s
+            deadline_s = deadline_s or now_s + most_s
             if now_s >= deadline_s:
                 why = "the producer is being recreated" if is_over else "the queue is full"
-                raise self.watch.deadline(f"{self._verb} ({why})", self._max_block_s)
+                raise self.watch.deadline(f"{self._verb} ({why})", most_s)
             self._make_room()
 
     def produce_many(self, topic: str, partition: int, records: list[dict[str, Any]]) -> None:

@@ -45,7 +45,7 @@ class ShardState(Enum):
     """Where a shard is; one that is nowhere has no records and is forgotten."""
 
     READY = 0  # in its partition's line
-    OWNED = 1  # serial, and a worker has a run of it
+    OWNED = 1  # serial, and a worker has a run of it, perhaps of an earlier assignment
     DELAYED = 2  # its first record is due later
     BLOCKED = 3  # its first record is above the partition's ceiling
 
@@ -100,11 +100,20 @@ def _offset(record: Record) -> int:
 
 @dataclass(slots=True, eq=False)
 class Run(Generic[R]):
-    """A piece of a shard in a worker's hands, to be processed in its order."""
+    """A piece of a shard in a worker's hands, to be processed in its order; and what became of it.
+
+    It is passed once, from who calls handlers to who publishes results to the scheduler. What is to
+    be tried again and what was returned is its worker's to write. Records are taken back from its
+    end under the scheduler's lock. What is behind its end is not published.
+    """
 
     shard: Shard[R]
     records: list[R]
     is_released: bool = False
+    end: int | None = None  # how many records from its front were tried; None: all
+    # What is to be tried again, in order, with the times (monotonic ms) of the next attempts.
+    failed: list[tuple[R, int]] | None = None
+    outputs: list[tuple[R, object]] | None = None  # what handlers returned, until it is published
 
     @property
     def partition(self) -> PartitionState[R]:
@@ -119,6 +128,22 @@ class Run(Generic[R]):
     def is_stale(self) -> bool:
         """The partition has gone elsewhere: stop, whatever is done now does not count."""
         return self.shard.partition.phase is PartitionPhase.CLOSED
+
+    def is_behind(self, record: R) -> bool:
+        """Whether it is behind the run's end."""
+        return self.end is not None and record in self.records[self.end :]
+
+    def put_off(self, record: R, due_ms: int) -> None:
+        """A record whose result could not be published is tried again then.
+
+        In order, what was processed behind it is processed again, behind it.
+        """
+        again = (record, due_ms)
+        if not self.is_serial:
+            self.failed = sorted([*(self.failed or ()), again], key=lambda each: each[0].offset)
+            return
+        self.end, self.failed = 1 + self.records.index(record), [again]
+        self.outputs = [each for each in self.outputs or () if not self.is_behind(each[0])]
 
     def failures(self, record: R) -> int:
         """How often the record was tried before, and failed."""
@@ -136,24 +161,37 @@ class PartitionState(Generic[R]):
     ceiling: int | None = None  # nothing above this offset is handed out; None: no ceiling
     waiting_count: int = 0  # records not in a worker's hands
     in_flight_count: int = 0  # records in a worker's hands, or kept behind their runs
-    delayed_count: int = 0  # shards that wait for a time
     is_in_line: bool = False
     serial: dict[Hashable, Shard[R]] = field(default_factory=dict)
     parallel: Shard[R] | None = None  # records without an order among them
     ready: deque[Shard[R]] = field(default_factory=deque)
     blocked: list[Shard[R]] = field(default_factory=list)
+    delayed: list[tuple[int, int, Shard[R]]] = field(default_factory=list)  # heap: due, number
+    loose: set[Run[R]] = field(default_factory=set)  # in workers' hands, in no order
     failures: dict[int, int] = field(default_factory=dict)  # by offset, of what is open
+
+    def at_work(self) -> dict[Hashable, Shard[R]]:
+        """Keys whose runs workers have, and offsets of what they have in no order."""
+        found = {
+            key: shard for key, shard in self.serial.items() if shard.state is ShardState.OWNED
+        }
+        for run in self.loose:
+            found.update(dict.fromkeys([record.offset for record in run.records], run.shard))
+        return found
 
     def clear(self) -> None:
         """Forget all that was not done."""
-        self.waiting_count = self.in_flight_count = self.delayed_count = 0
+        self.waiting_count = self.in_flight_count = 0
         self.parallel = None
-        for collection in (self.serial, self.ready, self.blocked, self.failures):
+        for collection in (self.serial, self.ready, self.blocked, self.delayed, self.failures):
             collection.clear()
+        self.loose.clear()
 
     def forget(self, shard: Shard[R]) -> None:
-        self.ready = deque(other for other in self.ready if other is not shard)
-        self.blocked = [other for other in self.blocked if other is not shard]
+        if shard.state is ShardState.READY:
+            self.ready = deque(other for other in self.ready if other is not shard)
+        elif shard.state is ShardState.BLOCKED:
+            self.blocked = [other for other in self.blocked if other is not shard]
         if shard is self.parallel:
             self.parallel = None
         if shard.is_serial:
@@ -161,15 +199,12 @@ class PartitionState(Generic[R]):
 
 
 def check_partitions(
-    partitions: Collection[PartitionState[R]],
-    delayed: Collection[Shard[R]],
-    line: Collection[PartitionState[R]],
+    partitions: Collection[PartitionState[R]], line: Collection[PartitionState[R]]
 ) -> None:
-    """Assert what holds of all open partitions, of delayed shards, and of the line."""
+    """Assert what holds of all open partitions, and of the line."""
     for partition in partitions:
-        mine = [shard for shard in delayed if shard.partition is partition]
+        mine = [shard for _, _, shard in partition.delayed]
         idle = [*partition.ready, *partition.blocked, *mine]
-        assert len(mine) == partition.delayed_count
         assert len({id(shard) for shard in idle}) == len(idle), "a shard is in one place"
         assert all(len(shard) for shard in idle), "what is in line has records"
         owned = [s for s in partition.serial.values() if s.state is ShardState.OWNED]
@@ -188,4 +223,3 @@ def check_partitions(
             assert all(shard.state is state for shard in shards)
         assert all(partition.tracker.is_open(offset) for offset in partition.failures)
         partition.tracker.check()
-    assert all(shard.partition.phase is not PartitionPhase.CLOSED for shard in delayed)

@@ -24,6 +24,7 @@ class Feature(Enum):
     RETRY_DELAY = "delays before a retry"
     TTL = "TTL per message"
     DEAD_LETTERS = "dead letters"
+    OWN_DEAD_LETTERS = "dead letters elsewhere than on Kafka"
     EXTEND = "extending a lease"
     TOKENS = "verdicts from elsewhere, by token"
     LONG_HANDLERS = "handlers longer than the lease"
@@ -70,6 +71,7 @@ _IN_ORDER = {
     Feature.LONG_HANDLERS,
     Feature.PAUSE,
     Feature.OWN_TOPIC,
+    Feature.OWN_DEAD_LETTERS,
 }
 _HELD = "nothing to extend: a message is held as long as its consumer lives"
 
@@ -96,6 +98,7 @@ CAPABILITIES: dict[Backend, Capabilities] = {
             }
         ),
         notes={
+            Feature.OWN_DEAD_LETTERS: "the tracker writes them in its transactions",
             Feature.EXTEND: "by itself while the worker lives, or by extend()",
             Feature.DELAYED_SEND: "on the namespace's topic",
             Feature.OWN_TOPIC: "one that exists, with the markers beside it",
@@ -125,7 +128,13 @@ CAPABILITIES: dict[Backend, Capabilities] = {
         memory="the broker's share group (KIP-932)",
         orders=("unordered",),
         features=frozenset(
-            _EVERYWHERE | {Feature.NO_ORDER, Feature.SHARED_PARTITIONS, Feature.OWN_TOPIC}
+            _EVERYWHERE
+            | {
+                Feature.NO_ORDER,
+                Feature.SHARED_PARTITIONS,
+                Feature.OWN_TOPIC,
+                Feature.OWN_DEAD_LETTERS,
+            }
         ),
         notes={
             Feature.DEAD_LETTERS: "the broker's last delivery is kept for writing them",
@@ -156,6 +165,7 @@ PLAIN_GROUP = Capabilities(
     features=frozenset({Feature.PAUSE, Feature.OWN_TOPIC, Feature.AT_MOST_ONCE}),
     notes={
         Feature.DEAD_LETTERS: "the application writes them",
+        Feature.OWN_DEAD_LETTERS: "the application writes them",
         Feature.RETRY_DELAY: "the partition waits",
         Feature.LONG_HANDLERS: "up to max.poll.interval.ms",
         Feature.AT_MOST_ONCE: "if it commits before it works",

@@ -2,10 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from kafkamq.config import Backoff
+from kafkamq.errors import ConfigError
 from kafkamq.types import Ack, DeadLetterReason, Nack, Reject
+
+RetryOn: TypeAlias = Mapping[type[BaseException], Backoff | None]
+"""Exceptions that are worth another attempt, and back-offs of their own; None: the usual one."""
+
+
+def retry_kinds(given: object) -> RetryOn | None:
+    """What ``retry_on=`` says: kinds of exceptions, or their back-offs; None: any is worth it.
+
+    Raises:
+        ConfigError: It says something else.
+    """
+    if given is None:
+        return None
+    found = given if isinstance(given, Mapping) else None
+    if found is None:
+        found = dict.fromkeys(given if isinstance(given, Sequence) else [given])
+    for kind, backoff in found.items():
+        is_kind = isinstance(kind, type) and issubclass(kind, BaseException)
+        if not is_kind or not isinstance(backoff, Backoff | None):
+            raise ConfigError(
+                f"retry_on is {given!r}: give kinds of exceptions, as (OSError,), or their"
+                " back-offs, as {OSError: Backoff(first=5.0)}"
+            )
+    return dict(found)
+
+
+def backoff_on(error: BaseException | None, kinds: RetryOn | None) -> Backoff | None:
+    """The back-off of an exception's own kind, the first that fits; None: it has none."""
+    found = (backoff for kind, backoff in (kinds or {}).items() if isinstance(error, kind))
+    return next(found, None)
 
 
 @dataclass(frozen=True, slots=True)

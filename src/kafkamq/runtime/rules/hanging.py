@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+_MIN_LEFT, _LEFT = 64, 4
 READY_S = 300.0
 """A pool that hangs for so long is not ready any more."""
 _BLOCKED_S = 3.0  # an event loop notes that it turns once a second
@@ -71,6 +72,14 @@ class Slots:
         if blocked_s:
             parts.append(f"the event loop is blocked for {blocked_s:.0f} s")
         return "; ".join(parts)
+
+
+def max_left(count: int) -> int:
+    """How many calls that took too long may go on behind a pool of so many slots.
+
+    They cannot be ended: neither a thread, nor a coroutine that swallows its cancellation.
+    """
+    return max(_MIN_LEFT, _LEFT * count)
 
 
 def _began_s(call: Call) -> float:

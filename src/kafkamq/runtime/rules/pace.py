@@ -47,6 +47,8 @@ class RunSize:
     def size(self, waiting_count: int, workers: int) -> int:
         """How many to take now; of records that are not light there is something for each."""
         by_time = int(self._target_us * self._records / max(self._spent_us, 1e-3))
+        if by_time <= 1:  # most of the time where ten thousand wait at once
+            return 1
         limit = min(self._max_records, by_time)
         if not self.is_light:
             limit = min(limit, -(-waiting_count // max(workers, 1)))
