@@ -209,9 +209,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         entries = self.entries_of(state)
         if entries is None or state.phase is not PartitionPhase.OPEN:
             return []
-        result, closed_groups = [], set()
+        # What workers have of earlier assignments is busy until it comes back.
+        left = [
+            record
+            for run in self.runs
+            if run.partition.place == state.place and run.partition is not state
+            for record in run.records
+        ]
+        busy = {record.offset for record in left if self.group(record) is None}
+        result, closed_groups = [], {self.group(record) for record in left} - {None}
         for entry in sorted(entries.values(), key=lambda e: e.record.offset):
             if entry.group in closed_groups or entry.status is Status.DONE:
+                continue
+            if entry.group is None and entry.record.offset in busy:
                 continue
             too_high = state.ceiling is not None and entry.record.offset > state.ceiling
             if entry.status is Status.OUT or entry.due_ms > self.now_ms or too_high:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+import uuid
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from tests.unit.test_parallel_work_queue import PLACE, Placed, Room
+from tests.waiting import wait_until
 
+from kafkamq import ParallelConsumer
 from kafkamq.errors import BrokerError
 from kafkamq.parallel import transactions
 from kafkamq.parallel.commits import Assignment
@@ -19,6 +24,9 @@ from kafkamq.parallel.rules.offsets import OffsetTracker
 from kafkamq.parallel.streams import MAX_WAITING, ProducedStream
 from kafkamq.parallel.transactions import TransactionCommitter
 from kafkamq.parallel.work_queue import PoolWorker
+from kafkamq.transport.clients import open_producer
+from kafkamq.transport.memory.cluster import cluster_of
+from kafkamq.transport.memory.faults import Fault
 
 
 class Report:
@@ -236,7 +244,9 @@ def test_who_is_to_blame_has_had_an_attempt(monkeypatch: pytest.MonkeyPatch) -> 
     assert worker.outputs == []
 
 
-def test_a_record_that_another_worker_gives_up_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_another_worker_gives_up_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """An abort brings it here again while its dead letter is on its way: there is to be one."""
     hall = Hall(monkeypatch)
     sizes = {1: 300}
@@ -245,22 +255,15 @@ def test_a_record_that_another_worker_gives_up_is_put_off(monkeypatch: pytest.Mo
     hall.committer.send(worker)
     assert hall.committer._commit()
     hall.again()
-    refused = hall.committer.refused(hall.handled("abc", sizes))
-    assert [error is None for _, error in refused] == [False]
-    hall.again()  # another's failure has aborted a transaction
-    worker.outputs = []
     worker = hall.handled("abc", sizes)
-    ((record, error),) = hall.committer.refused(worker)
-    assert (record.offset, error) == (1, None)
-    assert [each.offset for each, _ in worker.outputs] == [0, 2]
-    hall.committer.decided([(record, None)])  # which is not this one's to say
-    worker.outputs = [(record, hall.result(record, sizes))]
-    assert hall.committer.refused(worker) == [(record, None)]
-    hall.committer.give_up(refused[0][0])
-    hall.committer.decided(refused)
-    worker.outputs = [(record, hall.result(record, sizes))]
-    assert hall.committer.refused(worker) == []
-    assert worker.outputs == []
+    ((record, _),) = hall.committer.refused(worker)
+    hall.again()  # another's failure has aborted a transaction
+    hall.add("abc")
+    other = hall.workers[1]
+    assert hall.queue.take(other) == []
+    hall.committer.give_up(record)
+    hall.committer.send(worker)
+    assert [each.offset for run in hall.queue.take(other) for each in run.records] == [0, 1, 2]
 
 
 def test_who_is_done_after_all_is_to_blame_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,3 +382,50 @@ def test_who_leaves_a_stream_is_told_what_was_left(caplog: pytest.LogCaptureFixt
     stream.put(record, result, 0, 3)  # nobody is there
     (line,) = caplog.records
     assert (line.levelname, line.count) == ("WARNING", 2)  # type: ignore[attr-defined]
+
+
+def test_a_key_is_in_one_handler_at_a_time_whatever_is_aborted() -> None:
+    """Its partition is read again while its handler is still at work."""
+    servers = f"memory://{uuid.uuid4().hex}"
+    cluster = cluster_of(servers)
+    for topic in ("orders", "out"):
+        cluster.create_topic(topic, 1)
+    producer = open_producer({"bootstrap.servers": servers})
+    for value, key in ((b"slow", b"K"), (b"next", b"K"), (b"quick", b"other")):
+        producer.produce("orders", value, key)
+    producer.flush(5)
+    refused = threading.Event()
+
+    def refuse_the_first(kind: str, _client: str, _place: object) -> Fault | None:
+        if kind != "end_transaction" or refused.is_set():
+            return None
+        refused.set()
+        return Fault(error=KafkaError(KafkaError.INVALID_TXN_STATE))
+
+    cluster.faults.plan = refuse_the_first
+    go_on = threading.Event()
+    at_work, most, calls = Counter[bytes](), Counter[bytes](), Counter[bytes]()
+
+    def handle(record: ParallelRecord) -> OutgoingRecord:
+        key, value = record.key or b"", record.value or b""
+        at_work[key] += 1
+        calls[value] += 1
+        most[key] = max(most[key], at_work[key])
+        if value == b"slow":
+            go_on.wait(30)
+        at_work[key] -= 1
+        return OutgoingRecord(topic="out", value=value)
+
+    with ParallelConsumer(
+        "orders",
+        group_id="g",
+        bootstrap_servers=servers,
+        concurrency=4,
+        commit_mode="transactional",
+    ) as consumer:
+        consumer.poll_and_produce(handle)
+        wait_until(lambda: calls[b"quick"] == 2)
+        assert (calls[b"slow"], calls[b"next"]) == (1, 0)
+        go_on.set()
+        wait_until(lambda: calls[b"next"] == 1)
+    assert (calls[b"slow"], most[b"K"]) == (2, 1)

@@ -379,3 +379,26 @@ def test_a_failed_record_below_the_ceiling_is_tried_again() -> None:
     target.release(run, processed=1, failed=[(run.records[0], 10)])
     target.set_ceiling(partition, 1)
     assert all_offsets(target.take(10, 9)) == [0, 1]
+
+
+@pytest.mark.parametrize("ordering", list(Ordering))
+def test_what_a_worker_has_is_busy_until_it_comes_back(ordering: Ordering) -> None:
+    """Its partition is read again: no second worker gets what the first one is still at."""
+    target = scheduler(ordering, max_run=1)
+    partition = partition_with(target, ["a", "b", "a"])
+    [run] = target.take(0, 1)
+    again = target.assign(0, OffsetTracker(0))
+    assert target.add(again, samples(["a", "b", "a"])) == 3
+    behind = {Ordering.KEY: [1], Ordering.PARTITION: [], Ordering.UNORDERED: [1, 2]}[ordering]
+    others = target.take(0, 9)
+    assert all_offsets(others) == behind
+    third = target.assign(0, OffsetTracker(0))  # and once more
+    target.add(third, samples(["a", "b", "a"]))
+    assert target.take(0, 9) == []
+    target.finish(others)
+    target.check()
+    assert all_offsets(target.take(0, 9)) == behind
+    target.release(run)
+    target.check()
+    assert 0 in all_offsets(target.take(0, 9))
+    assert partition.tracker.open_count == 3

@@ -38,7 +38,6 @@ from kafkamq.parallel.rules.partitions import PartitionPhase, PartitionState
 from kafkamq.parallel.stats import Stats
 from kafkamq.parallel.work_queue import ParallelWorkQueue, PoolWorker
 from kafkamq.runtime.steps import Attempt, Steps
-from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.commits import CommitTurns
 from kafkamq.transport.errors import KafkaError, KafkaException, Meaning, broker_error, meaning
 from kafkamq.transport.record import Record
@@ -48,7 +47,6 @@ MAX_BLAMED = 10_000  # records remembered; more at once mean that Kafka refuses 
 MAX_UNTOLD = 10_000  # results of a transaction that somebody wants to know of; then it is committed
 _COLLATERAL = (Meaning.PURGED, Meaning.OTHERS_FAULT)  # of another one's failure
 _GIVEN_UP = -1  # in place of attempts
-_DECIDING_MS = 100  # until a record is looked at again that another worker settles
 _Place: TypeAlias = tuple[str, int, int]
 
 
@@ -90,10 +88,8 @@ class TransactionCommitter(Committer):
         self._suspects: list[tuple[int, ParallelRecord, BaseException]] = []  # with sizes
         self._fatal: BaseException | None = None  # that no abort can mend
         self._blamed: dict[_Place, tuple[int, BaseException]] = {}  # attempts, and the last error
-        self._decision = threading.Lock()
         self.on_produced: OnProduced | None = None  # told behind the commit
         self._produced: list[Produced] = []  # what it is told then
-        self._deciding: set[_Place] = set()  # of them: a worker settles it, with a dead letter even
 
     def start(self) -> None:
         self._producer.init()
@@ -176,14 +172,10 @@ class TransactionCommitter(Committer):
                 ):
                     del self._blamed[place]
 
-    def refused(self, worker: PoolWorker) -> list[tuple[ParallelRecord, BaseException | None]]:
-        """Take those of a worker's results that cannot be sent, and say why; end with ``decided``.
-
-        None: another worker settles the record at this moment. An abort has brought it here again,
-        and two workers would write two dead letters.
-        """
+    def refused(self, worker: PoolWorker) -> list[tuple[ParallelRecord, BaseException]]:
+        """Take those of a worker's results that cannot be sent, and say why."""
         fine: list[tuple[ParallelRecord, object]] = []
-        failed: list[tuple[ParallelRecord, BaseException | None]] = []
+        failed: list[tuple[ParallelRecord, BaseException]] = []
         for record, result in worker.outputs:
             blame = None
             if self._blamed:
@@ -192,29 +184,16 @@ class TransactionCommitter(Committer):
                 continue
             known = 0 if record._failure is None else record._failure.attempts
             if blame is not None and known < blame[0]:
-                failed.append((record, self._begin_deciding(record, *blame)))
+                attempts, error = blame
+                record._failure = Failure(attempts - 1, error, "")
+                failed.append((record, error))
                 continue
             try:
                 fine.append((record, list(outgoing(result))))
-            except BaseException as error:  # noqa: BLE001 - also what a generator raises
-                failed.append((record, error))
+            except BaseException as refusal:  # noqa: BLE001 - also what a generator raises
+                failed.append((record, refusal))
         worker.outputs = fine
         return failed
-
-    def _begin_deciding(
-        self, record: ParallelRecord, attempts: int, error: BaseException
-    ) -> BaseException | None:
-        with self._decision:
-            if _place(record) in self._deciding:
-                return None
-            self._deciding.add(_place(record))
-        record._failure = Failure(attempts - 1, error, "")
-        return error
-
-    def decided(self, refused: list[tuple[ParallelRecord, BaseException | None]]) -> None:
-        """What ``refused`` returned is settled; one that is given up is known to be."""
-        with self._decision:
-            self._deciding -= {_place(record) for record, error in refused if error is not None}
 
     def forget(self) -> None:
         """Abort what was not committed: partitions went without notice."""
@@ -326,19 +305,13 @@ class TransactionPublisher:
         if worker.outputs:
             yield from granted(self._await_room)
         behind: set[ParallelRecord] = set()
-        refused = self._committer.refused(worker)
-        try:
-            for record, error in refused:
-                if record in behind:
-                    continue
-                due_ms: int | None = monotonic_ms() + _DECIDING_MS
-                if error is not None:
-                    due_ms = yield from self._policy.apply(record, error)
-                if due_ms is None:
-                    self._committer.give_up(record)
-                behind.update(put_off(worker, record, due_ms))
-        finally:
-            self._committer.decided(refused)
+        for record, error in self._committer.refused(worker):
+            if record in behind:
+                continue
+            due_ms = yield from self._policy.apply(record, error)
+            if due_ms is None:
+                self._committer.give_up(record)
+            behind.update(put_off(worker, record, due_ms))
         gate = self._committer.gate
         yield from granted(lambda timeout_s: gate.acquire(timeout=timeout_s))
         try:

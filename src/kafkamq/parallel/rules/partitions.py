@@ -45,7 +45,7 @@ class ShardState(Enum):
     """Where a shard is; one that is nowhere has no records and is forgotten."""
 
     READY = 0  # in its partition's line
-    OWNED = 1  # serial, and a worker has a run of it
+    OWNED = 1  # serial, and a worker has a run of it, perhaps of an earlier assignment
     DELAYED = 2  # its first record is due later
     BLOCKED = 3  # its first record is above the partition's ceiling
 
@@ -136,20 +136,31 @@ class PartitionState(Generic[R]):
     ceiling: int | None = None  # nothing above this offset is handed out; None: no ceiling
     waiting_count: int = 0  # records not in a worker's hands
     in_flight_count: int = 0  # records in a worker's hands, or kept behind their runs
-    delayed_count: int = 0  # shards that wait for a time
     is_in_line: bool = False
     serial: dict[Hashable, Shard[R]] = field(default_factory=dict)
     parallel: Shard[R] | None = None  # records without an order among them
     ready: deque[Shard[R]] = field(default_factory=deque)
     blocked: list[Shard[R]] = field(default_factory=list)
+    delayed: list[tuple[int, int, Shard[R]]] = field(default_factory=list)  # heap: due, number
+    loose: set[Run[R]] = field(default_factory=set)  # in workers' hands, in no order
     failures: dict[int, int] = field(default_factory=dict)  # by offset, of what is open
+
+    def at_work(self) -> dict[Hashable, Shard[R]]:
+        """Keys whose runs workers have, and offsets of what they have in no order."""
+        found = {
+            key: shard for key, shard in self.serial.items() if shard.state is ShardState.OWNED
+        }
+        for run in self.loose:
+            found.update(dict.fromkeys([record.offset for record in run.records], run.shard))
+        return found
 
     def clear(self) -> None:
         """Forget all that was not done."""
-        self.waiting_count = self.in_flight_count = self.delayed_count = 0
+        self.waiting_count = self.in_flight_count = 0
         self.parallel = None
-        for collection in (self.serial, self.ready, self.blocked, self.failures):
+        for collection in (self.serial, self.ready, self.blocked, self.delayed, self.failures):
             collection.clear()
+        self.loose.clear()
 
     def forget(self, shard: Shard[R]) -> None:
         self.ready = deque(other for other in self.ready if other is not shard)
@@ -161,15 +172,12 @@ class PartitionState(Generic[R]):
 
 
 def check_partitions(
-    partitions: Collection[PartitionState[R]],
-    delayed: Collection[Shard[R]],
-    line: Collection[PartitionState[R]],
+    partitions: Collection[PartitionState[R]], line: Collection[PartitionState[R]]
 ) -> None:
-    """Assert what holds of all open partitions, of delayed shards, and of the line."""
+    """Assert what holds of all open partitions, and of the line."""
     for partition in partitions:
-        mine = [shard for shard in delayed if shard.partition is partition]
+        mine = [shard for _, _, shard in partition.delayed]
         idle = [*partition.ready, *partition.blocked, *mine]
-        assert len(mine) == partition.delayed_count
         assert len({id(shard) for shard in idle}) == len(idle), "a shard is in one place"
         assert all(len(shard) for shard in idle), "what is in line has records"
         owned = [s for s in partition.serial.values() if s.state is ShardState.OWNED]
@@ -188,4 +196,3 @@ def check_partitions(
             assert all(shard.state is state for shard in shards)
         assert all(partition.tracker.is_open(offset) for offset in partition.failures)
         partition.tracker.check()
-    assert all(shard.partition.phase is not PartitionPhase.CLOSED for shard in delayed)

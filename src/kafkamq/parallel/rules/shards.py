@@ -11,6 +11,9 @@ Rules:
   gets at most ``max_run`` records of a shard, then the shard goes to the end of the line.
 - A partition with a ceiling hands out nothing above it, so that its holes are filled first.
 - Epochs: a closed partition takes in nothing, hands out nothing, and nothing done counts in it.
+- What a worker has of a closed partition is busy until its run comes back: a key (without an order:
+  a record) is in one worker's hands at a time, also where its partition is assigned anew, or read
+  again after an aborted transaction.
 
 Everything that is polled is in the partition's tracker, hence waits, is in flight, or is done. How
 much may be polled ahead is for ``flow``. There is a shard for each key that has something open; it
@@ -25,6 +28,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
+from math import inf
 from typing import Generic, TypeVar
 
 from kafkamq.errors import ConfigError, StateError
@@ -64,7 +68,9 @@ class Scheduler(Generic[R]):
         self._max_run = max_run
         self._partitions: dict[Hashable, PartitionState[R]] = {}
         self._line: deque[PartitionState[R]] = deque()  # open partitions with ready shards
-        self._delayed: list[tuple[int, int, Shard[R]]] = []  # heap: due, number, shard
+        # Keys, or offsets of what is in no order, in workers' hands that are of closed partitions.
+        self._busy: dict[Hashable, dict[Hashable, Shard[R]]] = {}  # by place
+        self._due_ms: float = inf  # nothing delayed is due before
         self._delays = 0
         self._epoch = 0
         self._waiting_count = 0  # of all partitions
@@ -103,7 +109,14 @@ class Scheduler(Generic[R]):
 
     def next_due_ms(self) -> int | None:
         """When the next delayed record is due; None: none waits for a time."""
-        return self._delayed[0][0] if self._delayed else None
+        return min(
+            (
+                partition.delayed[0][0]
+                for partition in self._partitions.values()
+                if partition.delayed
+            ),
+            default=None,
+        )
 
     # Partitions come and go.
 
@@ -134,10 +147,11 @@ class Scheduler(Generic[R]):
             return
         partition.phase = PartitionPhase.CLOSED
         self._leave_line(partition)
-        self._delayed = [entry for entry in self._delayed if entry[2].partition is not partition]
-        heapify(self._delayed)
         del self._partitions[partition.place]
         self._waiting_count -= partition.waiting_count
+        at_work = partition.at_work()
+        if at_work:  # first what an earlier assignment has in such hands
+            self._busy[partition.place] = at_work | self._busy.get(partition.place, {})
         partition.clear()
 
     def set_ceiling(self, partition: PartitionState[R], ceiling: int | None) -> None:
@@ -167,7 +181,7 @@ class Scheduler(Generic[R]):
         if self._ordering is Ordering.KEY:
             self._add_by_key(partition, records)
         elif self._ordering is Ordering.PARTITION:
-            self._add_to_serial(partition, None, records)
+            self._add_to_serial(partition, records)
         else:
             self._add_to_parallel(partition, records)
         self._line_up(partition)
@@ -175,6 +189,7 @@ class Scheduler(Generic[R]):
 
     def _add_by_key(self, partition: PartitionState[R], records: Iterable[R]) -> None:
         shards, ready = partition.serial, partition.ready
+        busy = self._busy.get(partition.place)
         keyless: list[R] | None = [] if self._null_keys is NullKeys.PARALLEL else None
         for record in records:
             key = record.key
@@ -185,21 +200,35 @@ class Scheduler(Generic[R]):
                 keyless.append(record)
             else:
                 shards[key] = shard = Shard(partition, key, True, [record])
-                ready.append(shard)
+                if busy and key in busy:
+                    shard.state = ShardState.OWNED
+                else:
+                    ready.append(shard)
         if keyless:
             self._add_to_parallel(partition, keyless)
 
-    def _add_to_serial(
-        self, partition: PartitionState[R], key: Hashable, records: Iterable[R]
-    ) -> None:
-        shard = partition.serial.get(key)
+    def _add_to_serial(self, partition: PartitionState[R], records: Iterable[R]) -> None:
+        shard = partition.serial.get(None)
         if shard is not None:
             shard.records.extend(records)
+            return
+        partition.serial[None] = shard = Shard(partition, None, True, list(records))
+        if None in self._busy.get(partition.place, ()):
+            shard.state = ShardState.OWNED
         else:
-            partition.serial[key] = shard = Shard(partition, key, True, list(records))
             partition.ready.append(shard)
 
     def _add_to_parallel(self, partition: PartitionState[R], records: Iterable[R]) -> None:
+        busy = self._busy.get(partition.place)
+        if busy:  # each waits as if its offset were its key
+            records = list(records)
+            for record in records:
+                if record.offset in busy:
+                    shard = Shard(partition, record.offset, True, [record], 0, ShardState.OWNED)
+                    partition.serial[record.offset] = shard
+            records = [record for record in records if record.offset not in busy]
+            if not records:
+                return
         if partition.parallel is not None:
             partition.parallel.records.extend(records)
         else:
@@ -216,7 +245,7 @@ class Scheduler(Generic[R]):
         ``max_run`` takes the place of the scheduler's own limit of one shard's records. Each run
         goes back by ``release`` or ``finish``, whether its partition is closed meanwhile or not.
         """
-        if self._delayed and self._delayed[0][0] <= monotonic_ms:
+        if self._due_ms <= monotonic_ms:
             self._wake(monotonic_ms)
         runs: list[Run[R]] = []
         if max_run is None:
@@ -249,12 +278,13 @@ class Scheduler(Generic[R]):
                 records = shard.cut(count)
             else:  # all of it; as ``cut`` does, without the call
                 shard.records = []
-            runs.append(Run(shard, records))
+            run = Run(shard, records)
+            runs.append(run)
             taken += len(records)
             if shard.is_serial:
                 shard.state = owned
             else:
-                self._after_cut(shard)
+                self._after_cut(run)
         partition.waiting_count -= taken
         self._waiting_count -= taken
         partition.in_flight_count += taken
@@ -274,26 +304,30 @@ class Scheduler(Generic[R]):
                 continue
             runs.append(Run(shard, shard.cut(count)))
             taken += count
-            self._after_cut(shard)
+            self._after_cut(runs[-1])
         partition.waiting_count -= taken
         self._waiting_count -= taken
         partition.in_flight_count += taken
         return taken
 
-    def _after_cut(self, shard: Shard[R]) -> None:
+    def _after_cut(self, run: Run[R]) -> None:
+        shard, partition = run.shard, run.shard.partition
         if shard.is_serial:
             shard.state = ShardState.OWNED
-        elif shard.records:
-            shard.partition.ready.append(shard)
-        elif shard is shard.partition.parallel:
-            shard.partition.parallel = None
+            return
+        partition.loose.add(run)
+        if shard.records:
+            partition.ready.append(shard)
+        elif shard is partition.parallel:
+            partition.parallel = None
 
     def _wake(self, monotonic_ms: int) -> None:
-        delayed = self._delayed
-        while delayed and delayed[0][0] <= monotonic_ms:
-            shard = heappop(delayed)[2]
-            shard.partition.delayed_count -= 1
-            self._make_ready(shard)
+        for partition in self._partitions.values():
+            delayed = partition.delayed
+            while delayed and delayed[0][0] <= monotonic_ms:
+                self._make_ready(heappop(delayed)[2])
+        due_ms = self.next_due_ms()
+        self._due_ms = inf if due_ms is None else due_ms
 
     # Work comes back.
 
@@ -371,6 +405,8 @@ class Scheduler(Generic[R]):
         del run.records[len(run.records) - len(records) :]
         partition = run.shard.partition
         if partition.phase is PartitionPhase.CLOSED:
+            if not run.shard.is_serial:
+                self._free(run, records)
             return
         partition.in_flight_count -= len(records)
         partition.waiting_count += len(records)
@@ -399,9 +435,8 @@ class Scheduler(Generic[R]):
             self._waiting_count -= 1
             shard.records, shard.start = kept, 0
             if shard.state is ShardState.DELAYED and waiting[0].offset == offset:
-                self._delayed = [entry for entry in self._delayed if entry[2] is not shard]
-                heapify(self._delayed)
-                partition.delayed_count -= 1
+                partition.delayed = [entry for entry in partition.delayed if entry[2] is not shard]
+                heapify(partition.delayed)
                 if kept:
                     self._make_ready(shard)
             if not kept and shard.state is not ShardState.OWNED:
@@ -409,7 +444,7 @@ class Scheduler(Generic[R]):
             return
 
     def _waiting_shards(self, partition: PartitionState[R]) -> list[Shard[R]]:
-        delayed = [entry[2] for entry in self._delayed if entry[2].partition is partition]
+        delayed = [entry[2] for entry in partition.delayed]
         return list({*partition.serial.values(), *partition.ready, *partition.blocked, *delayed})
 
     def _drop(self, shard: Shard[R]) -> None:
@@ -425,9 +460,30 @@ class Scheduler(Generic[R]):
         run.is_released = True
         partition = run.shard.partition
         if partition.phase is PartitionPhase.CLOSED:
+            self._free(run, run.records)
             return False
         partition.in_flight_count -= len(run.records)
+        if not run.shard.is_serial:
+            partition.loose.discard(run)
         return True
+
+    def _free(self, run: Run[R], records: Iterable[R]) -> None:
+        """What comes back of a closed partition is busy no more."""
+        place, shard = run.partition.place, run.shard
+        busy = self._busy.get(place)
+        if not busy:
+            return
+        keys = [shard.key] if shard.is_serial else [record.offset for record in records]
+        partition = self._partitions.get(place)
+        for key in keys:
+            if busy.get(key) is not shard:
+                continue
+            del busy[key]
+            waiting = None if partition is None else partition.serial.get(key)
+            if waiting is not None:
+                self._give_back(waiting, [], ())
+        if not busy:
+            del self._busy[place]
 
     def _give_back(
         self, shard: Shard[R], untried: list[R], failed: Sequence[tuple[R, int]]
@@ -451,9 +507,9 @@ class Scheduler(Generic[R]):
 
     def _delay(self, shard: Shard[R], due_ms: int) -> None:
         shard.state = ShardState.DELAYED
-        shard.partition.delayed_count += 1
         self._delays += 1
-        heappush(self._delayed, (due_ms, self._delays, shard))
+        heappush(shard.partition.delayed, (due_ms, self._delays, shard))
+        self._due_ms = min(self._due_ms, due_ms)
 
     def _make_ready(self, shard: Shard[R]) -> None:
         shard.state = ShardState.READY
@@ -461,8 +517,10 @@ class Scheduler(Generic[R]):
         self._line_up(shard.partition)
 
     def check(self) -> None:
-        delayed = [shard for _, _, shard in self._delayed]
-        check_partitions(self._partitions.values(), delayed, self._line)
+        check_partitions(self._partitions.values(), self._line)
+        due_ms = self.next_due_ms()
+        assert due_ms is None or self._due_ms <= due_ms
+        assert all(self._busy.values()), "a place where nothing is busy is forgotten"
         waiting = sum(partition.waiting_count for partition in self._partitions.values())
         assert self._waiting_count == waiting
 
