@@ -263,7 +263,7 @@ def bills() -> Iterator[Bills]:
     servers = f"memory://{uuid.uuid4().hex}"
     cluster_of(servers).create_topic("bills", 4)
     with Service(servers, "n") as service:
-        queue = service.queue("bills", backend="claims", topic="bills", redelivery_timeout=20)
+        queue = service.queue("bills", backend="claims", topic="bills", redelivery_timeout=4)
         queue.create_topics()
         yield Bills(queue, servers)
 
@@ -298,6 +298,30 @@ def test_a_partition_whose_first_message_waits_holds_no_other_one_back(bills: Bi
             assert message.message_id.partition == 1
             message.ack()
             seen += 1
+
+
+def test_a_consumer_that_starts_later_gets_its_share(bills: Bills) -> None:
+    for partition in range(4):
+        bills.produce(partition, 1)
+    with bills.queue.consumer() as first:
+        for _ in range(4):
+            message = first.receive(within(30))
+            assert message is not None
+            message.ack()
+        for partition in range(4):
+            bills.produce(partition, 1000)
+        with bills.queue.consumer() as second:
+            seen: set[int] = set()
+
+            def receive_both() -> bool:
+                for consumer in (first, second):
+                    for message in consumer.receive_many(1, 0.01):
+                        message.ack()
+                        if consumer is second:
+                            seen.add(message.message_id.partition)
+                return len(seen) >= 2
+
+            wait_until(receive_both, "the second consumer has two of four partitions")
 
 
 @pytest.mark.parametrize(

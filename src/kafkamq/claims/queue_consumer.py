@@ -102,22 +102,21 @@ class ClaimsConsumer(TopicConsumer[_Held]):
         self._check()
         self._hurry.clear()
         deadline_s = time.monotonic() + wait_seconds(timeout, may_be_endless=True)
-        is_over = False
+        wait_s = 0.0
         while True:
-            with self._changed:
-                self._check_failure()
-                messages = self._take(n)
-                if messages or is_over or self._closing.is_set() or self._hurry.is_set():
-                    return messages
-                left_s = deadline_s - time.monotonic()
-                is_over = left_s <= 0  # but what is there is read once
-                wait_s = max(0.0, min(left_s, _SLICE_S))
-                if wait_s and self._is_blocked():  # a verdict comes sooner than a fetch ends
-                    self._changed.wait(min(wait_s, _BLOCKED_S))
-                    wait_s = 0.0
             with self._reading:
                 if not self._closing.is_set():
                     self._claims.read(wait_s)
+            with self._changed:
+                self._check_failure()
+                messages = self._take(n)
+                left_s = deadline_s - time.monotonic()
+                if messages or left_s <= 0 or self._closing.is_set() or self._hurry.is_set():
+                    return messages
+                wait_s = min(left_s, _SLICE_S)
+                if self._is_blocked():  # a verdict comes sooner than a fetch ends
+                    self._changed.wait(min(wait_s, _BLOCKED_S))
+                    wait_s = 0.0
 
     def _is_blocked(self) -> bool:
         """Whether something may be handed out without another one's being read."""
