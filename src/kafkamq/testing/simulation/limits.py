@@ -179,8 +179,7 @@ def draw_limits(seed: int) -> Limits:
     if limits.are_far_apart and rng.random() < 0.5:
         limits = replace(limits, is_due_together=True, delayed_share=0.5, messages=30)
     rng = random.Random(f"inventions {seed}")
-    # In batches a plan waits a minute for what is invented (R32), a message for plan after plan.
-    if not limits.tracker.batch_share and rng.random() < 0.2:
+    if rng.random() < 0.2:
         limits = replace(limits, invented_every_ms=rng.choice((2000, 15_000)))
     return _draw_applications(seed, limits)
 
