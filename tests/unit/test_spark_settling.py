@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.unit.test_settling_batches import CONFIG, TO_FIRST, Logs, fail_copies, logs, place
@@ -72,9 +73,18 @@ def settling(logs: Logs) -> Iterator[RowSettling]:
 
 
 def run(settling: RowSettling, batch: int, **of: object) -> list[TrackerStatus]:
-    """A batch, and a turn of its owner; returns what it was told."""
-    settling.run(Batch(**of), batch)  # type: ignore[arg-type]  # not Spark's frame
-    return [row.status for row in settling.step(0.1)]
+    """A batch in Spark's thread, and turns of the owner; returns what that one was told."""
+    frame: Any = Batch(**of)  # type: ignore[arg-type]
+    spark = threading.Thread(target=settling.run, args=(frame, batch), daemon=True)
+    spark.start()
+    found: list[TrackerStatus] = []
+
+    def is_told() -> bool:
+        found.extend(row.status for row in settling.step(0.02))
+        return not spark.is_alive()
+
+    wait_until(is_told)
+    return [*found, *(row.status for row in settling.step(0.02))]
 
 
 def due(logs: Logs, count: int, **of: bytes) -> list[MessageId]:
@@ -137,7 +147,7 @@ def test_a_batch_waits_until_its_partition_has_begun_with_the_one_before(
     logs: Logs, settling: RowSettling
 ) -> None:
     """What is in the driver's memory is bounded: one settlement and one plan a partition."""
-    settling.run(Batch(logs), 0)  # type: ignore[arg-type]
+    settling.run(Batch(logs), 0)  # type: ignore[arg-type]  # not Spark's frame
     second = threading.Thread(target=settling.run, args=(Batch(logs), 1), daemon=True)
     second.start()
     wait_until(lambda: not settling.is_reading)
