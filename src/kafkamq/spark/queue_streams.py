@@ -337,7 +337,8 @@ class _Batches:
         elif self._each_batch is None:
             self._end(frame)
         else:
-            frame.persist()  # STARTed once, whatever the function does with it
+            # Handlers before it run once, whatever the function does with it.
+            frame.persist()
             try:
                 found = self._each_batch(frame, batch)
                 self._end(frame if found is None else found)
