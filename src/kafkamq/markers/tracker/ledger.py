@@ -65,14 +65,15 @@ class Ledger:
         engine: str,
         epoch: int,
         admin: Admin | None = None,
+        reports: bool = False,
     ) -> None:
+        """``reports``: what ``producer`` delivers is reported; each costs as much as the record."""
         self.key = key
         self.engine = engine
         self.epoch = epoch
         self.last: Position | None = None
-        # Only failures are reported: a report costs as much as the record.
         self.producer = TransactionalProducer(
-            config, key.transactional_id, delivery_report_only_error=True
+            config, key.transactional_id, delivery_report_only_error=not reports
         )
         self._config = config
         self._admin = admin

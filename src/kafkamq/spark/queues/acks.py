@@ -152,33 +152,38 @@ def read_end(row: Mapping[str, Any]) -> End:
     return End(token, outcome, delay_ms, reason)
 
 
-def find_late(log: MarkerLog, ends: Sequence[End]) -> list[AckToken]:
-    """Those whose ENDs came too late (R9), judged as a tracker does: by folding the log."""
+def find_late(log: MarkerLog, ends: Sequence[End], ended_ms: int = 0) -> list[AckToken]:
+    """Those whose ENDs came too late (R9), judged as a tracker does: by folding the log.
+
+    Args:
+        log: Of the markers.
+        ends: The verdicts.
+        ended_ms: Broker time of ENDs that are in a transaction, where readers do not see them yet:
+            late is what by the log is not renewed up to then.
+    """
     tokens = [end.token for end in ends if end.token.start_offset >= 0]
     if not tokens:
         return []
     at_ms = min(token.start_ms + token.timeout_ms // 2 for token in tokens)
     reached = log.reached(sorted({token.marker_partition for token in tokens}), at_ms)
+    late: set[tuple[int, int]] = set()
     oldest: dict[int, int] = {}
     for token in tokens:
         if token.marker_partition in reached:
             first = oldest.get(token.marker_partition, token.start_offset)
             oldest[token.marker_partition] = min(first, token.start_offset)
-    if not oldest:
-        return []
-    late: set[tuple[int, int]] = set()
+        elif token.start_ms + token.timeout_ms < ended_ms:
+            late.add(token.place)
     for partition, upto in log.ends(sorted(oldest)).items():
         attempts = Attempts(RedeliveryTracker(oldest[partition], partition=partition))
+        known_ms = 0
         for offset, timestamp_ms, kind, marker in log.read(partition, oldest[partition], upto):
             log_ms = timestamp_ms if kind == LOG_APPEND_TIME else -1
+            known_ms = max(known_ms, log_ms)
             attempts.apply(offset, timestamp_ms, log_ms, marker)
             late |= _late(attempts)
-        late |= _due(attempts)
-    return [
-        end.token
-        for end in ends
-        if (end.token.message_id.partition, end.token.message_id.offset) in late
-    ]
+        late |= _due(attempts, max(0, ended_ms - known_ms))
+    return [end.token for end in ends if end.token.place in late]
 
 
 def _late(attempts: Attempts) -> set[tuple[int, int]]:
@@ -191,10 +196,10 @@ def _late(attempts: Attempts) -> set[tuple[int, int]]:
     }
 
 
-def _due(attempts: Attempts) -> set[tuple[int, int]]:
+def _due(attempts: Attempts, passed_ms: int) -> set[tuple[int, int]]:
     """Whose ENDs are late, though a transaction's are not to be read yet."""
     return {
         (each.attempt.message_id.partition, each.attempt.message_id.offset)
         for each in attempts.open()
-        if each.state == "due" and each.attempt.outcome is None
+        if each.attempt.outcome is None and (each.state == "due" or each.remaining_ms < passed_ms)
     }
