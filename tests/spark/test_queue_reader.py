@@ -34,10 +34,11 @@ from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq.errors import StateError
 from kafkamq.queue.names import group_of
+from kafkamq.queue.namespace import Namespace, NamespaceFacts
 from kafkamq.queue.wire.partitions import marker_partition
 from kafkamq.spark.marker_log import marker_log
 from kafkamq.spark.options import parse_source_options
-from kafkamq.spark.queues.acks import AckSettings, find_late, read_end, read_verdicts
+from kafkamq.spark.queues.acks import AckSettings, find_late, read_verdicts
 from kafkamq.spark.queues.committing import CommitSettings, commit_slots
 from kafkamq.spark.queues.ending import write_ends
 from kafkamq.spark.queues.leasing import QueuePartition, QueueReader
@@ -51,7 +52,6 @@ from kafkamq.spark.queues.starting import (
     handed_out,
 )
 from kafkamq.spark.source.columns import columns_of
-from kafkamq.transport.admin import Admin
 from kafkamq.transport.log_reader import LogRange, log_reader
 from kafkamq.types import Headers, MarkerType, MessageId, Outcome
 
@@ -111,9 +111,10 @@ def offsets(found: list[dict[str, Any]]) -> list[int]:
 
 
 def end(logs: Logs, found: list[dict[str, Any]], verdict: str = "ack") -> None:
+    verdicts = [{"ack_token": row["ack_token"], "verdict": verdict} for row in found]
     settings = AckSettings(config=logs.config)
-    ends = [read_end({"ack_token": row["ack_token"], "verdict": verdict}) for row in found]
-    assert write_ends(ends, settings) == []
+    (done,) = write_ends([pa.RecordBatch.from_pylist(verdicts)], settings)
+    assert done.to_pylist()[0]["late"] == 0
 
 
 def starts(logs: Logs) -> Counter[int]:
@@ -189,15 +190,9 @@ def test_a_batch_that_is_repeated_and_repeated_hands_out_less(
 
 def test_markers_are_sought_wherever_a_worker_may_have_written_them() -> None:
     """R26: partitions were added twice since the batch was planned, and it knew of the first."""
+    facts = NamespaceFacts(b"", 1, 4, -1, -1, 1, 1)
     made = StartPlan(
-        consumer_id="spark-a-b",
-        topic_id=b"",
-        marker_partitions=2,
-        markers_now=4,
-        max_marker_bytes=1,
-        message_retention_ms=-1,
-        marker_ends={},
-        is_repeated=True,
+        consumer_id="spark-a-b", facts=facts, marker_ends={0: 0, 1: 0}, is_repeated=True
     )
     for chunk in range(200):
         offset = chunk * 4096
@@ -242,19 +237,13 @@ def _started(
     share: Callable[[int, int], int] = handed_out,
 ) -> Handed:
     """What a run of a batch of all messages in partition 0 hands out."""
-    topic, marker_topic = logs.config.message_topic, logs.config.marker_topic
-    with Admin(logs.config) as admin:
-        facts = {name: admin.require_topic(name) for name in (topic, marker_topic)}
+    topic = logs.config.message_topic
+    facts = Namespace(logs.config).facts()
+    if not tells:
+        facts = replace(facts, message_topic_id=b"")
     wanted = LogRange(topic, 0, 0, log_reader(logs.config).log_ends(topic, [0])[0])
     plan_of_run = StartPlan(
-        consumer_id=f"{PLAN}{run}",
-        topic_id=facts[topic].topic_id if tells else b"",
-        marker_partitions=facts[marker_topic].partitions,
-        markers_now=facts[marker_topic].partitions,
-        max_marker_bytes=facts[marker_topic].max_message_bytes,
-        message_retention_ms=facts[topic].kept_ms,
-        marker_ends={},
-        is_repeated=run > 0,
+        consumer_id=f"{PLAN}{run}", facts=facts, marker_ends={}, is_repeated=run > 0
     )
     starter = Starter(plan_of_run, [wanted], reader.options, marker_log(logs.config))
     read = log_reader(logs.config).read(wanted)
@@ -546,10 +535,11 @@ def test_a_batch_is_a_few_markers(logs: Logs, reader: QueueReader) -> None:
     assert started[-1].key == b"emails"
     assert starts(logs) == Counter(range(40))
     repeated = repeat(reader, begin, planned)
-    settings = AckSettings(config=logs.config)
-    for row, verdict in zip(repeated, ("ack", "nack") * 20, strict=True):
-        row["verdict"] = verdict
-    write_ends(read_verdicts(repeated), settings)
+    verdicts = [
+        {"ack_token": row["ack_token"], "verdict": verdict}
+        for row, verdict in zip(repeated, ("ack", "nack") * 20, strict=True)
+    ]
+    next(write_ends([pa.RecordBatch.from_pylist(verdicts)], AckSettings(config=logs.config)))
     ends = [m for _, m in logs.markers() if m.type is MarkerType.END]
     assert Counter(m.outcome for m in ends) == {Outcome.ACK: 1, Outcome.NACK: 1}
     assert sorted(one.offset for one in logs.ends(Outcome.NACK)) == list(range(1, 40, 2))

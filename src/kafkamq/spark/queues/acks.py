@@ -22,6 +22,7 @@ from kafkamq.transport.record import LOG_APPEND_TIME
 from kafkamq.types import Outcome
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql.types import StructType
 
 ACK_COLUMNS: Mapping[str, str] = {
@@ -32,6 +33,10 @@ ACK_COLUMNS: Mapping[str, str] = {
 }
 """Columns that say what becomes of a row's message; ``ack_token`` must be there."""
 
+RESULT_SCHEMA = "ends BIGINT, written BIGINT, skipped BIGINT, late BIGINT, places ARRAY<STRING>"
+"""What a task reports: ENDs, rows written and passed over, late messages, some of their places."""
+
+_MAX_NAMED = 100
 _OUTCOMES = {"ack": Outcome.ACK, "nack": Outcome.NACK, "reject": Outcome.REJECT}
 MAX_DELAY_S = 366 * 86_400.0
 
@@ -106,6 +111,19 @@ def _delay_ms(ends: Sequence[End], settings: AckSettings, log: MarkerLog) -> int
         kept_ms = facts.message_retention_ms
         delay_ms = delay_by_reference_ms(delay_ms, oldest_ms, now_ms, retention_ms=kept_ms)
     return min(delay_ms, MAX_DURATION_MS)
+
+
+def report(
+    ends: int, late: Sequence[AckToken], written: int = 0, skipped: int = 0
+) -> pa.RecordBatch:
+    """What a task has done, as ``RESULT_SCHEMA``."""
+    import pyarrow as pa
+
+    places = [f"{token.message_id.partition}/{token.message_id.offset}" for token in late]
+    numbers = {"ends": ends, "written": written, "skipped": skipped, "late": len(late)}
+    kinds = [*((name, pa.int64()) for name in numbers), ("places", pa.list_(pa.string()))]
+    row = {**numbers, "places": places[:_MAX_NAMED]}
+    return pa.RecordBatch.from_pylist([row], schema=pa.schema(kinds))
 
 
 def check_columns(schema: StructType) -> None:

@@ -44,6 +44,7 @@ from kafkamq.spark.queues.acks import (
     end_records,
     find_late,
     read_verdicts,
+    report,
 )
 from kafkamq.spark.queues.starting import BATCH, VERDICTS
 from kafkamq.spark.queues.tokens import ENDED, NACKED, AckToken, decode_token
@@ -66,12 +67,8 @@ OUTPUT_COLUMNS: Mapping[str, str] = {
 }
 """What a row of output is; a row whose ``value`` is null writes nothing."""
 
-RESULT_SCHEMA = "ends BIGINT, written BIGINT, skipped BIGINT, late BIGINT, places ARRAY<STRING>"
-"""What a task reports: ENDs, rows written and passed over, late ENDs and some of their messages."""
-
 _SLOT = "_slot"
 _OPEN = 0  # beside ENDED and NACKED: a message without a verdict of this batch
-_MAX_NAMED = 100
 _TIMEOUT_S = 30.0
 _TRIES = 3
 _log = logging.getLogger(__name__)
@@ -145,27 +142,17 @@ def commit_slots(
     batches: Iterator[pa.RecordBatch], settings: CommitSettings, batch: int
 ) -> Iterator[pa.RecordBatch]:
     """In a worker: the rows of a slot; of several, where Spark placed them together."""
-    import pyarrow as pa
-
     slots: dict[int, list[dict[str, Any]]] = {}
     for rows in batches:
         for row in rows.to_pylist():
             slots.setdefault(row[_SLOT], []).append(row)
     for number, rows in sorted(slots.items()):
-        done = _commit(number, rows, settings, batch)
-        yield pa.RecordBatch.from_pylist([done], schema=_result_schema())
-
-
-def _result_schema() -> pa.Schema:
-    import pyarrow as pa
-
-    numbers = [(name, pa.int64()) for name in ("ends", "written", "skipped", "late")]
-    return pa.schema([*numbers, ("places", pa.list_(pa.string()))])
+        yield _commit(number, rows, settings, batch)
 
 
 def _commit(
     number: int, rows: Sequence[dict[str, Any]], settings: CommitSettings, batch: int
-) -> dict[str, Any]:
+) -> pa.RecordBatch:
     """The rows of one slot, once; tried again where the broker said that nothing happened."""
     ends = read_verdicts(rows)
     records = _records(rows, ends, settings)
@@ -186,7 +173,7 @@ def _transact(
     ends: Sequence[End],
     settings: CommitSettings,
     batch: int,
-) -> dict[str, Any]:
+) -> pa.RecordBatch:
     """One transaction; returns what a task reports."""
     config = settings.ack.config
     log = marker_log(config)
@@ -224,14 +211,7 @@ def _transact(
         )
     finally:
         ledger.close()
-    places = [f"{token.message_id.partition}/{token.message_id.offset}" for token in late]
-    return {
-        "ends": len(timely),
-        "written": len(output),
-        "skipped": len(own) - len(output),
-        "late": len(late),
-        "places": places[:_MAX_NAMED],
-    }
+    return report(len(timely), list(late), len(output), len(own) - len(output))
 
 
 def _write(

@@ -36,14 +36,12 @@ from kafkamq.markers.rules.leases import NEW_PARTITION_MS
 from kafkamq.markers.wire.markers import (
     encode_keepalive,
     encode_known_keepalive,
-    encode_named,
 )
 from kafkamq.queue.names import group_of
 from kafkamq.queue.namespace import NamespaceFacts
 from kafkamq.queue.topics import require_topics
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.keys import join_key
-from kafkamq.queue.wire.partitions import marker_key
 from kafkamq.spark.backlog import Backlog
 from kafkamq.spark.marker_log import MarkerLog, marker_log
 from kafkamq.spark.options import AcknowledgeOptions, SourceOptions
@@ -55,6 +53,7 @@ from kafkamq.spark.queues.starting import (
     Starter,
     StartPlan,
     Waiting,
+    addressed,
     identity_of,
     none_of,
 )
@@ -130,16 +129,8 @@ class KeepAlive:
         self._thread = threading.Thread(target=self._run, name="kafkamq-leases", daemon=True)
         self._thread.start()
 
-    def _named_markers(self) -> list[tuple[int, bytes, bytes]]:
-        return [
-            (
-                number,
-                marker_key(members[0].partition, members[0].offset),
-                encode_known_keepalive(identity, self._consumer_id, self._timeout_ms),
-            )
-            for number, messages in self.named.items()
-            for identity, members in encode_named(messages, together=self._together)
-        ]
+    def _encode(self, identity: bytes) -> bytes:
+        return encode_known_keepalive(identity, self._consumer_id, self._timeout_ms)
 
     def _run(self) -> None:
         period_s = self._timeout_ms / RENEWALS_PER_TIMEOUT / 1000
@@ -147,7 +138,7 @@ class KeepAlive:
             try:
                 self._log.write(self._markers)
                 if time.monotonic() < self._named_until_s:
-                    self._log.write(self._named_markers())
+                    self._log.write(addressed(self.named, self._encode, together=self._together))
             except KafkaMQError as error:  # noqa: PERF203 - the next one may go through
                 _log.warning("leases could not be renewed", extra={"error": str(error)})
 
@@ -177,8 +168,8 @@ class QueueReader(StreamReader):
         )
         self._moved_on: dict[int, int] = {}  # positions of the group, at the first look
         self._begins: dict[int, int] = {}  # where the batch begins that was looked for last
-        self._passed: dict[int, int] = {}  # those of them that are committed
-        self._pass_s = 0.0  # monotonic; when they are the next time
+        self._done: StreamOffsets | None = None  # when they were committed
+        self._pass_s = 0.0  # monotonic; when they are the next time, if no batch is done before
         self._facts_of: NamespaceFacts | None = None
         self._asked_s = 0.0  # monotonic; when the facts were asked for
         self._is_checked = False
@@ -212,9 +203,9 @@ class QueueReader(StreamReader):
         if not self._position.is_known:
             known = map(int, start.get(topic, {}))
             self._moved_on = self._position.find(known, self._facts().message_topic_id)
-        self._done(start)
+        self._start_unplanned(start)
         found = super().latestOffset(start, limit)
-        self._pass_others()
+        self._commit(start)
         if found[topic] == start.get(topic):
             return {name: dict(values) for name, values in start.items()}
         ends = marker_log(self.options.config).ends(range(self._facts().marker_partitions))
@@ -261,7 +252,7 @@ class QueueReader(StreamReader):
             at < int(known.get(str(n), 0)) for n, at in starts.items()
         ):
             self._backlog.clear()  # of the log that was replaced
-            self._moved_on = self._passed = {}
+            self._moved_on = {}
         untold = [number for number in ends if str(number) not in known]
         if known and untold and self._is_same(start):  # added, or a broker knew nothing of them
             self._moved_on |= self._position.find(untold, self._facts().message_topic_id)
@@ -320,24 +311,14 @@ class QueueReader(StreamReader):
         return found
 
     def _plan_of(self, end: StreamOffsets, *, is_repeated: bool) -> StartPlan:
-        facts = self._facts(max_age_s=0.0)  # marker partitions may have been added just now
-        begins = _numbers(end.get(_MARKERS, {}))
+        plan = str(end.get(_PLAN, {}).get(self.options.queue_id, ""))
         return StartPlan(
-            consumer_id=self._consumer_id(end),
-            topic_id=facts.message_topic_id,
-            # Where the STARTs of an earlier run are, whatever was added meanwhile (R26).
-            marker_partitions=len(begins) or facts.marker_partitions,
-            markers_now=facts.marker_partitions,
-            max_marker_bytes=facts.max_marker_bytes,
-            message_retention_ms=facts.message_retention_ms,
-            marker_ends=begins,
+            # Of this run alone (R7); the plan is the same in all runs of the batch.
+            consumer_id=f"{BATCH}{plan}{'-' if plan else ''}{secrets.token_hex(12)}",
+            facts=self._facts(max_age_s=0.0),
+            marker_ends=_numbers(end.get(_MARKERS, {})),
             is_repeated=is_repeated,
         )
-
-    def _consumer_id(self, end: StreamOffsets) -> str:
-        """Of this run of a batch alone (R7); its plan is the same in all runs."""
-        plan = str(end.get(_PLAN, {}).get(self.options.queue_id, ""))
-        return f"{BATCH}{plan}{'-' if plan else ''}{secrets.token_hex(12)}"
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task: the rows of messages that are STARTed, with their tokens."""
@@ -373,27 +354,16 @@ class QueueReader(StreamReader):
             message_ms if self._acknowledge.batch_markers else None,
         ).encode()
 
-    def _done(self, offsets: StreamOffsets) -> None:
-        """Everything up to there is handed out, and has its END or will have none."""
-        topic_id = self._facts().message_topic_id
-        if self._id_of(offsets) not in ("", topic_id.hex()) and topic_id:
-            return  # they say nothing of the topic that was recreated
-        known = _numbers(offsets.get(self.options.topic, {}))
-        passed = [self._moved_on, self._passed]
-        done = {n: max([at, *(each.get(n, 0) for each in passed)]) for n, at in known.items()}
-        self._start_unplanned(offsets)
-        self._position.commit(done, topic_id)
+    def _commit(self, done: StreamOffsets) -> None:
+        """Everything before the next batch has its END or will have none.
 
-    def _pass_others(self) -> None:
-        """Commit what is behind other queues' messages alone, now and then.
-
-        These are no batch, so the checkpoint does not pass them. A position that stood still before
-        them would be outside of the log when they are deleted: the next start would miss records.
+        Other queues' messages alone are no batch, so the checkpoint does not pass them, but the
+        position does, now and then. If it stood still before them it would be outside of the log
+        when they are deleted: the next start would miss records.
         """
-        if time.monotonic() >= self._pass_s:
-            self._pass_s = time.monotonic() + PASS_S
-            self._passed = self._begins
-            self._position.commit(self._passed, self._facts().message_topic_id)
+        if done != self._done or time.monotonic() >= self._pass_s:
+            self._done, self._pass_s = done, time.monotonic() + PASS_S
+            self._position.commit(self._begins, self._facts().message_topic_id)
 
     def _start_unplanned(self, end: StreamOffsets) -> None:
         """START what has no START of the batch that ends there, where nobody has asked for it.
@@ -404,6 +374,9 @@ class QueueReader(StreamReader):
         """
         if self._batch is not None and self._batch.end == end:
             return
+        topic_id = self._facts().message_topic_id.hex()
+        if topic_id and self._id_of(end) not in ("", topic_id):
+            return  # the offsets say nothing of the topic that was recreated
         known = _numbers(end.get(self.options.topic, {}))
         ranges = []
         for number, at in _numbers(end.get(_FROM, {})).items():
@@ -449,15 +422,12 @@ class QueueReader(StreamReader):
     def _facts(self, max_age_s: float = _FACTS_S) -> NamespaceFacts:
         now_s = time.monotonic()
         if self._facts_of is None or now_s - self._asked_s > max_age_s:
-            self._facts_of = self._ask()
-            self._asked_s = now_s
+            config = self.options.config
+            names = (config.message_topic, config.marker_topic)
+            with Admin(config) as admin:
+                topics = {name: admin.require_topic(name) for name in names}
+            self._facts_of, self._asked_s = NamespaceFacts.of(config, topics), now_s
         return self._facts_of
-
-    def _ask(self) -> NamespaceFacts:
-        config = self.options.config
-        names = (config.message_topic, config.marker_topic)
-        with Admin(config) as admin:
-            return NamespaceFacts.of(config, {name: admin.require_topic(name) for name in names})
 
 
 def _numbers(offsets: Mapping[str, int | str]) -> dict[int, int]:

@@ -37,6 +37,7 @@ from kafkamq.markers.wire.markers import (
     encode_named,
     encode_reference,
 )
+from kafkamq.queue.namespace import NamespaceFacts
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.keys import join_key
 from kafkamq.queue.wire.partitions import CHUNK_OFFSETS, marker_key, marker_partition
@@ -111,13 +112,14 @@ class StartPlan:
     """What holds for one run of a batch."""
 
     consumer_id: str  # of this run alone (R7)
-    topic_id: bytes
-    marker_partitions: int  # when the batch was planned: where its STARTs go (R26)
-    markers_now: int  # partitions may have been added since: where workers' STARTs go
-    max_marker_bytes: int
-    message_retention_ms: int  # as NamespaceFacts has it
+    facts: NamespaceFacts  # as of now; marker partitions may have been added since it was planned
     marker_ends: dict[int, int]  # by marker partition, when the batch was planned
     is_repeated: bool  # planned by another process than this driver's
+
+    @property
+    def marker_partitions(self) -> int:
+        """When the batch was planned: where its STARTs go (R26)."""
+        return len(self.marker_ends) or self.facts.marker_partitions
 
     def routes(self, ranges: Iterable[LogRange]) -> set[int]:
         """The marker partitions where something may be said of these messages (R26).
@@ -128,12 +130,13 @@ class StartPlan:
             marker_partition(each.partition, chunk * CHUNK_OFFSETS, count)
             for each in ranges
             for chunk in range(each.start // CHUNK_OFFSETS, (each.end - 1) // CHUNK_OFFSETS + 1)
-            for count in range(self.marker_partitions, self.markers_now + 1)
+            for count in range(self.marker_partitions, self.facts.marker_partitions + 1)
         }
 
     def is_of_topic(self, one: MessageId) -> bool:
         """R13: not of another topic of this name; brokers that are upgraded begin to tell ids."""
-        return not one.topic_id or not self.topic_id or one.topic_id == self.topic_id
+        known = self.facts.message_topic_id
+        return not one.topic_id or not known or one.topic_id == known
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +152,17 @@ class Start:
 
 Handed = dict[int, dict[Start, list[int]]]
 """What a run hands out: by partition, the offsets of each START."""
+
+
+def addressed(
+    messages: Mapping[int, Sequence[Waiting]], encode: Callable[[bytes], bytes], *, together: bool
+) -> list[tuple[int, bytes, bytes]]:
+    """Markers (partition, key, value) that name these, by marker partition."""
+    return [
+        (route, marker_key(*named[0].place), encode(identity))
+        for route, of_route in messages.items()
+        for identity, named in encode_named(of_route, together=together)
+    ]
 
 
 def handed_out(count: int, runs: int) -> int:
@@ -228,7 +242,7 @@ class Starter:
         for one in messages:
             self._name(one)
             if one.place in history.verdicts:
-                self._hand_out(handed, one, self._ended(one), 0, is_reference=False)
+                self._hand_out(handed, one, self._verdict(one))
             elif not history.is_elsewhere(one.place):
                 open_.append(one)
         count = share(len(open_), len(history.runs))
@@ -241,8 +255,7 @@ class Starter:
         dropped |= self._expired(alive)
         for one, place, is_reference in alive:
             if one.place not in dropped:
-                start = place.offset, place.timestamp_ms
-                self._hand_out(handed, one, *start, is_reference=is_reference)
+                self._hand_out(handed, one, place, is_reference)
                 self.held.setdefault(one.route, []).append(one)
         return handed
 
@@ -251,18 +264,16 @@ class Starter:
         if begun is not None:  # its markers stay together (R26), under the name of its first START
             one.route, topic_id = begun
         else:
-            topic_id, count = self._plan.topic_id, self._plan.marker_partitions
-            one.route = marker_partition(one.partition, one.offset, count)
+            topic_id = self._plan.facts.message_topic_id
+            one.route = marker_partition(*one.place, self._plan.marker_partitions)
         one.log = topic_id, one.log[1]
 
-    def _ended(self, one: Waiting) -> int:
-        return NACKED if self._history.verdicts[one.place] else ENDED
+    def _verdict(self, one: Waiting) -> Place:
+        return Place(NACKED if self._history.verdicts[one.place] else ENDED, 0)
 
     @staticmethod
-    def _hand_out(
-        handed: Handed, one: Waiting, offset: int, start_ms: int, *, is_reference: bool
-    ) -> None:
-        start = Start(one.log[0], one.route, offset, start_ms, is_reference)
+    def _hand_out(handed: Handed, one: Waiting, at: Place, is_reference: bool = False) -> None:
+        start = Start(one.log[0], one.route, at.offset, at.timestamp_ms, is_reference)
         handed.setdefault(one.partition, {}).setdefault(start, []).append(one.offset)
 
     def _look_again(self, started: Sequence[_Started], handed: Handed) -> list[_Started]:
@@ -283,7 +294,7 @@ class Starter:
         for each in started:
             one = each[0]
             if one.place in history.verdicts:
-                self._hand_out(handed, one, self._ended(one), 0, is_reference=False)
+                self._hand_out(handed, one, self._verdict(one))
             else:
                 open_.append(each)
         return open_
@@ -310,7 +321,7 @@ class Starter:
         expired = [
             one for one, place, _ in started if has_expired(one.expiry_ms, place.timestamp_ms)
         ]
-        self._end(expired, Outcome.REJECT, reason=EXPIRED)
+        self._end(expired, Outcome.REJECT, EXPIRED)
         return {one.place for one in expired}
 
     # ---- what is written
@@ -349,7 +360,7 @@ class Starter:
         acknowledge, oldest_ms = self._acknowledge, None
         now_ms = self._log.broker_ms()
         if acknowledge.batch_markers and now_ms is not None:
-            retention_ms = self._plan.message_retention_ms
+            retention_ms = self._plan.facts.message_retention_ms
             oldest_ms = oldest_by_reference_ms(
                 now_ms, max_lease_ms=acknowledge.max_lease_ms, retention_ms=retention_ms
             )
@@ -387,24 +398,22 @@ class Starter:
         identity = encode_identity(*one.place, *one.log)
         key, headers = record.key() or b"", headers_of(record)
         known = one.delivery_count, headers, one.expiry_ms, one.timestamp_ms
-        max_bytes = min(self._plan.max_marker_bytes, MAX_MARKER_BYTES)
+        max_bytes = min(self._plan.facts.max_marker_bytes, MAX_MARKER_BYTES)
         if value is None or len(value) <= MAX_INLINE_BYTES:
             start = encoder.encode_known(identity, key, value, *known, False)
             if len(start) <= max_bytes:
                 return start
         return encode_reference(encoder, identity, key, *known, max_bytes)
 
-    def _end(self, messages: Iterable[Waiting], outcome: Outcome, *, reason: str = "") -> None:
+    def _end(self, messages: Iterable[Waiting], outcome: Outcome, reason: str = "") -> None:
         by_route: dict[int, list[Waiting]] = {}
         for one in messages:
             by_route.setdefault(one.route, []).append(one)
-        ends = []
-        for route, of_route in by_route.items():
-            together = self._acknowledge.batch_markers
-            for identity, named in encode_named(of_route, together=together):
-                value = encode_known_end(identity, outcome, VOID, 0, reason)
-                ends.append((route, marker_key(*named[0].place), value))
-        self._log.write(ends)
+
+        def encode(identity: bytes) -> bytes:
+            return encode_known_end(identity, outcome, VOID, 0, reason)
+
+        self._log.write(addressed(by_route, encode, together=self._acknowledge.batch_markers))
 
     # ---- what is read
 
