@@ -81,11 +81,12 @@ def test_many_messages_wait_for_room_in_the_queue_of_sends(
     producer.send_many(numbered(5))
     producer.flush(within(30))
     assert payloads(service) == [b"%d" % number for number in range(5)]
-    monkeypatch.setattr(producer._sender, "_max_block_s", 0.05)
-    kafka_of(service).faults.is_full = lambda _: True
-    with pytest.raises(DeadlineExceededError, match="the queue is full"):
-        producer.send_many(numbered(5))
-    kafka_of(service).faults.is_full = None
+    monkeypatch.setattr("kafkamq.queue.sender.SEND_TIMEOUT_S", 0.05)
+    with Service(service.config.bootstrap_servers, service.config.namespace) as impatient:
+        kafka_of(service).faults.is_full = lambda _: True
+        with pytest.raises(DeadlineExceededError, match="the queue is full"):
+            impatient.queue("q").producer().send_many(numbered(5))
+        kafka_of(service).faults.is_full = None
     producer.flush(within(30))  # what was not taken is not waited for
 
 
