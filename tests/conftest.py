@@ -71,6 +71,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return ByKind(config, log)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what is slow, so that no worker is alone with it at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 def pytest_runtest_logfinish(nodeid: str) -> None:
     """Note on the threads that are left who left them, for the simulator to name."""
     for thread in threading.enumerate():
