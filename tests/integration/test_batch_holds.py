@@ -152,6 +152,7 @@ def places(messages: list[Message]) -> set[tuple[int, int]]:
     return {(one.message_id.partition, one.message_id.offset) for one in messages}
 
 
+@pytest.mark.slow
 def test_verdicts_of_several_threads_take_a_hold_apart(stage: Stage) -> None:
     """In any order, each of another kind: every message has its own, and the rest comes back."""
     held = stage.hold(400)

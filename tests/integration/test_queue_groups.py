@@ -133,6 +133,7 @@ def _session_of(admin: Admin, group: str) -> str | None:
     return admin.group_settings(group).get("consumer.session.timeout.ms")
 
 
+@pytest.mark.slow
 def test_held_messages_keep_their_leases_when_partitions_move(service: Service) -> None:
     """Their KEEPALIVEs and ENDs still count, whoever owns the partition now (R7, R8)."""
     with tracked(service.config):
