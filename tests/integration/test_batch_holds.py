@@ -357,7 +357,8 @@ import os, signal, sys
 from kafkamq import Service
 
 with Service(sys.argv[1], sys.argv[2], kafka={"session.timeout.ms": "6000"}) as service:
-    consumer = service.queue("a", redelivery_timeout=2.0).consumer()
+    # Nothing is STARTed ahead of the 60 that it holds when it is killed.
+    consumer = service.queue("a", redelivery_timeout=2.0, max_in_flight=60).consumer()
     for round_ in range(3):
         held = []
         while len(held) < 60:
