@@ -93,9 +93,7 @@ def test_workers_come_and_go_while_messages_flow(
             if number % 50 == 0:
                 time.sleep(0.05)
         producer.flush()
-        deadline_s = deadline_after(90)
-        while len(done) < total and time.monotonic() < deadline_s and not failures:
-            time.sleep(0.05)
+        wait_until(lambda: len(done) >= total or failures, timeout_s=90)
         stop.set()
         for thread in threads:
             thread.join(within(60))
