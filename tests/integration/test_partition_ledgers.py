@@ -19,7 +19,6 @@ def write(ledgers: PartitionLedgers, partition: int, batch: int) -> None:
         own.commit(1000 * batch + partition, batch=batch, rows_done=0)
 
 
-@pytest.mark.slow
 def test_ledgers_that_rested_go_on_where_they_were(bootstrap: str, namespace: str) -> None:
     config = ServiceConfig(bootstrap_servers=bootstrap, namespace=namespace)
     create_topics(config, partitions=1, marker_partitions=PARTITIONS)
