@@ -292,6 +292,7 @@ class Bench:
                 target=tracker_rows.write_pairs,
                 args=(service.config, 60 * rate, PARTITIONS),  # for two minutes at most
                 kwargs={"rate": rate, "is_over": is_over},
+                daemon=True,  # without a broker it waits forever
             )
             with tracker_rows.TrackerProcess.running(service.config) as tracker:
                 tracker_rows.wait_until(
@@ -300,7 +301,7 @@ class Bench:
                 load.start()
                 queue = service.queue("work", redelivery_timeout=timeout_s, max_in_flight=count)
                 worker = queue.consumer()
-                worker._lease_renewer.stop()  # no KEEPALIVE: as if it died with each batch
+                worker.keeper.stop()  # no KEEPALIVE: as if it died with each batch
                 held = 0
                 while held < count:
                     held += len(worker.receive_many(BATCH))

@@ -177,7 +177,8 @@ def work_on_topic(config: ServiceConfig, logs: Logs) -> None:
 
 
 def track_topic(config: ServiceConfig, logs: Logs) -> None:
-    """Run the local tracker until it has written a copy into a queue's own topic."""
+    """All that the local tracker does, and a copy in a queue's own topic."""
+    track(config, logs)
     topic = make_topic(logs)
     logs.send(1)
     service = Service(logs.bootstrap, config.namespace)

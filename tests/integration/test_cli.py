@@ -155,6 +155,7 @@ def test_an_error_inside_a_batch_says_what_was_sent(commands: Commands) -> None:
     assert commands.json("receive", "q", "--timeout", "2") == []
 
 
+@pytest.mark.slow
 def test_what_was_not_printed_goes_back_uncounted(commands: Commands) -> None:
     """``| head -1``: the reader of the output leaves while a batch is being printed."""
     commands.run("send", "q", *[str(number) * 1000 for number in range(300)])
@@ -171,6 +172,7 @@ def test_what_was_not_printed_goes_back_uncounted(commands: Commands) -> None:
     assert ends(config, Outcome.RELEASE)
 
 
+@pytest.mark.slow
 def test_sigterm_ends_receive_and_leaves_nothing_held(commands: Commands) -> None:
     commands.run("send", "q", *map(str, range(300)))
     config = ServiceConfig(bootstrap_servers=commands.bootstrap, namespace=commands.namespace)
