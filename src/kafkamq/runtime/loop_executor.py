@@ -12,9 +12,8 @@ from typing import Any, Generic, TypeVar
 
 from kafkamq.errors import StateError
 from kafkamq.runtime.batches import outcomes_of, take_list
-from kafkamq.runtime.event_loop import LoopThread
+from kafkamq.runtime.event_loop import LoopBeat, LoopThread
 from kafkamq.runtime.inside import enter
-from kafkamq.runtime.loop_beat import LoopBeat
 from kafkamq.runtime.rules.hanging import Slots, max_left
 from kafkamq.runtime.work_queue import HandlerCall, Slot, WorkQueue
 
@@ -195,6 +194,7 @@ class LoopExecutor(Generic[R]):
                 for run in slot.pending:
                     slot.current = run, iter(run.records)
                     await self._process(slot, call)
+                run = None  # it is not kept while the slot waits
             await queue.publish_async(slot)
             if self._latest is not slot:  # its handler has waited, and others went on
                 self._latest, began_s = slot, time.monotonic()
