@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from kafkamq.config import ServiceConfig, wait_seconds
 from kafkamq.errors import ConfigError, DeadlineExceededError, StateError
@@ -277,7 +277,7 @@ class ParallelConsumer(ParallelBase):
 
     def _produced(self, stream: ProducedStream) -> Iterator[Produced]:
         engine = self._engine
-        yield from stream.results(engine.ended.is_set)
+        yield from cast("Iterator[Produced]", stream.results(engine.ended.is_set))
         if engine.failure is not None:
             raise engine.failure
 
@@ -297,7 +297,9 @@ class ParallelConsumer(ParallelBase):
 
     def _results(self, stream: ResultStream) -> Iterator[tuple[ParallelRecord, object]]:
         engine = self._engine
-        yield from stream.results(lambda: engine.work_queue.is_stopped or engine.ended.is_set())
+        has_ended = lambda: engine.work_queue.is_stopped or engine.ended.is_set()  # noqa: E731
+        found = stream.results(has_ended)
+        yield from cast("Iterator[tuple[ParallelRecord, object]]", found)
         if engine.failure is not None:
             raise engine.failure
 

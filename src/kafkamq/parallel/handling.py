@@ -60,6 +60,8 @@ class Handling:
 
         Says whether the run goes on behind the record.
         """
+        if run.is_stale:  # another member does it, and decides what becomes of it
+            return True
         is_result = self._takes_all or outcome is not None
         if self._publisher is not None and is_result and not is_verdict(outcome):
             if run.outputs is None:

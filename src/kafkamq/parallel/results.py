@@ -200,7 +200,7 @@ class ProducePublisher:
             sent = yield from self._send(outputs)
             in_time = yield sent.ended, self.timeout_s
             for run, record, outcome in self._failures(outputs, sent, in_time=in_time):
-                if not run.is_behind(record):
+                if not (run.is_stale or run.is_behind(record)):
                     due_ms = yield from self.policy.apply(record, outcome)
                     if due_ms is not None:
                         run.put_off(record, due_ms)

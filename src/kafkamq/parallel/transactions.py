@@ -175,7 +175,7 @@ class TransactionCommitter(Committer):
         for run in worker.finished:
             outputs, run.outputs = run.outputs or (), []
             for record, result in outputs:
-                if run.is_behind(record):
+                if run.is_stale or run.is_behind(record):
                     break
                 blame = self._blamed.get(_place(record)) if self._blamed else None
                 if blame is not None and blame[0] == _GIVEN_UP:
