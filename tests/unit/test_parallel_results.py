@@ -19,9 +19,8 @@ from kafkamq.config import Backoff
 from kafkamq.parallel.config import OnExhausted
 from kafkamq.parallel.dead_letters import ParallelDeadLetters
 from kafkamq.parallel.failure_policy import FailurePolicy, Unwritten
-from kafkamq.parallel.handling import Handling
 from kafkamq.parallel.record import ParallelRecord
-from kafkamq.parallel.results import OutgoingRecord, ProducePublisher, Publisher
+from kafkamq.parallel.results import Handling, OutgoingRecord, ProducePublisher, Publisher
 from kafkamq.parallel.source import Source
 from kafkamq.parallel.streams import ResultStream
 from kafkamq.queue.json_values import BodyError

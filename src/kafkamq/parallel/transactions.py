@@ -20,9 +20,8 @@ from functools import partial
 from typing import TypeAlias, cast
 
 from kafkamq.errors import BrokerError, KafkaMQError, StateError
-from kafkamq.parallel.callbacks import tell
 from kafkamq.parallel.commits import Assignment, Committer
-from kafkamq.parallel.config import ParallelConfig
+from kafkamq.parallel.config import ParallelConfig, tell
 from kafkamq.parallel.failure_policy import FailurePolicy
 from kafkamq.parallel.record import Failure, ParallelRecord
 from kafkamq.parallel.results import (
