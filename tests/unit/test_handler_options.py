@@ -408,12 +408,13 @@ def test_a_stop_gives_back_what_processes_have(tmp_path: Path) -> None:
 
 
 def test_calls_that_wait_behind_a_slow_one_are_asked_back() -> None:
-    """A process has more than its handlers can begin, as they were quick."""
+    """A process has more than its handlers can begin, as they were quick. A stop spares them."""
     service, queue = queue_of(max_in_flight=10)
     queue.handler(processes=1)(handlers.where)
     (spec,) = service.handlers
     stopping, faults = threading.Event(), list[BaseException]()
-    messages = RemoteMessages(Calls(spec, (), None), threading.Event(), faults.append, stopping)
+    calls = Calls(spec, (), None)
+    messages = RemoteMessages(calls, threading.Event(), faults.append, stopping)
     asked: list[Slot[Any]] = []
     slot = messages.make_slot()
     slot.give_back = lambda: asked.append(slot)
@@ -430,7 +431,12 @@ def test_calls_that_wait_behind_a_slow_one_are_asked_back() -> None:
         wait_until(is_asked)
         for each in others:
             messages.done(slot, each, 0)
-        assert [run.messages[0].payload for run in messages.take(slot, 3)] == [b"c", b"b"]
+        again = messages.take(slot, 3)
+        assert [run.messages[0].payload for run in again] == [b"c", b"b"]
+        messages.stop()
+        for each in again:
+            messages.done(slot, each, 0)
+        assert [message.payload for message in calls.spared] == [b"c", b"b"]
 
 
 def test_a_worker_whose_process_does_not_come_up_hears_a_stop(

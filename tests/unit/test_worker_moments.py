@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -303,3 +304,28 @@ def test_calls_that_are_left_alone_are_bounded(
     finally:
         gate.set()
         shelf.end(pool)
+
+
+@pytest.mark.parametrize("options", [{}, {"timeout": 60.0}, {"batch_size": 5}])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_handlers_that_wait_keep_no_messages(options: dict[str, Any], is_async: bool) -> None:
+    """Ten thousand of them would hold the last payloads, or lists, of each."""
+    service = MemoryService()
+    queue = service.queue("idle")
+
+    def handle(message) -> None: ...
+
+    async def handle_async(message) -> None: ...
+
+    queue.handler(concurrency=4, **options)(handle_async if is_async else handle)
+    for _ in range(20):
+        queue.producer().send(b"x")
+
+    def kept() -> list[object]:
+        gc.collect()
+        return [each for each in gc.get_objects() if isinstance(each, Message)]
+
+    before = len(kept())
+    with Worker(service, telemetry=False) as worker:
+        wait_until(lambda: worker.handled == 20)
+        wait_until(lambda: len(kept()) == before, "the end of the last payloads")

@@ -113,8 +113,8 @@ class ParallelWorkQueue:
                     parked.wake(1)
             else:
                 parked.park(worker)
-                if not limit:  # it keeps nothing of what is done
-                    worker.runs, worker.current, worker.pending = (), None, iter(())
+                if not limit:
+                    worker.forget()
         return runs
 
     def _hand_out(self, worker: PoolWorker, runs: list[PoolRun], limit: int) -> None:

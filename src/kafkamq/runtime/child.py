@@ -141,6 +141,7 @@ class _Inbox(Inbox[_Run, _Item]):
             slot.began_s = now_s
             if not self.ready or self.parked.is_over:
                 self.parked.park(slot)
+                slot.forget()
                 return []
             runs = [self.ready.popleft()]
             slot.pending = iter(runs)

@@ -195,6 +195,7 @@ class LoopExecutor(Generic[R]):
                 for run in slot.pending:
                     slot.current = run, iter(run.records)
                     await self._process(slot, call)
+                run = None  # it is not kept while the slot waits
             await queue.publish_async(slot)
             if self._latest is not slot:  # its handler has waited, and others went on
                 self._latest, began_s = slot, time.monotonic()

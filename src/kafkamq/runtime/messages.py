@@ -75,6 +75,7 @@ class MessageQueue(Inbox[Message, Message]):
                 slot.taken = len(messages)
             else:
                 self.parked.park(slot)
+                slot.forget()
         if had and not self.room.is_set():
             self.room.set()
         return runs

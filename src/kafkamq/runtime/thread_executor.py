@@ -86,16 +86,8 @@ class ThreadExecutor(Generic[R]):
         enter(self._call.owner)
         try:
             call = self._claiming(slot) if self._call.keeps_claims else self._call.function
-            if late is not None:
-                lost = _taken(late)
-                if lost is None:  # it ended just in time
-                    return
-                self._left.append(self._threads[number])
-                self._threads[number] = threading.current_thread()
-                name = self._call.name
-                _log.warning("a handler takes too long; its thread is left alone: %s", name)
-                self._go_on(slot, call, lost)
-            self._work(slot, call)
+            if late is None or self._takes_over(number, slot, call, late):
+                self._work(slot, call)
         except _ReplacedError:
             return
         except BaseException as error:  # noqa: BLE001 - a slot less must not go unnoticed
@@ -103,7 +95,7 @@ class ThreadExecutor(Generic[R]):
 
     def _work(self, slot: Slot[R], call: Callable[[Any], object]) -> None:
         queue, takes_lists = self._queue, self._call.takes_lists
-        take, publish, process = queue.take, queue.publish, self._process
+        take, publish, process = queue.take, queue.publish, self._process_taken
         while True:
             if not take(slot):
                 if queue.is_stopped:
@@ -113,10 +105,13 @@ class ThreadExecutor(Generic[R]):
             if takes_lists:
                 self._process_list(slot, call)
             else:
-                for run in slot.pending:
-                    slot.current = run, iter(run.records)
-                    process(slot, call)
+                process(slot, call)
             publish(slot)
+
+    def _process_taken(self, slot: Slot[R], call: Callable[[R], object]) -> None:
+        for run in slot.pending:
+            slot.current = run, iter(run.records)
+            self._process(slot, call)
 
     def _process(self, slot: Slot[R], call: Callable[[R], object]) -> None:
         """Handle what is left of the run that the slot is at."""
@@ -210,8 +205,16 @@ class ThreadExecutor(Generic[R]):
         threading.Thread(target=self._queue.fail, args=(error,), daemon=True).start()
         return True
 
-    def _go_on(self, slot: Slot[R], call: Callable[[Any], object], lost: Any) -> None:
-        """In place of a thread whose handler took too long: with what that thread had."""
+    def _takes_over(
+        self, number: int, slot: Slot[R], call: Callable[[Any], object], late: list[Any]
+    ) -> bool:
+        """Go on in place of a thread whose handler takes too long; False: it ended just in time."""
+        lost = _taken(late)
+        if lost is None:
+            return False
+        self._left.append(self._threads[number])
+        self._threads[number] = threading.current_thread()
+        _log.warning("a handler takes too long; its thread is left alone: %s", self._call.name)
         error = self._call.timeout_error()
         if self._call.takes_lists:
             self._end_list(slot, error)
@@ -222,10 +225,9 @@ class ThreadExecutor(Generic[R]):
                 self._process(slot, call)
             else:
                 self._queue.done(slot, run, 1 + run.records.index(lost))
-            for run in slot.pending:
-                slot.current = run, iter(run.records)
-                self._process(slot, call)
+            self._process_taken(slot, call)
         self._queue.publish(slot)
+        return True
 
 
 def _taken(claim: list[Any]) -> Any:

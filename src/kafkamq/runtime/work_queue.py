@@ -87,6 +87,10 @@ class Slot(Generic[R]):
     claimed_s: float = 0.0  # when that call began
     gate: Any = None  # where it waits; the executor's
 
+    def forget(self) -> None:
+        """Keep nothing of what is done, as it gets nothing now; with the queue's lock held."""
+        self.runs, self.current, self.pending = (), None, iter(())
+
 
 class Waker(Protocol):
     """Wakes slots that are parked; called with the queue's lock held."""
