@@ -10,7 +10,7 @@ import pytest
 from tests.unit.test_parallel_work_queue import Room
 
 from kafkamq.parallel.failure_policy import FailurePolicy
-from kafkamq.parallel.handling import Handling
+from kafkamq.parallel.results import Handling
 from kafkamq.parallel.work_queue import PoolWorker
 from kafkamq.runtime.calls import Calls
 from kafkamq.runtime.inside import enter, is_inside

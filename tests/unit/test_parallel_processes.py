@@ -28,8 +28,8 @@ from kafkamq.config import Backoff
 from kafkamq.parallel.calls import processes_of
 from kafkamq.parallel.config import is_async_handler
 from kafkamq.parallel.failure_policy import FailurePolicy
-from kafkamq.parallel.handling import Handling
 from kafkamq.parallel.record import ParallelRecord
+from kafkamq.parallel.results import Handling
 from kafkamq.queue.sure_writer import Written
 from kafkamq.runtime import process_executor
 from kafkamq.runtime.children import start_child

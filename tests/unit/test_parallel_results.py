@@ -19,9 +19,8 @@ from kafkamq.config import Backoff
 from kafkamq.parallel.config import OnExhausted
 from kafkamq.parallel.dead_letters import ParallelDeadLetters
 from kafkamq.parallel.failure_policy import FailurePolicy, Unwritten
-from kafkamq.parallel.handling import Handling
 from kafkamq.parallel.record import ParallelRecord
-from kafkamq.parallel.results import OutgoingRecord, ProducePublisher, Publisher
+from kafkamq.parallel.results import Handling, OutgoingRecord, ProducePublisher, Publisher
 from kafkamq.parallel.source import Source
 from kafkamq.parallel.streams import ResultStream
 from kafkamq.queue.json_values import BodyError
@@ -175,6 +174,32 @@ def test_results_of_a_partition_that_has_gone_are_not_sent() -> None:
 
     works.work(handle, publisher, "ab", is_done=lambda: room.queue.totals().completed == 2)
     assert results.log == []
+
+
+def test_what_fails_in_a_partition_that_has_gone_is_no_dead_letter() -> None:
+    """Its next owner processes it again, and decides."""
+    works = Works(max_attempts=1, dead_letter_topic="dead")
+    room = works.room
+
+    def handle(record: ParallelRecord) -> object:
+        room.queue.close(room.partition)
+        raise ValueError("poison")
+
+    publisher = ProducePublisher(
+        room.queue, works.policy, ResultProducer({}), timeout_s=5, on_produced=None
+    )
+    works.work(handle, publisher, "a", is_done=lambda: room.queue.totals().completed == 1)
+    assert works.letters == []
+
+
+def test_a_stream_tells_nothing_of_a_partition_that_has_gone() -> None:
+    works = Works()
+    room = works.room
+    stream = ResultStream(room.queue)
+    works.work(lambda _: "result", stream, "ab", is_done=lambda: room.queue.totals().completed == 2)
+    room.queue.close(room.partition)
+    ends = iter([False, False, True])
+    assert list(stream.results(lambda: next(ends))) == []
 
 
 def test_of_other_keys_nothing_is_sent_again() -> None:

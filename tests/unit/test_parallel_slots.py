@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.unit.test_parallel_work_queue import Room
 
+from kafkamq.parallel.queue_consumer import SlotPool
 from kafkamq.parallel.rules.offsets import OffsetTracker
-from kafkamq.parallel.slots import SlotPool
 
 
 def test_a_slot_that_is_relieved_before_its_first_record_gives_its_key_back() -> None:

@@ -19,9 +19,8 @@ from kafkamq.config import Backoff
 from kafkamq.parallel.config import Hooks, OnExhausted
 from kafkamq.parallel.dead_letters import ParallelDeadLetters
 from kafkamq.parallel.failure_policy import FailurePolicy
-from kafkamq.parallel.handling import Handling
 from kafkamq.parallel.record import ParallelRecord
-from kafkamq.parallel.results import outgoing
+from kafkamq.parallel.results import Handling, outgoing
 from kafkamq.queue.sure_writer import Written
 from kafkamq.runtime.steps import take, take_async
 from kafkamq.runtime.thread_executor import ThreadExecutor

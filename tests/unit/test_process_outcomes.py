@@ -16,7 +16,7 @@ from tests.waiting import wait_until, within
 from kafkamq import ConfigError, DeadlineExceededError
 from kafkamq.parallel.calls import processes_of
 from kafkamq.parallel.failure_policy import FailurePolicy
-from kafkamq.parallel.handling import Handling
+from kafkamq.parallel.results import Handling
 from kafkamq.parallel.rules.offsets import OffsetTracker
 from kafkamq.runtime.process_executor import ProcessExecutor
 from kafkamq.runtime.verdicts import understood

@@ -11,7 +11,7 @@ from kafkamq.parallel.config import is_async_handler
 from kafkamq.parallel.consumer import ParallelBase, ending
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import OnProduced, Produced
-from kafkamq.parallel.streams import ProducedStream, ResultStream
+from kafkamq.parallel.streams import ProducedStream, ResultStream, taken_async
 from kafkamq.queue.arguments import refuse_generator
 from kafkamq.runtime.inside import is_inside
 from kafkamq.runtime.signals import ENDING, stopped_by
@@ -68,7 +68,7 @@ class ParallelConsumer(ParallelBase):
         loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._begin, handler, lambda *_: stream, takes_all=True, loop=loop)
         has_ended = lambda: engine.work_queue.is_stopped or engine.ended.is_set()  # noqa: E731
-        async for found in stream.results_async(has_ended):
+        async for found in taken_async(stream.results(has_ended, 0.0)):
             yield found
         if engine.failure is not None:
             raise engine.failure
@@ -89,7 +89,7 @@ class ParallelConsumer(ParallelBase):
         publisher = self._producing(stream.put, stream.await_room)
         loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._begin, handler, publisher, loop=loop)
-        async for produced in stream.results_async(engine.ended.is_set):
+        async for produced in taken_async(stream.results(engine.ended.is_set, 0.0)):
             yield produced
         if engine.failure is not None:
             raise engine.failure

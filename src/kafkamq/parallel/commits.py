@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from time import monotonic, sleep
 
 from kafkamq.errors import DeadlineExceededError, KafkaMQError, LeaseLostError
-from kafkamq.parallel.callbacks import tell
-from kafkamq.parallel.config import ParallelConfig, Partition
+from kafkamq.parallel.config import ParallelConfig, Partition, tell
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.rules.flow import FlowLimits, MapVerdict, PartitionFlow, StallDetector
 from kafkamq.parallel.rules.offsets import Progress

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -28,6 +29,7 @@ __all__ = [
     "Verdict",
     "choice",
     "is_async_handler",
+    "tell",
 ]
 
 Partition: TypeAlias = tuple[str, int]
@@ -37,6 +39,8 @@ RetryDelay: TypeAlias = Callable[[ParallelRecord], float]
 """Seconds until a record that failed is tried again; ``record.attempt`` counts from 1."""
 
 _MAX_CONCURRENCY = 100_000
+
+_log = logging.getLogger(__name__)
 
 
 class CommitMode(Enum):
@@ -223,3 +227,14 @@ def is_async_handler(handler: Callable[..., Any]) -> bool:
             " takes a record"
         )
     return is_async_function(handler)
+
+
+def tell(name: str, hook: Callable[..., object] | None, *facts: object) -> object:
+    """What the hook returns; None also where there is none, or it failed."""
+    if hook is None:
+        return None
+    try:
+        return hook(*facts)
+    except BaseException:  # noqa: BLE001 - whatever it is, the work goes on
+        _log.exception("a hook failed", extra={"hook": name})
+        return None

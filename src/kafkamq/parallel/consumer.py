@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from kafkamq.config import ServiceConfig, wait_seconds
 from kafkamq.errors import ConfigError, DeadlineExceededError, StateError
@@ -14,12 +14,11 @@ from kafkamq.parallel.calls import called_for, fan_out_of, processes_of
 from kafkamq.parallel.config import is_async_handler
 from kafkamq.parallel.engine import Engine, State
 from kafkamq.parallel.failure_policy import FailurePolicy
-from kafkamq.parallel.handling import Handling
 from kafkamq.parallel.health import Health, health_of
 from kafkamq.parallel.metrics import watch_engine
 from kafkamq.parallel.options import ParallelOptions, make_config
 from kafkamq.parallel.record import ParallelRecord
-from kafkamq.parallel.results import OnProduced, Produced, ProducePublisher, Publisher
+from kafkamq.parallel.results import Handling, OnProduced, Produced, ProducePublisher, Publisher
 from kafkamq.parallel.streams import ProducedStream, ResultStream
 from kafkamq.parallel.transactions import TransactionCommitter, TransactionPublisher
 from kafkamq.queue.arguments import refuse_generator
@@ -277,7 +276,7 @@ class ParallelConsumer(ParallelBase):
 
     def _produced(self, stream: ProducedStream) -> Iterator[Produced]:
         engine = self._engine
-        yield from stream.results(engine.ended.is_set)
+        yield from cast("Iterator[Produced]", stream.results(engine.ended.is_set))
         if engine.failure is not None:
             raise engine.failure
 
@@ -297,7 +296,9 @@ class ParallelConsumer(ParallelBase):
 
     def _results(self, stream: ResultStream) -> Iterator[tuple[ParallelRecord, object]]:
         engine = self._engine
-        yield from stream.results(lambda: engine.work_queue.is_stopped or engine.ended.is_set())
+        has_ended = lambda: engine.work_queue.is_stopped or engine.ended.is_set()  # noqa: E731
+        found = stream.results(has_ended)
+        yield from cast("Iterator[tuple[ParallelRecord, object]]", found)
         if engine.failure is not None:
             raise engine.failure
 

@@ -13,8 +13,7 @@ from collections import defaultdict, deque
 from dataclasses import replace
 from functools import partial
 
-from kafkamq.parallel.callbacks import tell
-from kafkamq.parallel.config import ParallelConfig
+from kafkamq.parallel.config import ParallelConfig, tell
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.rules.partitions import PartitionPhase, PartitionState
 from kafkamq.parallel.stats import Stats

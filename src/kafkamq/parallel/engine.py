@@ -12,9 +12,8 @@ from enum import Enum
 from time import monotonic, sleep
 
 from kafkamq.errors import StateError
-from kafkamq.parallel.callbacks import tell
 from kafkamq.parallel.commits import Assignment, Committer
-from kafkamq.parallel.config import CommitMode, ParallelConfig, Partition
+from kafkamq.parallel.config import CommitMode, ParallelConfig, Partition, tell
 from kafkamq.parallel.dead_letters import ParallelDeadLetters
 from kafkamq.parallel.positions import Position
 from kafkamq.parallel.record import ParallelRecord, make_records

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 
 from kafkamq.config import Backoff
 from kafkamq.errors import ConfigError, StateError
-from kafkamq.parallel.callbacks import tell
-from kafkamq.parallel.config import OnExhausted, ParallelConfig, Verdict
+from kafkamq.parallel.config import OnExhausted, ParallelConfig, Verdict, tell
 from kafkamq.parallel.dead_letters import tell_dead_letter
 from kafkamq.parallel.record import Failure, ParallelRecord
 from kafkamq.parallel.stats import Stats

@@ -7,20 +7,32 @@ import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing
 from functools import partial
 from queue import Empty, Full, Queue
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import OutgoingRecord, Produced
 from kafkamq.parallel.work_queue import ParallelWorkQueue, PoolRun, PoolWorker
 from kafkamq.runtime.steps import Steps
 
+T = TypeVar("T")
 MAX_WAITING = 1024  # results that nobody has taken; then workers wait
 _SLICE_S = 0.1
 _ASYNC_SLICE_S = 0.002
 _log = logging.getLogger(__name__)
 _Result: TypeAlias = tuple[PoolRun, ParallelRecord, object]
+
+
+async def taken_async(results: Iterator[T | None]) -> AsyncIterator[T]:
+    """What ``results`` of a stream gives without waiting, on an event loop."""
+    with closing(results):  # type: ignore[type-var]  # it is a generator
+        for each in results:
+            if each is None:
+                await asyncio.sleep(_ASYNC_SLICE_S)
+            else:
+                yield each
 
 
 class ResultStream:
@@ -45,26 +57,22 @@ class ResultStream:
             return False
         return True
 
-    def results(self, has_ended: Callable[[], bool]) -> Iterator[tuple[ParallelRecord, object]]:
-        """Record and result; the record is done when the next one is asked for."""
-        while not has_ended():
-            try:
-                run, record, result = self._waiting.get(timeout=_SLICE_S)
-            except Empty:
-                continue
-            yield record, result
-            self._work_queue.complete(run.partition, [record.offset])
+    def results(
+        self, has_ended: Callable[[], bool], slice_s: float = _SLICE_S
+    ) -> Iterator[tuple[ParallelRecord, object] | None]:
+        """Record and result; the record is done when the next one is asked for.
 
-    async def results_async(
-        self, has_ended: Callable[[], bool]
-    ) -> AsyncIterator[tuple[ParallelRecord, object]]:
+        None, without a slice to wait: there is nothing now.
+        """
         while not has_ended():
             try:
-                run, record, result = self._waiting.get_nowait()
+                run, record, result = self._waiting.get(slice_s > 0, slice_s)
             except Empty:
-                await asyncio.sleep(_ASYNC_SLICE_S)
+                if not slice_s:
+                    yield None
                 continue
-            yield record, result
+            if not run.is_stale:  # else another member's handler has it, and its result is told
+                yield record, result
             self._work_queue.complete(run.partition, [record.offset])
 
 
@@ -97,30 +105,18 @@ class ProducedStream:
                 lambda: len(self._waiting) < MAX_WAITING, timeout_s
             )
 
-    def results(self, has_ended: Callable[[], bool]) -> Iterator[Produced]:
-        """In the order in which Kafka confirmed them."""
+    def results(
+        self, has_ended: Callable[[], bool], slice_s: float = _SLICE_S
+    ) -> Iterator[Produced | None]:
+        """In the order in which Kafka confirmed them; None, without a slice: there is nothing."""
         try:
             while True:
                 is_last = has_ended()  # before the look: what came until then is seen
-                produced = self._next(0.0 if is_last else _SLICE_S)
-                if produced is not None:
-                    yield produced
-                elif is_last:
+                produced = self._next(0.0 if is_last else slice_s)
+                if produced is None and is_last:
                     return
-        finally:
-            self._leave()
-
-    async def results_async(self, has_ended: Callable[[], bool]) -> AsyncIterator[Produced]:
-        try:
-            while True:
-                is_last = has_ended()
-                produced = self._next(0.0)
-                if produced is not None:
+                if produced is not None or not slice_s:
                     yield produced
-                elif is_last:
-                    return
-                else:
-                    await asyncio.sleep(_ASYNC_SLICE_S)
         finally:
             self._leave()
 

@@ -20,9 +20,8 @@ from functools import partial
 from typing import TypeAlias, cast
 
 from kafkamq.errors import BrokerError, KafkaMQError, StateError
-from kafkamq.parallel.callbacks import tell
 from kafkamq.parallel.commits import Assignment, Committer
-from kafkamq.parallel.config import ParallelConfig
+from kafkamq.parallel.config import ParallelConfig, tell
 from kafkamq.parallel.failure_policy import FailurePolicy
 from kafkamq.parallel.record import Failure, ParallelRecord
 from kafkamq.parallel.results import (
@@ -175,7 +174,7 @@ class TransactionCommitter(Committer):
         for run in worker.finished:
             outputs, run.outputs = run.outputs or (), []
             for record, result in outputs:
-                if run.is_behind(record):
+                if run.is_stale or run.is_behind(record):
                     break
                 blame = self._blamed.get(_place(record)) if self._blamed else None
                 if blame is not None and blame[0] == _GIVEN_UP:

@@ -33,6 +33,21 @@ class Record(Protocol):
 R = TypeVar("R", bound=Record)
 
 
+class Ordering(Enum):
+    """What stays in order."""
+
+    UNORDERED = "unordered"
+    KEY = "key"
+    PARTITION = "partition"
+
+
+class NullKeys(Enum):
+    """How records without a key are handed out by key."""
+
+    SERIAL = "serial"  # as if they had one key in common
+    PARALLEL = "parallel"  # in no order
+
+
 class PartitionPhase(Enum):
     """Whether work of a partition is handed out, and whether it counts."""
 

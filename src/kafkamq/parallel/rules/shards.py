@@ -33,8 +33,9 @@ from typing import Generic, TypeVar
 
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.parallel.rules.offsets import OffsetTracker
-from kafkamq.parallel.rules.ordering import NullKeys, Ordering
 from kafkamq.parallel.rules.partitions import (
+    NullKeys,
+    Ordering,
     PartitionPhase,
     PartitionState,
     Record,
