@@ -34,7 +34,7 @@ from kafkamq.metrics import (
     serve_metrics,
 )
 from kafkamq.metrics.health import Health, health
-from kafkamq.queue.delivery import Delivery
+from kafkamq.queue.delivery import Delivery, Destination
 from kafkamq.queue.sender import Sender, SendRecorder
 
 DASHBOARD = Path(__file__).parents[2] / "dashboards" / "kafkamq.json"
@@ -270,7 +270,7 @@ def test_a_send_that_failed_is_counted() -> None:
         def failed(self, error: KafkaError) -> KafkaError:
             return error
 
-    delivery = Delivery(Failing(), "failing", "id", "topic", False)
+    delivery = Delivery(Destination(Failing(), "failing", "topic"), "id")
     delivery._report(KafkaError(KafkaError._MSG_TIMED_OUT), Message())
     assert catalog.SEND_FAILED.values()["failing",] == 1
 

@@ -7,7 +7,7 @@ import random
 from kafkamq.config import QueueConfig
 from kafkamq.errors import ConfigError, StateError, WireError
 from kafkamq.markers.wire.markers import decode_marker, encode_end, encode_schedule
-from kafkamq.queue.delivery import Delivery
+from kafkamq.queue.delivery import Delivery, Destination
 from kafkamq.queue.producer import Producer
 from kafkamq.queue.sender import Sender
 from kafkamq.queue.wire.headers import message_headers
@@ -42,7 +42,8 @@ class MarkersProducer(Producer):
         marker, due_ms = self._read_schedule(token)
         identity = MessageId(token.partition, token.offset)
         topic = self._namespace.config.marker_topic
-        delivery = Delivery(self._sender, token.queue_id, "", topic, False)
+        destination = Destination(self._sender, token.queue_id, topic, is_counted=False)
+        delivery = Delivery(destination, "")
         key = b"" if marker is None else marker.key
         value = encode_end(identity, Outcome.ACK, of_schedule=True)
         self._sender.produce(topic, value, key, token.partition, None, delivery._report)
@@ -79,7 +80,8 @@ class MarkersProducer(Producer):
                 f"{facts.max_marker_bytes} at most (max.message.bytes)"
             )
         partition = int(random.random() * facts.marker_partitions)  # R26
-        delivery = Delivery(self._sender, self.queue_id, id, topic, True)
+        destination = Destination(self._sender, self.queue_id, topic, is_delayed=True)
+        delivery = Delivery(destination, id)
         self._sender.produce(topic, value, key, partition, None, delivery._report)
         return delivery
 

@@ -7,9 +7,10 @@ show what was counted. Hot paths add once per batch, never once per message.
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 Labels = tuple[str, ...]
 """Values of a family's labels, in their order."""
@@ -117,6 +118,14 @@ class Histogram(Family):
             for seconds, count in observed:
                 found.counts[bisect_left(self.buckets, seconds)] += count
                 found.total += seconds * count
+
+    def observe_each(self, seconds: Sequence[float], *labels: object) -> None:
+        """As ``observe_all``, of many that count once, a bucket at a time."""
+        ordered = sorted(seconds)
+        ends = [0, *(bisect_right(ordered, edge) for edge in self.buckets), len(ordered)]
+        groups = [ordered[start:end] for start, end in pairwise(ends) if start < end]
+        means = [(min(sum(group) / len(group), group[-1]), len(group)) for group in groups]
+        self.observe_all(means, *labels)
 
     def distributions(self) -> dict[Labels, Distribution]:
         with self._lock:
