@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import re
+import time
 from collections.abc import Iterator
 from uuid import uuid4
 
@@ -11,6 +12,7 @@ import pytest
 from tests.waiting import within
 
 from kafkamq import ConfigError, DeadlineExceededError, OutgoingMessage, Service
+from kafkamq.queue import sender
 from kafkamq.queue.ids import uuid7
 from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
 
@@ -43,8 +45,9 @@ def test_many_messages_are_sent_in_their_order(service: Service) -> None:
     """Also around one for later, which is no record of the queue yet."""
     messages = numbered(1201)
     messages[600] = OutgoingMessage(payload=b"later", delay=60.0)
-    deliveries = service.queue("q").producer().send_many(messages)
-    sent = [delivery.result(within(30)) for delivery in deliveries]
+    with service.queue("q").producer() as producer:
+        deliveries = producer.send_many(messages)
+    sent = [delivery.result(0) for delivery in deliveries]
     assert [each.id for each in sent] == sorted({each.id for each in sent})
     assert sent[600].schedule is not None
     del messages[600]
@@ -75,18 +78,17 @@ def test_messages_of_an_iterator_do_not_wait_for_those_to_come(service: Service)
 def test_many_messages_wait_for_room_in_the_queue_of_sends(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sender, "SEND_TIMEOUT_S", 0.5)
     producer = service.queue("q").producer()
     full = iter([False, True, True, False, True] + [False] * 20)
     kafka_of(service).faults.is_full = lambda _: next(full)
     producer.send_many(numbered(5))
     producer.flush(within(30))
     assert payloads(service) == [b"%d" % number for number in range(5)]
-    monkeypatch.setattr("kafkamq.queue.sender.SEND_TIMEOUT_S", 0.05)
-    with Service(service.config.bootstrap_servers, service.config.namespace) as impatient:
-        kafka_of(service).faults.is_full = lambda _: True
-        with pytest.raises(DeadlineExceededError, match="the queue is full"):
-            impatient.queue("q").producer().send_many(numbered(5))
-        kafka_of(service).faults.is_full = None
+    kafka_of(service).faults.is_full = lambda _: True
+    with pytest.raises(DeadlineExceededError, match="the queue is full"):
+        producer.send_many(numbered(5))
+    kafka_of(service).faults.is_full = None
     producer.flush(within(30))  # what was not taken is not waited for
 
 
@@ -96,16 +98,18 @@ def test_ids_are_of_uuid_version_7_and_ascend() -> None:
     assert ids == sorted(set(ids))
 
 
-def _ids(sender: multiprocessing.connection.Connection) -> None:
-    sender.send([uuid7() for _ in range(100)])
+def _ids(pipe: multiprocessing.connection.Connection) -> None:
+    pipe.send([uuid7() for _ in range(100)])
 
 
-def test_processes_that_are_forked_have_ids_of_their_own() -> None:
+def test_processes_that_are_forked_have_ids_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also within one millisecond."""
+    now_ns = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns)
     context, found = multiprocessing.get_context("fork"), {uuid7()}
     for _ in range(3):
-        receiver, sender = context.Pipe(duplex=False)
-        child = context.Process(target=_ids, args=(sender,))
+        receiver, pipe = context.Pipe(duplex=False)
+        child = context.Process(target=_ids, args=(pipe,))
         child.start()
         found.update(receiver.recv())
         child.join()
