@@ -206,6 +206,25 @@ def test_offsets_of_an_open_transaction_are_waited_for(kafka: Kafka, group: str)
 
 
 @BOTH
+def test_who_reads_where_the_group_is_waits_for_an_open_transaction(
+    kafka: Kafka, group: str
+) -> None:
+    topic = kafka.topic()
+    kafka.fill(topic, 8)
+    reader = kafka.consumer(group)
+    commit(reader, topic, 0, 3)
+    producer = kafka.transactional(f"kafkamq.{group}")
+    producer.begin_transaction()
+    metadata = reader.consumer_group_metadata()
+    producer.send_offsets_to_transaction(parts(topic, 0, offset=5), metadata, 10.0)
+    reader.assign([TopicPartition(topic, 0)])  # no offset: where the group is
+    assert reader.consume(1, 1.0) == []
+    producer.commit_transaction(10.0)
+    (record,) = reader.consume(1, within(10.0))
+    assert record.offset() == 5
+
+
+@BOTH
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_who_never_joined_commits_for_an_empty_group(
     kafka: Kafka, group: str, protocol: str
