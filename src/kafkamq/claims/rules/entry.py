@@ -69,6 +69,7 @@ class Contender:
     beat_ms: int  # log clock of its last record
     is_open: bool = True  # False: it has released, or never can hold it again
     offset: int | None = None  # the last that it wrote
+    successor: Owner | None = None  # who claimed it after this one had released it
 
 
 @dataclass(slots=True, eq=False, repr=False)
