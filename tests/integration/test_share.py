@@ -7,9 +7,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka.admin import AdminClient, ConfigResource
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 from tests.contract.worlds import World, receive, world_of
 from tests.integration.parallel_tools import topic_settings
+from tests.integration.queue_logs import read_topic
 from tests.sure_producer import SureProducer
 from tests.waiting import wait_until, within
 
@@ -17,6 +18,7 @@ from kafkamq import BrokerError, ConfigError, LeaseLostError, Nack, Reject, Work
 from kafkamq.dev import LocalKafka
 from kafkamq.dev.environment import cache_dir_from, java_from
 from kafkamq.queue.dead_letters import Selection, redrive
+from kafkamq.transport.admin import Admin
 
 
 @pytest.fixture
@@ -205,3 +207,48 @@ def test_dead_letters_that_are_refused_for_a_minute() -> None:
         reasons = {letter.payload: letter.reason for letter in world.letters(queue)}
         assert {reasons[b"%d" % number] for number in range(1, 100, 2)} == {"rejected"}
         assert {reasons[b"%d" % number] for number in range(0, 100, 2)} == {"max-deliveries"}
+
+
+@pytest.mark.faults
+def test_the_limit_is_the_groups_on_kafka_4_4(namespace: str) -> None:
+    """More deliveries than the brokers' default; and the group's own dead letters beside ours."""
+    places = {"cache_dir": cache_dir_from(os.environ), "java": java_from(os.environ)}
+    with (
+        LocalKafka("4.4.0", **places) as broker,
+        world_of("share", broker.bootstrap_servers, namespace) as world,
+    ):
+        servers = broker.bootstrap_servers
+        queue = world.service.queue("poison", backend="share", max_deliveries=8, group="poisoned")
+        queue.create_topics(partitions=1)
+        admin = AdminClient({"bootstrap.servers": servers})
+        allowed = {"errors.deadletterqueue.group.enable": "true"}
+        admin.create_topics([NewTopic("dlq.poisoned", 1, 1, config=allowed)])[
+            "dlq.poisoned"
+        ].result()
+        with Admin(world.service.config) as settings:
+            settings.set_group(
+                "poisoned",
+                {
+                    "errors.deadletterqueue.topic.name": "dlq.poisoned",
+                    "errors.deadletterqueue.copy.record.enable": "true",
+                },
+            )
+        queue.producer().send(b"poison", key="k", headers={"h": b"1"}).result(within(30))
+        for delivery in range(1, 9):  # each by a worker that ends, so only the broker can count
+            with queue.consumer() as consumer:
+                (message,) = receive(consumer, 1)
+                assert message.delivery_count == delivery
+        assert group_settings(servers, "poisoned")["share.delivery.count.limit"] == "9"
+        with queue.consumer() as consumer:
+            assert consumer.receive(1.0) is None
+            wait_until(lambda: world.letters(queue), "the dead letter")
+        (letter,) = world.letters(queue)
+        wait_until(lambda: read_topic(servers, "dlq.poisoned"), "the group's own")
+        (theirs,) = read_topic(servers, "dlq.poisoned")
+    assert (letter.payload, letter.headers["h"]) == (b"poison", b"1")
+    assert (letter.reason, letter.delivery_count) == ("max-deliveries", 8)
+    headers = dict(theirs.headers() or [])
+    assert (theirs.key(), theirs.value()) == (b"k", b"poison")
+    assert headers["__dlq.errors.message"] == b"Offset rejected by client."
+    assert headers["__dlq.errors.delivery.count"] == b"9"
+    assert "h" not in headers

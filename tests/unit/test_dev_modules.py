@@ -44,7 +44,7 @@ def test_an_empty_list_and_equal_file_names_are_refused() -> None:
         parse_list(f"org.a:one:1.0 {SHA}\norg.b:one:1.0 {SHA}\n", source="list.txt")
 
 
-@pytest.mark.parametrize("version", ["4.2.1", "3.9.1"])
+@pytest.mark.parametrize("version", ["4.4.0", "4.2.1", "3.9.1"])
 def test_committed_lists_are_whole(version: str) -> None:
     modules = committed_list(version)
     assert modules is not None
