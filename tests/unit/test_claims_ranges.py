@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
+import uuid
 from dataclasses import replace
 
 import pytest
+from tests.waiting import within
 
+from kafkamq.claims import RangeClaims, init_topic
 from kafkamq.claims.rules.range_log import RangeLog
 from kafkamq.claims.rules.range_member import RangeMember, RangeWrite
 from kafkamq.claims.wire.ranges import decode_range, encode_range
 from kafkamq.errors import WireError
+from kafkamq.transport.clients import open_producer
+from kafkamq.transport.memory.cluster import cluster_of
 from kafkamq.types import RangeRecord, RangeType
 
 INTERVAL_S = 10
@@ -415,3 +420,24 @@ def test_members_never_hold_the_same_offsets_and_all_is_done_once(seed: int) -> 
             member.on_written(write, at)
         member.observe([0])
     assert sorted(done) == list(range(300))
+
+
+def test_nothing_is_kept_of_ranges_that_are_done() -> None:
+    servers = f"memory://{uuid.uuid4().hex}"
+    cluster_of(servers).create_topic("work", 1)
+    producer = open_producer({"bootstrap.servers": servers})
+    for number in range(60):
+        producer.produce("work", b"%d" % number, partition=0)
+    producer.flush(10)
+    init_topic(servers, "kafkamq.ranges", heartbeat_interval=2)
+    ids = {"client_id": "a", "group_id": "g"}
+    with RangeClaims(servers, "work", size=2, heartbeat_interval=2, **ids) as claims:
+        kept = []
+        for _ in range(30):
+            claimed = claims.next_range(within(30))
+            assert claimed is not None
+            assert len(list(claimed)) == 2
+            claimed.done()
+            own = [each for each in vars(claims).values() if isinstance(each, set | dict)]
+            kept.append(sum(map(len, own)))
+        assert kept[-1] <= kept[0]

@@ -328,9 +328,8 @@ class RangeClaims:
         if not claimed.first < next_offset <= claimed.next:
             raise StateError(f"{claimed!r} cannot be done up to {next_offset}")
         with self._changed:
-            place = (claimed.partition, claimed.first, next_offset)
-            if self._ending.pop(claimed.token, 0) == next_offset and not self._is_open(*place):
-                claimed.first = next_offset  # what had no answer stands in the log
+            if self._ending.pop(claimed.token, 0) == next_offset and not self._is_open(claimed):
+                self._is_done(claimed, next_offset)  # what had no answer stands in the log
                 return
             self._require(claimed)
             write = self._member.end(RangeType.DONE, place, lease_clock_ms(), self._clock.now_s())
@@ -347,7 +346,12 @@ class RangeClaims:
                 self._changed.wait(_SLICE_S)
             if self._is_open(*place):
                 self._lost(claimed)  # it was another one's before that stood in the log
-            claimed.first = next_offset
+            self._is_done(claimed, next_offset)
+
+    def _is_done(self, claimed: ClaimedRange, next_offset: int) -> None:
+        claimed.first = next_offset
+        if next_offset == claimed.next:
+            self._given.discard(claimed.token)
 
     def _is_open(self, partition: int, first: int, end: int) -> bool:
         """Also where another member has done a part of it since."""
