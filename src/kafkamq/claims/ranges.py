@@ -97,6 +97,8 @@ class ClaimedRange:
         """
         if next is not None or self.position > self.first:
             self._claims.done(self, self.position if next is None else next)
+            if self.first == self.next:
+                self._claims.forget(self)
 
 
 class RangeClaims:
@@ -231,6 +233,11 @@ class RangeClaims:
                 for partition, each in self._member.held(range(self._count))
             ]
 
+    def forget(self, claimed: ClaimedRange) -> None:
+        """It is done as a whole."""
+        with self._changed:
+            self._given.discard(claimed.token)
+
     @property
     def is_stopped(self) -> bool:
         """Whether ``stop`` or ``close`` was called."""
@@ -329,7 +336,7 @@ class RangeClaims:
             raise StateError(f"{claimed!r} cannot be done up to {next_offset}")
         with self._changed:
             if self._ending.pop(claimed.token, 0) == next_offset and not self._is_open(claimed):
-                self._is_done(claimed, next_offset)  # what had no answer stands in the log
+                claimed.first = next_offset  # what had no answer stands in the log
                 return
             self._require(claimed)
             write = self._member.end(RangeType.DONE, place, lease_clock_ms(), self._clock.now_s())
@@ -346,12 +353,7 @@ class RangeClaims:
                 self._changed.wait(_SLICE_S)
             if self._is_open(*place):
                 self._lost(claimed)  # it was another one's before that stood in the log
-            self._is_done(claimed, next_offset)
-
-    def _is_done(self, claimed: ClaimedRange, next_offset: int) -> None:
-        claimed.first = next_offset
-        if next_offset == claimed.next:
-            self._given.discard(claimed.token)
+            claimed.first = next_offset
 
     def _is_open(self, partition: int, first: int, end: int) -> bool:
         """Also where another member has done a part of it since."""
