@@ -63,6 +63,16 @@ def test_streams_do_not_touch_each_others_folds(logs: Logs) -> None:
     assert folded_from(logs, 61, "ahead") == 61, "of a batch that is repeated"
 
 
+def test_a_batch_does_not_write_again_what_is_open(logs: Logs, tmp_path: Path) -> None:
+    batch(logs, 0, 11)
+    kept = [(path, path.read_bytes()) for path in tmp_path.glob("*/*.json")]
+    for start in range(11, 51, 10):
+        batch(logs, start, start + 10)
+    assert [(path, path.read_bytes()) for path in tmp_path.glob("*/*.json")] == kept
+    assert folded_from(logs, 51) == 51
+    assert folded_from(logs, 51) == 11, "in another process, which reads what has come since"
+
+
 def test_executors_in_turns_go_on_from_their_last_batch(
     logs: Logs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

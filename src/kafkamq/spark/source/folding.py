@@ -1,7 +1,8 @@
 """Attempts of one marker partition, folded in a worker: for the views `deliveries` and `in_flight`.
 
 A stream's batch shows what ended in its range, which depends on what was STARTed before it. So the
-fold goes on from where it was left: it is kept in a file, under whose it is and what it is made of
+fold goes on from where it was left: it is kept in the worker's memory, so that a batch costs what
+it reads and not what is open, and now and then in a file, under whose it is and what it is made of
 (query, log, beginning, next offset). Nothing depends on finding it: without it the worker goes on
 from an older one (another executor had the batches between), else it folds again from the
 beginning, with the same result; where retention has deleted the beginning, from where the log
@@ -37,6 +38,8 @@ _log = logging.getLogger(__name__)
 _VERSION = 2
 _MAX_ENDED = 10_000  # attempts at a time; one record may exceed it. Rows take memory
 _UNUSED_S = 7 * 86_400.0  # a stream that stood still for so long folds again
+_WRITE_S = 30.0  # between two files of a fold: each has all that is open
+_MAX_KEPT = 16  # folds in a process's memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,7 @@ class FoldedLog:
             config.bootstrap_servers, wanted.topic, topic_id, wanted.partition, begin, query
         )
         self._chunks: dict[str, bytes] = {}
+        self._written_s = 0.0  # monotonic; when it was in a file
         self.attempts = self._found() if topic_id and begin < wanted.start else self._fresh()
 
     def _fresh(self, begin: int | None = None) -> Attempts:
@@ -142,9 +146,24 @@ class FoldedLog:
     # ---- kept between batches
 
     def keep(self) -> None:
-        """Keep the fold for the batch that goes on from here; a failure only costs time."""
+        """Keep the fold for the batch that goes on from here; a failure only costs time.
+
+        In the process's memory, and now and then in a file: another process, or a batch that is
+        repeated, goes on from there, and reads what has come since.
+        """
         if not self._place.topic_id:
             return
+        now_s = time.monotonic()
+        is_due = now_s - self._written_s >= _WRITE_S or not self._written_s
+        self._written_s = now_s if is_due else self._written_s
+        with suppress(OSError):
+            _kept[self._place.path(0)] = self.attempts, self._chunks, self._written_s
+        while len(_kept) > _MAX_KEPT:
+            del _kept[next(iter(_kept))]
+        if is_due:
+            self._write()
+
+    def _write(self) -> None:
         attempts = self.attempts
         snapshot = take_snapshot(attempts.tracker)
         self._chunks.update(snapshot.changed)
@@ -181,6 +200,10 @@ class FoldedLog:
     def _found(self) -> Attempts:
         """The newest that does not go beyond the range's beginning."""
         try:
+            remembered = _kept.pop(self._place.path(0), None)  # until this batch is done
+            if remembered and remembered[0].tracker.next_offset <= self._wanted.start:
+                attempts, self._chunks, self._written_s = remembered
+                return attempts
             kept = self._place.kept()
             useful = [path for path, upto in kept.items() if upto <= self._wanted.start]
             if not useful:
@@ -193,6 +216,7 @@ class FoldedLog:
                 partition=self._place.partition,
             )
             attempts = Attempts(tracker)
+            self._written_s = time.monotonic()
             for into, kind in ((attempts.attempts, "attempts"), (attempts.schedules, "schedules")):
                 for dumped in state[kind]:
                     attempt = _load(dumped)
@@ -203,6 +227,10 @@ class FoldedLog:
             _log.info("a fold that was kept cannot be used", extra={"error": str(error)})
             return self._fresh()
         return attempts
+
+
+_kept: dict[Path, tuple[Attempts, dict[str, bytes], float]] = {}
+"""Of this process, by what would be the name of a file: the fold, and when it was in one."""
 
 
 def _folder() -> Path:
