@@ -38,7 +38,8 @@ _log = logging.getLogger(__name__)
 _VERSION = 2
 _MAX_ENDED = 10_000  # attempts at a time; one record may exceed it. Rows take memory
 _UNUSED_S = 7 * 86_400.0  # a stream that stood still for so long folds again
-_WRITE_S = 30.0  # between two files of a fold: each has all that is open
+_WRITE_S = 30.0  # between two files of a fold, at least: each has all that is open
+_SHARE = 20  # ... and so many times as long as one takes
 _MAX_KEPT = 16  # folds in a process's memory
 
 
@@ -86,7 +87,7 @@ class FoldedLog:
             config.bootstrap_servers, wanted.topic, topic_id, wanted.partition, begin, query
         )
         self._chunks: dict[str, bytes] = {}
-        self._written_s = 0.0  # monotonic; when it was in a file
+        self._due_s = 0.0  # monotonic; when a file is due
         self.attempts = self._found() if topic_id and begin < wanted.start else self._fresh()
 
     def _fresh(self, begin: int | None = None) -> Attempts:
@@ -153,15 +154,15 @@ class FoldedLog:
         """
         if not self._place.topic_id:
             return
-        now_s = time.monotonic()
-        is_due = now_s - self._written_s >= _WRITE_S or not self._written_s
-        self._written_s = now_s if is_due else self._written_s
+        began_s = time.monotonic()
+        if began_s >= self._due_s:
+            self._write()
+            ended_s = time.monotonic()
+            self._due_s = ended_s + max(_WRITE_S, _SHARE * (ended_s - began_s))
         with suppress(OSError):
-            _kept[self._place.path(0)] = self.attempts, self._chunks, self._written_s
+            _kept[self._place.path(0)] = self.attempts, self._chunks, self._due_s
         while len(_kept) > _MAX_KEPT:
             del _kept[next(iter(_kept))]
-        if is_due:
-            self._write()
 
     def _write(self) -> None:
         attempts = self.attempts
@@ -202,7 +203,7 @@ class FoldedLog:
         try:
             remembered = _kept.pop(self._place.path(0), None)  # until this batch is done
             if remembered and remembered[0].tracker.next_offset <= self._wanted.start:
-                attempts, self._chunks, self._written_s = remembered
+                attempts, self._chunks, self._due_s = remembered
                 return attempts
             kept = self._place.kept()
             useful = [path for path, upto in kept.items() if upto <= self._wanted.start]
@@ -216,7 +217,7 @@ class FoldedLog:
                 partition=self._place.partition,
             )
             attempts = Attempts(tracker)
-            self._written_s = time.monotonic()
+            self._due_s = time.monotonic() + _WRITE_S
             for into, kind in ((attempts.attempts, "attempts"), (attempts.schedules, "schedules")):
                 for dumped in state[kind]:
                     attempt = _load(dumped)
@@ -230,7 +231,7 @@ class FoldedLog:
 
 
 _kept: dict[Path, tuple[Attempts, dict[str, bytes], float]] = {}
-"""Of this process, by what would be the name of a file: the fold, and when it was in one."""
+"""Of this process, by what would be the name of a file: the fold, and when one is due."""
 
 
 def _folder() -> Path:
