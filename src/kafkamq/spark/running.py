@@ -52,7 +52,7 @@ class Run:
         self._looked_s = now_s
         progress: Mapping[str, Any] | None = self.query.lastProgress
         if progress is None or progress["batchId"] == self._batch:
-            # While nothing comes Spark waits in the source, half a second at a time.
+            # While nothing comes Spark waits in the source, a second at a time.
             status = self.query.status
             self.is_turning = not (status["isTriggerActive"] and status["isDataAvailable"])
             return

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.streaming.datasource import ReadLimit
 
-_WAIT_S = 0.5  # then Spark asks again: it may have been stopped
+_WAIT_S = 1.0  # then Spark asks again: it may have been stopped
 
 
 @dataclass

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 MAX_TASKS = 10_000
-_STEP_S = 0.05
+_STEP_S = 0.1  # a batch that comes is taken at once
 MAX_FAILURES = 20  # in a row, without a batch in between
 _MAX_TURN_S = 90.0  # a restart of the query, with its pause, is one turn
 LONG_BATCH_S = 60.0  # then it is not ready
