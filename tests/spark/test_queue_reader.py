@@ -52,7 +52,7 @@ from kafkamq.spark.queues.starting import (
     handed_out,
 )
 from kafkamq.spark.source.columns import columns_of
-from kafkamq.transport.log_reader import LogRange, log_reader
+from kafkamq.transport.log_reader import LogRange, LogReader, log_reader
 from kafkamq.types import Headers, MarkerType, MessageId, Outcome
 
 pytestmark = pytest.mark.spark
@@ -567,6 +567,29 @@ def test_what_no_start_may_refer_to_has_its_own(
         reader.stop()
     started = [m for _, m in logs.markers() if m.type is MarkerType.START]
     assert [(m.value, m.batches) for m in started] == [(b"payload", ())] * 2
+
+
+def test_a_batch_is_read_by_the_source_process_and_by_its_tasks_once(
+    logs: Logs, reader: QueueReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The markers are not read at all where nothing was said since the batch was planned."""
+    sizes: Counter[str] = Counter()
+    plain = LogReader.read
+
+    def counted(
+        self: LogReader, wanted: LogRange, *, skips_lost: bool = False
+    ) -> Iterator[list[Any]]:
+        for records in plain(self, wanted, skips_lost=skips_lost):
+            sizes[wanted.topic] += sum(len(each.value()) for each in records)
+            yield records
+
+    monkeypatch.setattr(LogReader, "read", counted)
+    for number in range(2):
+        logs.send(50, key=b"emails", value=b"x" * 1000, partition=number)
+    _, tasks = plan(reader)
+    assert len(rows(reader, tasks)) == 100
+    assert sizes.total() <= 2.1 * 100 * 1000
+    assert set(sizes) == {logs.config.message_topic}
 
 
 def test_without_batch_markers_each_message_has_its_own(logs: Logs) -> None:

@@ -27,6 +27,7 @@ _log = logging.getLogger(__name__)
 _LOG_BEGIN = -2  # ListOffsets' names for the ends of a log
 _LOG_END = -1
 _CHUNK_RECORDS = 8192
+_SHORT: dict[str, object] = {"queued_min_messages": 1, "fetch_message_max_bytes": 524_288}
 _RETRY_S = 0.1
 _ANSWER_S = 30.0
 _WAIT_S = 0.5
@@ -69,14 +70,19 @@ class LogReader(Follower):
         *,
         doing: str = "reading ranges of logs",
         group_id: str = READER_GROUP,
+        is_short: bool = False,
     ) -> None:
+        """``is_short``: for ranges of a few MB, behind which the client fetches little ahead.
+
+        What it has fetched beyond a range is thrown away: that was twice as much as the range.
+        """
         super().__init__(
             config,
             doing,
             group_id=group_id,
             enable_partition_eof=True,
             fetch_wait_max_ms=10,  # else the end of a log is known half a second late
-            queued_min_messages=20_000,
+            **_SHORT if is_short else {"queued_min_messages": 20_000},
         )
 
     def log_starts(self, topic: str, partitions: Sequence[int]) -> dict[int, int]:
@@ -238,16 +244,16 @@ def scan(
         reader.close()
 
 
-_readers: dict[tuple[int, str, tuple[tuple[str, str], ...]], LogReader] = {}
+_readers: dict[tuple[int, bool, str, tuple[tuple[str, str], ...]], LogReader] = {}
 
 
-def log_reader(config: ServiceConfig) -> LogReader:
+def log_reader(config: ServiceConfig, *, is_short: bool = False) -> LogReader:
     """This process's reader of that cluster; a Spark worker reads many ranges in its life.
 
     One thread at a time may use it. A forked process starts with none.
     """
-    key = (os.getpid(), config.bootstrap_servers, tuple(sorted(config.kafka.items())))
+    key = (os.getpid(), is_short, config.bootstrap_servers, tuple(sorted(config.kafka.items())))
     reader = _readers.get(key)
     if reader is None:
-        reader = _readers[key] = LogReader(config)
+        reader = _readers[key] = LogReader(config, is_short=is_short)
     return reader

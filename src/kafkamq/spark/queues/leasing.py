@@ -231,7 +231,7 @@ class QueueReader(StreamReader):
 
     def _look(self, wanted: LogRange) -> Iterator[list[Record]]:
         lossy = not self.options.fail_on_data_loss
-        return log_reader(self.options.config).read(wanted, skips_lost=lossy)
+        return log_reader(self.options.config, is_short=True).read(wanted, skips_lost=lossy)
 
     def _waiting(self, record: Record) -> Waiting | None:
         return Waiting.of(record) if self._is_own(record) else None
@@ -311,11 +311,14 @@ class QueueReader(StreamReader):
         return found
 
     def _plan_of(self, end: StreamOffsets, *, is_repeated: bool) -> StartPlan:
-        plan = str(end.get(_PLAN, {}).get(self.options.queue_id, ""))
+        plan, config = str(end.get(_PLAN, {}).get(self.options.queue_id, "")), self.options.config
+        facts = self._facts()
+        if log_reader(config).partition_count(config.marker_topic) != facts.marker_partitions:
+            facts = self._facts(max_age_s=0.0)
         return StartPlan(
             # Of this run alone (R7); the plan is the same in all runs of the batch.
             consumer_id=f"{BATCH}{plan}{'-' if plan else ''}{secrets.token_hex(12)}",
-            facts=self._facts(max_age_s=0.0),
+            facts=facts,
             marker_ends=_numbers(end.get(_MARKERS, {})),
             is_repeated=is_repeated,
         )

@@ -383,7 +383,8 @@ class Starter:
         for partition, of in of_partition.items():
             wanted = LogRange(self._options.topic, partition, min(of), max(of) + 1)
             lossy = not self._options.fail_on_data_loss
-            for records in log_reader(self._options.config).read(wanted, skips_lost=lossy):
+            reader = log_reader(self._options.config, is_short=True)
+            for records in reader.read(wanted, skips_lost=lossy):
                 found = [(of[each.offset()], each) for each in records if each.offset() in of]
                 markers = [
                     (one.route, marker_key(*one.place), self._encode(one, record, encoder))
