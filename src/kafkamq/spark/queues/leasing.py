@@ -22,7 +22,7 @@ import threading
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
@@ -55,7 +55,6 @@ from kafkamq.spark.queues.starting import (
     Waiting,
     addressed,
     identity_of,
-    none_of,
 )
 from kafkamq.spark.queues.tokens import AckToken
 from kafkamq.spark.source.columns import arrow_columns
@@ -91,15 +90,6 @@ class QueuePartition(RangePartition):
         super().__init__(LogRange(topic, number, first, last + 1))
         self.consumer_id = consumer_id
         self.starts = [(start, array("q", offsets)) for start, offsets in of.items()]
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """What was STARTed last."""
-
-    start: StreamOffsets
-    end: StreamOffsets
-    tasks: Sequence[QueuePartition]
 
 
 class KeepAlive:
@@ -158,7 +148,8 @@ class QueueReader(StreamReader):
         self._acknowledge: AcknowledgeOptions = acknowledge
         self._schema_of_rows = schema
         self._planned: StreamOffsets | None = None  # by this process
-        self._batch: _Batch | None = None
+        # What was STARTed last: where the batch begins and ends, and its tasks.
+        self._batch: tuple[StreamOffsets, StreamOffsets, Sequence[QueuePartition]] = {}, {}, []
         self._keep_alive: KeepAlive | None = None
         self._backlog = Backlog(options.topic, self._look, of=self._waiting, is_last=self._is_last)
         self._group = acknowledge.group_id or group_of(options.config, options.queue_id)
@@ -274,9 +265,8 @@ class QueueReader(StreamReader):
         Spark asks once for each use of a frame; the same batch has the same tasks.
         """
         self._require_own(end)
-        batch = self._batch
-        if batch is not None and (batch.start, batch.end) == (start, end):
-            return batch.tasks
+        if self._batch[:2] == (start, end):
+            return self._batch[2]
         ranges = self._ranges(start, end)
         if not ranges:
             return []  # as at a restart, of the batch before
@@ -296,7 +286,7 @@ class QueueReader(StreamReader):
             QueuePartition(self.options.topic, number, plan.consumer_id, of)
             for number, of in sorted(handed.items())
         ]
-        self._batch = _Batch(start, end, tasks)
+        self._batch = start, end, tasks
         return tasks
 
     def _messages(self, ranges: Iterable[LogRange]) -> list[Waiting]:
@@ -375,7 +365,7 @@ class QueueReader(StreamReader):
         have been killed before it was asked. Behind the queue's position nobody would look for
         these messages, so they are STARTed before it passes them (R5); nobody renews them.
         """
-        if self._batch is not None and self._batch.end == end:
+        if self._batch[1] == end:
             return
         topic_id = self._facts().message_topic_id.hex()
         if topic_id and self._id_of(end) not in ("", topic_id):
@@ -389,8 +379,8 @@ class QueueReader(StreamReader):
         if ranges:
             plan = self._plan_of(end, is_repeated=True)
             starter = Starter(plan, ranges, self.options, marker_log(self.options.config))
-            starter.start(self._messages(ranges), none_of)
-        self._batch = _Batch({}, end, [])
+            starter.start(self._messages(ranges), lambda *_: 0)
+        self._batch = {}, end, []
 
     def _renew_no_more(self) -> None:
         if self._keep_alive is not None:

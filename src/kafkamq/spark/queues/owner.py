@@ -18,14 +18,15 @@ import time
 from collections.abc import Mapping
 
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import DeadlineExceededError, FencedError
+from kafkamq.errors import BrokerError, DeadlineExceededError, FencedError
 from kafkamq.markers.tracker.ledger import Ledger, LedgerKey, read_ledgers
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.commits import metadata_of
-from kafkamq.transport.errors import OutcomeUnknownError, TransactionAbortedError
+from kafkamq.transport.errors import TransactionAbortedError
 from kafkamq.transport.record import Place, TopicPartition
 
 _TAKING_S = 60.0
+_COMMIT_S = 30.0
 _TRIES = 5
 
 
@@ -82,11 +83,11 @@ class QueueOwner:
 
         Raises:
             FencedError: One has.
-            TransactionAbortedError, OutcomeUnknownError: Kafka did not take it, several times.
+            BrokerError, DeadlineExceededError: Kafka did not take it, several times.
         """
         ledger = self._opened_ledger()
-        if not self._membership:  # of a group without members: who starts on it is refused
-            self._membership = metadata_of(self._config, self._group)
+        # Nobody's membership: while Spark reads the queue, its group has no members.
+        self._membership = self._membership or metadata_of(self._config, self._group)
         targets = [TopicPartition(*place, offset) for place, offset in offsets.items()]
         tried = 0
         while True:
@@ -95,9 +96,9 @@ class QueueOwner:
                 if not ledger.is_open:
                     ledger.open()
                 with ledger.producer.transaction():
-                    ledger.producer.send_offsets(targets, self._membership)
+                    ledger.producer.send_offsets(targets, self._membership, timeout_s=_COMMIT_S)
                 return
-            except (FencedError, TransactionAbortedError, OutcomeUnknownError):
+            except (BrokerError, DeadlineExceededError):
                 # Who fenced this producer without starting later was about to, and tries again.
                 self.check()
                 if tried == _TRIES:

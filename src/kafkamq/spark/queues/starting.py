@@ -78,11 +78,6 @@ class Waiting:
     def place(self) -> tuple[int, int]:
         return self.partition, self.offset
 
-    @property
-    def message_id(self) -> MessageId:
-        topic_id, leader_epoch = self.log
-        return MessageId(self.partition, self.offset, topic_id, leader_epoch)
-
     @classmethod
     def of(cls, record: Record) -> Waiting:
         headers = headers_of(record)
@@ -92,19 +87,17 @@ class Waiting:
             count, origin = read.delivery_count, read.origin
             begun_ms = timestamp_ms if origin is None else origin.timestamp_ms
             expiry_ms = expires_at_ms(read.ttl_ms, begun_ms)
-        log, is_broker_time = (b"", _epoch(record)), kind == LOG_APPEND_TIME
-        place = record.partition(), record.offset()
-        return cls(*place, log, timestamp_ms, count, expiry_ms, is_broker_time)
-
-
-def _epoch(record: Record) -> int:
-    epoch = record.leader_epoch()
-    return 0 if epoch is None else epoch + 1
+        one, is_broker_time = identity_of(record, b""), kind == LOG_APPEND_TIME
+        return cls(
+            one.partition, one.offset, one.log, timestamp_ms, count, expiry_ms, is_broker_time
+        )
 
 
 def identity_of(record: Record, topic_id: bytes) -> MessageId:
     """Whom a message's markers name (R13)."""
-    return MessageId(record.partition(), record.offset(), topic_id, _epoch(record))
+    epoch = record.leader_epoch()
+    epoch_on_wire = 0 if epoch is None else epoch + 1
+    return MessageId(record.partition(), record.offset(), topic_id, epoch_on_wire)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,11 +169,6 @@ def handed_out(count: int, runs: int) -> int:
     return max(count >> runs - 1, int(runs <= count.bit_length() + 1))
 
 
-def none_of(count: int, runs: int) -> int:
-    """In place of ``handed_out``: nobody is going to read the batch."""
-    return 0
-
-
 @dataclass(slots=True)
 class _History:
     """What the markers since the batch was planned say of its messages, by their places."""
@@ -201,7 +189,7 @@ class _History:
     def is_due(self, one: Waiting) -> bool:
         """Whether its lease has ended by the log, as far as that was read."""
         tracker = self.trackers.get(one.route)
-        hold = None if tracker is None else tracker.hold_of(one.message_id)
+        hold = None if tracker is None else tracker.hold_of(MessageId(*one.place, *one.log))
         return hold is not None and bool(hold.flags & DUE)
 
 
