@@ -219,6 +219,7 @@ class Starter:
         self._queue_key = join_key(options.queue_id)
         self._history = _History()
         self._read_to: dict[int, int] = {}
+        self._logs: dict[tuple[bytes, int], tuple[bytes, int]] = {}
 
     def start(
         self, messages: Sequence[Waiting], share: Callable[[int, int], int] = handed_out
@@ -254,7 +255,8 @@ class Starter:
         else:
             topic_id = self._plan.facts.message_topic_id
             one.route = marker_partition(*one.place, self._plan.marker_partitions)
-        one.log = topic_id, one.log[1]
+        log = topic_id, one.log[1]
+        one.log = self._logs.setdefault(log, log)  # one object: batches are gathered by it
 
     def _verdict(self, one: Waiting) -> Place:
         return Place(NACKED if self._history.verdicts[one.place] else ENDED, 0)
