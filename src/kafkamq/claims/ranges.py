@@ -335,7 +335,8 @@ class RangeClaims:
         if not claimed.first < next_offset <= claimed.next:
             raise StateError(f"{claimed!r} cannot be done up to {next_offset}")
         with self._changed:
-            if self._ending.pop(claimed.token, 0) == next_offset and not self._is_open(claimed):
+            place = (claimed.partition, claimed.first, next_offset)
+            if self._ending.pop(claimed.token, 0) == next_offset and not self._is_open(*place):
                 claimed.first = next_offset  # what had no answer stands in the log
                 return
             self._require(claimed)
