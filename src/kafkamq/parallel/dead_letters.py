@@ -1,4 +1,4 @@
-"""The dead letters of a parallel consumer, which are written until they are kept.
+"""Writes the dead letters of a parallel consumer until they are kept.
 
 A record whose dead letter is refused is given up all the same: its handler is not called again. It
 stays open, and what is behind it in its order waits, until the letter is kept. Before each try the
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class ParallelDeadLetters:
-    """Those of one consumer; at most one for each open record."""
+    """It has the dead letters of one consumer, at most one for each open record."""
 
     def __init__(self, config: ParallelConfig, work_queue: ParallelWorkQueue, stats: Stats) -> None:
         self._config = config
@@ -80,7 +80,10 @@ class ParallelDeadLetters:
         reason: DeadLetterReason,
         written: Written,
     ) -> None:
-        """Nobody waits for it: ``tend`` gives its record up when it is kept; any thread."""
+        """Take over a letter that nobody waits for: ``tend`` ends its record when it is kept.
+
+        Any thread may call this.
+        """
         written.is_wanted = lambda: (
             partition.phase is not PartitionPhase.CLOSED
             and partition.tracker.is_open(record.offset)
@@ -103,11 +106,11 @@ class ParallelDeadLetters:
             tell_dead_letter(record, reason, self._config, self._stats)
 
     def forget(self) -> None:
-        """Partitions went: others decide again on what waits here."""
+        """Drop what waits here of partitions that went: others decide again on it."""
         self._writer.prune()
 
     def close(self, timeout_s: float) -> None:
-        """Wait for those that nobody has refused; idempotent."""
+        """Wait for letters that nobody has refused; closing twice is fine."""
         for written in list(self._held):
             if written.first.done():
                 written.last.cancel()
@@ -134,7 +137,7 @@ class ParallelDeadLetters:
 def tell_dead_letter(
     record: ParallelRecord, reason: DeadLetterReason, config: ParallelConfig, stats: Stats
 ) -> None:
-    """Its dead letter is kept: count it, and tell the user."""
+    """Count a record whose dead letter is kept, and tell the user."""
     stats.dead_lettered += 1
     _log.warning(
         "a record is given up; it is a dead letter",
