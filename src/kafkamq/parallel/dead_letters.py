@@ -27,6 +27,7 @@ from kafkamq.transport.producer import ThreadedProducer
 from kafkamq.transport.settings import producer_settings
 from kafkamq.types import DeadLetterReason
 
+_MOST = 200  # records that one pass gives up: the thread that polls has other things to do
 _Partition = PartitionState[ParallelRecord]
 _log = logging.getLogger(__name__)
 
@@ -93,9 +94,9 @@ class ParallelDeadLetters:
         self._held[written] = record
         written.last.add_done_callback(lambda _: self._ended(partition, record, reason, written))
 
-    def tend(self) -> None:
-        """Give up the records whose letters are kept, all at once."""
-        kept = [self._kept.popleft() for _ in range(len(self._kept))]
+    def tend(self, most: int = _MOST) -> None:
+        """Give up the records whose letters are kept, many at once."""
+        kept = [self._kept.popleft() for _ in range(min(most, len(self._kept)))]
         offsets = defaultdict(list)
         for partition, record, _ in kept:
             offsets[partition].append(record.offset)
@@ -104,6 +105,10 @@ class ParallelDeadLetters:
         for _, record, reason in kept:
             self._work_queue.held.discard(record)
             tell_dead_letter(record, reason, self._config, self._stats)
+
+    def tend_all(self) -> None:
+        """Do so for all of them, before what is done is committed for the last time."""
+        self.tend(len(self._kept))
 
     def forget(self) -> None:
         """Drop what waits here of partitions that went: others decide again on it."""
@@ -115,7 +120,7 @@ class ParallelDeadLetters:
             if written.first.done():
                 written.last.cancel()
         self._writer.close(timeout_s)
-        self.tend()
+        self.tend_all()
 
     def _ended(
         self,
