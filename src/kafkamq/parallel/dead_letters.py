@@ -1,4 +1,4 @@
-"""The dead letters of a parallel consumer, which are written until they are kept.
+"""Writes the dead letters of a parallel consumer until they are kept.
 
 A record whose dead letter is refused is given up all the same: its handler is not called again. It
 stays open, and what is behind it in its order waits, until the letter is kept. Before each try the
@@ -26,12 +26,13 @@ from kafkamq.transport.producer import ThreadedProducer
 from kafkamq.transport.settings import producer_settings
 from kafkamq.types import DeadLetterReason
 
+_MOST = 200  # records that one pass gives up: the thread that polls has other things to do
 _Partition = PartitionState[ParallelRecord]
 _log = logging.getLogger(__name__)
 
 
 class ParallelDeadLetters:
-    """Those of one consumer; at most one for each open record."""
+    """It has the dead letters of one consumer, at most one for each open record."""
 
     def __init__(self, config: ParallelConfig, work_queue: ParallelWorkQueue, stats: Stats) -> None:
         self._config = config
@@ -79,7 +80,10 @@ class ParallelDeadLetters:
         reason: DeadLetterReason,
         written: Written,
     ) -> None:
-        """Nobody waits for it: ``tend`` gives its record up when it is kept; any thread."""
+        """Take over a letter that nobody waits for: ``tend`` ends its record when it is kept.
+
+        Any thread may call this.
+        """
         written.is_wanted = lambda: (
             partition.phase is not PartitionPhase.CLOSED
             and partition.tracker.is_open(record.offset)
@@ -89,9 +93,9 @@ class ParallelDeadLetters:
         self._held[written] = record
         written.last.add_done_callback(lambda _: self._ended(partition, record, reason, written))
 
-    def tend(self) -> None:
-        """Give up the records whose letters are kept, all at once."""
-        kept = [self._kept.popleft() for _ in range(len(self._kept))]
+    def tend(self, most: int = _MOST) -> None:
+        """Give up the records whose letters are kept, many at once."""
+        kept = [self._kept.popleft() for _ in range(min(most, len(self._kept)))]
         offsets = defaultdict(list)
         for partition, record, _ in kept:
             offsets[partition].append(record.offset)
@@ -101,17 +105,21 @@ class ParallelDeadLetters:
             self._work_queue.held.discard(record)
             tell_dead_letter(record, reason, self._config, self._stats)
 
+    def tend_all(self) -> None:
+        """Do so for all of them, before what is done is committed for the last time."""
+        self.tend(len(self._kept))
+
     def forget(self) -> None:
-        """Partitions went: others decide again on what waits here."""
+        """Drop what waits here of partitions that went: others decide again on it."""
         self._writer.prune()
 
     def close(self, timeout_s: float) -> None:
-        """Wait for those that nobody has refused; idempotent."""
+        """Wait for letters that nobody has refused; closing twice is fine."""
         for written in list(self._held):
             if written.first.done():
                 written.last.cancel()
         self._writer.close(timeout_s)
-        self.tend()
+        self.tend_all()
 
     def _ended(
         self,
@@ -133,7 +141,7 @@ class ParallelDeadLetters:
 def tell_dead_letter(
     record: ParallelRecord, reason: DeadLetterReason, config: ParallelConfig, stats: Stats
 ) -> None:
-    """Its dead letter is kept: count it, and tell the user."""
+    """Count a record whose dead letter is kept, and tell the user."""
     stats.dead_lettered += 1
     _log.warning(
         "a record is given up; it is a dead letter",

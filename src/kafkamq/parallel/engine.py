@@ -382,7 +382,7 @@ class Engine:
             self._assignments[place] for place in partitions if place in self._assignments
         ]
         self._await_in_flight([assignment.partition for assignment in assignments])
-        self.dead_letters.tend()
+        self.dead_letters.tend_all()
         if assignments and not self._committer.commit_at_last(self.config.commit_timeout_ms / 1000):
             _log.warning("no answer to the commit of revoked partitions")
         self._tell_of_refusal()

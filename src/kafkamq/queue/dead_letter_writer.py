@@ -1,4 +1,4 @@
-"""What leaves a queue with a topic of its own: dead letters, and copies to the queue's tail.
+"""Writes what leaves a queue with a topic of its own: dead letters, and copies to its tail.
 
 ``DeadLetterOutbox`` is what consumers need of a place for dead letters; ``TopicOutbox`` is that of
 queues, which ``TopicBackend.open_consumer`` makes. Its letters go to Kafka, or to the user's own
@@ -36,40 +36,40 @@ from kafkamq.transport.producer import ThreadedProducer
 from kafkamq.types import DeadLetterReason, Headers
 
 Verdict = tuple[DeadLetterReason, str]
-"""Why a message is given up, and the text for people."""
+"""It holds why a message is given up, and the text for people."""
 
 _ANY_PARTITION = -1
 _log = logging.getLogger(__name__)
 
 
 class DeadLetterOutbox(Protocol):
-    """Where a consumer puts what it gives up."""
+    """A consumer puts here what it gives up."""
 
     def write(self, message: Message, reason: DeadLetterReason, error: str) -> Future[None]:
-        """Write a dead letter, however long that takes; done when it is kept."""
+        """Write a dead letter, however long that takes; the future is done when it is kept."""
 
     def close(self, timeout_s: float) -> None:
         """Write no more; what is not written by then has failed."""
 
 
 class RequeueWriter(DeadLetterOutbox, Protocol):
-    """And where it puts what must leave the place where it stands, and is not done."""
+    """A consumer also puts here what is not done and must leave the place where it stands."""
 
     def copy(self, message: Message, count: int, verdict: Verdict | None) -> Future[None]:
-        """Write it once more; the copy's next delivery is ``count``, or ``verdict`` is waiting."""
+        """Write a message once more; ``count`` is its next delivery, but with a ``verdict``."""
 
 
 def origin_of(message: Message) -> Origin:
-    """Where the first copy of a message stands in its queue's topic.
+    """Find where the first copy of a message stands in its queue's topic.
 
-    What another queue's message says, which somebody has sent on with all its headers, is not it.
+    A message that somebody has sent on with all its headers names another queue's: that is ignored.
     """
     known = read_message_headers(message.raw_headers).origin
     return known if known is not None and known.topic == message.topic else _place_of(message)
 
 
 def earlier_deliveries(message: Message) -> int:
-    """How many a message had where its former copy stood; 0: it is the first one."""
+    """Count the deliveries that a message had in its former copies; the first one had none."""
     read = read_message_headers(message.raw_headers)
     if read.origin is None or read.origin.topic != message.topic:
         return 0
@@ -77,7 +77,7 @@ def earlier_deliveries(message: Message) -> int:
 
 
 def carried_verdict(message: Message) -> Verdict | None:
-    """What was decided of a copy before it was written: it only lacks its dead letter."""
+    """Read what was decided of a copy before it was written, which only lacks its dead letter."""
     if not earlier_deliveries(message):
         return None
     texts = dict(message.raw_headers)
@@ -90,7 +90,7 @@ def carried_verdict(message: Message) -> Verdict | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutgoingDeadLetter:
-    """A message that is given up; what a ``dead_letter_writer`` gets.
+    """It is a message that is given up, as a ``dead_letter_writer`` gets it.
 
     Attributes:
         payload: The message's.
@@ -119,9 +119,10 @@ class OutgoingDeadLetter:
     record_key: bytes | None
 
     def form(self, refusals: int) -> Form:
-        """On Kafka: it as it is, without its payload, and without key and headers of the user's.
+        """Make its record, smaller after each refusal for its size.
 
-        Where it is too large it refers to its payload (R11).
+        The second one refers to its payload (R11), the third one also leaves out the user's headers
+        and key.
         """
         if refusals:
             _log.warning(
@@ -144,7 +145,7 @@ class OutgoingDeadLetter:
 
 
 class _OwnOutlet:
-    """The user's own writer."""
+    """It gives letters to the user's own writer."""
 
     def __init__(self, writer: DeadLetterWriter) -> None:
         self._writer = writer
@@ -156,11 +157,11 @@ class _OwnOutlet:
         told(None)
 
     def close(self, timeout_s: float) -> None:
-        """The user's is the user's to close: several consumers may share it."""
+        """Nothing is closed: the writer is the user's, and several consumers may share it."""
 
 
 def checked_writer(writer: DeadLetterWriter | None) -> DeadLetterWriter | None:
-    """A ``dead_letter_writer`` as it is given; raises ConfigError where it cannot be one."""
+    """Check a ``dead_letter_writer``; raises ConfigError where the object cannot be one."""
     write = getattr(writer, "write", None)
     if writer is not None and not callable(write):
         raise ConfigError(
@@ -179,7 +180,7 @@ def checked_writer(writer: DeadLetterWriter | None) -> DeadLetterWriter | None:
 def letter_writer(
     own: DeadLetterWriter | None, open_producer: Callable[[], ThreadedProducer], what: str
 ) -> SureWriter:
-    """What writes dead letters to the user's ``own`` writer, or else to Kafka."""
+    """Make what writes dead letters, to the user's ``own`` writer or else to Kafka."""
     if own is not None:
         return SureWriter(lambda: _OwnOutlet(own), what)
     return SureWriter(lambda: KafkaOutlet(open_producer(), what), what)
@@ -240,7 +241,7 @@ class TopicOutbox:
 
 
 def _without_origin(message: Message) -> Headers:
-    """Its headers; ``origin_of`` says whence it came."""
+    """Leave out the header of the origin, which ``origin_of`` says."""
     return tuple(header for header in message.raw_headers if header[0] != names.ORIGIN)
 
 

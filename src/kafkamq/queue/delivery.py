@@ -26,9 +26,9 @@ _lock = threading.Lock()  # of all deliveries: only taken where somebody waits
 
 
 class Destination:
-    """Where messages of a queue go, and notes of those that are there: partition and latency.
+    """It says where messages of a queue go, and has notes of those that are there.
 
-    ``is_delayed``: they are SCHEDULEs. ``is_counted``: they are messages, and no cancellations.
+    Delayed ones are SCHEDULEs (``is_delayed``); cancellations are not counted (``is_counted``).
     """
 
     __slots__ = ("is_delayed", "notes", "queue_id", "sender", "topic")
@@ -51,7 +51,7 @@ class Destination:
             self.notes = sender.recorder.notes_of(queue_id, is_delayed=is_delayed)
 
     def doing(self) -> str:
-        """What is done there, for people."""
+        """Say for people what is done there."""
         return f"sending to {self.topic}"
 
 

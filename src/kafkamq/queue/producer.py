@@ -145,7 +145,7 @@ class Producer:
         ttl: float | timedelta | None,
         id: str | None,
     ) -> tuple[NewRecord, Delivery]:
-        """A message as it is written, checked."""
+        """Check a message, and make its record and its delivery."""
         size = OWN_HEADER_BYTES
         size += len(payload) if isinstance(payload, bytes) else payload_bytes(payload)
         record_key = self._unkeyed if key is None else self._key_of(key)

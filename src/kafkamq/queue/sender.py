@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class Sender(ThreadedProducer):
-    """Shared by all producers of a service; thread-safe."""
+    """All producers of a service share it; thread-safe."""
 
     def __init__(self, namespace: Namespace, **more: object) -> None:
         config = namespace.config
@@ -77,7 +77,7 @@ class SendRecorder:
         self._forget = catalog.SENT.watch(self._fold_now)
 
     def notes_of(self, queue_id: str, *, is_delayed: bool) -> Notes:
-        """Where delivery reports note what is sent."""
+        """Make, or find, what delivery reports of a queue note their sends in."""
         with self._lock:
             return self._notes.setdefault((queue_id, is_delayed), deque())
 
@@ -93,7 +93,7 @@ class SendRecorder:
         return {}
 
     def fold(self, *, least: int = _FOLD) -> None:
-        """Count what is noted, of queues with so many notes."""
+        """Count what is noted, of queues with at least so many notes."""
         with self._lock:
             for (queue_id, is_delayed), notes in self._notes.items():
                 if len(notes) < least:

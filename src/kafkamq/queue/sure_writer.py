@@ -37,12 +37,12 @@ _OF_ITSELF = (Meaning.TOO_LARGE, Meaning.INVALID_RECORD)
 _log = logging.getLogger(__name__)
 
 Told = Callable[[KafkaMQError | None], None]
-"""Gets why a record is not kept; None: it is."""
+"""It gets why a record is not kept, or None when it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A record as it is to be written; partition -1: any."""
+    """A record is to be written like this; partition -1 means any."""
 
     topic: str
     partition: int
@@ -53,17 +53,17 @@ class Form:
 
 
 class Outlet(Protocol):
-    """Where records go; used by one thread."""
+    """Records go here; one thread uses it."""
 
     def send(self, form: Form, told: Told) -> None:
-        """Begin to write; ``told`` is called once, in any thread. Or raise: it is refused."""
+        """Begin to write: ``told`` is called once, in any thread, or this raises a refusal."""
 
     def close(self, timeout_s: float) -> None:
-        """End; what is not kept by then has failed."""
+        """End; what is not kept when this returns has failed."""
 
 
 class KafkaOutlet:
-    """One on Kafka: what is written is known from its own report."""
+    """It writes to Kafka; what is written is known from its own report."""
 
     def __init__(self, producer: ThreadedProducer, what: str) -> None:
         self._producer = producer
@@ -87,7 +87,7 @@ class KafkaOutlet:
 
 
 class Written:
-    """What becomes of a record.
+    """It tells what becomes of a record.
 
     Attributes:
         last: Done when it is kept; fails at ``close`` only. Cancel it to give the record up.
@@ -110,7 +110,7 @@ class Written:
             self.first.set_exception(error)
 
     def drop_if_unwanted(self) -> bool:
-        """Whether nobody wants it any more; then it is given up."""
+        """Give it up if nobody wants it any more, and say whether that is so."""
         return self.last.cancelled() or (not self.is_wanted() and self.last.cancel())
 
 
@@ -127,7 +127,7 @@ class _Write:
 
 
 class _Lane:
-    """Records behind a refusal; used with the writer's lock held."""
+    """It holds records behind a refusal; it is used with the writer's lock held."""
 
     def __init__(self) -> None:
         self.untried: deque[_Write] = deque()
@@ -140,26 +140,26 @@ class _Lane:
         self.error: KafkaMQError | None = None  # None: nothing is behind a refusal
 
     def wait_s(self, now_s: float) -> float:
-        """Until something of it may go."""
+        """Say how long it is until something of it may go."""
         is_waiting = self._room > 0 and (self.untried or self.tried)
         return self._due_s - now_s if is_waiting else _MAX_PAUSE_S
 
     def take(self) -> _Write:
-        """What goes now; ``ended`` or ``dropped`` follows."""
+        """Take what goes now; ``ended`` or ``dropped`` follows."""
         write = (self.untried or self.tried).popleft()
         self._out.add(write)
         self._room -= 1
         return write
 
     def add(self, write: _Write, error: KafkaMQError) -> None:
-        """It was refused."""
+        """Keep a record that was refused."""
         if self.error is None:
             self._due_s = time.monotonic() + self._pause_s
         self.error = error
         self.tried.append(write)
 
     def ended(self, write: _Write, *, is_kept: bool) -> None:
-        """What became of a record, if it is one that went from here."""
+        """Note what became of a record, if it is one that went from here."""
         if write not in self._out:
             return
         self._out.discard(write)
@@ -176,7 +176,7 @@ class _Lane:
         self._rest()
 
     def dropped(self, write: _Write) -> None:
-        """Nobody wants it any more; another one may go."""
+        """Let another record go in the place of one that nobody wants any more."""
         if write in self._out:
             self._out.discard(write)
             self._room += 1
@@ -193,7 +193,7 @@ class _Lane:
 
 
 class SureWriter:
-    """One outlet and one thread, both made when there is something to write; thread-safe.
+    """It has one outlet and one thread, made when something is to be written; thread-safe.
 
     One whose report did not come in time may be written twice.
     """
@@ -279,7 +279,7 @@ class SureWriter:
             self._try(write)
 
     def _await_next(self) -> _Write | None:
-        """What is to be written now; None: the end."""
+        """Wait for what is to be written; None means the end."""
         with self._changed:
             while not self._is_closed:
                 if self._new:
@@ -310,7 +310,7 @@ class SureWriter:
         return KafkaMQError(f"{self._what}: {reason_of(error)}")
 
     def _told(self, write: _Write, error: KafkaMQError | None) -> None:
-        """By the outlet, in any thread."""
+        """Take the outlet's answer, in any thread."""
         if error is None:
             with self._changed:
                 self._open.pop(write, None)
