@@ -42,10 +42,10 @@ demo: $(VENV)/.installed ## a real broker, workers that are killed, and what bec
 	@tools/check_machine java
 	@$(BIN)/kafkamq demo $(ARGS)
 
-# Half of the time the shells' tests wait.
-CHECK_JOBS = $(shell echo $$((2 * $(CORES))))
+# Most of the time the shells' tests wait.
+CHECK_JOBS = $(shell echo $$((3 * $(CORES))))
+check: BESIDE := compiled
 check: lint ## lint, and the tests that need no JVM: rules, wire formats, simulator; at most 90 s
-	@$(COMPILE)
 	QUICK_TESTS=1 $(BIN)/python -m pytest -q -m "not faults and not slow and not spark" -n $(CHECK_JOBS) \
 		$(FAULTS_rules) $(PYTEST_ARGS)
 

@@ -26,9 +26,9 @@ import statistics
 import subprocess
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from benchmarks.before import python_of
@@ -37,6 +37,7 @@ from benchmarks.java_peer import build_peer
 from benchmarks.rows import Row, finish, scaled, show
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from kafkamq import Service
 
@@ -44,6 +45,8 @@ _PROGRAMS = Path(__file__).parent / "batch_programs.py"
 _PARTITIONS = 4
 _OTHERS = scaled(400_000)
 _FEW, _MANY = scaled(1000), scaled(5000)  # in a batch
+
+_FRESH = "fresh"  # in place of topics: each run has its own
 
 Measure = Callable[[], float]
 
@@ -79,36 +82,52 @@ class Table:
                 "marker_topic": service.config.marker_topic,
             }
 
-    @cached_property
-    def full(self) -> dict[str, str]:
-        """Shared by the rows that only read."""
-        return self.topics()
+    @contextmanager
+    def filled(self) -> Iterator[dict[str, str]]:
+        """Topics for one run: on those of another one a worker looks behind its former owner."""
+        topics = self.topics()
+        yield topics
+        names = [topics["message_topic"], topics["marker_topic"]]
+        admin = AdminClient({"bootstrap.servers": self.servers})
+        for deleted in admin.delete_topics(names).values():
+            deleted.result(60)
 
     # ---- who is measured
 
     def ours(self, name: str, **arguments: Any) -> Measure:
         """A program in this environment."""
-        return partial(_program, sys.executable, name, arguments)
+        return partial(self._run, sys.executable, name, arguments)
 
     def earlier(self, name: str, **arguments: Any) -> Measure | None:
         """The same in the earlier one."""
-        return partial(_program, self.before, name, arguments) if self.before else None
+        return partial(self._run, self.before, name, arguments) if self.before else None
+
+    def _run(self, python: str, name: str, arguments: dict[str, Any]) -> float:
+        if arguments.get("topics") != _FRESH:
+            return _program(python, name, arguments)
+        with self.filled() as topics:
+            return _program(python, name, {**arguments, "topics": topics})
 
     def kmq(self, count: int, batch: int) -> Measure | None:
         """The client of kmq on the same messages."""
         if not self.has_peer:
             return None
-        topics, classpath = self.full, build_peer("kmq", "HandOut")
-        names = topics["servers"], topics["message_topic"], topics["marker_topic"]
-        command = ["java", "-Xmx1g", "-cp", classpath, "HandOut", *names, str(count), str(batch)]
-        return partial(_last_number, command)
+        classpath = build_peer("kmq", "HandOut")
+
+        def run() -> float:
+            with self.filled() as topics:
+                names = topics["servers"], topics["message_topic"], topics["marker_topic"]
+                arguments = [*names, str(count), str(batch)]
+                return _last_number(["java", "-Xmx1g", "-cp", classpath, "HandOut", *arguments])
+
+        return run
 
     # ---- rows
 
     def hand_out(self) -> Iterator[Row]:
         """Batches of 1,000 and 5,000 beside the floor."""
         for batch, goal in ((_FEW, 0.4), (_MANY, 0.5)):
-            wanted = {"topics": self.full, "count": self.messages - 4 * batch, "batch": batch}
+            wanted = {"topics": _FRESH, "count": self.messages - 4 * batch, "batch": batch}
             name = f"receive_many({batch:,}) + ack beside consume({batch:,}) + commit, 100 B"
             yield self.paired(
                 name, self.ours("hand_out", **wanted), self.ours("floor", **wanted), goal
@@ -116,26 +135,26 @@ class Table:
 
     def beside_kmq(self) -> Iterator[Row]:
         """The same beside kmq's client."""
-        wanted = {"topics": self.full, "count": self.messages - 4 * _FEW, "batch": _FEW}
+        wanted = {"topics": _FRESH, "count": self.messages - 4 * _FEW, "batch": _FEW}
         kmq = self.kmq(self.messages - 4 * _FEW, _FEW)
         name = "receive_many(1,000) + ack beside kmq's client, 1,000 a poll"
         yield self.paired(name, self.ours("hand_out", **wanted), kmq, 2.5)
 
     def one_by_one(self) -> Iterator[Row]:
         """Single messages."""
-        wanted = {"topics": self.full, "count": self.messages // 3}
+        wanted = {"topics": _FRESH, "count": self.messages // 3}
         yield self.gained("receive() + ack, one by one", "one_by_one", 1.5, **wanted)
 
     def exactly_once(self) -> Iterator[Row]:
         """A transaction per batch."""
-        wanted = {"topics": self.full, "count": self.messages // 3, "batch": _FEW}
+        wanted = {"topics": _FRESH, "count": self.messages // 3, "batch": _FEW}
         name = "exactly_once, 1,000 a transaction, beside transactions of offsets"
         ours = self.ours("hand_out", exactly_once=True, **wanted)
         yield self.paired(name, ours, self.ours("floor_transactions", **wanted), 0.5)
 
     def at_most_once(self) -> Iterator[Row]:
         """Committed before it is handed out, and nothing else."""
-        wanted = {"topics": self.full, "count": self.messages - 4 * _FEW, "batch": _FEW}
+        wanted = {"topics": _FRESH, "count": self.messages - 4 * _FEW, "batch": _FEW}
         ours = self.ours("hand_out", delivery="at-most-once", **wanted)
         name = "at most once beside at least once, receive_many(1,000) + ack"
         yield self.paired(name, ours, self.ours("hand_out", **wanted), 0.9)

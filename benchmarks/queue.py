@@ -41,7 +41,7 @@ from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.service import Service
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.runtime.garbage_collector import calm_collector
-from kafkamq.types import MarkerType, MessageId, Outcome, expand
+from kafkamq.types import MarkerType, MessageId, Outcome, OutgoingMessage, expand
 
 PAYLOAD = b"x" * 100
 BATCH = 1000
@@ -210,16 +210,29 @@ class Bench:
 
     # Sending.
 
-    def send(self) -> Row:
-        """``send`` against raw ``produce`` calls with the same header and settings."""
-        ours, bare = [], []
+    def send(self) -> list[Row]:
+        """``send`` and ``send_many`` against raw ``produce`` calls of the same records."""
+        one, many, bare = [], [], []
         with self.service() as service:
             for _ in range(self.rounds):
                 bare.append(self._produce(service))
                 begin = time.perf_counter()
                 self.fill(service, "work", self.messages)
-                ours.append(self.messages / (time.perf_counter() - begin))
-        return _ratio_row("send, 100 B", ours, bare, goal=None)
+                one.append(self.messages / (time.perf_counter() - begin))
+                many.append(self._send_many(service))
+        return [
+            _ratio_row("send, 100 B", one, bare, goal=0.6),
+            _ratio_row("send_many(1000), 100 B", many, bare, goal=0.8),
+        ]
+
+    def _send_many(self, service: Service) -> float:
+        messages = [OutgoingMessage(payload=PAYLOAD)] * self.messages
+        producer = service.queue("work").producer()
+        begin = time.perf_counter()
+        for at in range(0, len(messages), BATCH):
+            producer.send_many(messages[at : at + BATCH])
+        producer.flush(120)
+        return self.messages / (time.perf_counter() - begin)
 
     def _produce(self, service: Service) -> float:
         producer = KafkaProducer(
@@ -230,13 +243,14 @@ class Bench:
                 "compression.type": "lz4",
             }
         )
-        headers = [("kafkamq-id", str(uuid.uuid4()).encode())]
+        headers = [[("kafkamq-id", str(uuid.uuid4()).encode())] for _ in range(self.messages)]
         topic = service.config.message_topic
         begin = time.perf_counter()
         for number in range(self.messages):
             while True:
                 try:
-                    producer.produce(topic, PAYLOAD, b"work", number % PARTITIONS, headers=headers)
+                    own = headers[number]
+                    producer.produce(topic, PAYLOAD, b"work", number % PARTITIONS, headers=own)
                     break
                 except BufferError:
                     producer.poll(0.01)
@@ -278,6 +292,7 @@ class Bench:
                 target=tracker_rows.write_pairs,
                 args=(service.config, 60 * rate, PARTITIONS),  # for two minutes at most
                 kwargs={"rate": rate, "is_over": is_over},
+                daemon=True,  # without a broker it waits forever
             )
             with tracker_rows.TrackerProcess.running(service.config) as tracker:
                 tracker_rows.wait_until(
@@ -286,7 +301,7 @@ class Bench:
                 load.start()
                 queue = service.queue("work", redelivery_timeout=timeout_s, max_in_flight=count)
                 worker = queue.consumer()
-                worker._lease_renewer.stop()  # no KEEPALIVE: as if it died with each batch
+                worker.keeper.stop()  # no KEEPALIVE: as if it died with each batch
                 held = 0
                 while held < count:
                     held += len(worker.receive_many(BATCH))

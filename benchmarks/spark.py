@@ -37,7 +37,6 @@ from benchmarks.spark_source import source_rates
 from benchmarks.spark_sparse import sparse_row
 from benchmarks.spark_sustained import in_flight_rows, rate_before, sustained_rows
 from benchmarks.spark_tracker import cpu_s, idle_cores, wait_until_live
-from benchmarks.tracker_rows import wait_until
 from confluent_kafka import Consumer, TopicPartition
 
 from kafkamq.config import ServiceConfig
@@ -46,7 +45,6 @@ from kafkamq.dev.spark_cluster import EXECUTOR_SETTINGS, LocalSpark
 from kafkamq.markers.wire.markers import StartEncoder, decode_marker, encode_end
 from kafkamq.queue.topics import create_topics
 from kafkamq.queue.wire.partitions import marker_key, marker_partition
-from kafkamq.spark.parallelism import tracker_tasks
 from kafkamq.spark.session import build_session
 from kafkamq.spark.tracker.tracker import SparkTracker
 from kafkamq.types import MarkerType, MessageId, Outcome, expand
@@ -341,39 +339,6 @@ def measure_executors(servers: str, markers: int, trigger_s: float, broker: int 
     return Row(name, round(rates[1]), round(rates[0]), ratio, "markers/s", None, True)
 
 
-def measure_late_executors(servers: str) -> list[Row]:
-    """A tracker whose checkpoint was cut for one executor, where more are: its tasks, and when."""
-    executors = 2 if IS_BRIEF else 4
-    wanted = tracker_tasks(2 * MARKER_PARTITIONS, executors)
-    with (
-        namespace(servers, 2 * MARKER_PARTITIONS) as (config, checkpoint),
-        tempfile.TemporaryDirectory(prefix="kafkamq-bench-") as folder,
-        LocalSpark(Path(folder, "cluster"), workers=1) as cluster,
-    ):
-        spark = build_session(master=cluster.master, settings=EXECUTOR_SETTINGS)
-        try:
-            with SparkTracker(config, checkpoint=f"file://{checkpoint}", spark=spark) as one:
-                wait_until_live(one, 2 * MARKER_PARTITIONS)
-            cluster.add_workers(executors - 1)
-            wait_until(
-                lambda: spark.sparkContext.defaultParallelism == executors, timeout_s=PATIENCE_S
-            )
-            began_s = time.monotonic()
-            with SparkTracker(config, checkpoint=f"file://{checkpoint}", spark=spark) as one:
-                before = one.tasks
-                while one.tasks < wanted and time.monotonic() < began_s + PATIENCE_S:
-                    one.wait(0.5)
-                found, took_s = one.tasks, time.monotonic() - began_s
-        finally:
-            spark.stop()
-    name = f"tasks of a tracker begun with {before}, from its checkpoint, on {executors} executors"
-    ratio = round(found / wanted, 3)
-    return [
-        Row(name, found, wanted, ratio, "tasks", 1.0, ratio >= 1.0),
-        Row(f"{name}: until then", round(took_s, 1), None, None, "s", None, True),
-    ]
-
-
 def measure_earlier(servers: str, options: argparse.Namespace) -> float | None:
     """Messages per second of the revision that the part ``runs`` is compared with."""
     if "runs" not in options.parts or not options.before:
@@ -426,7 +391,6 @@ def measure(servers: str, options: argparse.Namespace, broker: int | None) -> li
     finally:
         spark.stop()
     if "executors" in options.parts:
-        add(*measure_late_executors(servers))
         add(measure_executors(servers, options.markers, options.trigger, broker))
     return rows
 

@@ -4,6 +4,10 @@ Tests on Kafka mostly wait; those of the rules keep a core busy and wait for not
 between, and a session takes longer to start and to get warm than most files need. So Spark and
 Kafka begin, and who is done with Spark fills with rules what the others leave of the cores. Nobody
 who has no Spark session yet starts one while there is something else to do.
+
+The end is near when nobody has more to take: what workers have before them then is all that is
+left. So a kind begins with its slow tests (``conftest.py`` puts them first), and a worker has one
+test before it beside the one that runs, not two.
 """
 
 from __future__ import annotations
@@ -51,7 +55,7 @@ def _rank_of(unit: str) -> tuple[str, bool]:
 
 
 class ByKind(LoadFileScheduling):
-    """In a kind by the order of names: ``unit`` and ``wire``, whose tests are short, end it."""
+    """In a kind slow tests first, then by names: ``unit`` and ``wire``, which are short, end it."""
 
     def __init__(self, config: pytest.Config, log: object) -> None:
         config.option.loadscopereorder = False  # else those with the fewest tests would end it
@@ -61,6 +65,10 @@ class ByKind(LoadFileScheduling):
         if nodeid.startswith(_ONE_BY_ONE) and not nodeid.startswith(TOGETHER):
             return nodeid
         return super()._split_scope(nodeid)
+
+    def _reschedule(self, node: WorkerController) -> None:
+        if not self.workqueue or self._pending_of(self.assigned_work[node]) < 2:
+            super()._reschedule(node)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         kinds = kinds_for(int(node.gateway.id.removeprefix("gw")))

@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 from tests.sure_producer import write_records
-from tests.waiting import deadline_after, within
+from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq.config import ServiceConfig
 from kafkamq.transport.admin import Admin
@@ -74,16 +74,12 @@ class Kafka:
         config = {key.replace("_", "."): value for key, value in settings.items()}
         new = NewTopic(name, partitions, 1, config=config)
         self.admin.wait(self.admin.client.create_topics([new])[name], "creating")
-        until = deadline_after(10.0)
-        while name not in self.admin.topics([name]) and time.monotonic() < until:
-            time.sleep(0.02)
+        wait_until(lambda: name in self.admin.topics([name]))
         return name
 
     def delete(self, topic: str) -> None:
         self.admin.wait(self.admin.client.delete_topics([topic])[topic], "deleting")
-        until = deadline_after(10.0)
-        while topic in self.admin.topics([topic]) and time.monotonic() < until:
-            time.sleep(0.02)
+        wait_until(lambda: topic not in self.admin.topics([topic]))
 
     def add_partition(self, topic: str) -> None:
         """One more partition, of which clients hear in time."""
@@ -95,9 +91,7 @@ class Kafka:
 
             client: Any = self.admin.client
             client.create_partitions([NewPartitions(topic, count + 1)])[topic].result(within(10))
-        until = deadline_after(10.0)
-        while self.admin.topics([topic])[topic].partitions == count and time.monotonic() < until:
-            time.sleep(0.02)
+        wait_until(lambda: self.admin.topics([topic])[topic].partitions > count)
 
     def delete_records(self, topic: str, partition: int, before: int) -> None:
         if self.is_memory:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, TopicPartition
 from tests.contract.port import KINDS, Kafka, Member, eventually, opened, parts, poll_all, refusal
-from tests.waiting import deadline_after, within
+from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq.transport.port import Consumer
 
@@ -206,6 +206,25 @@ def test_offsets_of_an_open_transaction_are_waited_for(kafka: Kafka, group: str)
 
 
 @BOTH
+def test_who_reads_where_the_group_is_waits_for_an_open_transaction(
+    kafka: Kafka, group: str
+) -> None:
+    topic = kafka.topic()
+    kafka.fill(topic, 8)
+    reader = kafka.consumer(group)
+    commit(reader, topic, 0, 3)
+    producer = kafka.transactional(f"kafkamq.{group}")
+    producer.begin_transaction()
+    metadata = reader.consumer_group_metadata()
+    producer.send_offsets_to_transaction(parts(topic, 0, offset=5), metadata, 10.0)
+    reader.assign([TopicPartition(topic, 0)])  # no offset: where the group is
+    assert reader.consume(1, 1.0) == []
+    producer.commit_transaction(10.0)
+    (record,) = reader.consume(1, within(10.0))
+    assert record.offset() == 5
+
+
+@BOTH
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_who_never_joined_commits_for_an_empty_group(
     kafka: Kafka, group: str, protocol: str
@@ -282,10 +301,8 @@ def test_committed_offsets_go_with_the_group_and_with_the_topic(kafka: Kafka, gr
     def found(name: str) -> int:
         return consumer.committed(parts(name, 0), timeout=within(10.0))[0].offset
 
-    until = deadline_after(10.0)
-    while found(topic) != OFFSET_INVALID and time.monotonic() < until:
-        time.sleep(0.05)
-    assert (found(topic), found(other)) == (OFFSET_INVALID, 1)
+    wait_until(lambda: found(topic) == OFFSET_INVALID)
+    assert found(other) == 1
     kafka.admin.wait(kafka.admin.client.delete_consumer_groups([group])[group], "deleting")
     assert found(other) == OFFSET_INVALID  # as after offsets.retention.minutes
     assert group not in kafka.admin.groups()

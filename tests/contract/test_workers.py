@@ -15,6 +15,7 @@ from tests.waiting import wait_until, within
 from kafkamq import Ack, ConfigError, Message, Nack, Reject, Worker
 from kafkamq.metrics.health import health
 from kafkamq.queue.rules.capabilities import Feature
+from kafkamq.testing import MemoryService
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +66,7 @@ def test_bodies_and_verdicts(world: World) -> None:
 
 def test_a_handler_of_twice_the_lease_runs_once(world: World) -> None:
     """Or it is refused at once, where leases are not renewed."""
-    lease_s = within(1.5)
+    lease_s = within(0.4 if isinstance(world.service, MemoryService) else 1.0)
     queue = world.queue("long", redelivery_timeout=15.0 if world.backend == "share" else lease_s)
     runs = []
 

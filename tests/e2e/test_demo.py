@@ -8,12 +8,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.waiting import deadline_after, within
+from tests.waiting import wait_until, within
 
 pytest.importorskip("pyspark")
 
@@ -147,7 +146,4 @@ def test_everything_ends_with_the_demo(number: signal.Signals) -> None:
     finally:
         process.kill()
         process.communicate()
-    deadline = deadline_after(30)
-    while alive := {pid for pid in seen if is_alive(pid)}:
-        assert time.monotonic() < deadline, alive
-        time.sleep(0.1)
+    wait_until(lambda: not any(is_alive(pid) for pid in seen), "the end of all processes", 30)

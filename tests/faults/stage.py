@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.figures import say
-from tests.waiting import deadline_after, within
+from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import KafkaMQError
@@ -170,10 +170,7 @@ class Stage:
     # ---- what became of it
 
     def wait_until(self, condition: Any, *, timeout_s: float = 60.0) -> None:
-        deadline_s = deadline_after(timeout_s)
-        while not condition():
-            assert time.monotonic() < deadline_s, f"waited in vain (seed {self.seed})"
-            time.sleep(0.1)
+        wait_until(condition, f"a state of seed {self.seed}", timeout_s)
 
     def count(self, op: str) -> int:
         """How often something is in the histories so far."""

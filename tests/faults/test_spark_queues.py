@@ -1,4 +1,4 @@
-"""Twelve SIGKILLs of a driver that acknowledges, of its JVM and of its Python workers."""
+"""Drivers that acknowledge: SIGKILLs, of their JVMs and Python workers too; pauses; poison."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from tests.faults.figures import say
 from tests.integration.tracker_logs import Logs, read_topic, tracker_process
+from tests.spark.processes import driver
 from tests.spark.queue_driver import TIMEOUT_S, children_of, queue_driver
 from tests.spark.test_queues_crash import open_messages, output
 from tests.waiting import wait_until, within
 
+from kafkamq.queue.names import group_of
+from kafkamq.transport.admin import Admin
 from kafkamq.types import Outcome
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(1500)]
@@ -26,6 +30,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(1500)]
 KILLS = 12
 MESSAGES = 400  # before each kill
 PATIENCE_S = 200.0
+PAUSE_S = 60.0
 
 
 def send(logs: Logs, first: int, count: int) -> None:
@@ -100,3 +105,98 @@ def kill(process: subprocess.Popen[bytes], what: str, chance: random.Random) -> 
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(within(10))  # a lost worker ends the batch, and the query with it
     return 1
+
+
+def test_a_query_that_is_paused_beside_its_successor(
+    bootstrap: str, namespace: str, tmp_path: Path
+) -> None:
+    """The machine of a driver stands still for a minute; it is started elsewhere, and goes on."""
+    logs = Logs(bootstrap, namespace)
+    out = f"{namespace}-out"
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic(out, 2, 1)])[out].result(within(30))
+    group = group_of(logs.config, "work")
+    places = [(group, (logs.config.message_topic, number)) for number in range(2)]
+
+    def position() -> list[int]:
+        with Admin(logs.config) as admin:
+            return [each.offset for each in admin.committed(places)]
+
+    def has(count: int, process: subprocess.Popen[bytes]) -> Callable[[], bool]:
+        def has_it() -> bool:
+            assert process.poll() is None, "the driver ended by itself"
+            return len(output(logs, out)) >= count and not open_messages(logs)
+
+        return has_it
+
+    send(logs, 0, MESSAGES)
+    with (
+        tracker_process(logs.config),
+        queue_driver(logs, tmp_path / "checkpoint", out) as paused,
+    ):
+        wait_until(lambda: len(output(logs, out)) > 0, timeout_s=PATIENCE_S)
+        send(logs, MESSAGES, MESSAGES)
+        wait_until(lambda: bool(open_messages(logs)), timeout_s=PATIENCE_S)
+        os.killpg(paused.pid, signal.SIGSTOP)
+        until_s = time.monotonic() + PAUSE_S
+        try:
+            with queue_driver(logs, tmp_path / "checkpoint", out) as later:
+                wait_until(has(2 * MESSAGES, later), timeout_s=PATIENCE_S)
+                while time.monotonic() < until_s:
+                    time.sleep(0.5)
+                before = position()
+                os.killpg(paused.pid, signal.SIGCONT)
+                send(logs, 2 * MESSAGES, MESSAGES)
+                assert paused.wait(within(PATIENCE_S)), "it is fenced"
+                wait_until(has(3 * MESSAGES, later), timeout_s=PATIENCE_S)
+                wait_until(lambda: sum(position()) > sum(before), timeout_s=PATIENCE_S)
+        finally:
+            os.killpg(paused.pid, signal.SIGCONT)
+    assert output(logs, out) == Counter(b"%d" % number for number in range(3 * MESSAGES))
+
+
+_POISON = """
+import os, sys, time
+from kafkamq.config import ServiceConfig
+from kafkamq.spark import ack, map_messages, read_queue, register
+from kafkamq.spark.session import build_session
+config = ServiceConfig(bootstrap_servers=sys.argv[1], namespace=sys.argv[2])
+spark = build_session(settings={"spark.sql.shuffle.partitions": "2"})
+register(spark, config)
+def handler(message):
+    if message.payload == b"3":
+        os._exit(9)
+    return message.payload
+starts = 0
+while True:
+    starts += 1
+    print("start", starts, flush=True)
+    stream = read_queue(spark, "work", redelivery_timeout=20.0, max_deliveries=2)
+    done = map_messages(stream, handler).selectExpr("ack_token", "verdict", "result AS value")
+    try:
+        ack(done, checkpoint=sys.argv[3], topic=sys.argv[4], trigger_s=0.1).wait()
+    except Exception as error:
+        print("ended", str(error)[:100], flush=True)
+"""
+
+
+def test_what_kills_its_python_worker_becomes_a_dead_letter(
+    bootstrap: str, namespace: str, tmp_path: Path
+) -> None:
+    """The query is started again at once, however often; the others of its batch are done."""
+    logs = Logs(bootstrap, namespace)
+    out, said = f"{namespace}-out", tmp_path / "said"
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic(out, 2, 1)])[out].result(within(30))
+    for number in range(8):
+        logs._producer.produce(logs.config.message_topic, b"%d" % number, b"work", 0)
+    logs._producer.confirm(30)
+    arguments = [bootstrap, namespace, str(tmp_path / "checkpoint"), out]
+    with tracker_process(logs.config), driver(_POISON, *arguments, output=said):
+        wait_until(lambda: bool(logs.dead_letters()), timeout_s=2 * PATIENCE_S)
+        wait_until(lambda: len(output(logs, out)) == 7, timeout_s=PATIENCE_S)
+    starts = said.read_text().count("start ")
+    say({"scenario": "a message that kills its Python worker", "starts": starts})
+    assert [message.value() for message, _ in logs.dead_letters()] == [b"3"]
+    assert output(logs, out) == Counter(b"%d" % number for number in range(8) if number != 3)
+    assert starts <= 12

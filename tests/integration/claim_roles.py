@@ -86,23 +86,8 @@ def _check_committed(logs: Logs) -> None:
     assert sum(place.offset for place in found) == 10, "the positions were not committed"
 
 
-class _Secured(Commands):
-    """The commands, with Kafka's properties in the environment."""
-
-    kafka: Mapping[str, str]
-
-    @property
-    def environment(self) -> dict[str, str]:
-        prefix = "KAFKAMQ_KAFKA__"
-        named = {
-            prefix + name.upper().replace(".", "_"): value for name, value in self.kafka.items()
-        }
-        return {**super().environment, **named}
-
-
-def _commands(config: ServiceConfig) -> tuple[_Secured, tuple[str, ...]]:
-    commands = _Secured(config.bootstrap_servers, config.namespace)
-    commands.kafka = config.kafka
+def _commands(config: ServiceConfig) -> tuple[Commands, tuple[str, ...]]:
+    commands = Commands(config.bootstrap_servers, config.namespace, config.kafka)
     return commands, ("--topic", f"{config.namespace}.claims", "--interval", str(INTERVAL_S))
 
 

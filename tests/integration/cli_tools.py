@@ -7,9 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from click.testing import Result
@@ -23,10 +23,11 @@ WAIT_S = within(120.0)
 
 @dataclass
 class Commands:
-    """The program, pointed at one namespace."""
+    """The program, pointed at one namespace, with Kafka's properties in its environment."""
 
     bootstrap: str
     namespace: str
+    kafka: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -34,6 +35,10 @@ class Commands:
             "KAFKAMQ_BOOTSTRAP_SERVERS": self.bootstrap,
             "KAFKAMQ_NAMESPACE": self.namespace,
             "COLUMNS": "200",
+            **{
+                "KAFKAMQ_KAFKA__" + name.upper().replace(".", "_"): value
+                for name, value in self.kafka.items()
+            },
         }
 
     def run(self, *arguments: str, stdin: str | None = None) -> str:

@@ -1,14 +1,16 @@
 """The roles of docs/operations.md: what each does, and the rights that it needs for that.
 
-``NS`` stands for the namespace. An action does all that its role ever does, so that a right which
-is missing shows; it raises when the broker refuses something.
+``NS`` stands for the namespace, ``TOPIC`` for a queue's own topic. An action does all that its role
+ever does, so that a right which is missing shows; it raises when the broker refuses something.
 """
 
 from __future__ import annotations
 
+import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.queue.names import group_of
 from kafkamq.types import MarkerType, Outcome
 
-__all__ = ["ACTIONS", "ROLES", "Action", "rights_of"]
+__all__ = ["ACTIONS", "ROLES", "Action", "make_topic", "rights_of"]
 
 Action = Callable[[ServiceConfig, Logs], None]
 WAIT_S = within(60.0)
@@ -57,11 +59,16 @@ _RECEIVE = (
     ("topic", "NS.markers", "WRITE"),
     ("group", "kafkamq/NS/QUEUE", "READ"),
 )
-_WORK = (
-    *_RECEIVE,
+_POSITIONS = (
     ("topic", "NS.markers", "READ"),
     ("topic", "NS.ledger", "READ"),
     ("topic", "NS.ledger", "WRITE"),
+)
+_WORK = (*_RECEIVE, *_POSITIONS)
+_OF_TOPIC = (
+    *_LOOK,
+    ("topic", "TOPIC", "DESCRIBE_CONFIGS"),
+    ("topic", "TOPIC", "READ"),
 )
 ROLES: Mapping[str, tuple[tuple[str, str, str], ...]] = {
     "producer": (
@@ -73,7 +80,19 @@ ROLES: Mapping[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "worker": _WORK,
     "exactly-once worker": (*_WORK, ("transactional-id", "kafkamq/NS/QUEUE/*", "WRITE")),
+    "worker of a topic": (
+        *_OF_TOPIC,
+        ("topic", "NS.markers", "WRITE"),
+        *_POSITIONS,
+        ("group", "kafkamq/NS/QUEUE", "READ"),
+    ),
     "local tracker": _TRACK,
+    "tracker of a topic": (
+        *_TRACK,
+        ("topic", "TOPIC", "DESCRIBE_CONFIGS"),
+        ("topic", "TOPIC", "READ"),
+        ("topic", "TOPIC", "WRITE"),
+    ),
     "Spark tracker": (*_TRACK, ("topic", "NS.tracker", "READ")),
     "Spark worker": (
         *_RECEIVE,
@@ -102,8 +121,10 @@ ROLES: Mapping[str, tuple[tuple[str, str, str], ...]] = {
 
 def rights_of(role: str, namespace: str, queue_id: str = "a") -> list[Right]:
     """The rights of a role in one namespace."""
+    names = {"TOPIC": f"{namespace}-topic", "QUEUE": queue_id, "NS": namespace}
+    pattern = "|".join(names)
     return [
-        Right(kind, name.replace("NS", namespace).replace("QUEUE", queue_id), operation)
+        Right(kind, re.sub(pattern, lambda found: names[found[0]], name), operation)
         for kind, name, operation in ROLES[role]
     ]
 
@@ -119,11 +140,11 @@ def produce(config: ServiceConfig, logs: Logs) -> None:
         producer.flush(WAIT_S)
 
 
-def work(config: ServiceConfig, logs: Logs, *, exactly_once: bool = False) -> None:
+def work(config: ServiceConfig, logs: Logs, *, topic: str = "", **more: Any) -> None:
     """Receive, and give each verdict; then once more, when Kafka has dropped the group."""
     logs.send(3, key=b"a")
     with Service(config.bootstrap_servers, config.namespace, kafka=config.kafka) as service:
-        queue = service.queue("a", exactly_once=exactly_once)
+        queue = service.queue("a", topic=topic, **more)
         with queue.consumer() as consumer:
             acked, nacked, rejected = receive_all(consumer, 3, timeout_s=WAIT_S)
             acked.ack(wait=True)
@@ -139,6 +160,34 @@ def work(config: ServiceConfig, logs: Logs, *, exactly_once: bool = False) -> No
                 sent.offset,
             )
             got.ack(wait=True)
+
+
+def make_topic(logs: Logs) -> str:
+    """A topic of others with broker time, which ``logs.send`` writes to from now on."""
+    topic = f"{logs.config.namespace}-topic"
+    admin = AdminClient({"bootstrap.servers": logs.bootstrap})
+    config = {"message.timestamp.type": "LogAppendTime"}
+    admin.create_topics([NewTopic(topic, 1, 1, config=config)])[topic].result(within(15))
+    logs.config = replace(logs.config, message_topic=topic)
+    return topic
+
+
+def work_on_topic(config: ServiceConfig, logs: Logs) -> None:
+    work(config, logs, topic=make_topic(logs))
+
+
+def track_topic(config: ServiceConfig, logs: Logs) -> None:
+    """All that the local tracker does, and a copy in a queue's own topic."""
+    track(config, logs)
+    topic = make_topic(logs)
+    logs.send(1)
+    service = Service(logs.bootstrap, config.namespace)
+    with service, service.queue("a", topic=topic).consumer() as consumer:
+        receive_all(consumer, 1)[0].nack(wait=True)
+        with LocalTracker(config).in_thread():
+            (again,) = receive_all(consumer, 1, timeout_s=WAIT_S)
+        assert again.delivery_count == 2
+        again.ack(wait=True)
 
 
 def load_tracker(logs: Logs) -> None:
@@ -226,26 +275,10 @@ def work_on_spark(config: ServiceConfig, logs: Logs) -> None:
     assert outcomes == [Outcome.ACK] * 6, outcomes
 
 
-class _Secured(Commands):
-    """The commands, with Kafka's properties in the environment."""
-
-    kafka: Mapping[str, str]
-
-    @property
-    def environment(self) -> dict[str, str]:
-        prefix = "KAFKAMQ_KAFKA__"
-        named = {
-            prefix + name.upper().replace(".", "_"): value for name, value in self.kafka.items()
-        }
-        return {**super().environment, **named}
-
-
 def operate(config: ServiceConfig, logs: Logs) -> None:
     """Make the topics, look at everything, redrive dead letters."""
-    commands = _Secured(config.bootstrap_servers, config.namespace)
-    commands.kafka = config.kafka
-    more = _Secured(config.bootstrap_servers, f"{config.namespace}.new")
-    more.kafka = config.kafka
+    commands = Commands(config.bootstrap_servers, config.namespace, config.kafka)
+    more = replace(commands, namespace=f"{config.namespace}.new")
     more.run("create", "--partitions", "1", "--marker-partitions", "1")
     load_tracker(logs)
     with LocalTracker(logs.config).in_thread():
@@ -266,7 +299,9 @@ ACTIONS: Mapping[str, Action] = {
     "producer": produce,
     "worker": work,
     "exactly-once worker": partial(work, exactly_once=True),
+    "worker of a topic": work_on_topic,
     "local tracker": track,
+    "tracker of a topic": track_topic,
     "Spark tracker": track_on_spark,
     "Spark worker": work_on_spark,
     "operator": operate,

@@ -7,7 +7,6 @@ users, rights and topics there, and read the logs.
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from confluent_kafka.admin import (
     ScramMechanism,
     UserScramCredentialUpsertion,
 )
-from tests.waiting import deadline_after, within
+from tests.waiting import wait_until, within
 
 from kafkamq.dev import Listener, LocalKafka
 
@@ -134,10 +133,10 @@ class SecuredKafka:
             ResourceType.ANY, None, ResourcePatternType.ANY, f"User:{user}", None,
             AclOperation.ANY, AclPermissionType.ANY,
         )  # fmt: skip
-        deadline_s = deadline_after(20)
-        while not bindings <= set(self._admin.describe_acls(any_of).result(within(20))):
-            assert time.monotonic() < deadline_s, "the broker does not learn of the rights"
-            time.sleep(0.02)
+        wait_until(
+            lambda: bindings <= set(self._admin.describe_acls(any_of).result(within(20))),
+            "the broker to learn of the rights",
+        )
 
     def denials(self, since: int = 0) -> list[str]:
         """What the broker refused, by its log from a position on."""

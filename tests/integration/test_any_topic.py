@@ -239,6 +239,7 @@ def test_what_a_topic_lacks_is_said(bootstrap: str, namespace: str, caplog: obje
             producer.send(b"", delay=5)
 
 
+@pytest.mark.slow
 def test_its_options_on_the_command_line(bootstrap: str, namespace: str) -> None:
     with make_service(bootstrap, namespace):
         topic = make_topic(bootstrap, f"{namespace}-cli", message_timestamp_type="CreateTime")

@@ -158,6 +158,7 @@ _AT_MOST_ONCE_ZOMBIES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("delivery", "step"),
     [

@@ -13,11 +13,13 @@ from tests.integration.queue_logs import ends, read_topic, set_topic, starts
 from tests.waiting import wait_until, within
 from typer.testing import CliRunner
 
+from kafkamq import Service
 from kafkamq.cli.app import app
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.markers.wire.markers import decode_marker
+from kafkamq.metrics import serve_metrics
 from kafkamq.transport.admin import Admin
 from kafkamq.types import Outcome
 
@@ -153,6 +155,7 @@ def test_an_error_inside_a_batch_says_what_was_sent(commands: Commands) -> None:
     assert commands.json("receive", "q", "--timeout", "2") == []
 
 
+@pytest.mark.slow
 def test_what_was_not_printed_goes_back_uncounted(commands: Commands) -> None:
     """``| head -1``: the reader of the output leaves while a batch is being printed."""
     commands.run("send", "q", *[str(number) * 1000 for number in range(300)])
@@ -169,6 +172,7 @@ def test_what_was_not_printed_goes_back_uncounted(commands: Commands) -> None:
     assert ends(config, Outcome.RELEASE)
 
 
+@pytest.mark.slow
 def test_sigterm_ends_receive_and_leaves_nothing_held(commands: Commands) -> None:
     commands.run("send", "q", *map(str, range(300)))
     config = ServiceConfig(bootstrap_servers=commands.bootstrap, namespace=commands.namespace)
@@ -222,6 +226,24 @@ def test_stat_counts_what_waits_and_what_is_held(tracked: Commands) -> None:
     (short,) = tracked.json("stat", "--max-scanned", "1")
     assert all(queue["waiting"] is None for queue in short["queues"])
     assert "busy" in tracked.run("stat")
+
+
+def test_stat_asks_a_worker_by_its_port(commands: Commands) -> None:
+    commands.run("send", "q", "x", "y", "z")
+    service = Service(commands.bootstrap, commands.namespace)
+    queue = service.queue("q", receive_buffer=3)
+    with service, queue.consumer() as consumer, serve_metrics(0, host="127.0.0.1") as server:
+        assert consumer.receive(within(30)) is not None
+        where = ("--port", str(server.port), "--host", "127.0.0.1")
+
+        def has_taken_one_of_three() -> bool:
+            (found,) = commands.json("stat", *where)[0]["worker"]
+            assert found["queue_id"] == "q" and 0 <= found["poll_age_s"] < within(15)
+            return [found[name] for name in ("in_flight", "ready", "under_way")] == [3, 2, 0]
+
+        wait_until(has_taken_one_of_three)
+        assert "last poll" in commands.run("stat", *where)
+        assert commands.json("stat")[0]["worker"] is None
 
 
 def test_stat_counts_messages_and_not_the_ends_of_transactions(tracked: Commands) -> None:

@@ -47,6 +47,11 @@ def test_output_that_cannot_be_written(arguments: list[str], redirection: str, s
     assert done.stderr.count("\n") == 1
 
 
+def test_a_program_without_stdout_and_stderr_ends_as_with_them() -> None:
+    command = shlex.join([sys.executable, "-m", "kafkamq.cli", "backends", "--json"])
+    assert subprocess.run(["/bin/sh", "-c", f"{command} >&- 2>&-"], check=False).returncode == 1
+
+
 def test_a_stdout_without_the_characters_gets_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))

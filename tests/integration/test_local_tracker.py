@@ -78,6 +78,7 @@ def test_acked_in_time_gives_nothing(tracked: Logs) -> None:
     assert tracked.copied() == [(silent.partition, silent.offset)]
 
 
+@pytest.mark.slow
 def test_keepalive_holds_a_message(tracked: Logs) -> None:
     held, silent = tracked.send(2)
     lease_s = within(2.0)

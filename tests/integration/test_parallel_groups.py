@@ -31,6 +31,7 @@ PROTOCOLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", list(PROTOCOLS))
 def test_members_come_and_go_and_nothing_is_done_twice(
     bootstrap: str, namespace: str, protocol: str

@@ -101,6 +101,7 @@ def test_03_ack_nack_and_reject_are_three_things(tracked_service: Service) -> No
     assert headers["kafkamq-error"] == b"broken"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["nack", "crash", "release"])
 def test_04_given_back_comes_back_once(tracked_service: Service, way: str) -> None:
     """4: nack, release or crash: the same payload again; then ack: nothing."""
@@ -309,6 +310,7 @@ def test_28_settings_that_cannot_work_are_refused(settings: dict, named: str) ->
     assert isinstance(raised.value, ValueError)
 
 
+@pytest.mark.slow
 def test_29_keepalives_hold_a_message_a_verdict_stops_them(tracked_service: Service) -> None:
     """29: at least one KEEPALIVE while it is held, none after the verdict (R7)."""
     send(tracked_service, "a", b"x")

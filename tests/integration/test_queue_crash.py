@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.queue_logs import ends, make_service, read_topic, tracked
-from tests.waiting import deadline_after, within
+from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq.queue.service import Service
 from kafkamq.testing import check_logs
@@ -35,10 +35,8 @@ def test_killed_workers_lose_nothing(bootstrap: str, namespace: str) -> None:
         try:
             producer = service.queue("a").producer()
             deliveries = [producer.send(b"%d" % number) for number in range(100)]
-            deadline_s = deadline_after(60)
-            while not _done(service):  # until then there is nobody to kill at work
-                assert time.monotonic() < deadline_s, "no worker has begun"
-                time.sleep(0.1)
+            # Until then there is nobody to kill at work.
+            wait_until(lambda: _done(service), "a worker that has begun")
             for number in range(100, TOTAL):
                 deliveries.append(producer.send(b"%d" % number))
                 if number % (TOTAL // KILLS) == TOTAL // KILLS - 1:

@@ -93,9 +93,7 @@ def test_workers_come_and_go_while_messages_flow(
             if number % 50 == 0:
                 time.sleep(0.05)
         producer.flush()
-        deadline_s = deadline_after(90)
-        while len(done) < total and time.monotonic() < deadline_s and not failures:
-            time.sleep(0.05)
+        wait_until(lambda: len(done) >= total or failures, timeout_s=90)
         stop.set()
         for thread in threads:
             thread.join(within(60))
@@ -133,6 +131,7 @@ def _session_of(admin: Admin, group: str) -> str | None:
     return admin.group_settings(group).get("consumer.session.timeout.ms")
 
 
+@pytest.mark.slow
 def test_held_messages_keep_their_leases_when_partitions_move(service: Service) -> None:
     """Their KEEPALIVEs and ENDs still count, whoever owns the partition now (R7, R8)."""
     with tracked(service.config):

@@ -15,8 +15,15 @@ from pathlib import Path
 
 import pytest
 from tests.integration import claim_roles, roles
+from tests.integration.cli_tools import Commands
 from tests.integration.queue_logs import receive_all
-from tests.integration.roles import ACTIONS, ROLES, load_tracker, rights_of
+from tests.integration.roles import (
+    ACTIONS,
+    ROLES,
+    load_tracker,
+    make_topic,
+    rights_of,
+)
 from tests.integration.secured import Right, SecuredKafka, secured_kafka
 from tests.integration.tracker_logs import Logs, read_topic
 from tests.waiting import wait_until, within
@@ -97,6 +104,27 @@ def test_a_role_needs_each_of_its_rights(
         if not secured.denials(since):
             superfluous.append(str(missing))
     assert not superfluous
+
+
+@pytest.mark.parametrize(
+    ("operations", "text"),
+    [
+        (("DESCRIBE",), "lacks Read"),
+        (("READ",), "enough for workers"),
+        (("READ", "WRITE"), ""),
+    ],
+)
+def test_doctor_says_what_its_principal_may_do_with_a_topic(
+    secured: SecuredKafka, namespace: str, operations: tuple[str, ...], text: str
+) -> None:
+    topic = make_topic(Logs(secured.open, namespace))
+    rights = [Right("topic", topic, each) for each in (*operations, "DESCRIBE_CONFIGS")]
+    user = new_user(secured, [*rights_of("operator", namespace), *rights])
+    commands = Commands(secured.scram, namespace, secured.scram_settings(user, CANARY))
+    (found,) = commands.json("doctor", "--topic", topic)
+    said = [each["text"] for each in found["checks"] if "principal" in each["text"]]
+    assert len(said) == bool(text)
+    assert all(text in each for each in said)
 
 
 @pytest.mark.parametrize("what", ["producer", "consumer", "tracker"])

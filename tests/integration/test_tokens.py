@@ -31,6 +31,7 @@ def _namespace(bootstrap: str, namespace: str) -> Iterator[Service]:
         yield service
 
 
+@pytest.mark.slow
 def test_tokens_give_verdicts_from_elsewhere(bootstrap: str, namespace: str) -> None:
     """The smoke test: each verdict, a hold that outlives its consumer, refusals."""
     with _namespace(bootstrap, namespace) as service, Service(bootstrap, namespace) as elsewhere:

@@ -163,6 +163,7 @@ def browser() -> Iterator[Any]:
         chromium.close()
 
 
+@pytest.mark.slow
 def test_a_browser_shows_each_page_and_what_happens_next(
     service: Service, config: ServiceConfig, tmp_path: Path, browser: Any
 ) -> None:

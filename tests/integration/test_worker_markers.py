@@ -205,6 +205,7 @@ def test_the_last_delivery_is_alone_in_the_process(service: Service) -> None:
         assert len(receive_all(other, 1)) == 1
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_of_it_takes_nothing_else_along(service: Service) -> None:
     """R6 and max_deliveries: the crash is the failure, and only of what was handled alone."""
     with tracked(service.config):
@@ -252,6 +253,7 @@ def test_max_lease_ends_what_is_renewed_for_ever(service: Service) -> None:
     assert not [e for e in ends(service.config, Outcome.ACK) if e == message.message_id]
 
 
+@pytest.mark.slow
 def test_extend_holds_longer_than_a_paused_process_renews(service: Service) -> None:
     send(service, "a", b"x")
     with tracked(service.config):
@@ -352,6 +354,7 @@ def test_on_lease_lost_and_another_thread_close_at_the_same_time(service: Servic
     assert has_closed.is_set()  # close() has waited for the call-back, not the other way round
 
 
+@pytest.mark.slow
 def test_leaving_with_is_a_verdict(service: Service) -> None:
     with tracked(service.config):
         send(service, "a", b"fine")

@@ -148,17 +148,18 @@ def test_the_end_was_written_twice(logs: Logs) -> None:
 
 
 def test_the_end_and_its_copy_were_written_twice(logs: Logs) -> None:
-    """Two engines settled the same message."""
-    end = logs.find_end(Outcome.REDELIVERED)
-    message_id = decode_marker(end.value).message_id
-    assert message_id is not None
-    logs.append(end)
-    copy = next(
+    """Two engines settled the same message: a first delivery, as a copy names no later one."""
+    copy = next(each for each in logs.copies() if dict(each.headers)[DELIVERY_COUNT] == b"2")
+    partition, offset = (dict(copy.headers)[ORIGIN] or b"").split(b"/")[1:3]
+    place = int(partition), int(offset)
+    ends = (
         record
-        for record in logs.copies()
-        if dict(record.headers)[ORIGIN].split(b"/")[1:3]  # type: ignore[union-attr]
-        == [b"%d" % message_id.partition, b"%d" % message_id.offset]
+        for record in logs.markers
+        if (marker := decode_marker(record.value)).outcome is Outcome.REDELIVERED
+        and marker.message_id is not None
+        and (marker.message_id.partition, marker.message_id.offset) == place
     )
+    logs.append(next(ends))
     logs.append(copy)
     assert "unexplained" in kinds(logs.check(must_be_settled=False))
 

@@ -85,3 +85,8 @@ def test_a_position_of_ranges_whose_commit_was_lost_is_committed_again() -> None
 def test_heartbeats_of_a_whole_topic_with_transactions_come_in_time(seed: int) -> None:
     """Half a second between them is less than the requests of a claim took: no topic was whole."""
     check(simulate_claims(seed))
+
+
+def test_a_range_is_told_to_be_done_when_all_of_it_is() -> None:
+    """Another member took it over, and had done its first part."""
+    check(simulate_claims(70102))

@@ -71,6 +71,26 @@ def test_records_that_are_given_up_are_one_dead_letter_each(seed: int) -> None:
     assert 20 < simulation.handled < 60
 
 
+@pytest.mark.parametrize("seed", range(examples(2)))
+@pytest.mark.parametrize("by", ["an aborted transaction", "a rebalance"])
+def test_a_key_is_with_one_handler_of_a_process(seed: int, by: str) -> None:
+    """Whatever becomes of its partition while the handler is at work."""
+    manners = ((Manner.QUICK, 0.7), (Manner.SLOW, 0.3))
+    limits = replace(QUIET, revoke_timeout_ms=100, protocol="eager", closes=2, joins=2)
+    if by == "an aborted transaction":
+        manners = (*manners, (Manner.LARGE, 0.1))
+        limits = replace(QUIET, use=Use.PRODUCE, mode="transactional", max_attempts=2)
+    reached = check(simulate_parallel(seed, replace(limits, manners=manners))).reached
+    assert reached["parallel: a transaction is aborted"] or by == "a rebalance"
+    assert reached["a partition went with a handler at work"] or by != "a rebalance"
+
+
+@pytest.mark.parametrize("seed", [74875, 76012])
+def test_what_is_known_of_a_log_that_was_truncated_says_nothing_of_the_next_one(seed: int) -> None:
+    """74875: a commit was made again behind it; 76012: the judge took it for noticed too early."""
+    assert check(simulate_parallel(seed)).reached["a log was truncated under its readers"]
+
+
 @pytest.mark.parametrize("seed", range(examples(3)))
 def test_b3_a_log_that_was_replaced_is_read_from_its_start(seed: int) -> None:
     limits = replace(QUIET, partitions=1, truncations=2, records=100, chaos_ms=10_000)

@@ -59,6 +59,39 @@ def test_a_seed_decides_the_order() -> None:
     assert len({tuple(order_of(seed)) for seed in range(20)}) > 15
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_who_is_interrupted_before_a_lock_leaves_it_to_the_next(seed: int) -> None:
+    """Also where it had its turn already."""
+    world, inside = World(seed), []
+    lock = world.threading.Lock()
+
+    def enter(name: str) -> None:
+        try:
+            with lock:
+                inside.append(name)
+        except InterruptedError:
+            inside.append("interrupted")
+
+    def main() -> None:
+        lock.acquire()
+        names = ["first", "second"]
+        threads = [world.threading.Thread(target=enter, args=(each,), name=each) for each in names]
+        for thread in threads:
+            thread.start()
+            world.sleep(0.1)
+        lock.release()
+        process = world.scheduler.current.process
+        first = next((each for each in process.tasks if each.name == "first"), None)
+        if first is not None:  # else it has run
+            world.scheduler.interrupt(first, InterruptedError())
+        for thread in threads:
+            thread.join()
+
+    world.run(main)
+    assert inside in (["interrupted", "second"], ["second", "interrupted"])
+    assert not lock.locked()
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_lock_lets_one_in(seed: int) -> None:
     world = World(seed)

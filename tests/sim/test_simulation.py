@@ -29,7 +29,7 @@ from kafkamq.testing.simulation.limits import (
 )
 from kafkamq.testing.simulation.simulator import Simulation, simulate
 from kafkamq.testing.simulation.stage import SWAPPED
-from kafkamq.testing.simulation.states import STATES
+from kafkamq.testing.simulation.states import IDLE, STATES
 
 SEEDS = 125
 QUICK_SEEDS = examples(SEEDS)
@@ -334,3 +334,31 @@ def test_r18_starts_that_name_nothing_hold_up_no_other_ones(seed: int) -> None:
     simulation = simulate(seed, limits)
     check(simulation)
     assert 0 < simulation.settled_s < 90, "simulated time, of which half a minute is for faults"
+
+
+@pytest.mark.parametrize("seed", range(examples(2)))
+def test_r05_a_worker_that_is_asked_for_nothing_keeps_nothing_from_others(seed: int) -> None:
+    """Its application is slow for minutes, and signals interrupt what it calls."""
+    worker = WorkerSettings(
+        idle_ms=60_000, idle_share=0.3, max_idle_ms=12_000, max_lease_ms=200_000, max_deliveries=9
+    )
+    limits = Limits(worker=worker, faults=Faults(interrupt_every=20))
+    simulation = simulate(2 + seed, limits)
+    assert check(simulation)["sent"] == 40
+    assert simulation.reached[IDLE]
+
+
+@pytest.mark.parametrize("seed", range(examples(2)))
+def test_r22_a_settling_transaction_that_times_out_is_made_smaller(seed: int) -> None:
+    limits = Limits(
+        faults=Faults(copy_ms=1500),
+        marker_partitions=1,
+        partitions=1,
+        messages=30,
+        large_share=1.0,
+        delayed_share=0.5,
+        is_due_together=True,
+    )
+    simulation = simulate(seed, limits)
+    check(simulation)
+    assert simulation.reached["a settlement failed"]

@@ -10,10 +10,12 @@ from typing import cast
 import pytest
 
 from kafkamq.spark.backlog import Backlog
+from kafkamq.spark.queues.starting import Waiting
 from kafkamq.transport.log_reader import LogRange, Record
 
 CHUNK = 64
 ROWS = 1000
+LAST = 5  # deliveries
 
 
 class _Record:
@@ -32,17 +34,20 @@ class Topic:
     def __init__(self, *logs: str) -> None:
         self.logs = logs
         self.read: Counter[tuple[int, int]] = Counter()
-        self.backlog = Backlog(
-            "t",
-            self._read,
-            is_own=lambda record: self._kind(record) in "ol",
-            is_last=lambda record: self._kind(record) == "l",
-        )
+        self.backlog = Backlog("t", self._read, of=self._waiting, is_last=self._is_last)
         self.at = dict.fromkeys(range(len(logs)), 0)
 
     @staticmethod
-    def _kind(record: Record) -> str:
-        return cast("_Record", record).kind
+    def _waiting(record: Record) -> Waiting | None:
+        one = cast("_Record", record)
+        if one.kind not in "ol":
+            return None
+        count = LAST if one.kind == "l" else 1
+        return Waiting(one.partition, one.offset(), (b"", 0), 0, count, 0, False)
+
+    @staticmethod
+    def _is_last(one: Waiting) -> bool:
+        return one.delivery_count == LAST
 
     def _read(self, wanted: LogRange) -> Iterator[list[Record]]:
         number = wanted.partition

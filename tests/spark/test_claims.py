@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.slow
 def test_a_query_reads_what_is_held_and_stops_when_it_is_lost(
     spark: SparkSession, bootstrap: str, tmp_path: Path
 ) -> None:

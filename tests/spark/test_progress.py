@@ -9,12 +9,9 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from tests.spark.test_source import produce
 from tests.waiting import wait_until, within
 
-from kafkamq.markers.rules.delivery import DueCause, Settle
 from kafkamq.metrics import catalog
 from kafkamq.spark.formats import register_source
 from kafkamq.spark.progress import QueryMetrics, watching
-from kafkamq.spark.tracker.lateness import lateness_text, observe_lateness
-from kafkamq.types import MessageId
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -77,17 +74,3 @@ def test_state_and_rates_are_what_a_batch_reports() -> None:
     metrics.on_ended("run", has_failed=False)
     metrics.on_ended("unknown", has_failed=True)
     assert catalog.SPARK_ROWS_PER_SECOND.values()[label] == 0
-
-
-def test_lateness_travels_as_text() -> None:
-    def settled(late_ms: int) -> Settle:
-        return Settle(1, MessageId(0, 1), False, DueCause.LEASE_ENDED, 0, 5000 + late_ms, 5000, -1)
-
-    text = lateness_text([settled(40), settled(60), settled(900_000_000)], took_s=0.05)
-    assert text == "0.1:1,0.25:1,7200:1"
-    partition = 4711
-    observe_lateness(text, partition)
-    observe_lateness("", partition)
-    observe_lateness("of:another,release", partition)
-    found = catalog.LATENESS.distributions()[str(partition),]
-    assert [sum(found.counts), found.counts[-1]] == [3, 1]

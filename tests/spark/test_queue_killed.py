@@ -25,8 +25,7 @@ from kafkamq.spark.checkpoint import CheckpointNote
 from kafkamq.spark.options import parse_source_options
 from kafkamq.spark.queues.acks import AckSettings
 from kafkamq.spark.queues.committing import CommitSettings, commit_slots, next_epoch
-from kafkamq.spark.queues.leasing import QueueReader
-from kafkamq.spark.queues.starting import QueuePartition
+from kafkamq.spark.queues.leasing import QueuePartition, QueueReader
 from kafkamq.types import MarkerType, Outcome
 
 pytestmark = pytest.mark.spark

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -34,13 +34,23 @@ from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq.errors import StateError
 from kafkamq.queue.names import group_of
+from kafkamq.queue.namespace import Namespace, NamespaceFacts
+from kafkamq.queue.wire.partitions import marker_partition
 from kafkamq.spark.marker_log import marker_log
 from kafkamq.spark.options import parse_source_options
-from kafkamq.spark.queues.acks import AckSettings, find_late, read_end, read_verdicts
+from kafkamq.spark.queues.acks import AckSettings, find_late, read_verdicts
 from kafkamq.spark.queues.committing import CommitSettings, commit_slots
 from kafkamq.spark.queues.ending import write_ends
-from kafkamq.spark.queues.leasing import QueueReader
-from kafkamq.spark.queues.starting import VOID, QueuePartition, _Starter
+from kafkamq.spark.queues.leasing import QueuePartition, QueueReader
+from kafkamq.spark.queues.starting import (
+    LEFT,
+    VOID,
+    Handed,
+    Starter,
+    StartPlan,
+    Waiting,
+    handed_out,
+)
 from kafkamq.spark.source.columns import columns_of
 from kafkamq.transport.log_reader import LogRange, log_reader
 from kafkamq.types import Headers, MarkerType, MessageId, Outcome
@@ -87,14 +97,24 @@ def rows(reader: QueueReader, tasks: list[QueuePartition]) -> list[dict[str, Any
     return [row for task in tasks for part in reader.read(task) for row in part.to_pylist()]
 
 
+def repeat(reader: QueueReader, start: Any, end: Any) -> list[dict[str, Any]]:
+    """The rows of a batch that the next start of the query repeats."""
+    restarted = QueueReader(reader.options, SCHEMA)
+    try:
+        return rows(restarted, tasks_of(restarted, start, end))
+    finally:
+        restarted.stop()
+
+
 def offsets(found: list[dict[str, Any]]) -> list[int]:
     return [row["offset"] for row in found]
 
 
 def end(logs: Logs, found: list[dict[str, Any]], verdict: str = "ack") -> None:
+    verdicts = [{"ack_token": row["ack_token"], "verdict": verdict} for row in found]
     settings = AckSettings(config=logs.config)
-    ends = [read_end({"ack_token": row["ack_token"], "verdict": verdict}) for row in found]
-    assert write_ends(ends, settings) == []
+    (done,) = write_ends([pa.RecordBatch.from_pylist(verdicts)], settings)
+    assert done.to_pylist()[0]["late"] == 0
 
 
 def starts(logs: Logs) -> Counter[int]:
@@ -114,9 +134,30 @@ def identity(logs: Logs, offset: int) -> MessageId:
     )
 
 
-def test_a_range_that_is_read_again(logs: Logs, reader: QueueReader) -> None:
+def test_tasks_only_read(logs: Logs, reader: QueueReader) -> None:
+    """STARTs are there before them, once, however often Spark asks and tasks are run."""
+    for number in range(2):
+        logs.send(3, key=b"emails\0user", partition=number)
+    begin = reader.initialOffset()
+    planned, tasks = plan(reader, begin)
+    assert starts(logs) == Counter(dict.fromkeys(range(3), 2))
+    renewed_by = {task.consumer_id for task in tasks}
+    first = rows(reader, tasks)
+    end(logs, first[:1])
+    logs.end(identity(logs, 1), outcome=Outcome.REDELIVERED, consumer="engine")
+    before = len(logs.markers())
+    again = tasks_of(reader, begin, planned)
+    assert [each["ack_token"] for each in rows(reader, again)] == [
+        each["ack_token"] for each in first
+    ]
+    assert {task.consumer_id for task in again} == renewed_by
+    assert len(logs.markers()) == before
+
+
+def test_a_batch_that_is_repeated(logs: Logs, reader: QueueReader) -> None:
     logs.send(4, key=b"emails\0user")
-    _, tasks = plan(reader)
+    begin = reader.initialOffset()
+    planned, tasks = plan(reader, begin)
     first = rows(reader, tasks)
     assert offsets(first) == [0, 1, 2, 3]
     assert [row["user_key"] for row in first] == [b"user"] * 4
@@ -124,12 +165,47 @@ def test_a_range_that_is_read_again(logs: Logs, reader: QueueReader) -> None:
     end(logs, first[1:2], "nack")
     logs.end(identity(logs, 1), outcome=Outcome.REDELIVERED, consumer="engine")
     logs.end(identity(logs, 2), outcome=Outcome.REDELIVERED, consumer="engine")
-    again = rows(reader, tasks)
+    again = repeat(reader, begin, planned)
     assert offsets(again) == [0, 1, 3], "verdicts and what is open; not what is a copy by now"
     assert starts(logs) == {0: 1, 1: 1, 2: 1, 3: 2}
     end(logs, again)
-    assert offsets(rows(reader, tasks)) == [0, 1, 3]
+    assert offsets(repeat(reader, begin, planned)) == [0, 1, 3]
     assert starts(logs) == {0: 1, 1: 1, 2: 1, 3: 2}
+
+
+def test_a_batch_that_is_repeated_and_repeated_hands_out_less(
+    logs: Logs, reader: QueueReader
+) -> None:
+    """What kills its process would be repeated without end, and each time counted as alive."""
+    logs.send(8, key=b"emails")
+    begin = reader.initialOffset()
+    planned, tasks = plan(reader, begin)
+    assert len(rows(reader, tasks)) == 8
+    found = [repeat(reader, begin, planned) for _ in range(6)]
+    assert [offsets(each) for each in found] == [
+        list(range(8)), [0, 1, 2, 3], [0, 1], [0], [0], []
+    ]  # fmt: skip
+    assert starts(logs) == {**dict.fromkeys(range(4, 8), 2), 2: 3, 3: 3, 1: 4, 0: 6}
+
+
+def test_markers_are_sought_wherever_a_worker_may_have_written_them() -> None:
+    """R26: partitions were added twice since the batch was planned, and it knew of the first."""
+    facts = NamespaceFacts(b"", 1, 4, -1, -1, 1, 1)
+    made = StartPlan(
+        consumer_id="spark-a-b", facts=facts, marker_ends={0: 0, 1: 0}, is_repeated=True
+    )
+    for chunk in range(200):
+        offset = chunk * 4096
+        routes = made.routes([LogRange("t", 0, offset, offset + 100)])
+        assert routes == {marker_partition(0, offset, count) for count in (2, 3, 4)}
+
+
+def test_one_message_alone_is_handed_out_a_few_times() -> None:
+    assert [handed_out(1, runs) for runs in range(4)] == [1, 1, 1, 0]
+    assert [handed_out(10_000, runs) for runs in (1, 2, 3, 13, 14, 15, 16)] == [
+        10_000, 5_000, 2_500, 2, 1, 1, 0
+    ]  # fmt: skip
+    assert handed_out(0, 0) == handed_out(0, 5) == 0
 
 
 @pytest.mark.parametrize("tells_first", [False, True])
@@ -138,18 +214,44 @@ def test_a_batch_that_is_repeated_where_brokers_begin_to_tell_topic_ids(
 ) -> None:
     """What was named without an id is the same message: its entry would have a twin otherwise."""
     logs.send(3, key=b"emails")
-    _, tasks = plan(reader)
-    silent = [QueuePartition(each.wanted, replace(each.plan, topic_id=b"")) for each in tasks]
-    before, after = (tasks, silent) if tells_first else (silent, tasks)
-    first = rows(reader, before)
-    end(logs, first[:1])
-    logs.end(identity(logs, 1), outcome=Outcome.REDELIVERED, consumer="engine")
-    again = rows(reader, after)
-    assert offsets(again) == [0, 2]
-    end(logs, again)
+    first = _started(logs, reader, 0, tells=tells_first)
+    assert offsets_of(first) == [0, 1, 2]
+    named = identity(logs, 0)
+    logs.end(named, consumer=f"{PLAN}0")
+    logs.end(replace(named, offset=1), outcome=Outcome.REDELIVERED, consumer="engine")
+    again = _started(logs, reader, 1, tells=not tells_first)
+    assert offsets_of(again) == [0, 2]
     assert starts(logs) == {0: 1, 1: 1, 2: 2}
-    named = {m.message_id.topic_id for _, m in logs.said() if m.message_id is not None}
-    assert len(named) == 1
+    assert len({m.message_id.topic_id for _, m in logs.said() if m.message_id is not None}) == 1
+
+
+PLAN = "spark-abcd-"
+
+
+def _started(
+    logs: Logs,
+    reader: QueueReader,
+    run: int,
+    *,
+    tells: bool = True,
+    share: Callable[[int, int], int] = handed_out,
+) -> Handed:
+    """What a run of a batch of all messages in partition 0 hands out."""
+    topic = logs.config.message_topic
+    facts = Namespace(logs.config).facts()
+    if not tells:
+        facts = replace(facts, message_topic_id=b"")
+    wanted = LogRange(topic, 0, 0, log_reader(logs.config).log_ends(topic, [0])[0])
+    plan_of_run = StartPlan(
+        consumer_id=f"{PLAN}{run}", facts=facts, marker_ends={}, is_repeated=run > 0
+    )
+    starter = Starter(plan_of_run, [wanted], reader.options, marker_log(logs.config))
+    read = log_reader(logs.config).read(wanted)
+    return starter.start([Waiting.of(each) for records in read for each in records], share)
+
+
+def offsets_of(handed: Handed) -> list[int]:
+    return sorted(at for starts in handed.values() for of in starts.values() for at in of)
 
 
 def test_a_queue_goes_on_where_the_named_group_is(logs: Logs) -> None:
@@ -172,27 +274,27 @@ def test_a_queue_goes_on_where_the_named_group_is(logs: Logs) -> None:
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_what_no_task_has_read_is_started_before_the_position_passes_it(
+def test_what_nobody_asked_for_is_started_before_the_position_passes_it(
     logs: Logs, reader: QueueReader, is_killed: bool
 ) -> None:
     """Also by the next start of a query that was killed when Spark knew its batch to be done."""
     for number in range(2):
         logs.send(4, key=b"emails", partition=number)
         logs.send(1, key=b"others", partition=number)
-    begin, tasks = plan(reader)
-    end(logs, rows(reader, tasks[:1])[:2])
+    planned = reader.latestOffset(reader.initialOffset(), ReadMaxRows(100))
+    assert starts(logs) == {}
     if is_killed:
         reader.stop()
         reader = QueueReader(reader.options, SCHEMA)
     try:
-        assert reader.latestOffset(begin, ReadMaxRows(100)) == begin
+        assert reader.latestOffset(planned, ReadMaxRows(100)) == planned
         assert starts(logs) == Counter(dict.fromkeys(range(4), 2)), "once in each partition"
         started = [m for _, m in logs.said() if m.type is MarkerType.START]
-        assert len({m.consumer_id for m in started}) == 2, "the others' lease is not renewed"
-        assert reader.latestOffset(begin, ReadMaxRows(100)) == begin
+        assert {m.consumer_id.endswith(LEFT) for m in started} == {True}, "nobody renews them"
+        assert reader.latestOffset(planned, ReadMaxRows(100)) == planned
         reader.stop()
         reader = QueueReader(reader.options, SCHEMA)
-        assert reader.latestOffset(begin, ReadMaxRows(100)) == begin
+        assert reader.latestOffset(planned, ReadMaxRows(100)) == planned
         assert starts(logs) == Counter(dict.fromkeys(range(4), 2)), "nor are they STARTed again"
     finally:
         reader.stop()
@@ -202,39 +304,34 @@ def test_what_workers_settled_of_an_unfinished_batch_is_theirs(
     logs: Logs, reader: QueueReader
 ) -> None:
     logs.send(4, key=b"emails")
-    _, tasks = plan(reader)
+    begin = reader.initialOffset()
+    planned, tasks = plan(reader, begin)
     first = rows(reader, tasks)
     logs.end(identity(logs, 0), outcome=Outcome.ACK, consumer="worker")
     logs.end(identity(logs, 1), outcome=Outcome.NACK, consumer="worker")
     end(logs, first[2:3])
     logs.end(identity(logs, 2), outcome=Outcome.ACK, consumer="worker")
-    again = rows(reader, tasks)
+    again = repeat(reader, begin, planned)
     assert offsets(again) == [2, 3], "what this batch ended is its own, whoever ended it too"
     assert starts(logs) == {0: 1, 1: 1, 2: 1, 3: 2}
 
 
 def test_a_tracker_that_is_quicker_than_a_start(logs: Logs, reader: QueueReader) -> None:
     logs.send(2, key=b"emails")
-    planned, tasks = plan(reader)
-    rows(reader, tasks)
-    repeated = [
-        task
-        for task in reader.partitions(reader.initialOffset(), planned)
-        if isinstance(task, QueuePartition)
-    ]
-    (task,) = repeated
-    assert task.plan.is_repeated
-    starter = _Starter(task, reader.options)
-    logs.end(identity(logs, 0), outcome=Outcome.REDELIVERED, consumer="engine")
-    records = next(log_reader(logs.config).read(LogRange(logs.config.message_topic, 0, 0, 2)))
-    assert [row.message_id.offset for row in starter.take(records)] == [1]
+    assert offsets_of(_started(logs, reader, 0)) == [0, 1]
+
+    def settles_first(count: int, runs: int) -> int:
+        logs.end(identity(logs, 0), outcome=Outcome.REDELIVERED, consumer="engine")
+        return count
+
+    assert offsets_of(_started(logs, reader, 1, share=settles_first)) == [1]
     voided = [
         marker.message_id.offset
         for _, marker in logs.said()
         if marker.consumer_id == VOID and marker.message_id is not None
     ]
     assert voided == [0]
-    assert offsets(rows(reader, repeated)) == [1], "which is no verdict"
+    assert offsets_of(_started(logs, reader, 2)) == [1], "which is no verdict"
 
 
 def test_a_lease_that_ended_before_its_message_was_started_again(
@@ -245,7 +342,8 @@ def test_a_lease_that_ended_before_its_message_was_started_again(
     reader = QueueReader(parse_source_options(options, logs.config), SCHEMA)
     try:
         logs.send(1, key=b"emails")
-        _, tasks = plan(reader)
+        begin = reader.initialOffset()
+        planned, tasks = plan(reader, begin)
         (row,) = rows(reader, tasks)
         reader.stop()  # nobody renews
         (place,) = [record for record, m in logs.said() if m.type is MarkerType.START]
@@ -258,7 +356,7 @@ def test_a_lease_that_ended_before_its_message_was_started_again(
             last_ms = logs.read(logs.config.marker_topic)[-1].timestamp()[1]
             if last_ms > began_ms + 1000:
                 passed_ms = passed_ms or last_ms
-        assert rows(reader, tasks) == [], "the tracker will send a copy"
+        assert repeat(reader, begin, planned) == [], "the tracker will send a copy"
         assert [m.outcome for _, m in logs.said() if m.type is MarkerType.END] == []
         ends = read_verdicts([row])
         an_hour_ago_s = time.time() - 3600
@@ -287,7 +385,7 @@ def test_messages_are_renewed_one_by_one_in_the_first_minute(logs: Logs) -> None
         logs.send(2, key=b"emails")
         logs.send(1, key=b"others")
         planned, tasks = plan(reader)
-        ours = tasks[0].plan.consumer_id
+        ours = tasks[0].consumer_id
         assert offsets(rows(reader, tasks)) == [0, 1]
         logs.start(identity(logs, 0), key=b"emails", consumer="earlier owner")
 
@@ -305,7 +403,7 @@ def test_messages_are_renewed_one_by_one_in_the_first_minute(logs: Logs) -> None
         reader._gained_s -= 61
         logs.send(1, key=b"emails")
         _, tasks = plan(reader, planned)
-        later = tasks[0].plan.consumer_id
+        later = tasks[0].consumer_id
         wait_until(lambda: len(renewals(later)) > 1, timeout_s=60)
         assert set(renewals(later)) == {None}
     finally:
@@ -398,7 +496,8 @@ def test_a_nack_that_was_committed_stays_when_the_batch_is_repeated(
     admin = AdminClient({"bootstrap.servers": logs.bootstrap})
     admin.create_topics([NewTopic(out, 2, 1)])[out].result(within(30))
     logs.send(2, key=b"emails")
-    _, tasks = plan(reader)
+    begin = reader.initialOffset()
+    planned, _ = plan(reader, begin)
     settings = CommitSettings(
         ack=AckSettings(config=logs.config), topic=out, engine="ack-test", epoch=1, slots=1
     )
@@ -407,7 +506,7 @@ def test_a_nack_that_was_committed_stays_when_the_batch_is_repeated(
         empty = dict.fromkeys(("delay", "reason", "headers", "partition", "topic", "key"))
         output = [
             {**empty, "ack_token": row["ack_token"], "_slot": 0, **verdict}
-            for row, verdict in zip(rows(reader, tasks), verdicts, strict=True)
+            for row, verdict in zip(repeat(reader, begin, planned), verdicts, strict=True)
         ]
         assert len(list(commit_slots(iter([pa.RecordBatch.from_pylist(output)]), settings, 0))) == 1
 
@@ -426,7 +525,8 @@ def test_a_nack_that_was_committed_stays_when_the_batch_is_repeated(
 def test_a_batch_is_a_few_markers(logs: Logs, reader: QueueReader) -> None:
     """R28-R30: one START, of all but what tells the time; an END for each verdict, one jitter."""
     logs.send(40, key=b"emails")
-    _, tasks = plan(reader)
+    begin = reader.initialOffset()
+    planned, tasks = plan(reader, begin)
     found = rows(reader, tasks)
     assert offsets(found) == list(range(40))
     started = [m for _, m in logs.markers() if m.type is MarkerType.START]
@@ -434,11 +534,12 @@ def test_a_batch_is_a_few_markers(logs: Logs, reader: QueueReader) -> None:
     assert started[-1].by_reference
     assert started[-1].key == b"emails"
     assert starts(logs) == Counter(range(40))
-    repeated = rows(reader, tasks)
-    settings = AckSettings(config=logs.config)
-    for row, verdict in zip(repeated, ("ack", "nack") * 20, strict=True):
-        row["verdict"] = verdict
-    write_ends(read_verdicts(repeated), settings)
+    repeated = repeat(reader, begin, planned)
+    verdicts = [
+        {"ack_token": row["ack_token"], "verdict": verdict}
+        for row, verdict in zip(repeated, ("ack", "nack") * 20, strict=True)
+    ]
+    next(write_ends([pa.RecordBatch.from_pylist(verdicts)], AckSettings(config=logs.config)))
     ends = [m for _, m in logs.markers() if m.type is MarkerType.END]
     assert Counter(m.outcome for m in ends) == {Outcome.ACK: 1, Outcome.NACK: 1}
     assert sorted(one.offset for one in logs.ends(Outcome.NACK)) == list(range(1, 40, 2))

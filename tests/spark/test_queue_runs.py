@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import Consumer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     NewPartitions,
@@ -25,18 +26,22 @@ from tests.spark.test_queue_reader import (
     identity,
     offsets,
     plan,
+    repeat,
     rows,
     tasks_of,
 )
 from tests.waiting import wait_until, within
 
 from kafkamq.errors import ConfigError, FencedError, StateError
+from kafkamq.queue.names import group_of
 from kafkamq.queue.wire.partitions import marker_partition
 from kafkamq.spark.options import parse_source_options
+from kafkamq.spark.queues import position as queue_position
 from kafkamq.spark.queues.acks import AckSettings
 from kafkamq.spark.queues.committing import CommitSettings, commit_slots
 from kafkamq.spark.queues.leasing import QueueReader
 from kafkamq.spark.queues.owner import QueueOwner
+from kafkamq.transport.admin import Admin
 from kafkamq.types import Outcome
 
 pytestmark = pytest.mark.spark
@@ -80,6 +85,67 @@ def test_a_later_start_takes_over_and_the_earlier_one_ends(logs: Logs, reader: Q
         later.stop()
 
 
+def position(logs: Logs) -> int:
+    with Admin(logs.config) as admin:
+        group = group_of(logs.config, "emails")
+        return admin.committed([(group, (logs.config.message_topic, 0))])[0].offset
+
+
+def test_a_query_that_was_paused_does_not_set_the_position_back(
+    logs: Logs, reader: QueueReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has looked whether it is the latest start; when it goes on, it is not any more."""
+    logs.send(6, key=b"emails")
+    begin = reader.initialOffset()
+    planned = reader.latestOffset(begin, ReadMaxRows(3))
+    end(logs, rows(reader, tasks_of(reader, begin, planned)))
+    later = QueueReader(reader.options, SCHEMA)
+
+    def works() -> None:
+        after, tasks = plan(later, planned)
+        end(logs, rows(later, tasks))
+        assert later.latestOffset(after, ReadMaxRows(100)) == after
+
+    pauses, looks = [works], QueueOwner.check
+
+    def check(owner: QueueOwner) -> None:
+        looks(owner)
+        while pauses:
+            pauses.pop()()
+
+    monkeypatch.setattr(QueueOwner, "check", check)
+    try:
+        with pytest.raises(FencedError, match=r"another query started on it later \(epoch 2"):
+            reader.latestOffset(planned, ReadMaxRows(100))
+        assert position(logs) == 6
+        logs.send(1, key=b"emails")
+        after, tasks = plan(later, later.initialOffset())
+        end(logs, rows(later, tasks))
+        later.latestOffset(after, ReadMaxRows(100))
+        assert position(logs) == 7, "the later one goes on"
+    finally:
+        later.stop()
+
+
+def test_a_query_ends_where_workers_join(
+    logs: Logs, reader: QueueReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_position, "MEMBERS_S", 0.0)
+    logs.send(2, key=b"emails")
+    planned, tasks = plan(reader)
+    end(logs, rows(reader, tasks))
+    group = group_of(logs.config, "emails")
+    worker = Consumer({"bootstrap.servers": logs.bootstrap, "group.id": group})
+    worker.subscribe([logs.config.message_topic])
+    try:
+        wait_until(lambda: worker.poll(0.1) is not None or bool(worker.assignment()))
+        with pytest.raises(StateError, match=r"^workers joined queue 'emails'"):
+            reader.latestOffset(planned, ReadMaxRows(100))
+        assert position(logs) == 0
+    finally:
+        worker.close()
+
+
 def test_what_another_query_s_batch_has_ended_is_not_handed_out(
     logs: Logs, reader: QueueReader
 ) -> None:
@@ -89,15 +155,16 @@ def test_what_another_query_s_batch_has_ended_is_not_handed_out(
     found = rows(reader, tasks)
     later = QueueReader(reader.options, SCHEMA)
     try:
-        _, tasks = plan(later)
+        begin = later.initialOffset()
+        planned = later.latestOffset(begin, ReadMaxRows(100))
         end(logs, found[:1])
         end(logs, found[1:2], "nack")
-        again = rows(later, tasks)
+        again = rows(later, tasks_of(later, begin, planned))
         assert offsets(again) == [2, 3]
         end(logs, again)
-        assert offsets(rows(later, tasks)) == [2, 3], "its own"
     finally:
         later.stop()
+    assert offsets(repeat(reader, begin, planned)) == [2, 3], "its own"
 
 
 def test_a_checkpoint_of_another_queue_is_refused(logs: Logs, reader: QueueReader) -> None:
@@ -130,7 +197,7 @@ def is_latest(owner: QueueOwner) -> bool:
 
 
 def test_of_queries_that_start_at_one_moment_one_is_left(logs: Logs) -> None:
-    owners = [QueueOwner(logs.config, "emails") for _ in range(3)]
+    owners = [QueueOwner(logs.config, "emails", group_of(logs.config, "emails")) for _ in range(3)]
     try:
         with ThreadPoolExecutor(len(owners)) as pool:
             list(pool.map(QueueOwner.take, owners))
@@ -169,13 +236,12 @@ def test_markers_are_sought_where_they_were_written_when_partitions_are_added(
     restarted = QueueReader(reader.options, SCHEMA)
     try:
         repeated = tasks_of(restarted, begin, planned)
-        assert repeated[0].plan.markers_now == more
         found = rows(restarted, repeated)
         assert offsets(found) == [2, 3]
         end(logs, found)
-        assert offsets(rows(restarted, repeated)) == [2, 3]
     finally:
         restarted.stop()
+    assert offsets(repeat(reader, begin, planned)) == [2, 3]
     places: dict[int, set[int | None]] = {}
     for record, marker in logs.said():
         if marker.message_id is not None and marker.consumer_id.startswith("spark-"):
@@ -190,7 +256,7 @@ def test_a_repeated_batch_may_have_other_rows(logs: Logs, reader: QueueReader) -
     admin.create_topics([NewTopic(out, 1, 1)])[out].result(within(30))
     logs.send(4, key=b"emails")
     begin = reader.initialOffset()
-    planned, _ = plan(reader, begin)
+    planned = reader.latestOffset(begin, ReadMaxRows(100))
     columns = dict.fromkeys(("verdict", "delay", "reason", "headers", "partition", "topic", "key"))
 
     def run(matched: set[int], epoch: int, batch: int = 0) -> tuple[int, int]:

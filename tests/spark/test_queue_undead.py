@@ -6,6 +6,7 @@ tasks are given to others. The parts are called as Spark calls them; a broker, b
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,13 +16,15 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from tests.integration.tracker_logs import Logs, read_topic
 from tests.spark.test_queue_reader import OPTIONS, SCHEMA, plan, rows, tasks_of
-from tests.waiting import within
+from tests.waiting import deadline_after, wait_until, within
 
+from kafkamq.spark.marker_log import marker_log
 from kafkamq.spark.options import parse_source_options
-from kafkamq.spark.queues.acks import AckSettings
+from kafkamq.spark.queues.acks import AckSettings, find_late, read_verdicts
 from kafkamq.spark.queues.committing import CommitSettings, commit_slots
 from kafkamq.spark.queues.leasing import QueueReader
-from kafkamq.types import MarkerType
+from kafkamq.spark.queues.tokens import AckToken
+from kafkamq.types import MarkerType, MessageId
 
 pytestmark = pytest.mark.spark
 
@@ -52,6 +55,11 @@ class Batch:
 
     def commit(self, found: Rows, verdicts: Mapping[int, str], *, epoch: int) -> tuple[int, int]:
         """In a worker; rows of output that were written, and passed over."""
+        result = self.report(found, verdicts, epoch=epoch)
+        return result["written"], result["skipped"]
+
+    def report(self, found: Rows, verdicts: Mapping[int, str], *, epoch: int) -> dict[str, Any]:
+        """As ``commit``: all that the worker says."""
         settings = CommitSettings(
             ack=AckSettings(config=self.logs.config),
             topic=self.out,
@@ -65,8 +73,8 @@ class Batch:
             if (at := row["offset"]) in verdicts
         ]
         (done,) = commit_slots(iter([pa.RecordBatch.from_pylist(output)]), settings, 0)
-        result = done.to_pylist()[0]
-        return result["written"], result["skipped"]
+        result: dict[str, Any] = done.to_pylist()[0]
+        return result
 
     def outputs(self) -> Counter[bytes | None]:
         return Counter(each.value() for each in read_topic(self.logs.bootstrap, self.out))
@@ -87,7 +95,7 @@ class Batch:
 
 def _row(offset: int, verdict: str) -> dict[str, Any]:
     is_acked = verdict == "ack"
-    value = b"%d" % offset if is_acked else None
+    value = b"%d" % offset  # also of a nack, which has no output
     return {"value": value, "verdict": verdict, "delay": None if is_acked else 600.0}
 
 
@@ -128,3 +136,35 @@ def test_a_batch_that_is_repeated_after_kafka_has_forgotten_the_ledger(batch: Ba
     assert batch.commit(again, {**every, 0: "ack"}, epoch=1) == (0, 3)
     assert batch.ends(0) == {"NACK"}
     assert batch.outputs() == Counter([b"1", b"2"])
+
+
+def started(batch: Batch) -> Rows:
+    """The rows of three messages that nobody renews; the first one has a lease of a minute."""
+    logs = batch.logs
+    topic, consumer = logs.config.message_topic, "spark-abcd-run"
+    found = []
+    for offset in range(3):
+        one, timeout_ms = MessageId(0, offset), 1000 if offset else 60_000
+        (at,) = logs.start(one, key=b"emails", consumer=consumer, timeout_ms=timeout_ms)
+        start_ms = logs.read(logs.config.marker_topic)[-1].timestamp()[1]
+        token = AckToken(one, logs.place(one), consumer, 1, timeout_ms, at, start_ms)
+        found.append({"ack_token": token.encode(), "offset": offset, "topic": topic})
+    wait_until(lambda: time.time() * 1000 > start_ms + 1600)  # with the grace of R3
+    return found
+
+
+@pytest.mark.parametrize("log_shows_it", [True, False], ids=["by the log", "by their ENDs' times"])
+def test_who_is_late_has_its_output_with_its_copy(batch: Batch, log_shows_it: bool) -> None:
+    """Its ENDs are written and judged before the commit, whatever the log said before."""
+    found = started(batch)
+    log, ends = marker_log(batch.logs.config), read_verdicts(found)
+    deadline_s = deadline_after(30)
+    while log_shows_it and len(find_late(log, ends)) < 2:
+        assert time.monotonic() < deadline_s, "log time stands still"
+        batch.logs.raw_marker(ends[0].token.marker_partition, b"\xff")
+    assert log_shows_it == bool(find_late(log, ends))
+    result = batch.report(found, {0: "ack", 1: "ack", 2: "reject"}, epoch=1)
+    assert (result["ends"], result["written"], result["late"]) == (1, 1, 2)
+    assert sorted(result["places"]) == ["0/1", "0/2"]
+    assert batch.outputs() == Counter([b"0"])
+    assert [batch.ends(offset) for offset in range(3)] == [{"ACK"}, set(), set()]

@@ -318,8 +318,30 @@ def test_a_frame_that_is_read_again_is_not_started_after_its_verdicts(
     )  # fmt: skip
     assert query.awaitTermination(120)
     assert counts == [3, 3]
-    assert starts(logs) == Counter({(0, n): 2 for n in range(3)})
+    assert starts(logs) == Counter({(0, n): 1 for n in range(3)})
     assert all(ends == [("ACK", "")] for ends in verdicts(logs).values())
+
+
+def test_a_frame_in_several_branches_is_started_once(
+    spark: SparkSession, logs: Logs, checkpoint: str
+) -> None:
+    """Rows that a join drops keep their leases until the batch is done, and have no verdict."""
+    for number in range(2):
+        logs.send(10, key=b"emails", partition=number)
+    kept = spark.createDataFrame([(n,) for n in range(7)], "offset BIGINT")
+    stream = read_queue(spark, "emails").select("ack_token", "partition", "offset")
+    even, odd = stream.where("offset % 2 = 0"), stream.where("offset % 2 = 1")
+    query = ack(
+        even.union(odd).union(even).join(kept, "offset"), checkpoint=checkpoint, available_now=True
+    )
+    finish(query)
+    places = {(number, offset) for number in range(2) for offset in range(10)}
+    assert starts(logs) == Counter(dict.fromkeys(places, 1))
+    holders = {m.consumer_id for _, m in logs.said() if m.type is not MarkerType.END}
+    assert len(holders) == 1, "its leases are those of all branches"
+    ended = {(one.partition, one.offset) for one in verdicts(logs)}
+    assert ended == {place for place in places if place[1] < 7}
+    assert (query.total.ends, query.total.late) == (14, 0)
 
 
 def test_messages_whose_rows_an_action_skips_are_started_before_the_position_passes_them(

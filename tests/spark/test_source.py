@@ -347,7 +347,7 @@ def test_the_daemons_imports_start_no_thread() -> None:
     code = (
         "import importlib, pathlib\n"
         "from kafkamq.spark import daemon\n"
-        "for name in {*daemon.SINK_IMPORTS, *daemon.OTHER_IMPORTS, 'pyspark.worker'}:\n"
+        "for name in {*daemon.IMPORTS, 'pyspark.worker'}:\n"
         "    importlib.import_module(name)\n"
         "print(len(list(pathlib.Path('/proc/self/task').iterdir())))"
     )

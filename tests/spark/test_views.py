@@ -264,6 +264,7 @@ def test_views_of_two_namespaces_live_side_by_side(
         register_views(spark, logs.config, prefix="a b")
 
 
+@pytest.mark.slow
 def test_deliveries_of_batches_say_what_their_messages_say(spark: SparkSession, logs: Logs) -> None:
     """A row for each message; their START says no more than queue, times and limits (R29)."""
     origin = Origin("elsewhere", 7, 70, 1_700_000_000_000)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
 from tests.unit.worker_parts import FixedNamespace, Parts, record, starts_of
-from tests.waiting import deadline_after, within
+from tests.waiting import wait_until, within
 
 from kafkamq import aio
 from kafkamq.config import Backoff
@@ -69,13 +69,6 @@ class Kafka:
         assert message is not None
         message.ack(wait=True)
         return consumer
-
-    @staticmethod
-    def until(is_so: Callable[[], bool]) -> bool:
-        deadline_s = deadline_after(30)
-        while not is_so() and time.monotonic() < deadline_s:
-            time.sleep(0.01)
-        return is_so()
 
     def records(self) -> list[tuple[int, int, bytes | None, Marker]]:
         """Offset, log time, key and what is said of each record."""
@@ -242,7 +235,7 @@ def test_what_may_go_at_any_time_keeps_its_payload_with_it(
     assert is_by_reference()
     name, value = setting
     kafka.cluster.topics[MESSAGES].settings[name] = value
-    assert kafka.until(lambda: not is_by_reference())
+    wait_until(lambda: not is_by_reference())
     first = len(kafka.records())
     kafka.send(3)
     for message in receive(consumer, 3):
@@ -329,7 +322,7 @@ def test_a_failed_end_is_written_again_without_what_has_ended_meanwhile(kafka: K
     messages = receive(consumer, 4)
     for message in messages[:2]:
         message.extend(60)
-    assert kafka.until(lambda: all(m.deadline > time.monotonic() + 30 for m in messages[:2]))
+    wait_until(lambda: all(m.deadline > time.monotonic() + 30 for m in messages[:2]))
     refused = Fault(latency_s=1.5, error=KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))
     faults = iter([refused, refused])  # the first verdict may have set out alone
     kafka.cluster.faults.plan = lambda kind, _, place: (
@@ -366,7 +359,7 @@ def test_what_a_late_start_names_beside_a_held_message_stays_ended(kafka: Kafka)
         mark(END, "b", 0b01)
         mark(START, "a", 0b11)  # it had stood still
         mark(START, "b", 0b10)
-        assert kafka.until(lambda: mark(KEEPALIVE, "b") or Outcome.ALREADY_ENDED in outcomes())
+        wait_until(lambda: mark(KEEPALIVE, "b") or Outcome.ALREADY_ENDED in outcomes())
     _, begun_ms, _, _ = kafka.records()[-1]
     with LocalTracker(kafka.service.config).in_thread() as tracker:
 
@@ -375,7 +368,7 @@ def test_what_a_late_start_names_beside_a_held_message_stays_ended(kafka: Kafka)
             has_read = all(each.due == 0 for each in tracker.statuses())
             return tracker.is_live and has_read and kafka.records()[-1][1] > begun_ms + 3 * lease_ms
 
-        assert kafka.until(is_over)
+        wait_until(is_over)
     assert outcomes() == [Outcome.ACK, Outcome.ALREADY_ENDED]
     assert sum(1 for each in kafka.cluster.topics[MESSAGES].partitions[0].records if each) == 2
 
@@ -491,7 +484,7 @@ def test_a_queue_without_them_is_so_for_handlers_and_for_asyncio(kafka: Kafka) -
     kafka.send(200)
     worker = Worker(kafka.service)
     worker.start()
-    assert kafka.until(lambda: len(seen) == 200)
+    wait_until(lambda: len(seen) == 200)
     worker.stop(30)
     assert len(kafka.markers(START, after=0)) == 200
     assert not any(marker.batches for _, _, _, marker in kafka.records())

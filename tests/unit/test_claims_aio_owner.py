@@ -16,6 +16,7 @@ from kafkamq.claims import init_topic
 from kafkamq.errors import StateError
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
+from kafkamq.transport.memory.faults import UNKNOWN, Fault
 
 
 class Sync:
@@ -87,6 +88,23 @@ def servers() -> Iterator[str]:
     init_topic(servers, heartbeat_interval=1)
     yield servers
     forget_cluster(name)
+
+
+def test_a_pause_whose_record_was_not_written_is_written_again(servers: str) -> None:
+    refusals = [Fault(error=UNKNOWN)]
+    faults = cluster_of(servers).faults
+
+    async def run() -> None:
+        async with Cluster(servers, heartbeat_interval=1) as cluster:
+            admin = Admin(cluster, "billing")
+            faults.plan = lambda kind, *_: (
+                refusals.pop() if kind == "produce" and refusals else None
+            )
+            until = await admin.pause(60.0)
+            assert not refusals
+            assert await admin.paused_until() == until
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("is_paused", [False, True])

@@ -424,3 +424,19 @@ def test_a_position_can_be_written_at_once() -> None:
     world.claimant.beat_soon(world.ms)
     world.go()
     assert world.claimant.confirmed_position == 1
+
+
+def test_a_position_that_is_to_be_written_is_known_while_another_one_is_under_way() -> None:
+    """Who waits until it is confirmed would otherwise wait for that one."""
+    world = ClaimantWorld()
+    world.go()
+    assert world.claimant.hand_out((0, 1), world.ms)
+    world.claimant.commit(0)
+    world.claimant.beat_soon(world.ms)
+    under_way = world.one(Write)
+    world.claimant.commit(1)
+    world.claimant.beat_soon(world.ms)
+    assert world.claimant.position == 2
+    world.land(under_way)
+    world.go()
+    assert world.claimant.confirmed_position == 2

@@ -54,6 +54,32 @@ def test_s7_everybody_who_wrote_may_hold_it() -> None:
     assert (claim.offset, claim.max_offset) == (90, 90)
 
 
+def test_s7_who_released_before_another_claimed_and_went_on_tells_no_position() -> None:
+    """Whoever held it then, what the other one did stands behind that."""
+    told = ClaimFold(since_s=1000)
+    told.beat(1010, "a", 50)
+    told.release(1020, "a", 60)
+    told.claims(1021, "b")
+    assert told.at(1021).offset == 60
+    told.beat(1022, "b", 60)
+    told.beat(1050, "b", 80)
+    told.claims(1170, "c")
+    claim = told.at(1170)
+    assert (claim.client, claim.offset, claim.max_offset) == ("c", 80, 80)
+
+
+def test_s7_who_released_tells_the_position_where_another_did_not_claim_after_that() -> None:
+    """The heartbeat may be a former owner's, which was under way for long."""
+    told = ClaimFold(since_s=1000)
+    told.claims(1005, "b")
+    told.beat(1010, "a", 50)
+    told.release(1020, "a", 60)
+    told.beat(1050, "b", 80)
+    told.claims(1170, "c")
+    claim = told.at(1170)
+    assert (claim.offset, claim.max_offset) == (60, 80)
+
+
 def test_s7_a_release_by_one_does_not_free_what_another_may_hold() -> None:
     """The release of a zombie: the true owner's claim stands before the part that was read."""
     told = ClaimFold(since_s=1000)

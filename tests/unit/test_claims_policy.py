@@ -54,6 +54,59 @@ def test_limits_count_what_is_held_and_tried_and_come_before_restarts() -> None:
     assert greedy.choose(free(4) + held(6, 7, 8), 0) == []
 
 
+OTHER, THIRD = ("other", "2"), ("third", "3")
+
+
+def of(owner: tuple[str, str], *numbers: int) -> list[Prospect]:
+    return [Prospect("t", number, owner=owner) for number in numbers]
+
+
+def test_balanced_asks_who_holds_most_and_two_more() -> None:
+    """G7; once in half a rest, unless it holds more since."""
+    balanced = policy(ClaimMode.BALANCED)
+    others = of(OTHER, 0, 1) + of(THIRD, 2, 3, 4)
+    asked = balanced.ask(others, 0)
+    assert asked is not None
+    assert asked.owner == THIRD
+    assert balanced.ask(others, 29_999) is None
+    assert balanced.ask(others, 30_000) is not None
+    assert balanced.ask(others[:4] + held(4), 30_001) is None
+    assert balanced.ask(others + held(5), 30_001) is not None
+    assert balanced.ask(others + held(5, 6), 90_000) is None
+
+
+def test_nothing_is_asked_for_beside_what_is_free_nor_beyond_the_limit() -> None:
+    """G7."""
+    others = of(OTHER, 0, 1, 2)
+    assert policy(ClaimMode.BALANCED).ask(free(1) + others, 0) is None
+    assert policy(ClaimMode.BALANCED, 1).ask(held(8) + of(OTHER, 0, 1, 2), 0) is None
+    assert policy(ClaimMode.GREEDY).ask(others, 0) is None
+    assert policy(ClaimMode.TOPIC).ask(others, 0) is None
+
+
+def test_who_was_too_slow_does_not_ask_for_a_while() -> None:
+    """G7; else it would be given back what it gave up."""
+    balanced = policy(ClaimMode.BALANCED)
+    balanced.on_end("t", 0, End.BEHIND, 0, was_held=True)
+    assert balanced.ask(of(OTHER, 0, 1, 2), 599_999) is None
+    assert balanced.ask(of(OTHER, 0, 1, 2), 600_000) is not None
+
+
+def test_balanced_gives_who_asks_and_holds_two_less_one_at_a_time() -> None:
+    """G7."""
+    asked = Prospect("t", 7, is_ours=True, is_held=True, asker=OTHER)
+    balanced = policy(ClaimMode.BALANCED)
+    assert balanced.gives([*held(1), asked])
+    assert balanced.gives([*held(1, 2), asked, *of(OTHER, 3)])
+    assert not balanced.gives([*held(1), asked, *of(OTHER, 3)])
+    assert not balanced.gives([*held(1, 2, 3)])
+    on_its_way = Prospect("t", 4, is_ours=True)
+    assert not balanced.gives([*held(1, 2, 3), asked, on_its_way])
+    assert not policy(ClaimMode.GREEDY).gives([*held(1), asked])
+    balanced.on_end("t", 7, End.SHARED, 0, was_held=True)
+    assert balanced.choose([Prospect("t", 7, is_claimable=True)], 59_999) == []
+
+
 def test_balanced_doubles_until_another_was_first() -> None:
     """G3."""
     balanced = policy(ClaimMode.BALANCED)

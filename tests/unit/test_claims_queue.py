@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import threading
+import uuid
+from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 import pytest
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
-from kafkamq import LeaseLostError
+from kafkamq import LeaseLostError, Queue, Service
+from kafkamq.claims import consumer as claims_consumer
+from kafkamq.claims import held_partitions
 from kafkamq.claims import partition_reader as reader
 from kafkamq.claims import queue_consumer as claims
+from kafkamq.claims.broker_clock import lease_clock_ms
 from kafkamq.claims.queue_consumer import ClaimsConsumer
 from kafkamq.claims.rules.steps import End
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import BrokerError
 from kafkamq.queue.backend import ConsumerPlan
+from kafkamq.transport.clients import open_producer
+from kafkamq.transport.memory.cluster import cluster_of
 from kafkamq.types import Backend
 
 
@@ -58,13 +67,27 @@ class Claimed:
 class Claims:
     """In the place of a consumer of claims; ``live`` are the tokens whose commits count."""
 
-    def __init__(self) -> None:
+    is_closed = False
+
+    def __init__(self, on_claim, on_lost, **_: object) -> None:
+        self.on_claim, self.on_lost = on_claim, on_lost
         self.live: set[int] = set()
         self.confirmed = -1
+        self.waiting: list[Claimed] = []
+
+    def take_read(self, n: int, credit_of) -> list[Claimed]:
+        count = min(n, credit_of(("t", 0)))
+        taken, self.waiting = self.waiting[:count], self.waiting[count:]
+        return taken
+
+    def is_held(self, topic: str, partition: int, token: int) -> bool:
+        return token in self.live
 
     def confirmed_position(self, topic: str, partition: int) -> int:
         return self.confirmed
 
+    def read(self, timeout: float) -> None: ...
+    def check(self) -> None: ...
     def flush(self, timeout: float) -> None: ...
 
 
@@ -95,11 +118,12 @@ class World:
 
     def begin(self, token: int, count: int = 4) -> None:
         self.claims.live = {token}
-        for offset in range(count):
-            self.consumer._add(Claimed(self.claims, offset, token))  # type: ignore[arg-type]
+        self.claims.on_claim("t", 0, token)
+        self.claims.waiting = [Claimed(self.claims, offset, token) for offset in range(count)]
 
     def end(self, reason: End) -> None:
-        self.consumer._claim_ended("t", 0, reason.value)
+        self.claims.waiting = []
+        self.claims.on_lost("t", 0, reason.value)
 
     def take(self) -> list:
         return self.consumer.receive_many(10, 0)
@@ -108,17 +132,19 @@ class World:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     class Part:
-        """A cluster, and its member."""
+        """A cluster, its engine and its member."""
 
-        def __init__(self, *_: object, **__: object) -> None: ...
+        def __init__(self, *_: object, **__: object) -> None:
+            self.engine = self
+            self.changed = threading.Condition(threading.RLock())
+
         def member(self, *_: object) -> Part:
             return self
 
-        def consumer(self, *_: object, **__: object) -> Claims:
-            return Claims()
+        def consumer(self, *_: object, **options: object) -> Claims:
+            return Claims(**options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(claims, "Cluster", Part)
-    monkeypatch.setattr(ClaimsConsumer, "_feed", lambda _: None)
     return World()
 
 
@@ -207,6 +233,95 @@ def test_flush_of_a_consumer_that_has_failed_confirms_nothing(world: World) -> N
     world.consumer._fail(BrokerError("gone", code="_AUTHENTICATION"))
     with pytest.raises(BrokerError, match="gone"):
         message.ack(wait=True)
+
+
+def test_what_waits_for_a_retry_is_not_handed_out_when_the_lease_has_ended(world: World) -> None:
+    """The engine's thread, which will tell of the end, has not run since."""
+    world.begin(token=1)
+    (message,) = world.take()
+    world.consumer.put_back([message])
+    world.claims.live.clear()
+    assert world.take() == []
+
+
+@dataclass
+class Bills:
+    """A queue in memory."""
+
+    queue: Queue
+    servers: str
+
+    def produce(self, partition: int, count: int) -> None:
+        producer = open_producer({"bootstrap.servers": self.servers})
+        for number in range(count):
+            producer.produce("bills", b"%d" % number, partition=partition)
+        producer.flush(10)
+
+
+@pytest.fixture
+def bills() -> Iterator[Bills]:
+    servers = f"memory://{uuid.uuid4().hex}"
+    cluster_of(servers).create_topic("bills", 4)
+    with Service(servers, "n") as service:
+        queue = service.queue("bills", backend="claims", topic="bills", redelivery_timeout=4)
+        queue.create_topics()
+        yield Bills(queue, servers)
+
+
+def test_what_was_read_ahead_is_not_handed_out_after_a_long_pause(
+    bills: Bills, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bills.produce(0, 10)
+    with bills.queue.consumer() as consumer:
+        message = consumer.receive(within(30))
+        assert message is not None
+        message.ack()
+        # A process that was stopped goes on, and the application's thread is the first to run.
+        for module in (held_partitions, claims_consumer):
+            monkeypatch.setattr(module, "lease_clock_ms", lambda: lease_clock_ms() + 60_000)
+        assert consumer.receive_many(10, 0.1) == []
+        monkeypatch.undo()
+
+
+def test_a_partition_whose_first_message_waits_holds_no_other_one_back(bills: Bills) -> None:
+    """Though more stands behind it than a consumer may have in flight."""
+    bills.produce(0, 1500)
+    with bills.queue.consumer() as consumer:
+        message = consumer.receive(within(30))
+        assert message is not None
+        message.nack(delay=600)
+        bills.produce(1, 20)
+        seen = 0
+        while seen < 20:
+            message = consumer.receive(within(30))
+            assert message is not None
+            assert message.message_id.partition == 1
+            message.ack()
+            seen += 1
+
+
+def test_a_consumer_that_starts_later_gets_its_share(bills: Bills) -> None:
+    for partition in range(4):
+        bills.produce(partition, 1)
+    with bills.queue.consumer() as first:
+        for _ in range(4):
+            message = first.receive(within(30))
+            assert message is not None
+            message.ack()
+        for partition in range(4):
+            bills.produce(partition, 1000)
+        with bills.queue.consumer() as second:
+            seen: set[int] = set()
+
+            def receive_both() -> bool:
+                for consumer in (first, second):
+                    for message in consumer.receive_many(1, 0.01):
+                        message.ack()
+                        if consumer is second:
+                            seen.add(message.message_id.partition)
+                return len(seen) >= 2
+
+            wait_until(receive_both, "the second consumer has two of four partitions")
 
 
 @pytest.mark.parametrize(

@@ -200,8 +200,8 @@ def test_rc4_a_reader_from_the_middle_does_not_know_who_claimed_what_it_saw_free
     told.add(4, CLAIM, "b", 0, 100)
     told.add(5, DONE, "b", 0, 100)
     log = told.reader(middle)
-    assert not log.is_open("g", "t", 0, 0)
-    assert not told.log.is_open("g", "t", 0, 0)
+    assert not log.is_open("g", "t", 0, 0, 100)
+    assert not told.log.is_open("g", "t", 0, 0, 100)
 
 
 def a_late_sender(told: Told) -> tuple[int, int]:
@@ -214,14 +214,23 @@ def a_late_sender(told: Told) -> tuple[int, int]:
     return seen, told.add(27, BEAT, "c", 0, 0, 100, 5)
 
 
+def test_rc4_what_another_member_has_done_in_part_is_open() -> None:
+    told = Told()
+    told.add(0, CLAIM, "a", 0, 100)
+    told.add(31, CLAIM, "b", 0, 100, 100, 1)  # a was silent
+    told.add(32, DONE, "b", 0, 20, 100, 2)
+    assert told.log.is_open("g", "t", 0, 0, 100)
+    assert not told.log.is_open("g", "t", 0, 0, 20)
+
+
 @pytest.mark.parametrize("type", [FREE, BEAT])
 def test_rc4_a_late_sender_does_not_bring_back_what_is_done(type: RangeType) -> None:
     told = Told()
     seen, after = a_late_sender(told)
     told.add(28, type, "b", 0, 100, 100, seen)  # it decided so before it read the end
-    assert not told.log.is_open("g", "t", 0, 0)
+    assert not told.log.is_open("g", "t", 0, 0, 100)
     for middle in (1, after - 2, after):  # who read the end, and who began behind it
-        assert not told.reader(middle).is_open("g", "t", 0, 0), middle
+        assert not told.reader(middle).is_open("g", "t", 0, 0, 100), middle
 
 
 def test_rc4_who_claimed_what_a_late_sender_tells_free_may_hold_it() -> None:
@@ -231,7 +240,7 @@ def test_rc4_who_claimed_what_a_late_sender_tells_free_may_hold_it() -> None:
     middle = told.add(25, CLAIM, "c", 0, 100, 100, 2)
     told.add(26, FREE, "b", 0, 100, 100, middle)
     log = told.reader(middle)
-    assert log.is_open("g", "t", 0, 0)
+    assert log.is_open("g", "t", 0, 0, 100)
     assert log.abandoned("g", "t", 0, now_s=45) == []
     told.add(27, BEAT, "c", 0, 100, 100, middle + 1)
     assert told.held("c", told.reader(middle)) == told.held("c") == [(0, 100)]

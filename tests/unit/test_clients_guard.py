@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from tests.waiting import wait_until
 
 from kafkamq.transport.transactions import BoundedCall, CallAbandonedError
 
@@ -33,7 +34,7 @@ def test_what_a_call_raises_is_raised() -> None:
 
 
 def test_a_call_that_hangs_is_given_up_and_the_guard_goes_on() -> None:
-    guard = BoundedCall()
+    guard, before = BoundedCall(), set(threading.enumerate())
     hanging = threading.Event()
     with pytest.raises(CallAbandonedError):
         guard.run(hanging.wait, timeout_s=0.05, client=object())
@@ -42,3 +43,4 @@ def test_a_call_that_hangs_is_given_up_and_the_guard_goes_on() -> None:
     assert done == [1]
     hanging.set()
     guard.close()
+    wait_until(lambda: set(threading.enumerate()) <= before, "the end of both threads")

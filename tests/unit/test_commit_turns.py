@@ -62,11 +62,12 @@ class Parts:
         self.commits = CommitTurns(group)
         self.commits.serve()
         self.outcome: list[object] = []
+        self.is_current = True
 
     def commit(self) -> threading.Thread:
         def run() -> None:
             try:
-                self.commits.commit([COMMIT])
+                self.commits.commit([COMMIT], lambda: self.is_current)
             except KafkaException as error:
                 self.outcome.append(error.args[0].code())
             else:
@@ -136,6 +137,20 @@ def test_what_waits_for_a_partition_that_has_gone_is_not_committed(by: str) -> N
         thread.join(0.01)
     assert parts.outcome == [KafkaError.UNKNOWN_MEMBER_ID]
     assert parts.client.commits == []
+
+
+def test_a_commit_without_an_answer_is_not_made_again_when_its_log_was_replaced() -> None:
+    """The records at those offsets are others by now, and nobody has read them."""
+    parts = Parts()
+    thread = parts.commit()
+    parts.serve_until_begun()
+    parts.is_current = False
+    with parts.commits.inside():
+        while thread.is_alive():
+            parts.commits.tend()
+            thread.join(0.01)
+    assert parts.outcome == [KafkaError.UNKNOWN_MEMBER_ID]
+    assert len(parts.client.commits) == 1
 
 
 @pytest.mark.parametrize("is_begun", [False, True])

@@ -256,27 +256,10 @@ def test_r03_r04_on_a_silent_log_a_dead_worker_gets_no_grace(timeouts: tuple[int
     assert fold.offset <= 2 * len(timeouts) + 2 * 6 * len(timeouts)
 
 
-def test_r04_what_was_read_and_not_told_gets_a_tick_a_second() -> None:
-    """The status of a batch is lost: nobody knows what is open, and the log may be silent."""
-    ticks = policy()  # read and told up to 10
-    ticks.on_passed(5000, 10)
-    assert not ticks.wants_tick(90_000, 0, QUIET)
-    ticks.on_passed(90_000, 12)
-    assert not ticks.wants_tick(90_999, 0, QUIET), "it may be under way"
-    assert ticks.wants_tick(91_000, 0, QUIET)
-    ticks.on_sent(91_000)
-    ticks.on_delivered(12)
-    assert not ticks.wants_tick(99_000, 0, QUIET), "one until it is read"
-    ticks.on_passed(99_000, 13)
-    assert ticks.wants_tick(99_000, 0, QUIET)
-    ticks.on_read(99_500, 13)
-    assert not ticks.wants_tick(200_000, 0, QUIET)
-
-
-def test_r04_a_tick_that_is_reported_late_was_read() -> None:
-    ticks = policy()
-    ticks.on_passed(1000, 12)
-    ticks.on_sent(2000)
-    ticks.on_passed(2500, 13)
-    ticks.on_delivered(12)
-    assert ticks.wants_tick(3000, 0, QUIET)
+def test_r04_the_log_has_passed_what_is_waited_for_by_the_same_estimate() -> None:
+    """For engines that read in batches: the next one finds something that is due."""
+    ticks = policy()  # the log's clock is 1000 ms ahead
+    ticks.on_read(5000, 12, 6000)
+    wake = Wake(7000, 6500, False)
+    assert [ticks.has_passed(at_ms, 6000, wake) for at_ms in (6000, 6001)] == [False, True]
+    assert not ticks.has_passed(90_000, 6000, QUIET)

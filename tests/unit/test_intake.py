@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import uuid
+import gc
+import itertools
+import threading
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
 from confluent_kafka import Message as Record
+from tests.unit.worker_parts import InMemory
 from tests.waiting import wait_until, within
 
-from kafkamq import BrokerError, Message, Service
-from kafkamq.markers.wire.markers import decode_marker
+from kafkamq import BrokerError, Message
+from kafkamq.markers.message import MarkersMessage
+from kafkamq.markers.rules.pipeline import Pipeline
 from kafkamq.queue.names import group_of
 from kafkamq.queue.wire.partitions import marker_partition
 from kafkamq.transport.clients import open_producer
-from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
 from kafkamq.transport.memory.faults import Fault
-from kafkamq.types import MarkerType, Outcome, expand
+from kafkamq.types import Outcome
 
 PARTITIONS, MARKER_PARTITIONS = 4, 4
 # Partitions of the messages whose markers go to partitions of their own.
@@ -30,17 +34,13 @@ OTHER = next(
 )
 
 
-class Kafka:
+class Kafka(InMemory):
     def __init__(self) -> None:
-        self.name = uuid.uuid4().hex
-        self.service = Service(f"memory://{self.name}", "n")
-        self.service.create_topics(partitions=PARTITIONS, marker_partitions=MARKER_PARTITIONS)
-        self.cluster = cluster_of(f"memory://{self.name}")
-        self.faults = self.cluster.faults
+        super().__init__(partitions=PARTITIONS, marker_partitions=MARKER_PARTITIONS)
         self.sent = 0
 
     def send(self, partition: int, count: int = 1) -> None:
-        writer = open_producer({"bootstrap.servers": f"memory://{self.name}"}, None)
+        writer = open_producer({"bootstrap.servers": self.address}, None)
         for _ in range(count):
             writer.produce(self.service.config.message_topic, b"%d" % self.sent, b"q", partition)
             self.sent += 1
@@ -48,16 +48,6 @@ class Kafka:
 
     def consumer(self, **queue: Any) -> Any:
         return self.service.queue("q", **queue).consumer()
-
-    def ends(self, outcome: Outcome) -> set[tuple[int, int]]:
-        """Messages with such a verdict in the log."""
-        found: set[tuple[int, int]] = set()
-        for partition in self.cluster.topics["n.markers"].partitions:
-            for record in filter(None, partition.records):
-                for one in expand(decode_marker(record.value or b"")):
-                    if one.type is MarkerType.END and one.outcome is outcome and one.message_id:
-                        found.add((one.message_id.partition, one.message_id.offset))
-        return found
 
     def committed(self, partition: int) -> int:
         place = self.service.config.message_topic, partition
@@ -67,10 +57,8 @@ class Kafka:
 
 @pytest.fixture
 def kafka() -> Iterator[Kafka]:
-    made = Kafka()
-    yield made
-    made.service.close()
-    forget_cluster(made.name)
+    with closing(Kafka()) as made:
+        yield made
 
 
 def receive(consumer: Any, count: int) -> list[Message]:
@@ -194,7 +182,7 @@ def test_what_nobody_takes_is_released_before_its_longest_lease_is_over(kafka: K
     with kafka.consumer(redelivery_timeout=within(0.5), max_lease=within(1.0)) as consumer:
         receive_one(consumer).ack()
         rest = {(ONE, offset) for offset in range(1, 5)}
-        wait_until(lambda: kafka.ends(Outcome.RELEASE) == rest, timeout_s=10)
+        wait_until(lambda: set(kafka.ends(Outcome.RELEASE)) == rest, timeout_s=10)
         assert consumer.in_flight == 0
 
 
@@ -206,7 +194,7 @@ def test_who_asks_for_nothing_for_long_leaves_and_joins_again(kafka: Kafka) -> N
         wait_until(lambda: consumer.in_flight == 3)
         consumer.intake.reader.max_idle_ms = 0
         wait_until(lambda: not partitions(consumer), timeout_s=10)
-        assert kafka.ends(Outcome.RELEASE) == {(ONE, 1), (ONE, 2)}
+        assert set(kafka.ends(Outcome.RELEASE)) == {(ONE, 1), (ONE, 2)}
         message.ack(wait=True)
         consumer.intake.reader.max_idle_ms = 300_000
         kafka.send(ONE)
@@ -234,3 +222,58 @@ def test_records_of_a_partition_that_went_within_the_poll_are_another_members(
         wait_until(lambda: consumer.receive(0.05) is None and len(polled) > 2)
         assert gone not in consumer.intake.pipeline.positions()
         assert not len(consumer.intake.pipeline)
+
+
+@pytest.mark.parametrize("exactly_once", [False, True])
+def test_what_was_settled_is_freed_at_once(kafka: Kafka, exactly_once: bool) -> None:
+    """A cycle of references would keep thousands of messages until the collector runs."""
+
+    def count() -> int:
+        return sum(isinstance(each, MarkersMessage) for each in gc.get_objects())
+
+    kafka.send(ONE, 20)
+    gc.collect()
+    before = count()
+    gc.disable()
+    try:
+        with kafka.consumer(exactly_once=exactly_once) as consumer:
+            for message in receive(consumer, 20):
+                message.ack()
+            del message
+            consumer.flush()
+            kafka.send(ONE)  # what comes next takes the place of what was committed last
+            receive_one(consumer).ack(wait=True)
+            wait_until(lambda: count() <= before + 1)
+    finally:
+        gc.enable()
+
+
+def test_an_intake_that_may_poll_nothing_waits(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that is polled waits for a look at what a former owner had begun."""
+    looks, turns = threading.Event(), itertools.count()
+
+    def startable_count(pipeline: Pipeline[Any]) -> int:
+        next(turns)
+        return sum(len(run.offsets) for run in pipeline.upcoming())
+
+    kafka.send(ONE, 300)
+    with kafka.consumer() as consumer:
+        reader = consumer.intake.reader
+        overtaken = reader.positions.overtaken
+
+        def slow(*asked: Any) -> Any:
+            looks.wait(within(30))
+            return overtaken(*asked)
+
+        monkeypatch.setattr(reader.positions, "overtaken", slow)
+        monkeypatch.setattr(Pipeline, "startable_count", property(startable_count))
+        assert not consumer.receive_many(1, 1.0)
+        poll, polls = reader.poll, list[object]()
+        monkeypatch.setattr(reader, "poll", lambda *how: (polls.append(how), poll(*how))[1])
+        begin = next(turns)
+        wait_until(lambda: consumer.receive_many(1, 0.05) or len(polls) > 2)
+        assert next(turns) - begin < 1000 * len(polls)
+        looks.set()
+        receive_one(consumer).ack()

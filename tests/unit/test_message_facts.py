@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 from tests.sure_producer import write_records
 
@@ -11,8 +13,10 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import DeadlineExceededError
 from kafkamq.markers.rules.attempts import Attempt
 from kafkamq.queue.topics import create_topics
-from kafkamq.spark.source import message_facts
-from kafkamq.spark.source.message_facts import MessageFacts
+from kafkamq.spark.source import message_facts as module
+from kafkamq.spark.source.attempt_columns import deliveries_batch
+from kafkamq.spark.source.columns import columns_of
+from kafkamq.spark.source.message_facts import MessageFacts, message_facts
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
 from kafkamq.transport.patience import Patience
@@ -29,7 +33,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryKafka]:
     producer = open_producer(producer_settings(CONFIG))
     write_records(producer, CONFIG.message_topic, [(b"x", b"q\0user", 0, SENT)] * 3)
     producer.close()
-    monkeypatch.setattr(message_facts, "Patience", lambda _: Patience(-1.0))
+    monkeypatch.setattr(module, "Patience", lambda _: Patience(-1.0))
     yield cluster_of(CONFIG.bootstrap_servers)
     forget_cluster("message-facts")
 
@@ -39,6 +43,16 @@ def facts() -> Iterator[MessageFacts]:
     facts = MessageFacts(CONFIG)
     yield facts
     facts.close()
+
+
+KINDS = {
+    "STRING": pa.string(),
+    "BINARY": pa.binary(),
+    "INT": pa.int32(),
+    "BIGINT": pa.int64(),
+    "BOOLEAN": pa.bool_(),
+    "TIMESTAMP": pa.timestamp("us", "UTC"),
+}
 
 
 def attempt(offset: int, *, headers: Headers = (), sent_ms: int = 0) -> Attempt:
@@ -54,6 +68,14 @@ def test_what_a_start_leaves_out_comes_from_its_message(
         assert (each.key, each.headers, each.delivery_count) == (b"q\0user", tuple(SENT), 3)
         assert each.message_timestamp_ms > 1_600_000_000_000
     assert (gone.key, gone.headers, gone.message_timestamp_ms) == (b"q", (), 0)
+    columns = columns_of("deliveries", False)
+    schema = pa.schema([(name, KINDS[kind]) for name, kind in columns])
+    made = deliveries_batch([one, gone], schema, message_topic="t", marker_partition=0)
+    shown, unknown = made.to_pylist()
+    facts_of = ("id", "delivery_count", *(name for name, _ in columns if name[:7] == "origin_"))
+    assert [unknown[name] for name in facts_of] == [None] * len(facts_of)
+    assert None not in [shown[name] for name in facts_of]
+    assert (unknown["queue_id"], unknown["offset"]) == ("q", 7)
 
 
 def test_a_start_may_name_a_partition_that_there_is_not(
@@ -75,7 +97,16 @@ def test_messages_that_cannot_be_read_are_an_error(
     cluster: MemoryKafka, facts: MessageFacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No rows rather than wrong ones."""
-    monkeypatch.setattr(message_facts, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(module, "TIMEOUT_S", 0.5)
     cluster.faults.offline.add((CONFIG.message_topic, 0))
     with pytest.raises(DeadlineExceededError):
         facts.put_into([attempt(0)])
+
+
+def test_the_tasks_of_a_process_share_a_client(cluster: MemoryKafka) -> None:
+    """An audit asks a dozen queries, each of them in a task for each partition."""
+    first = message_facts(CONFIG)
+    first.put_into([attempt(0)])
+    assert message_facts(CONFIG) is first
+    assert message_facts(replace(CONFIG, kafka={"client.id": "other"})) is not first
+    first.close()

@@ -34,7 +34,7 @@ from kafkamq.metrics import (
     serve_metrics,
 )
 from kafkamq.metrics.health import Health, health
-from kafkamq.queue.delivery import Delivery
+from kafkamq.queue.delivery import Delivery, Destination
 from kafkamq.queue.sender import Sender, SendRecorder
 
 DASHBOARD = Path(__file__).parents[2] / "dashboards" / "kafkamq.json"
@@ -121,6 +121,15 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
         assert set(re.findall(r"(\w+)=", chosen)) <= known | {"job"}, expression
     ids = [panel["id"] for panel in shown["panels"]]
     assert len(ids) == len(set(ids))
+
+
+def test_of_two_consumers_of_a_queue_the_older_poll_is_shown() -> None:
+    forget = [
+        catalog.POLL_AGE.watch(lambda age_s=age_s: {("two",): age_s}) for age_s in (0.25, 0.75, 0.5)
+    ]
+    assert catalog.POLL_AGE.values()[("two",)] == 0.75
+    for each in forget:
+        each()
 
 
 def test_what_is_added_and_what_is_watched_is_summed() -> None:
@@ -270,7 +279,7 @@ def test_a_send_that_failed_is_counted() -> None:
         def failed(self, error: KafkaError) -> KafkaError:
             return error
 
-    delivery = Delivery(Failing(), "failing", "id", "topic", False)
+    delivery = Delivery(Destination(Failing(), "failing", "topic"), "id")
     delivery._report(KafkaError(KafkaError._MSG_TIMED_OUT), Message())
     assert catalog.SEND_FAILED.values()["failing",] == 1
 

@@ -9,8 +9,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import BrokerError, StateError
-from kafkamq.spark.queues.position import QueuePosition
+from kafkamq.errors import BrokerError
 from kafkamq.transport.commits import GroupOffsets, PendingCommit
 
 CONFIG = ServiceConfig(bootstrap_servers="127.0.0.1:1")
@@ -117,21 +116,3 @@ def test_a_commit_that_the_client_refuses_at_once_is_answered(
     group, _ = offsets_of(Group({}, fails=KafkaError._STATE), monkeypatch)
     assert _outcome(group.begin({("t", 0): 5})) == "_STATE"
     assert not group.begun
-
-
-@pytest.mark.parametrize(
-    ("code", "raised"),
-    [
-        (KafkaError.UNKNOWN_MEMBER_ID, StateError),
-        (KafkaError.REBALANCE_IN_PROGRESS, StateError),
-        (KafkaError.TOPIC_AUTHORIZATION_FAILED, BrokerError),
-    ],
-)
-def test_a_position_of_spark_that_is_refused_for_one_partition_is_not_noted(
-    monkeypatch: pytest.MonkeyPatch, code: int, raised: type[Exception]
-) -> None:
-    monkeypatch.setattr("kafkamq.transport.follower.open_consumer", lambda *_: Group({1: code}))
-    position = QueuePosition(CONFIG, "q", "g", lambda _: True)
-    with pytest.raises(raised):
-        position.commit({0: 5, 1: 7}, b"t" * 16)
-    assert not position.is_known

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -69,6 +70,19 @@ def test_that_a_map_was_cut_is_counted_each_time_and_logged_once(
     assert partition.ceiling is None and not assignment.is_cut
 
 
+def test_a_commit_is_of_the_log_that_it_was_planned_of() -> None:
+    """Offsets of a log that was replaced call records done that nobody has read."""
+    room = Room()
+    limits = FlowLimits()
+    assignment = Assignment(
+        room.partition, PartitionFlow(limits), StallDetector(stall_after_ms=1000), 0, -1
+    )
+    plan = plan_commits([assignment], room.queue, room.stats, limits, with_maps=True)
+    assert plan.commits and plan.is_current()
+    room.queue.close(room.partition)
+    assert not plan.is_current()
+
+
 class Commits:
     """Answers with these errors, then with none."""
 
@@ -76,7 +90,8 @@ class Commits:
         self.codes = list(codes)
         self.offsets: list[int] = []
 
-    def commit(self, commits: list[OffsetCommit]) -> None:
+    def commit(self, commits: list[OffsetCommit], is_current: Callable[[], bool]) -> None:
+        assert is_current(), "nothing has gone since it was planned"
         if self.codes:
             raise KafkaException(KafkaError(self.codes.pop(0)))
         self.offsets += [each.offset for each in commits]
@@ -193,11 +208,11 @@ class ShortMetadata(Commits):
         self.takes_maps = False
         self.metadata: list[str] = []
 
-    def commit(self, commits: list[OffsetCommit]) -> None:
+    def commit(self, commits: list[OffsetCommit], is_current: Callable[[], bool]) -> None:
         self.metadata += [each.metadata for each in commits]
         if not self.takes_maps and any(each.metadata for each in commits):
             raise KafkaException(KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE))
-        super().commit(commits)
+        super().commit(commits, is_current)
 
 
 def test_maps_that_were_refused_are_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from confluent_kafka import KafkaError
+from tests.unit.worker_parts import InMemory
 from tests.waiting import within
 
-from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.consumer import Consumer
-from kafkamq.queue.service import Service
-from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
 from kafkamq.transport.memory.faults import Fault
-from kafkamq.types import MarkerType, Outcome, expand
+from kafkamq.types import Outcome
 
 FAR_S = 0.05  # ten times as long as a flush that only sets out
 AHEAD = 4
@@ -25,14 +23,11 @@ NOT_RELEASED = "messages could not be released; they come back when their leases
 BOTH = pytest.mark.parametrize("exactly_once", [False, True])
 
 
-class Kafka:
-    """A cluster in memory with messages in its queue."""
+class Kafka(InMemory):
+    """With messages in its queue."""
 
     def __init__(self) -> None:
-        self.name = uuid.uuid4().hex
-        self.service = Service(f"memory://{self.name}", "n")
-        self.service.create_topics(partitions=1, marker_partitions=1)
-        self.cluster = cluster_of(f"memory://{self.name}")
+        super().__init__()
         producer = self.service.queue("q").producer()
         for number in range(AHEAD + 1):
             producer.send(b"%d" % number).result(within(10))
@@ -47,30 +42,15 @@ class Kafka:
 
     def answer_produce(self, fault: Fault) -> None:
         """What becomes of each marker from now on."""
-        self.cluster.faults.plan = lambda kind, _, place: (
+        self.faults.plan = lambda kind, _, place: (
             fault if kind == "produce" and place == (MARKERS, 0) else None
         )
-
-    def released(self) -> list[int]:
-        """Offsets of the messages with a RELEASE in the log."""
-        (partition,) = self.cluster.topics[MARKERS].partitions
-        found = [decode_marker(each.value or b"") for each in partition.records if each]
-        return [
-            marker.message_id.offset
-            for each in found
-            for marker in expand(each)
-            if marker.type is MarkerType.END
-            and marker.outcome is Outcome.RELEASE
-            and marker.message_id is not None
-        ]
 
 
 @pytest.fixture
 def kafka() -> Iterator[Kafka]:
-    made = Kafka()
-    yield made
-    made.service.close()
-    forget_cluster(made.name)
+    with closing(Kafka()) as made:
+        yield made
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -84,7 +64,7 @@ def test_a_broker_that_answers_late_has_the_releases(
     consumer = kafka.consumer(exactly_once=exactly_once)
     kafka.answer_produce(Fault(latency_s=FAR_S))
     consumer.close()
-    assert kafka.released() == [1, 2, 3, 4]
+    assert kafka.ends(Outcome.RELEASE) == [(0, offset) for offset in (1, 2, 3, 4)]
     assert not warnings_of(caplog)
 
 

@@ -50,8 +50,8 @@ def divide(*numbers: int) -> list[list[str]]:
     return [node.given for node in nodes]
 
 
-def test_spark_and_kafka_begin() -> None:
-    assert divide(0, 1) == [[*SPARK, *RULES, ALONE[1]], [*FILES, ALONE[0]]]
+def test_spark_and_kafka_begin_with_one_test_before_them() -> None:
+    assert divide(0, 1) == [[*SPARK, *RULES, *ALONE], FILES]
     assert divide(3, 4) == divide(0, 1)
 
 

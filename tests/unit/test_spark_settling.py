@@ -1,210 +1,240 @@
-"""What a worker process of Spark keeps between the batches of a tracker, or of several."""
+"""What the Spark tracker's driver does with the rows of its batches, on Kafka in memory."""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any
 
 import pytest
+from tests.unit.test_settling_batches import CONFIG, TO_FIRST, Logs, fail_copies, logs, place
+from tests.waiting import wait_until, within
 
-from kafkamq.config import ServiceConfig, TrackerConfig
-from kafkamq.markers.tracker.ledger import MAX_OPEN
-from kafkamq.markers.tracker.settlement import SettleReport
+from kafkamq.config import TrackerConfig
+from kafkamq.errors import FencedError
+from kafkamq.markers.tracker import partition, settlement
+from kafkamq.markers.tracker.ledger import LedgerKey, claim, read_positions
+from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.markers.wire.status import TrackerStatus, encode_status
 from kafkamq.spark.blocks import encode_actions
-from kafkamq.spark.tracker import partition_ledgers, settling, slot_settler
-from kafkamq.spark.tracker.slot_settler import SettleSettings, SlotSettler
+from kafkamq.spark.tracker.settling import RowSettling, take_turn
+from kafkamq.spark.tracker.ticking import TickKeeper
+from kafkamq.transport.memory.faults import UNKNOWN, Fault
+from kafkamq.types import MessageId
+
+__all__ = ["logs"]
+
+ENGINE = "spark-1"
+KEYS = [LedgerKey.of_markers(CONFIG, number) for number in range(2)]
 
 
-class Clients:
-    """Counts what is made: each is a connection or more."""
+@dataclass
+class Batch:
+    """What a query has folded, as ``foreachBatch`` gives it: one row, of partition 0."""
 
-    made = 0
+    logs: Logs
+    epoch: int = 1
+    is_due: bool = True
+    position: int | None = None
 
-    def __init__(self, *_: object, **__: object) -> None:
-        Clients.made += 1
-
-
-@pytest.fixture(autouse=True)
-def clients(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(settling, "Ticker", Clients)
-    monkeypatch.setattr(slot_settler, "Settler", Clients)
-    monkeypatch.setattr(settling, "_workers", {})
-    Clients.made = 0
-    yield
-    for worker in settling._workers.values():
-        worker.close()
-
-
-def settings(namespace: str, *, servers: str = "x:1", epoch: int = 1) -> SettleSettings:
-    return SettleSettings(
-        config=ServiceConfig(bootstrap_servers=servers, namespace=namespace),
-        tracker=TrackerConfig(),
-        engine=f"spark-{namespace}-{servers}",
-        epoch=epoch,
-        slots=2,
-    )
-
-
-def batch(of: SettleSettings) -> settling._Worker:
-    worker = settling._worker(of)
-    assert worker._settlers[0] and worker._settlers[1], "one for each slot"
-    return worker
+    def collect(self) -> list[dict[str, object]]:
+        tracker = self.logs.fold()
+        status = TrackerStatus(
+            topic=CONFIG.marker_topic,
+            partition=0,
+            engine=ENGINE,
+            epoch=self.epoch,
+            clock_ms=tracker.clock_ms,
+            position=tracker.next_offset,
+            due=tracker.due_count(),
+        )
+        return [
+            {
+                "position": tracker.committable_offset()
+                if self.position is None
+                else self.position,
+                "status": encode_status(status),
+                "actions": encode_actions(tracker.plan() if self.is_due else ()),
+            }
+        ]
 
 
-def test_trackers_of_one_session_keep_their_clients() -> None:
-    several = [settings("a"), settings("b"), settings("a", servers="y:1")]
-    for each in several:
-        batch(each)
-    made = Clients.made
-    workers = [batch(each) for _ in range(10) for each in several]
-    assert Clients.made == made
-    assert len(set(map(id, workers))) == 3
+@pytest.fixture
+def settling(logs: Logs) -> Iterator[RowSettling]:
+    often = TrackerConfig(position_interval_ms=100)
+    with closing(RowSettling(CONFIG, often, engine=ENGINE, trigger_ms=0)) as made:
+        made.own(claim(CONFIG, engine=ENGINE, partitions=1, kept=made.kept))
+        yield made
 
 
-def test_a_later_start_drops_the_earlier_ones_clients() -> None:
-    first, other = batch(settings("a")), batch(settings("b"))
-    second = batch(settings("a", epoch=2))
-    assert second is not first
-    assert list(settling._workers.values()) == [other, second]
+def run(settling: RowSettling, batch: int, **of: object) -> list[TrackerStatus]:
+    """A batch in Spark's thread, and turns of the owner; returns what that one was told."""
+    frame: Any = Batch(**of)  # type: ignore[arg-type]
+    spark = threading.Thread(target=settling.run, args=(frame, batch), daemon=True)
+    spark.start()
+    found: list[TrackerStatus] = []
+
+    def is_told() -> bool:
+        found.extend(row.status for row in settling.step(0.02))
+        return not spark.is_alive()
+
+    wait_until(is_told)
+    return [*found, *(row.status for row in settling.step(0.02))]
 
 
-def test_a_tracker_that_has_ended_is_dropped_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch(settings("ended"))
-    now_s = time.monotonic() + 2 * settling.UNUSED_S
-    monkeypatch.setattr(settling.time, "monotonic", lambda: now_s)
-    left = batch(settings("b"))
-    assert list(settling._workers.values()) == [left]
+def due(logs: Logs, count: int, **of: bytes) -> list[MessageId]:
+    ids = logs.send(count, **of)
+    logs.start(ids)
+    logs.pass_time()
+    return ids
 
 
-class Committed:
-    """In place of a Settler, a Ticker and ledgers: what was committed."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        self.last = self.key = None
-        self.positions: list[tuple[int, int]] = []
-
-    def settle(
-        self,
-        _: object,
-        actions: object,
-        *,
-        position: int,
-        batch: int,
-        source_hash: str,
-        timeout_s: float,
-    ) -> SettleReport:
-        assert not actions
-        assert source_hash
-        self.positions.append((batch, position))
-        return SettleReport()
-
-    def prepare(self) -> None:
-        pass
-
-    def publish(self, _: object) -> None:
-        pass
-
-    poll = prepare
-
-    @contextmanager
-    def using(self, _: int) -> Iterator[Committed]:
-        yield self
-
-    def turns(self) -> int:
-        return 1
-
-
-def test_a_new_process_writes_the_position_of_its_first_batch(
-    monkeypatch: pytest.MonkeyPatch,
+def test_what_is_due_is_settled_once_with_the_batchs_number(
+    logs: Logs, settling: RowSettling
 ) -> None:
-    """Where batches are rare, each one has new processes: Spark ends those that rest."""
-    log = Committed()
-    monkeypatch.setattr(slot_settler, "Settler", lambda *_, **__: log)
-
-    def settle(settler: SlotSettler, batch: int) -> None:
-        position = 10 * batch
-        status = TrackerStatus(topic="t", partition=3, engine="e", epoch=1)
-        row = {
-            "partition": 3,
-            "position": position,
-            "range_end": position,
-            "status": encode_status(status),
-            "actions": encode_actions([]),
-        }
-        assert settler.settle(row, batch) == 0
-
-    settler = SlotSettler(settings("a"), log, log)  # type: ignore[arg-type]  # in place of both
-    settle(settler, 7)
-    assert not log.positions, "nobody waits for it"
-    settle(settler, 8)
-    settler.prepare(3)
-    settler.prepare(3)
-    assert log.positions == [(7, 70)]
-    now_s = time.monotonic() + 100
-    monkeypatch.setattr(settling.time, "monotonic", lambda: now_s)
-    settle(settler, 9)
-    settle(settler, 10)
-    assert log.positions == [(7, 70), (9, 90)]
+    ids = due(logs, 5)
+    (status,) = run(settling, 7, logs=logs)
+    assert (status.batch, status.due, status.awaited) == (7, 5, 0)
+    wait_until(lambda: not settling.step(0.02) and len(logs.copies()) == 5)
+    assert logs.copies() == Counter(map(place, ids))
+    assert read_positions(CONFIG, KEYS[:1])[KEYS[0]].batch == 7
 
 
-class OneLedger:
-    """In place of a Ledger: whether its client is there."""
-
-    open_ones: ClassVar[set[int]] = set()
-    most = 0
-
-    def __init__(self, _: object, key: object, *, admin: object, **__: object) -> None:
-        assert admin is not None, "one for all"
-        self.number = id(self)
-
-    @property
-    def is_open(self) -> bool:
-        return self.number in self.open_ones
-
-    def open(self) -> None:
-        self.open_ones.add(self.number)
-        OneLedger.most = max(OneLedger.most, len(self.open_ones))
-
-    def rest(self) -> None:
-        self.open_ones.discard(self.number)
-
-    close = rest
+def test_what_is_awaited_is_kept_and_settled_with_a_later_batch(
+    logs: Logs, settling: RowSettling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R18: it holds up nothing, and is planned no second time by the fold."""
+    monkeypatch.setattr(partition, "LOOK_S", 0.0)
+    ids = due(logs, 8, key=TO_FIRST)
+    there, hidden = ([one for one in ids if one.partition == number] for number in (0, 1))
+    logs.cluster.faults.offline.add((CONFIG.message_topic, 1))
+    run(settling, 0, logs=logs)
+    wait_until(lambda: not settling.step(0.02) and len(logs.copies()) == len(there))
+    wait_until(lambda: run(settling, 1, logs=logs, is_due=False)[0].awaited == len(hidden))
+    logs.cluster.faults.offline.clear()
+    batches = iter(range(2, 1000))
+    wait_until(
+        lambda: run(settling, next(batches), logs=logs, is_due=False) and len(logs.copies()) == 8
+    )
+    assert logs.copies() == Counter(map(place, ids))
 
 
-def test_a_process_keeps_few_of_its_ledgers_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    admins: list[SimpleNamespace] = []
-
-    def admin(_: object, **__: object) -> SimpleNamespace:
-        admins.append(SimpleNamespace(close=lambda: None))
-        return admins[-1]
-
-    monkeypatch.setattr(partition_ledgers, "Ledger", OneLedger)
-    monkeypatch.setattr(partition_ledgers, "Admin", admin)
-    config = ServiceConfig(bootstrap_servers="x:1", namespace="many")
-    ledgers = partition_ledgers.PartitionLedgers(config, engine="e", epoch=1)
-    for _ in range(2):
-        for partition in range(1000):
-            with ledgers.using(partition) as own:
-                assert own.is_open
-    assert len(OneLedger.open_ones) == MAX_OPEN
-    assert OneLedger.most == MAX_OPEN + 1  # the one in use
-    assert len(admins) == 1
-    assert ledgers.turns() * MAX_OPEN >= 1000
-    ledgers.close()
-    assert not OneLedger.open_ones
+def test_what_is_known_to_be_aborted_goes_with_the_next_batch(
+    logs: Logs, settling: RowSettling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None)
+    monkeypatch.setattr(settlement, "time", clock)
+    ids = due(logs, 3)
+    fail_copies(logs, last=Fault(error=UNKNOWN))
+    run(settling, 0, logs=logs)
+    for _ in range(3):
+        settling.step(0.1)
+    assert not logs.copies()
+    logs.cluster.faults.plan = lambda *_: None
+    batches = iter(range(1, 1000))
+    wait_until(
+        lambda: run(settling, next(batches), logs=logs, is_due=False) and len(logs.copies()) == 3
+    )
+    assert logs.copies() == Counter(map(place, ids))
 
 
-def test_a_partition_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = Committed()
-    monkeypatch.setattr(slot_settler, "Settler", lambda *_, **__: log)
-    settler = SlotSettler(settings("a"), log, log)  # type: ignore[arg-type]  # in place of both
-    assert [settler.wants_preparing(number) for number in (1, 2, 1, 2)] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+def test_a_batch_waits_until_its_partition_has_begun_with_the_one_before(
+    logs: Logs, settling: RowSettling
+) -> None:
+    """What is in the driver's memory is bounded: one settlement and one plan a partition."""
+    settling.run(Batch(logs), 0)  # type: ignore[arg-type]  # not Spark's frame
+    second = threading.Thread(target=settling.run, args=(Batch(logs), 1), daemon=True)
+    second.start()
+    wait_until(lambda: not settling.is_reading)
+    second.join(0.1)
+    assert second.is_alive()
+    settling.step(0.1)
+    second.join(within(10))
+    assert not second.is_alive()
+
+
+def test_the_next_batch_is_wanted_when_something_is_due(logs: Logs) -> None:
+    """Else after the interval alone: Spark looks at once when a batch is over."""
+    settling = RowSettling(CONFIG, TrackerConfig(), engine=ENGINE, trigger_ms=3_600_000)
+    claimed = claim(CONFIG, engine=ENGINE, partitions=1, kept=settling.kept)
+    settling.own(claimed)
+    keeper = TickKeeper(CONFIG, TrackerConfig(), epoch=claimed.epoch, token="t")
+    keeper.begin([0])
+    batch = threading.Thread(target=settling.run, args=(Batch(logs), 0), daemon=True)
+    batch.start()
+    for _ in range(3):
+        take_turn(settling, keeper, 0.1)
+    assert batch.is_alive(), "nothing is due"
+    settling.close()
+    batch.join(within(10))
+    assert not batch.is_alive(), "a start that is over waits for nothing"
+
+    settling = RowSettling(CONFIG, TrackerConfig(), engine=ENGINE, trigger_ms=3_600_000)
+    settling.own(claim(CONFIG, engine=ENGINE, partitions=1, kept=settling.kept))
+    due(logs, 1)
+    batch = threading.Thread(target=settling.run, args=(Batch(logs), 0), daemon=True)
+    batch.start()
+    wait_until(lambda: take_turn(settling, keeper, 0.02) or not batch.is_alive())
+    settling.close()
+    keeper.close()
+
+
+def test_who_stands_by_touches_no_ledger(logs: Logs) -> None:
+    """R36; its rows say so, whatever is due."""
+    due(logs, 2)
+    with closing(RowSettling(CONFIG, TrackerConfig(), engine=ENGINE, trigger_ms=0)) as settling:
+        assert not run(settling, 0, logs=logs, epoch=0)
+        settling.step(0.1)
+    assert not read_positions(CONFIG, KEYS)
+    assert not logs.copies()
+
+
+def test_a_position_is_written_where_nothing_is_due(logs: Logs, settling: RowSettling) -> None:
+    batches = iter(range(1000))
+
+    def position() -> int:
+        run(settling, next(batches), logs=logs, is_due=False, position=11)
+        return read_positions(CONFIG, KEYS[:1])[KEYS[0]].position
+
+    wait_until(lambda: position() == 11)
+
+
+def test_a_later_start_ends_this_one(logs: Logs, settling: RowSettling) -> None:
+    claim(CONFIG, engine="other", partitions=1)
+    due(logs, 1)
+    run(settling, 0, logs=logs)
+    with pytest.raises(FencedError, match="started later"):
+        wait_until(lambda: settling.step(0.02))
+    assert not logs.copies()
+
+
+def test_an_added_partition_is_adopted_behind_what_it_holds(
+    logs: Logs, settling: RowSettling
+) -> None:
+    logs.cluster.add_partitions(CONFIG.marker_topic, 2)
+    with closing(RowSettling(CONFIG, TrackerConfig(), engine="old", trigger_ms=0)) as older:
+        older.adopt(1)  # of epoch 0
+    settling.adopt(1)
+    settling.adopt(1)
+    found = read_positions(CONFIG, KEYS[1:])[KEYS[1]]
+    assert (found.engine, found.epoch, found.position) == (ENGINE, 1, 0)
+
+
+def test_a_claim_leaves_its_ledgers_open(logs: Logs, settling: RowSettling) -> None:
+    """The first settlement is not late by the start of a producer."""
+    due(logs, 1)
+    asked = Counter[str]()
+
+    def plan(kind: str, *_: object) -> None:
+        asked[kind] += 1
+
+    logs.cluster.faults.plan = plan
+    run(settling, 0, logs=logs)
+    wait_until(lambda: not settling.step(0.02) and len(logs.copies()) == 1)
+    assert not asked["init_transactions"]
+    assert decode_marker(logs.records(CONFIG.marker_topic)[-1][2].value).outcome

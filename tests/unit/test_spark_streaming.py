@@ -111,3 +111,39 @@ def test_a_checkpoint_of_another_topic_is_refused(cluster: Cluster) -> None:
     ):
         with pytest.raises(ConfigError, match=r"of topic orders, .* reads invoices: name another"):
             call()
+
+
+def claimed(partitions: str, starts: str) -> StreamReader:
+    """As the options of ``claimed_assign`` say."""
+    return stream(partitions=partitions, startingoffsets=f'{{"{TOPIC}": {starts}}}')
+
+
+@pytest.mark.parametrize(
+    ("partitions", "starts", "why"),
+    [
+        ("1,2", '{"1": 1000, "2": 100}', r"partitions 0,1, the query reads 1,2"),
+        ("0", '{"0": 1000}', r"partitions 0,1, the query reads 0"),
+        ("0,1", '{"0": 1000, "1": 1001}', r"at 1000 in orders\[1\], .* at 1001: others"),
+    ],
+)
+def test_the_checkpoint_of_other_claims_is_refused(
+    cluster: Cluster, partitions: str, starts: str, why: str
+) -> None:
+    """It would be read from offset 0, or what another driver has done would be done again."""
+    before = claimed("0,1", '{"0": 7, "1": 7}')
+    at, _ = batch(before, before.initialOffset())
+    other = claimed(partitions, starts)
+    for call in (
+        lambda: other.latestOffset(at, ReadAllAvailable()),
+        lambda: other.partitions(at, at),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            call()
+
+
+def test_the_checkpoint_of_the_same_claims_goes_on(cluster: Cluster) -> None:
+    before = claimed("0,1", '{"0": 7, "1": 7}')
+    at, _ = batch(before, before.initialOffset())
+    cluster.end = 1002
+    _, tasks = batch(claimed("0,1", '{"0": 1000, "1": 900}'), at)
+    assert {each.partition: each.start for each in tasks} == {0: 1000, 1: 1000}

@@ -216,7 +216,8 @@ def test_a_start_that_is_confirmed_behind_its_lease_is_not_handed_out(
     step = worker.start()
     deliver(*starts_of(step))
     worker.see()
-    monkeypatch.setattr("kafkamq.markers.starts.monotonic_ms", lambda: step.written_ms + T_MS)
+    written_ms = starts_of(step)[0].written_ms
+    monkeypatch.setattr("kafkamq.markers.starts.monotonic_ms", lambda: written_ms + T_MS)
     worker.pipeline.committing(worker.pipeline.committable())
     assert worker.pipeline.covered.offsets == {0: 11}  # committed all the same
     assert worker.starter.finish(worker.pipeline.committed()) == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -92,6 +94,19 @@ def test_other_backends_refuse_by_name(backend: str) -> None:
         lambda: queue.extend("k1.", 5),
     ):
         with pytest.raises(ConfigError, match=f"{backend}.*markers has it"):
+            ask()
+
+
+@pytest.mark.parametrize("timeout", [math.nan, "5", None])
+def test_what_is_no_time_to_wait_is_refused(timeout: Any) -> None:
+    queue = Service("localhost:1").queue("orders")
+    for ask in (
+        lambda: queue.ack("k1.", timeout=timeout),
+        lambda: queue.nack("k1.", timeout=timeout),
+        lambda: queue.reject("k1.", "bad", timeout=timeout),
+        lambda: queue.extend("k1.", 5, timeout=timeout),
+    ):
+        with pytest.raises(ConfigError, match="timeout is"):
             ask()
 
 

@@ -66,7 +66,7 @@ def test_what_is_awaited_is_planned_again_after_a_while(monkeypatch: pytest.Monk
     awaited = list(part.plan())
     assert len(awaited) == 1
     part.settled(part.position(), SettleReport(awaited=awaited))
-    part.awaits(awaited)
+    part.awaited.add(awaited)
     status = part.status()
     assert status is not None
     assert status.awaited == 1

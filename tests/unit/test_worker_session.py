@@ -8,13 +8,13 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from unittest.mock import Mock
 
 import pytest
 from confluent_kafka import KafkaError
-from tests.waiting import deadline_after, within
+from tests.waiting import wait_until, within
 
 from kafkamq import Consumer, Message, Service
 from kafkamq.config import QueueConfig, ServiceConfig
@@ -45,17 +45,12 @@ def name() -> Iterator[str]:
     forget_cluster(name)
 
 
-def sessions(service: Service, queue_id: str, timeout_s: float = 30.0) -> list[float]:
+def sessions(service: Service, queue_id: str) -> list[float]:
     """Of the members of a queue's group, in seconds."""
     groups = cluster_of(service.config.bootstrap_servers).groups.groups
     group_id = group_of(service.config, queue_id)
-    deadline_s = deadline_after(timeout_s)
-    while time.monotonic() < deadline_s:
-        members = groups[group_id].members.values() if group_id in groups else ()
-        if members:
-            return [member.client.session_s for member in members]
-        time.sleep(0.01)
-    return []
+    wait_until(lambda: group_id in groups and groups[group_id].members)
+    return [member.client.session_s for member in groups[group_id].members.values()]
 
 
 @pytest.mark.parametrize(
@@ -192,16 +187,9 @@ def markers(service: Service) -> list[Marker]:
     return [marker for each in found for marker in expand(each)]
 
 
-def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
-    deadline_s = deadline_after(timeout_s)
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-
-
 def receive(consumer: Consumer) -> Message:
     messages: list[Message] = []
-    until(lambda: messages.extend(consumer.receive_many(1, 0.1)) or messages)
+    wait_until(lambda: messages.extend(consumer.receive_many(1, 0.1)) or messages)
     return messages[0]
 
 
@@ -229,14 +217,16 @@ def test_what_a_dead_worker_had_started_is_not_handed_out_beside_its_copy(name: 
         faults.plan = lambda kind, *_: refused if kind == "commit" else None
         for payload in (b"0", b"1", b"2"):
             producer.send(payload).result(within(30))
-        until(lambda: dying.receive(0.1) or started(service) == 4)
+        wait_until(lambda: dying.receive(0.1) or started(service) == 4)
         dying.close()
         faults.plan = None
         with LocalTracker(service.config).in_thread():
-            until(lambda: redelivered(service) == 3)
+            wait_until(lambda: redelivered(service) == 3)
             with queue.consumer() as successor:
                 messages: list[Message] = []
-                until(lambda: messages.extend(successor.receive_many(9, 0.1)) or len(messages) >= 3)
+                wait_until(
+                    lambda: messages.extend(successor.receive_many(9, 0.1)) or len(messages) >= 3
+                )
                 for message in messages:
                     message.ack()
                 successor.flush()
@@ -263,18 +253,18 @@ def test_a_dead_workers_message_that_the_next_one_starts_too_late_is_not_handed_
         faults.plan = lambda kind, *_: refused if kind == "commit" else None
         for number in range(4):
             producer.send(b"%d" % number).result(within(30))
-        until(lambda: dying.receive(0.1) or started(service) == 5)
+        wait_until(lambda: dying.receive(0.1) or started(service) == 5)
         dying.close()
         faults.plan = None
         queue = service.queue("q", redelivery_timeout=lease_s, receive_buffer=1)
         with LocalTracker(service.config).in_thread(), queue.consumer() as successor:
             messages = [receive(successor)]
-            until(lambda: redelivered(service) >= 2)
+            wait_until(lambda: redelivered(service) >= 2)
             while len({each.payload for each in messages}) < 4:
                 messages[-1].ack(wait=True)
                 messages.append(receive(successor))
             messages[-1].ack(wait=True)
-            until(lambda: MarkerType.START not in latest(service))
+            wait_until(lambda: MarkerType.START not in latest(service))
             assert successor.receive(0.1) is None
         assert len(messages) == 4
 
@@ -316,7 +306,7 @@ def test_looks_that_fail_are_given_up_in_the_end(
             producer.send(b"x").result(within(30))
         with service.queue("q", max_in_flight=100).consumer() as consumer:
             for _ in range(10):
-                until(lambda: [each.ack() for each in consumer.receive_many(100, 0.1)])
+                wait_until(lambda: [each.ack() for each in consumer.receive_many(100, 0.1)])
                 late_s += 3.0
     assert 1 < len(looks) <= 4
 
@@ -339,7 +329,7 @@ def test_a_look_that_takes_long_holds_back_its_partition_alone(
             send_to(service, 1, b"looked at")
             assert receive(consumer).payload == b"looked at"
             send_to(service, 0, b"held back")
-            until(lambda: 0 in consumer.intake.pipeline.waiting)
+            wait_until(lambda: 0 in consumer.intake.pipeline.waiting)
             for number in range(3):
                 send_to(service, 1, b"%d" % number)
                 assert receive(consumer).payload == b"%d" % number
@@ -366,9 +356,9 @@ def test_a_recreated_topic_is_read_from_its_start_though_nobody_receives(name: s
         GroupOffsets(service.config, group_of(service.config, "q")).commit({place: 50})
         with service.queue("q").consumer() as consumer:
             intake = consumer.intake
-            until(lambda: intake.pipeline.positions().get(0, 0) > 50)
+            wait_until(lambda: intake.pipeline.positions().get(0, 0) > 50)
             assert consumer.receive(0) is None
             intake.reader.reread_topic(time.monotonic() + 60)
             intake.pipeline.revoked([0])
-            until(lambda: intake.pipeline.committed_offsets().get(0) == 0)
-            until(lambda: consumer.receive(0.1) or intake.pipeline.positions().get(0) == 200)
+            wait_until(lambda: intake.pipeline.committed_offsets().get(0) == 0)
+            wait_until(lambda: consumer.receive(0.1) or intake.pipeline.positions().get(0) == 200)

@@ -1,10 +1,11 @@
-"""A worker's parts without a broker: only the fatal error of a client is made, with librdkafka."""
+"""A worker's parts, and all of it in memory; only the fatal error of a client is librdkafka's."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import re
+import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,43 @@ from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.rules.pipeline import Pipeline, Run
 from kafkamq.markers.starts import Start, Starter, Step
 from kafkamq.markers.state import ConsumerState
+from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.namespace import NamespaceFacts
 from kafkamq.queue.rules.broker_time import BrokerClock
+from kafkamq.queue.service import Service
 from kafkamq.transport.clock import monotonic_ms
+from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
 from kafkamq.transport.producer import IdempotentProducer
+from kafkamq.types import MarkerType, Outcome, expand
 
 LOG_APPEND_TIME = 2
 FACTS = NamespaceFacts(b"t" * 16, 8, 8, 604_800_000, 604_800_000, 1_000_000, 1_100_000)
 _OUT_OF_ORDER = 45
+
+
+class InMemory:
+    """A cluster in memory, and a service on it."""
+
+    def __init__(self, *, partitions: int = 1, marker_partitions: int = 1) -> None:
+        self.address = f"memory://{uuid.uuid4().hex}"
+        self.service = Service(self.address, "n")
+        self.service.create_topics(partitions=partitions, marker_partitions=marker_partitions)
+        self.cluster = cluster_of(self.address)
+        self.faults = self.cluster.faults
+
+    def ends(self, outcome: Outcome) -> list[tuple[int, int]]:
+        """Messages with such a verdict in the log, by partition and offset."""
+        return [
+            (one.message_id.partition, one.message_id.offset)
+            for partition in self.cluster.topics[self.service.config.marker_topic].partitions
+            for record in filter(None, partition.records)
+            for one in expand(decode_marker(record.value or b""))
+            if one.type is MarkerType.END and one.outcome is outcome and one.message_id
+        ]
+
+    def close(self) -> None:
+        self.service.close()
+        forget_cluster(self.cluster.name)
 
 
 class FixedNamespace:

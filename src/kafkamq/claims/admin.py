@@ -25,6 +25,7 @@ from kafkamq.types import MarshalRecord, MarshalType
 Position: TypeAlias = int | str | datetime
 """An offset, ``"earliest"``, ``"latest"``, or the first message at or after a time."""
 
+_UNDER_WAY = 2**63  # in place of an offset
 _PATIENCE_S = 5.0  # beyond the slowest member's heartbeat
 _MAX_DRIFT_S = 1.0
 _MAX_PAUSES = 3  # brokers whose clocks differ never agree
@@ -140,15 +141,14 @@ class Admin:
                 expires_at_s=expires_at_s,
                 version=0,
             )
-            ends: dict[int, int] = {}
-            for partition in range(engine.topic.partitions):
-                engine.send(partition, record, partial(ends.__setitem__, partition))
+        ends = dict.fromkeys(range(engine.topic.partitions), -1)  # -1: it is to be sent
         logs = engine.log.logs
 
         def is_read() -> bool:
-            return len(ends) == len(logs) and all(
-                0 <= at < logs[number].next_offset for number, at in ends.items()
-            )
+            for partition in [number for number, at in ends.items() if at < 0]:
+                ends[partition] = _UNDER_WAY
+                engine.send(partition, record, partial(ends.__setitem__, partition))
+            return all(at < logs[number].next_offset for number, at in ends.items())
 
         engine.wait_until(is_read, timeout_s, f"writing a pause of group {self.group_id}")
 

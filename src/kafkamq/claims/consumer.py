@@ -96,7 +96,7 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
         """
         if self._batches is not None:
             raise StateError("delivery is at most once: use batches() or next_batch()")
-        self._check()
+        self.check()
         deadline_s = time.monotonic() + timeout
         while not self._is_stopped:
             session = self._turn
@@ -136,11 +136,11 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
         For those between whom and the application it may be lost. At most once, a claim that ends
         gives back what was not taken; so take each batch before the next one is asked for.
         """
-        self._check()
+        self.check()
         deadline_s = time.monotonic() + timeout
         while not self._is_stopped:
             if self._batches is not None:
-                self._check()
+                self.check()
                 batch = self._batches.next_batch(min(_SLICE_S, deadline_s - time.monotonic()))
                 if batch is not None:
                     return batch
@@ -157,6 +157,30 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
                 if self._may_hand_out(session, [message.offset for message in messages]):
                     return Batch(*session.place, session.claimant.token, messages)
         return None
+
+    def read(self, timeout: float) -> None:
+        """Read ahead; waits no longer than that, and only where nothing was read yet."""
+        self.check()
+        if self._reader.is_idle and timeout > 0:
+            with self._engine.changed:
+                self._engine.changed.wait(timeout)
+        self._reader.fill(timeout)
+
+    def take_read(
+        self, n: int, credit_of: Callable[[tuple[str, int]], int]
+    ) -> list[ClaimedMessage]:
+        """Up to ``n`` messages of one partition, handed out now; never waits.
+
+        ``credit_of`` says how many of a topic's partition; partitions take turns.
+        """
+        session = self._reader.next_buffer(credit_of)
+        if session is None:
+            return []
+        buffer = self._reader.buffers[session]
+        size = min(n, credit_of(session.place), len(buffer))
+        found = [buffer.popleft() for _ in range(size)]
+        is_ours = self._may_hand_out(session, [message.offset for message in found])
+        return found if is_ours else []
 
     def take(self, batch: Batch) -> bool:
         """The application has the batch from now on; False: it may not, for its claim has ended."""
@@ -181,13 +205,9 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
 
     def _next_turn(self, deadline_s: float) -> bool:
         """Fill the buffers, and take the next; False: there was nothing before the deadline."""
-        self._check()
         self._left_of_turn = self._config.batch
         left_s = deadline_s - time.monotonic()
-        if self._reader.is_idle and left_s > 0:
-            with self._engine.changed:
-                self._engine.changed.wait(min(_SLICE_S, left_s))
-        self._reader.fill(max(0.0, min(_SLICE_S, left_s)))
+        self.read(max(0.0, min(_SLICE_S, left_s)))
         self._turn = self._reader.next_buffer()
         if self._turn is None and any(self._reader.buffers.values()) and left_s > 0:
             with self._engine.changed:  # commits make room
@@ -205,7 +225,8 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
             self._handed_out[session.place] = max(next_offset, offsets[-1] + 1)
             return True
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise what ended it."""
         if self.is_closed:
             raise StateError("this consumer is closed")
         if self._failure is not None:
@@ -253,8 +274,7 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
         place = (of.topic, of.partition)
         with self._engine.lock:
             session = self._claims.sessions.get(place)
-            is_live = session is not None and session.claimant.is_live(lease_clock_ms())
-        if session is None or not is_live or session.claimant.token != of.token:
+        if session is None or not self.is_held(*place, of.token):
             raise LeaseLostError(f"the claim of {of.topic}[{of.partition}] has ended")
         if session.fence is None:
             raise StateError("outputs are not fenced: make the consumer with fenced=True")

@@ -47,6 +47,16 @@ class HeldPartitions:
                 place: session.claimant.position for place, session in self._claims.held().items()
             }
 
+    def is_held(self, topic: str, partition: int, token: int) -> bool:
+        """Whether that claim may be worked under at this moment."""
+        with self._engine.lock:
+            session = self._claims.sessions.get((topic, partition))
+            return (
+                session is not None
+                and session.claimant.token == token
+                and session.claimant.is_live(lease_clock_ms())
+            )
+
     def confirmed_position(self, topic: str, partition: int) -> int:
         """Up to where the log says that all is done; -1: it is not held."""
         with self._engine.lock:

@@ -33,16 +33,6 @@ class Hold(HeldPartitions, PartitionClaimsListener):
         self._done: dict[ClaimSession, int] = {}  # positions that the next heartbeat will say
         self._claims.start()
 
-    def is_held(self, topic: str, partition: int, token: int) -> bool:
-        """Whether that claim may be worked under at this moment."""
-        with self._engine.lock:
-            session = self._claims.sessions.get((topic, partition))
-            return (
-                session is not None
-                and session.claimant.token == token
-                and session.claimant.is_live(lease_clock_ms())
-            )
-
     def commit_position(self, topic: str, partition: int, offset: int) -> None:
         """Everything before ``offset`` is done; the next heartbeat, or ``flush``, says so.
 

@@ -130,7 +130,9 @@ class Member:
         Raises:
             As ``consumer``.
         """
-        begin = self._begin(topics, claims, max_claims, reclaim, release_if_behind, fenced)
+        begin = self._begin(
+            topics, claims, max_claims, reclaim, release_if_behind, fenced, shares=False
+        )
         hold = Hold(self._engine, begin, on_claim=on_claim, on_lost=on_lost)
         self._holders.append(hold)
         return hold
@@ -145,6 +147,7 @@ class Member:
         fenced: bool,
         *,
         delivery: str = Delivery.AT_LEAST_ONCE.value,
+        shares: bool = True,
     ) -> partial[PartitionClaims]:
         """Be ready to claim; what is called with a listener makes the claims."""
         config = PartitionClaimsConfig(
@@ -155,6 +158,7 @@ class Member:
             reclaim=reclaim,
             release_if_behind=release_if_behind,
             is_fenced=fenced,
+            shares=shares,
         )
         engine = self._engine
         if any(not holder.is_closed for holder in self._holders):

@@ -24,6 +24,7 @@ from kafkamq.claims.rules.steps import (
 )
 from kafkamq.claims.rules.work import may_reclaim
 from kafkamq.claims.session import ClaimSession, Listener
+from kafkamq.types import MarshalRecord, MarshalType
 
 _log = logging.getLogger(__name__)
 _ROUND_MS = 100
@@ -41,6 +42,7 @@ class PartitionClaimsConfig:
     max_claims: int = 0  # 0: no limit
     reclaim: bool = True
     release_if_behind: bool = True
+    shares: bool = True  # gives partitions to members that hold less, and asks for some (G7)
     is_fenced: bool = False  # a transactional producer per partition; at most once always has one
 
 
@@ -167,6 +169,25 @@ class PartitionClaims(Listener):
         prospects = self._prospects(now_s)
         for prospect in self._policy.choose(prospects, now_ms, random_unit=random.random()):
             self._try(prospect)
+        if self._policy.gives(prospects):  # what has least under way
+            session = min(self.sessions.values(), key=lambda each: each.claimant.outstanding)
+            self.release(session, drain_ms=2 * self._engine.interval_ms, reason=End.SHARED)
+        asked = self._policy.ask(prospects, now_ms) if self.config.shares else None
+        if asked is not None:
+            self._ask(asked, now_s)
+
+    def _ask(self, prospect: Prospect, now_s: float) -> None:
+        client, instance = self._ids
+        record = MarshalRecord(
+            MarshalType.CLAIMING_MESSAGES,
+            time_s=int(now_s),
+            instance=instance,
+            client=client,
+            group=self.group,
+            topic=prospect.topic,
+            partition=prospect.partition,
+        )
+        self._engine.send(self._engine.partition_of(prospect.topic), record, lambda _: None)
 
     def _prospects(self, now_s: float) -> list[Prospect]:
         found = []
@@ -178,11 +199,20 @@ class PartitionClaims(Listener):
             is_ready = log.is_ready(now_s=now_s)
             for partition in range(count):
                 session = self.sessions.get((topic, partition))
-                if session is not None:
-                    is_held = session.claimant.phase is Phase.OWNING
-                    found.append(Prospect(topic, partition, is_ours=True, is_held=is_held))
-                    continue
                 claim = log.claim(self.group, topic, partition, now_s=now_s)
+                if session is not None:
+                    is_asked = self.config.shares and claim.asked_at > session.heard_at
+                    session.heard_at = claim.asked_at
+                    found.append(
+                        Prospect(
+                            topic,
+                            partition,
+                            is_ours=True,
+                            is_held=session.claimant.phase is Phase.OWNING,
+                            asker=claim.asker if is_asked else ("", ""),
+                        )
+                    )
+                    continue
                 is_back = is_ready and may_reclaim(self._template, claim)
                 is_orphan = (claim.client, claim.instance) == self._ids
                 found.append(
@@ -192,6 +222,7 @@ class PartitionClaims(Listener):
                         is_claimable=claim.is_claimable or is_orphan,
                         is_reclaimable=is_back,
                         is_stale=claim.state is ClaimState.STALE,
+                        owner=(claim.client, claim.instance),
                     )
                 )
         random.shuffle(found)  # members that start together begin in different places

@@ -78,10 +78,12 @@ class PartitionReader:
                 self._sessions[place] = session
                 self.buffers[session] = deque()
 
-    def next_buffer(self) -> ClaimSession | None:
+    def next_buffer(
+        self, credit_of: Callable[[tuple[str, int]], int] = lambda _: 1
+    ) -> ClaimSession | None:
         """Whose turn it is: a buffer with messages, which goes to the back of the line."""
         for session, buffer in self.buffers.items():
-            if buffer and not _is_full(session, buffer[0].offset):
+            if buffer and credit_of(session.place) > 0 and not _is_full(session, buffer[0].offset):
                 self.buffers[session] = self.buffers.pop(session)
                 return session
         return None

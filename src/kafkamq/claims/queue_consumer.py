@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 import uuid
-from collections.abc import Hashable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -14,8 +14,8 @@ from kafkamq.claims.cluster import Cluster
 from kafkamq.claims.message import ClaimedMessage
 from kafkamq.claims.rules.steps import End
 from kafkamq.claims.topic import coordination_topic, heartbeat_s
-from kafkamq.config import QueueConfig, ServiceConfig
-from kafkamq.errors import KafkaMQError, LeaseLostError
+from kafkamq.config import QueueConfig, ServiceConfig, wait_seconds
+from kafkamq.errors import LeaseLostError
 from kafkamq.queue.backend import ConsumerPlan
 from kafkamq.queue.dead_letter_writer import DeadLetterOutbox
 from kafkamq.queue.message import Message
@@ -25,30 +25,36 @@ from kafkamq.queue.topic_consumer import TopicConsumer
 from kafkamq.queue.topic_message import TopicMessage
 from kafkamq.transport.clock import monotonic_ms
 
-_POLL_S = 0.2
-_JOIN_S = 10.0
+_SLICE_S = 0.05
+_BLOCKED_S = 0.005  # between looks for messages, while a verdict may let others follow
+_JOIN_S = 2.0
 _GIVEN_BACK = frozenset(
-    end.value for end in (End.PAUSED, End.BEHIND, End.STUCK, End.RELEASED, End.KEPT)
+    end.value for end in (End.PAUSED, End.BEHIND, End.STUCK, End.SHARED, End.RELEASED, End.KEPT)
 )
 """Ends of a claim under which verdicts still count for a while; when that ends they are told so."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class _Item:
-    """A message of a claimed partition, with the deliveries it had."""
+class _Partition:
+    """One claim of a partition: what was handed out under it."""
 
-    claimed: ClaimedMessage
-    count: int
+    open_count: int = (
+        0  # messages that are not done: handed out, or waiting for a retry or a dead letter
+    )
+    acked: int = -1  # the highest offset
+    is_over: bool = False
 
 
-_Held = TopicMessage[tuple[Hashable, _Item]]
+_Held = TopicMessage[tuple[_Partition, ClaimedMessage]]
 
 
 class ClaimsConsumer(TopicConsumer[_Held]):
     """Order by partition, or none; what is done is in heartbeats of the coordination log.
 
-    A message that is nacked waits in this process; the partition's position stays before it.
+    A message that is nacked waits in this process; the partition's position stays before it. Who
+    receives also reads. What was read waits in a buffer for each partition, and is taken from there
+    when it is handed out: one message at a time in order, else ``max_in_flight`` that are not done.
     """
 
     def __init__(
@@ -61,17 +67,19 @@ class ClaimsConsumer(TopicConsumer[_Held]):
         super().__init__(queue, dead_letters, plan.on_lease_lost)
         # The coordination log's records are separated by slashes.
         group_id = queue.group_id or group_of(config, queue.queue_id).replace("/", ".")
-        self._is_serial = plan.ordering != "unordered"
-        self._waiting: Waiting[_Item] = Waiting()
-        self._tokens: dict[tuple[str, int], int] = {}  # of the claims that messages come from
-        self._acked: dict[tuple[str, int], int] = {}  # the highest offset, by topic and partition
+        self._credit = 1 if plan.ordering != "unordered" else queue.max_in_flight
+        self._retries: Waiting[_Held] = Waiting()
+        self._partitions: dict[tuple[str, int], _Partition] = {}
         self._forgotten: set[tuple[str, int]] = set()  # lost with verdicts that no log has
+        self._reading = threading.Lock()
         self._cluster = Cluster(
             config.bootstrap_servers,
             coordination_topic=coordination_topic(config),
             heartbeat_interval=heartbeat_s(queue),
             kafka=config.kafka,
         )
+        # One lock for the claims and for what is handed out under them.
+        self._changed = self._cluster.engine.changed
         try:
             name = f"{socket.gethostname()}-{uuid.uuid4().hex[:12]}".replace("/", "-")
             member = self._cluster.member(name, group_id)
@@ -80,112 +88,132 @@ class ClaimsConsumer(TopicConsumer[_Held]):
                 release_if_behind=False,
                 queue=queue.max_in_flight,
                 on_data_loss=queue.on_data_loss,
+                on_claim=self._claimed,
                 on_lost=self._claim_ended,
             )
         except BaseException:
             self._cluster.close(1.0)
             raise
-        self._thread = threading.Thread(target=self._feed, name="kafkamq-claims-feed", daemon=True)
-        self._thread.start()
 
     # Messages come.
 
-    def _feed(self) -> None:
-        try:
-            while not self._closing.is_set():
-                claimed = self._claims.receive(_POLL_S)
-                if claimed is not None:
-                    self._add(claimed)
-        except KafkaMQError as error:
-            if not self._closing.is_set():
-                self._fail(error)
-        except BaseException as error:  # noqa: BLE001 - whatever it is
-            self._fail(error)
+    def receive_many(self, n: int, timeout: float | timedelta = 1.0) -> list[Message]:
+        self._check_count(n)
+        self._check()
+        self._hurry.clear()
+        deadline_s = time.monotonic() + wait_seconds(timeout, may_be_endless=True)
+        wait_s = 0.0
+        while True:
+            with self._reading:
+                if not self._closing.is_set():
+                    self._claims.read(wait_s)
+            with self._changed:
+                self._check_failure()
+                messages = self._take(n)
+                left_s = deadline_s - time.monotonic()
+                if messages or left_s <= 0 or self._closing.is_set() or self._hurry.is_set():
+                    return messages
+                wait_s = min(left_s, _SLICE_S)
+                if self._is_blocked():  # a verdict comes sooner than a fetch ends
+                    self._changed.wait(min(wait_s, _BLOCKED_S))
+                    wait_s = 0.0
 
-    def _add(self, claimed: ClaimedMessage) -> None:
-        place = (claimed.topic, claimed.partition)
-        # Of one claim: what is under way when it ends must not move on the buffer of the next one.
-        buffer = (*place, claimed.token) if self._is_serial else None
-        with self._changed:
-            if self._tokens.get(place) != claimed.token:
-                self._lose_held(place)  # left of a claim that was given back
-            self._tokens[place] = claimed.token
-            self._waiting.add(buffer, _Item(claimed, 1))
-            self._changed.notify()
-            while len(self._waiting) >= self._queue.max_in_flight and not self._closing.is_set():
-                self._changed.wait(_POLL_S)  # back-pressure: receives make room
+    def _is_blocked(self) -> bool:
+        """Whether something may be handed out without another one's being read."""
+        if self._retries.next_due_ms() is not None or self.in_flight >= self._queue.max_in_flight:
+            return True
+        return any(each.open_count >= self._credit for each in self._partitions.values())
 
     def _fill(self, n: int) -> None:
         now_ms = monotonic_ms()
         while len(self._ready) < n:
-            taken = self._waiting.take(now_ms)
-            if taken is None:
+            retry = self._retries.take(now_ms)
+            if retry is not None:
+                self._ready.append(retry[1])
+                continue
+            found = self._claims.take_read(n - len(self._ready), self._credit_of)
+            if not found:
                 return
-            buffer, item = taken
-            self._ready.append(
-                TopicMessage(
-                    self, item.claimed._record, delivery_count=item.count, place=(buffer, item)
-                )
-            )
+            partition = self._partitions[found[0].topic, found[0].partition]
+            partition.open_count += len(found)
+            self._ready += [
+                TopicMessage(self, each._record, place=(partition, each)) for each in found
+            ]
 
-    def receive_many(self, n: int, timeout: float | timedelta = 1.0) -> list[Message]:
-        messages = super().receive_many(n, timeout)
-        if messages:
-            with self._changed:
-                self._changed.notify_all()  # there is room
-        return messages
+    def _credit_of(self, place: tuple[str, int]) -> int:
+        partition = self._partitions.get(place)
+        return 0 if partition is None else self._credit - partition.open_count
+
+    def _may_hand_out(self, message: _Held) -> bool:
+        """What waits for a retry, too, is the next owner's when the lease has ended."""
+        partition, claimed = message.place
+        return not partition.is_over and self._claims.is_held(
+            claimed.topic, claimed.partition, claimed.token
+        )
 
     # Verdicts.
 
     def _done(self, message: _Held) -> None:
-        buffer, item = message.place
-        place = _place_of(item)
-        try:
-            with self._changed:  # first: the claim may end before the commit has returned
-                self._acked[place] = max(item.claimed.offset, self._acked.get(place, -1))
-            item.claimed.commit()
-        finally:
-            with self._changed:
-                self._waiting.done(buffer)
-                self._changed.notify_all()
+        partition, claimed = message.place
+        with self._changed:
+            partition.open_count -= 1
+            partition.acked = max(claimed.offset, partition.acked)
+            self._changed.notify_all()
+            claimed.commit()
 
     def _again(self, message: _Held, delay_ms: int) -> None:
-        buffer, item = message.place
-        claimed = item.claimed
+        partition, claimed = message.place
         with self._changed:
-            if self._tokens.get((claimed.topic, claimed.partition)) != claimed.token:
-                return  # its claim has ended: it is its next owner's
-            again = _Item(item.claimed, message.delivery_count + 1)
-            self._waiting.retry(buffer, again, monotonic_ms() + delay_ms)
+            if partition.is_over:
+                return  # it is its next owner's
+            again: _Held = TopicMessage(
+                self,
+                claimed._record,
+                delivery_count=message.delivery_count + 1,
+                place=message.place,
+            )
+            self._retries.retry(None, again, monotonic_ms() + delay_ms)
             self._changed.notify_all()
 
+    # What the claims tell; with their lock held, which is this consumer's.
+
+    def _claimed(self, topic: str, partition: int, token: int) -> None:
+        del token
+        self._lose_held((topic, partition))  # left of a claim that was given back
+        self._partitions[topic, partition] = _Partition()
+
     def _claim_ended(self, topic: str, partition: int, reason: str) -> None:
-        """A claim has ended; with the engine's lock held, so nothing here may wait for it."""
         _log.info(
             "a claim has ended",
             extra={"queue": self.queue_id, "partition": partition, "reason": reason},
         )
         place = (topic, partition)
-        is_lost = reason not in _GIVEN_BACK
-        with self._changed:
-            token = self._tokens.pop(place, None)
-            self._waiting.drop((*place, token))
-            self._waiting.keep(lambda _, item: _place_of(item) != place)
-            if is_lost:
-                self._lose_held(place)
-                acked = self._acked.pop(place, None)
-                if acked is not None and acked >= self._claims.confirmed_position(*place):
-                    self._forgotten.add(place)
-            for message in list(self._ready):
-                if _place_of(message.place[1]) == place and not self._closing.is_set():
-                    self._lose(message)
+        ended = self._partitions.get(place)
+        if ended is None:
+            return
+        ended.is_over = True
+        self._retries.keep(lambda _, message: message.place[0] is not ended)
+        if reason not in _GIVEN_BACK:
+            del self._partitions[place]
+            self._lose_held(place)
+            if ended.acked >= max(0, self._claims.confirmed_position(*place)):
+                self._forgotten.add(place)
+        for message in self._ready:
+            if message.place[0] is ended and not self._closing.is_set():
+                self._lose(message)
 
     def _lose_held(self, place: tuple[str, int]) -> None:
         for message in list(self._held.values()):
-            if _place_of(message.place[1]) == place and not self._closing.is_set():
+            claimed = message.place[1]
+            if (claimed.topic, claimed.partition) == place and not self._closing.is_set():
                 self._lose(message)
 
     # The end.
+
+    def _check_failure(self) -> None:
+        super()._check_failure()
+        if not self._claims.is_closed:
+            self._claims.check()
 
     def _confirm(self, timeout_s: float) -> None:
         self._check_failure()  # then nothing more is written
@@ -204,10 +232,12 @@ class ClaimsConsumer(TopicConsumer[_Held]):
             self._ready.clear()
             self._changed.notify_all()
         self._claims.stop()
-        self._thread.join(_JOIN_S)
-        self._claims.close(timeout=timeout_s)
-        self._cluster.close(timeout_s)
-
-
-def _place_of(item: _Item) -> tuple[str, int]:
-    return item.claimed.topic, item.claimed.partition
+        # A receive of another thread ends now; one of this thread, if a signal's handler closes,
+        # only when this returns.
+        is_free = self._reading.acquire(timeout=_JOIN_S)
+        try:
+            self._claims.close(timeout=timeout_s)
+            self._cluster.close(timeout_s)
+        finally:
+            if is_free:
+                self._reading.release()

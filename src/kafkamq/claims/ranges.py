@@ -328,11 +328,11 @@ class RangeClaims:
         if not claimed.first < next_offset <= claimed.next:
             raise StateError(f"{claimed!r} cannot be done up to {next_offset}")
         with self._changed:
-            if self._ending.pop(claimed.token, 0) == next_offset and not self._is_open(claimed):
+            place = (claimed.partition, claimed.first, next_offset)
+            if self._ending.pop(claimed.token, 0) == next_offset and not self._is_open(*place):
                 claimed.first = next_offset  # what had no answer stands in the log
                 return
             self._require(claimed)
-            place = (claimed.partition, claimed.first, next_offset)
             write = self._member.end(RangeType.DONE, place, lease_clock_ms(), self._clock.now_s())
             if next_offset < claimed.next:
                 before = (claimed.first, claimed.next)
@@ -345,13 +345,13 @@ class RangeClaims:
                     self._ending[claimed.token] = next_offset
                     raise DeadlineExceededError(f"{claimed!r} could not be written as done")
                 self._changed.wait(_SLICE_S)
-            if self._is_open(claimed):
+            if self._is_open(*place):
                 self._lost(claimed)  # it was another one's before that stood in the log
             claimed.first = next_offset
 
-    def _is_open(self, claimed: ClaimedRange) -> bool:
-        place = (self.group_id, self.topic, claimed.partition)
-        return self._state.is_open(*place, claimed.first)
+    def _is_open(self, partition: int, first: int, end: int) -> bool:
+        """Also where another member has done a part of it since."""
+        return self._state.is_open(self.group_id, self.topic, partition, first, end)
 
     def _require(self, claimed: ClaimedRange) -> None:
         with self._changed:

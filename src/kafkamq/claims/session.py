@@ -125,6 +125,7 @@ class ClaimSession:
     start: Fetch | None = None  # once it is held
     is_takeover: bool = False  # its former owner fell silent
     wake_ms: int = -NEVER_MS
+    heard_at: int = -1  # the last record that asked for it, and was judged
     open_commits: int = 0  # writes whose offsets are being committed
 
     @property

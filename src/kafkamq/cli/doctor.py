@@ -20,6 +20,7 @@ from kafkamq.dev.java import java_command
 from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, KafkaMQError
 from kafkamq.markers.tracker.cluster_checks import Check, cluster_checks
 from kafkamq.queue.queue_topic import check_any_topic, check_name
+from kafkamq.transport.admin import Admin
 
 PACKAGES = ("confluent-kafka", "protobuf")
 EXTRAS = {
@@ -110,6 +111,8 @@ def _of_queue(config: ServiceConfig, topic: str, *, max_lease_ms: int) -> Iterat
     try:
         check_name(config, topic)
         findings = check_any_topic(replace(config, message_topic=topic), max_lease_ms=max_lease_ms)
+        with Admin(config) as admin:
+            rights = admin.rights_on(topic)
     except (BrokerError, ConfigError, DeadlineExceededError) as error:
         yield Check("refuse", topic, str(error))
         return
@@ -117,3 +120,7 @@ def _of_queue(config: ServiceConfig, topic: str, *, max_lease_ms: int) -> Iterat
         yield Check(finding.level, finding.topic, finding.text)
     if not findings:
         yield Check("ok", topic, "can be a queue, and lacks nothing")
+    if rights and "READ" not in rights:
+        yield Check("warn", topic, "this principal lacks Read: no worker or tracker can run as it")
+    elif rights and "WRITE" not in rights:
+        yield Check("ok", topic, "this principal may read: enough for workers; trackers also Write")

@@ -12,6 +12,7 @@ from kafkamq.cli import output
 from kafkamq.cli.options import Json
 from kafkamq.errors import BrokerError, ConfigError
 
+Host = Annotated[str, typer.Option(help="Host that the process runs on.")]
 _TIMEOUT_S = 5.0
 
 
@@ -19,7 +20,7 @@ def health(
     port: Annotated[
         int, typer.Option("--port", min=1, max=65535, help="The process's --metrics-port.")
     ] = 9400,
-    host: Annotated[str, typer.Option(help="Host that the process runs on.")] = "localhost",
+    host: Host = "localhost",
     live: Annotated[
         bool, typer.Option("--live", help="Ask only whether the process is alive (/live).")
     ] = False,
@@ -31,7 +32,7 @@ def health(
     handlers do not hang, for a tracker that it has read what its predecessor wrote, and redelivers.
     """
     path = "/live" if live else "/ready"
-    found = _ask(host, port, path)
+    found = _loops(host, port, path)
     if as_json:
         output.print_json(found)
     else:
@@ -52,17 +53,27 @@ def health(
         raise typer.Exit(1)
 
 
-def _ask(host: str, port: int, path: str) -> dict[str, Any]:
+def _loops(host: str, port: int, path: str) -> dict[str, Any]:
+    try:
+        found = json.loads(ask(host, port, path))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or "loops" not in found:
+        raise not_ours(port)
+    return found
+
+
+def ask(host: str, port: int, path: str) -> bytes:
+    """What a process answers at its metrics port."""
     connection = HTTPConnection(host, port, timeout=_TIMEOUT_S)
     try:
         connection.request("GET", path)
-        found = json.loads(connection.getresponse().read())
+        return connection.getresponse().read()
     except (OSError, HTTPException) as error:
         raise BrokerError(f"nobody answers at {host}:{port}: {error}", code="NO_ANSWER") from None
-    except ValueError:
-        found = None
     finally:
         connection.close()
-    if not isinstance(found, dict) or "loops" not in found:
-        raise ConfigError(f"--port {port}: what answers there is no --metrics-port of kafkamq")
-    return found
+
+
+def not_ours(port: int) -> ConfigError:
+    return ConfigError(f"--port {port}: what answers there is no --metrics-port of kafkamq")

@@ -42,7 +42,9 @@ class Advance(Protocol):
 
 def prepare_stdout() -> None:
     """See that what cannot be written is an OSError, and what has no character an escape."""
-    if sys.stdout is None:  # it was closed before the start
+    if sys.stderr is None:  # it was closed before the start: nobody wants to know
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    if sys.stdout is None:
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")  # which refuses
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")

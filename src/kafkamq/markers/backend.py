@@ -24,20 +24,17 @@ class _MarkersBackend:
     def open_consumer(
         self, connections: Connections, queue: QueueConfig, plan: ConsumerPlan
     ) -> Consumer:
-        """See ``QueueBackend.open_consumer``."""
         if not queue.topic:
             look_for_mqgo_workers(connections.namespace, queue)
         check_session(connections.config, queue)
         return MarkersConsumer(connections.namespace_of(queue), queue, plan.on_lease_lost)
 
     def open_producer(self, connections: Connections, queue: QueueConfig) -> Producer:
-        """See ``QueueBackend.open_producer``."""
         connections.namespace_of(queue).require(queue.max_lease_ms)
         make = AnyTopicProducer if queue.topic else MarkersProducer
         return make(connections.sender(queue), queue)
 
     def open_settler(self, connections: Connections, queue: QueueConfig) -> Settler:
-        """See ``QueueBackend.open_settler``."""
         return QueueSettler(connections.namespace_of(queue), queue)
 
     def create_topics(

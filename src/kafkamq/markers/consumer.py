@@ -41,6 +41,7 @@ MAX_EXIT_S = 5.0  # how long the interpreter's end waits
 _LEAVE_S = 10.0  # for the group, at most
 _LEAST_S = 0.5  # for each step of an end whose time is over
 _SLICE_S = 0.25
+_YIELD_S = 1e-6  # as short as the system allows
 _LEASE = attrgetter("_lease")
 _log = logging.getLogger(__name__)
 
@@ -202,7 +203,7 @@ class MarkersConsumer(Consumer):
         state, intake = self._state, self.intake
         state.check()
         ready, now_ms = intake.ready, monotonic_ms()
-        intake.asked_ms = now_ms
+        is_later, intake.asked_ms = now_ms > intake.asked_ms, now_ms
         if not ready:
             return False
         with state.lock:
@@ -232,8 +233,11 @@ class MarkersConsumer(Consumer):
             state.renew_id()
             if not ready:
                 self._drained(now_ms)
-        if intake.is_fast:  # there is room for more ahead
+        if is_later and intake.is_fast:
+            # There is room for more ahead. The intake gets a turn now and then, each millisecond:
+            # a thread that never waits would keep the interpreter's lock from it for five.
             state.intake.ring()
+            time.sleep(_YIELD_S)
         self._ack_writer.handed_out(cast("list[MarkersMessage]", taken))
         return bool(taken)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TypeVar
 
 from kafkamq.errors import KafkaMQError
 from kafkamq.transport.commits import GroupOffsets
+from kafkamq.transport.job_thread import JobThread
 
 Answer = TypeVar("Answer")
 Question = Callable[["Helper"], Answer]
@@ -28,13 +28,11 @@ class Helper:
         self, name: str, open_client: Callable[[], GroupOffsets], wake: Callable[[], None]
     ) -> None:
         """``wake`` is called when an answer is there."""
-        self._name = name
         self._open_client = open_client
         self._wake = wake
         self._client: GroupOffsets | None = None
-        self._questions: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._answers: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._thread = JobThread(name)
 
     def ask(self, question: Question[Answer], heard: Heard[Answer]) -> None:
         """Ask, behind what was asked before; ``heard`` gets the answer, or why there is none."""
@@ -52,10 +50,7 @@ class Helper:
             self._answers.put(lambda: heard(answer, failure))
             self._wake()
 
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
-        self._questions.put(run)
+        self._thread.add(run)
 
     @property
     def client(self) -> GroupOffsets:
@@ -69,16 +64,10 @@ class Helper:
         while not self._answers.empty():
             self._answers.get()()
 
-    def _run(self) -> None:
-        while True:
-            question = self._questions.get()
-            if question is None:
-                break
-            question()
-        if self._client is not None:
-            self._client.close()
-
     def end(self) -> None:
         """End the thread behind the present question, and its client; does not wait."""
-        if self._thread is not None:
-            self._questions.put(None)
+        self._thread.end(self._close_client)
+
+    def _close_client(self) -> None:
+        if self._client is not None:
+            self._client.close()

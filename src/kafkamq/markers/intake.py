@@ -42,7 +42,8 @@ MAX_AGE_S = 15.0  # an intake that has not turned for so long is taken for hung
 MANY = 100  # records of one poll, behind which there are more: these are read first
 _SENT_S = 0.002  # one wait for reports of STARTs ...
 _OUTAGE_S = 0.02  # ... or for the answer to a commit, which comes late anyway
-_COMMIT_S = 0.0003  # one wait for the answer to a commit
+_COMMIT_S = 0.0003  # one wait for the answer to a commit ...
+_AWAITED_S = 0.0001  # ... that a receive waits for
 _BLOCK_S = 0.25  # in the client, which cannot be woken
 _IDLE_S = 0.1  # between two polls while nothing is wanted
 _GATE_S = 0.02  # how often it is looked whether there is room, and R6 is asked
@@ -202,21 +203,33 @@ class Intake:
             self._starter.wait(0.0)
         if self._commit is not None:
             waited_s = time.monotonic() - self._began_s
-            bell.wait(max(_COMMIT_S, min(_OUTAGE_S, waited_s / 4)))
+            is_awaited = self.demand is not None and not self.ready
+            least_s = _AWAITED_S if is_awaited else _COMMIT_S
+            bell.wait(max(least_s, min(_OUTAGE_S, waited_s / 4)))
             return
-        if not self._wanted() or self._no_more.is_set():
+        wanted = self._wanted()
+        if not wanted:
             bell.wait(_IDLE_S)
-        elif self.pipeline.startable_count or self._transaction or self._late or self._room() <= 0:
+        elif (
+            self.pipeline.startable_count
+            or self._transaction
+            or self._late
+            or not self._poll_room(wanted)
+            or self._room() <= 0
+        ):
             bell.wait(_GATE_S)
         else:
             self._block_s = _BLOCK_S
 
+    def _poll_room(self, wanted: int) -> int:
+        """How many own messages a poll may bring; what may not be STARTed yet has a bound, too."""
+        pipeline = self.pipeline
+        return max(0, min(wanted - pipeline.startable_count, 2 * wanted + MANY - len(pipeline)))
+
     def _poll(self) -> None:
         self._has_more = False
-        wanted = 0 if self._no_more.is_set() else self._wanted()
-        # What may not be STARTed yet has a bound, too.
-        room = min(wanted - self.pipeline.startable_count, 2 * wanted + MANY - len(self.pipeline))
-        room = max(0, room) if wanted else 0
+        wanted = self._wanted()
+        room = self._poll_room(wanted) if wanted else 0
         now_ms = monotonic_ms()
         # A poll takes a record; one that brings the answer to a commit must not wait.
         if not room and self._commit is None and now_ms - self._polled_ms < _FULL_MS:
@@ -227,6 +240,8 @@ class Intake:
 
     def _wanted(self) -> int:
         """Messages that are asked for now, or will be soon."""
+        if self._no_more.is_set():
+            return 0
         demand = self.demand
         if demand is not None and time.monotonic() < demand.until_s:
             self._last_start, self._last_count = demand.start, demand.count

@@ -79,7 +79,7 @@ class MarkersAcknowledger(Acknowledger, Protocol):
 
 
 class MarkersMessage(Message):
-    """See ``Message``. Its START gives it its lease; a redelivered message is another copy."""
+    """A message with a lease, which its START gives it; a redelivered one is another copy."""
 
     __slots__ = ("_expiry_ms", "_lease", "offset", "payload")
 
@@ -128,7 +128,6 @@ class MarkersMessage(Message):
 
     @property
     def deadline(self) -> float:
-        """See ``Message.deadline``."""
         return public_s(self._lease.deadline_ms)
 
     @property
@@ -137,7 +136,6 @@ class MarkersMessage(Message):
         return self._lease.sharing is not Sharing.NONE
 
     def ack(self, *, wait: bool = False) -> None:
-        """See ``Message.ack``."""
         lease = self._lease
         acknowledger = self._acknowledger
         state = acknowledger.state
@@ -155,7 +153,7 @@ class MarkersMessage(Message):
 
 
 class AnyTopicMessage(MarkersMessage):
-    """See ``MarkersMessage``, in a topic that anybody writes to (R37): the key is the sender's."""
+    """A message of a topic that anybody writes to (R37): its key is the sender's."""
 
     __slots__ = ()
 

@@ -7,7 +7,7 @@ import random
 from kafkamq.config import QueueConfig
 from kafkamq.errors import ConfigError, StateError, WireError
 from kafkamq.markers.wire.markers import decode_marker, encode_end, encode_schedule
-from kafkamq.queue.delivery import Delivery
+from kafkamq.queue.delivery import Delivery, Destination
 from kafkamq.queue.producer import Producer
 from kafkamq.queue.sender import Sender
 from kafkamq.queue.wire.headers import message_headers
@@ -22,7 +22,7 @@ _CANCEL_TIMEOUT_S = 30.0
 
 
 class MarkersProducer(Producer):
-    """See ``Producer``. All queues of a namespace share a topic: keys begin with the queue's id."""
+    """Sends to the topic that a namespace's queues share: keys begin with the queue's id."""
 
     _unkeyed: bytes
 
@@ -32,7 +32,6 @@ class MarkersProducer(Producer):
         self._unkeyed = join_key(queue.queue_id)
 
     def cancel(self, token: ScheduleToken) -> None:
-        """See ``Producer.cancel``."""
         if not isinstance(token, ScheduleToken):
             raise ConfigError(
                 f"token is a {type(token).__name__}: give the schedule of a confirmed, delayed "
@@ -42,7 +41,8 @@ class MarkersProducer(Producer):
         marker, due_ms = self._read_schedule(token)
         identity = MessageId(token.partition, token.offset)
         topic = self._namespace.config.marker_topic
-        delivery = Delivery(self._sender, token.queue_id, "", topic, False)
+        destination = Destination(self._sender, token.queue_id, topic, is_counted=False)
+        delivery = Delivery(destination, "")
         key = b"" if marker is None else marker.key
         value = encode_end(identity, Outcome.ACK, of_schedule=True)
         self._sender.produce(topic, value, key, token.partition, None, delivery._report)
@@ -79,7 +79,8 @@ class MarkersProducer(Producer):
                 f"{facts.max_marker_bytes} at most (max.message.bytes)"
             )
         partition = int(random.random() * facts.marker_partitions)  # R26
-        delivery = Delivery(self._sender, self.queue_id, id, topic, True)
+        destination = Destination(self._sender, self.queue_id, topic, is_delayed=True)
+        delivery = Delivery(destination, id)
         self._sender.produce(topic, value, key, partition, None, delivery._report)
         return delivery
 
@@ -142,5 +143,5 @@ class AnyTopicProducer(Producer):
         raise ConfigError(f"delay: topic {self._topic} is not the namespace's, which alone has it")
 
     def cancel(self, token: ScheduleToken) -> None:
-        """See ``Producer.cancel``: no send here is delayed."""
+        """Refuse it: no send here is delayed."""
         raise ConfigError(f"cancel: nothing is delayed in topic {self._topic}")

@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, TypeAlias
 
 from kafkamq.errors import BrokerError
@@ -55,30 +55,34 @@ MessageRun: TypeAlias = "Run[MarkersMessage]"
 
 
 class Start:
-    """A START on its way into the log: what its delivery report finds, however late it comes."""
+    """A START on its way into the log: what its delivery report finds, however late it comes.
 
-    __slots__ = ("error", "leases", "number", "record", "runs", "step", "value")
+    It must not lead back to its step: the messages of both would wait for the garbage collector.
+    """
+
+    __slots__ = ("error", "leases", "number", "record", "reports", "runs", "value", "written_ms")
 
     def __init__(
         self,
-        step: Step,
+        reports: deque[Start],
         number: int,
         value: bytes,
         leases: Sequence[Lease],
         runs: Collection[MessageRun],
     ) -> None:
-        self.step = step
+        self.reports = reports
         self.number = number  # marker partition
         self.value = value
         self.leases = leases
         self.runs = runs  # those that it names
+        self.written_ms = 0  # monotonic; not after it was written
         self.record: Record | None = None
         self.error: KafkaError | None = None
 
     def reported(self, error: KafkaError | None, record: Record | None) -> None:
         """Kafka's delivery report; what it says is read by the intake, not in the call-back."""
         self.error, self.record = error, record
-        self.step.reports.append(self)
+        self.reports.append(self)
 
 
 class Step:
@@ -88,13 +92,14 @@ class Step:
         self.runs = runs
         self.reports = reports
         self.starts: dict[int, list[Start]] = {}  # by marker partition
-        self.written_ms = 0  # monotonic; not after they were written
 
     def records(self) -> dict[int, list[dict[str, Any]]]:
         """By marker partition, as produce_batch takes them, at once: leases begin now."""
-        self.written_ms = monotonic_ms()
+        now_ms = monotonic_ms()
         for run in self.runs:
-            run.sent_ms = self.written_ms
+            run.sent_ms = now_ms
+        for start in chain.from_iterable(self.starts.values()):
+            start.written_ms = now_ms
         return {
             number: [
                 {
@@ -284,7 +289,7 @@ class Starter:
         leases: Sequence[Lease],
         runs: Collection[MessageRun],
     ) -> None:
-        step.starts.setdefault(number, []).append(Start(step, number, value, leases, runs))
+        step.starts.setdefault(number, []).append(Start(step.reports, number, value, leases, runs))
         for run in runs:
             run.unreported += 1
 
@@ -359,15 +364,15 @@ class Starter:
     @property
     def oldest_ms(self) -> int:
         """When the oldest of these was written; monotonic."""
-        return next(iter(self._unreported)).step.written_ms
+        return next(iter(self._unreported)).written_ms
 
     def late_partitions(self, patience_ms: int) -> set[int]:
         """Partitions of the messages with STARTs to marker partitions that do not answer."""
         until_ms = monotonic_ms() - patience_ms
         self._late_count = 0
-        if not self._unreported or next(iter(self._unreported)).step.written_ms > until_ms:
+        if not self._unreported or next(iter(self._unreported)).written_ms > until_ms:
             return set()
-        numbers = {each.number for each in self._unreported if each.step.written_ms <= until_ms}
+        numbers = {each.number for each in self._unreported if each.written_ms <= until_ms}
         late = [each for each in self._unreported if each.number in numbers]
         self._late_count = len(late)
         runs = (run for start in late for run in start.runs)
@@ -400,13 +405,14 @@ class Starter:
     def transacted(self, step: Step) -> None:
         """Its transaction is committed: all its STARTs are in the log."""
         with self._state.lock:
-            for start in step.reports:
+            while step.reports:
+                start = step.reports.popleft()
                 if start.error is None:
                     self._delivered(start)
 
     def _delivered(self, start: Start) -> None:
         """Whatever became of its runs meanwhile; with the lock held."""
-        state, record, written_ms = self._state, start.record, start.step.written_ms
+        state, record, written_ms = self._state, start.record, start.written_ms
         assert record is not None, "it is reported"
         log_ms, offset = record.timestamp()[1], record.offset()
         state.namespace.broker_clock.reported(log_ms, written_ms)

@@ -9,14 +9,13 @@ its transactional id is, so every consumer has a random one.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from queue import SimpleQueue
 from typing import Any
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError
 from kafkamq.transport.errors import Meaning, meaning
+from kafkamq.transport.job_thread import JobThread
 from kafkamq.transport.record import TopicPartition
 from kafkamq.transport.transactions import TransactionalProducer
 
@@ -52,9 +51,7 @@ class Transactor:
         self._message_topic = config.message_topic
         self._producer = TransactionalProducer(config, transactional_id)
         self._wake = wake
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="kafkamq-exactly-once", daemon=True)
-        self._thread.start()
+        self._thread = JobThread("kafkamq-exactly-once")
 
     def begin(
         self,
@@ -90,7 +87,7 @@ class Transactor:
             transaction.is_over = True
             self._wake()
 
-        self._jobs.put(job)
+        self._thread.add(job)
         return transaction
 
     def _transact(
@@ -123,17 +120,7 @@ class Transactor:
         except KafkaMQError as error:
             _log.info("a transaction is not settled yet", extra={"error": str(error)})
 
-    def _run(self) -> None:
-        while True:
-            job = self._jobs.get()
-            if job is None:
-                break
-            job()
-        self._producer.close()
-
     def close(self, timeout_s: float) -> None:
         """Abort what is open and end the client; bounded, what takes longer goes on behind us."""
-        self._jobs.put(None)
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
+        if not self._thread.end(self._producer.close, timeout_s=timeout_s):
             _log.warning("ending a transaction takes long and goes on")

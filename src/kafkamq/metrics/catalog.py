@@ -66,7 +66,12 @@ NAMES_OF_OURS = Counter(
 IN_FLIGHT = Gauge("kafkamq_in_flight", "Messages held by this process's workers.", _QUEUE)
 READY = Gauge("kafkamq_ready", "Of these, what no receive has taken yet.", _QUEUE)
 UNDER_WAY = Gauge("kafkamq_under_way", "Messages STARTed and not committed.", _QUEUE)
-POLL_AGE = Gauge("kafkamq_poll_age_seconds", "Since the last poll of a queue's topic.", _QUEUE)
+POLL_AGE = Gauge(
+    "kafkamq_poll_age_seconds",
+    "Since the last poll of a queue's topic, of the consumer that polled the longest ago.",
+    _QUEUE,
+    combine=max,
+)
 HANDLING_SECONDS = Histogram(
     "kafkamq_receive_to_verdict_seconds",
     "From STARTed and committed to the verdict.",

@@ -6,10 +6,12 @@ show what was counted. Hot paths add once per batch, never once per message.
 
 from __future__ import annotations
 
+import operator
 import threading
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 Labels = tuple[str, ...]
 """Values of a family's labels, in their order."""
@@ -21,15 +23,24 @@ Source = Callable[[], Mapping[Labels, float]]
 class Family:
     """A named metric with a fixed set of labels; thread-safe.
 
-    What several sources and ``add`` say of the same labels is summed.
+    What several sources and ``add`` say of the same labels is summed, or what ``combine`` makes of
+    two values.
     """
 
     kind = ""
 
-    def __init__(self, name: str, text: str, labels: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        labels: tuple[str, ...] = (),
+        *,
+        combine: Callable[[float, float], float] = operator.add,
+    ) -> None:
         self.name = name
         self.text = text
         self.labels = labels
+        self._combine = combine
         self._lock = threading.Lock()
         self._values: dict[Labels, float] = {}
         self._sources: list[Source] = []
@@ -53,7 +64,7 @@ class Family:
             result = dict(self._values)
         for found in asked:
             for labels, value in found.items():
-                result[labels] = result.get(labels, 0.0) + value
+                result[labels] = self._combine(result[labels], value) if labels in result else value
         return result
 
     def _labels(self, labels: Iterable[object]) -> Labels:
@@ -117,6 +128,14 @@ class Histogram(Family):
             for seconds, count in observed:
                 found.counts[bisect_left(self.buckets, seconds)] += count
                 found.total += seconds * count
+
+    def observe_each(self, seconds: Sequence[float], *labels: object) -> None:
+        """As ``observe_all``, of many that count once, a bucket at a time."""
+        ordered = sorted(seconds)
+        ends = [0, *(bisect_right(ordered, edge) for edge in self.buckets), len(ordered)]
+        groups = [ordered[start:end] for start, end in pairwise(ends) if start < end]
+        means = [(min(sum(group) / len(group), group[-1]), len(group)) for group in groups]
+        self.observe_all(means, *labels)
 
     def distributions(self) -> dict[Labels, Distribution]:
         with self._lock:

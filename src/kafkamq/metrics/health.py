@@ -46,7 +46,7 @@ class HandlerPool(Protocol):
         """Whether it does not hang, or not for long."""
 
     def describe(self, now_s: float) -> str:
-        """The same for people; empty while there is nothing to say."""
+        """What is wrong, for people to read; empty while there is nothing to say."""
 
 
 class Loop:

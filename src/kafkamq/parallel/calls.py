@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from kafkamq.parallel.record import ParallelRecord, PlainRecord
 from kafkamq.queue.arguments import Binder, wants_body
 from kafkamq.queue.schemas.deserializer import Deserializer
 from kafkamq.runtime.batches import bound
-from kafkamq.runtime.child import RemoteCall
+from kafkamq.runtime.child import remote_call
 from kafkamq.runtime.middleware import Middleware, surrounded
 from kafkamq.runtime.process_executor import Processes
 from kafkamq.runtime.rules.fan_out import FanOut
@@ -75,20 +74,13 @@ def processes_of(
     slots = slots or config.threads
     if config.batch_size:
         raise ConfigError("processes= takes records in pieces of its own; leave batch_size out")
-    try:
-        function = pickle.dumps((handler, config.middleware, config.deserializer))
-    except Exception as error:
-        raise ConfigError(
-            "processes= needs a handler that can be imported, as a module's function, and such"
-            f" middleware and deserializer ({error})"
-        ) from error
-    call = RemoteCall(
-        function=function,
-        prepare=from_fields,
+    call = remote_call(
+        (handler, config.middleware, config.deserializer),
+        from_fields,
         is_async=is_async,
         slots=slots,
         wants_all=wants_results,
-        timeout_ms=config.timeout_ms if is_async or slots > 1 else 0,
+        timeout_ms=config.timeout_ms,
     )
     return Processes(
         call=call,

@@ -66,6 +66,13 @@ class Plan:
     parts: list[tuple[Assignment, Progress, MapVerdict]] = field(default_factory=list)
     commits: list[OffsetCommit] = field(default_factory=list)
 
+    def is_current(self) -> bool:
+        """Whether all of its assignments last, with the logs that they are of."""
+        return all(
+            assignment.partition.phase is not PartitionPhase.CLOSED
+            for assignment, _, _ in self.parts
+        )
+
 
 def plan_commits(
     assignments: Iterable[Assignment],
@@ -278,7 +285,7 @@ class Committer:
             self._refusal = None  # nothing is missing
             return False
         try:
-            self._commits.commit(plan.commits)
+            self._commits.commit(plan.commits, plan.is_current)
         except KafkaException as error:
             self._failed(error)
             return True

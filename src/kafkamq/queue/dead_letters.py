@@ -355,7 +355,7 @@ class _Writer:
         return own
 
     def _partitions_of(self, topic: str) -> int:
-        """How many it has; 0: it does not exist."""
+        """The number of a topic's partitions; 0 where there is no such topic."""
         if topic not in self._partitions:
             with Admin(self._config) as admin:
                 found = admin.topics([topic]).get(topic)

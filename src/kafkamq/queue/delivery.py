@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from kafkamq.config import wait_seconds
 from kafkamq.errors import DeadlineExceededError
@@ -18,9 +19,40 @@ from kafkamq.types import ScheduleToken, SentMessage
 if TYPE_CHECKING:
     from kafkamq.queue.sender import Sender
 
+Notes: TypeAlias = "deque[tuple[int, float]]"
 _SLICE_S = 0.25  # how often a waiting caller looks for wrong credentials
 _log = logging.getLogger(__name__)
 _lock = threading.Lock()  # of all deliveries: only taken where somebody waits
+
+
+class Destination:
+    """Where messages of a queue go, and notes of those that are there: partition and latency.
+
+    ``is_delayed``: they are SCHEDULEs. ``is_counted``: they are messages, and no cancellations.
+    """
+
+    __slots__ = ("is_delayed", "notes", "queue_id", "sender", "topic")
+
+    def __init__(
+        self,
+        sender: Sender,
+        queue_id: str,
+        topic: str,
+        *,
+        is_delayed: bool = False,
+        is_counted: bool = True,
+    ) -> None:
+        self.sender = sender
+        self.queue_id = queue_id
+        self.topic = topic
+        self.is_delayed = is_delayed
+        self.notes: Notes = deque(maxlen=0)
+        if is_counted:
+            self.notes = sender.recorder.notes_of(queue_id, is_delayed=is_delayed)
+
+    def doing(self) -> str:
+        """What is done there, for people."""
+        return f"sending to {self.topic}"
 
 
 class Delivery:
@@ -31,27 +63,19 @@ class Delivery:
 
     __slots__ = (
         "_callbacks",
+        "_destination",
         "_error",
         "_event",
         "_id",
         "_offset",
         "_partition",
-        "_queue_id",
-        "_sender",
         "_timestamp_ms",
-        "_token",
-        "_topic",
     )
 
-    def __init__(self, sender: Sender, queue_id: str, id: str, topic: str, token: bool) -> None:
-        self._sender = sender
-        self._queue_id = queue_id
+    def __init__(self, destination: Destination, id: str) -> None:
+        self._destination = destination
         self._id = id
-        self._topic = topic
-        self._token = token
-        self._partition = -1
-        self._offset = -1
-        self._timestamp_ms = -1
+        self._partition = self._offset = self._timestamp_ms = -1
         self._error: KafkaError | None = None
         self._event: threading.Event | None = None
         self._callbacks: list[Callable[[Delivery], None]] | None = None
@@ -74,15 +98,14 @@ class Delivery:
         if not self.done():
             self._wait(None if timeout is None else wait_seconds(timeout, may_be_endless=True))
         if self._error is not None:
-            error = broker_error(self._error, f"sending to {self._topic}")
-            raise error from None
-        token = None
-        if self._token:
-            token = ScheduleToken(self._queue_id, self._partition, self._offset)
+            raise broker_error(self._error, self._destination.doing()) from None
+        queue_id, token = self._destination.queue_id, None
+        if self._destination.is_delayed:
+            token = ScheduleToken(queue_id, self._partition, self._offset)
         return SentMessage(
-            self._queue_id,
+            queue_id,
             self._id,
-            self._topic,
+            self._destination.topic,
             self._partition,
             self._offset,
             self._timestamp_ms,
@@ -105,39 +128,37 @@ class Delivery:
         if self.done():  # reported before the event was there to be set
             return
         deadline_s = None if timeout is None else time.monotonic() + timeout
-        doing = f"sending to {self._topic}"
+        doing = self._destination.doing()
         while True:
             left_s = _SLICE_S if deadline_s is None else deadline_s - time.monotonic()
             if event.wait(max(0.0, min(left_s, _SLICE_S))) or self.done():
                 return
-            self._sender.check(doing)
+            self._destination.sender.check(doing)
             if left_s <= 0:
                 raise self._late(doing, timeout or 0.0)
 
     def _late(self, doing: str, timeout: float) -> DeadlineExceededError:
-        return self._sender.watch.deadline(doing, timeout)
+        return self._destination.sender.watch.deadline(doing, timeout)
 
     def _report(self, error: KafkaError | None, record: Record) -> None:
+        destination = self._destination
         try:
-            self._take(error, record)
+            if error is None:
+                partition = self._partition = record.partition() or 0
+                self._timestamp_ms = record.timestamp()[1]
+                self._offset = record.offset() or 0  # last: from here on it is done
+                destination.notes.append((partition, record.latency() or 0.0))
+            else:
+                # First: after a fatal error of the client the next line may fail.
+                self._error = error
+                self._error = destination.sender.failed(error)
+                destination.sender.recorder.failed(destination.queue_id)
+            if self._event is not None:
+                self._event.set()
+            if self._callbacks is not None:
+                self._call_back()
         finally:
-            self._sender.reported += 1
-
-    def _take(self, error: KafkaError | None, record: Record) -> None:
-        if error is not None:
-            self._error = error  # first: after a fatal error of the client the next line may fail
-            self._error = self._sender.failed(error)
-            self._sender.recorder.failed(self._queue_id)
-        else:
-            self._partition = record.partition() or 0
-            self._timestamp_ms = record.timestamp()[1]
-            self._offset = record.offset() or 0  # last: from here on it is done
-            if self._id:  # else a cancellation
-                self._sender.recorder.sent(self._queue_id, record, is_delayed=self._token)
-        if self._event is not None:
-            self._event.set()
-        if self._callbacks is not None:
-            self._call_back()
+            destination.sender.reported += 1
 
     def _call_back(self) -> None:
         with _lock:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 
 from kafkamq.config import QueueConfig, milliseconds, utf8, wait_seconds
 from kafkamq.errors import ConfigError
-from kafkamq.queue.delivery import Delivery
+from kafkamq.queue.delivery import Delivery, Destination
 from kafkamq.queue.ids import uuid7
 from kafkamq.queue.rules.capabilities import Feature, require
 from kafkamq.queue.sender import Sender
-from kafkamq.queue.wire.headers import message_headers
+from kafkamq.queue.wire.headers import ID, message_headers
 from kafkamq.queue.wire.outgoing import OWN_HEADER_BYTES, checked_headers, checked_id, payload_bytes
 from kafkamq.queue.wire.partitions import key_partition
+from kafkamq.transport.producer import NewRecord
 from kafkamq.types import Headers, OutgoingMessage, ScheduleToken
+
+_TOGETHER = 500  # messages that ``send_many`` gives to the client at once
 
 
 class Producer:
@@ -32,6 +35,7 @@ class Producer:
         self._namespace = sender.namespace
         self._queue = queue
         self._topic = queue.topic or self._namespace.config.message_topic
+        self._destination = Destination(sender, queue.queue_id, self._topic)
 
     def __enter__(self) -> Producer:
         return self
@@ -84,54 +88,97 @@ class Producer:
         """
         if delay:
             self._require(Feature.DELAYED_SEND, "send(delay=...)")
-        if ttl is not None:
-            self._require(Feature.TTL, "send(ttl=...)")
-        delay_ms = milliseconds(delay, name="delay") if delay else 0
-        ttl_ms = None if ttl is None else milliseconds(ttl, name="ttl")
+            delay_ms = milliseconds(delay, name="delay")
+        record, delivery = self._outgoing(payload, key, headers, ttl, id)
+        if delay and delay_ms:
+            return self._schedule(payload, record[1], record[3] or (), delivery._id, delay_ms)
+        self._sender.produce(self._topic, *record)
+        return delivery
+
+    def send_many(self, messages: Iterable[OutgoingMessage]) -> list[Delivery]:
+        """Queue many messages; as ``send``, one after the other."""
+        deliveries: list[Delivery] = []
+        waiting: list[NewRecord] = []
+        # What an iterator is still to bring may take long.
+        together = _TOGETHER if isinstance(messages, Sequence) else 1
+        try:
+            for message in messages:
+                if message.delay:
+                    self._produce_all(waiting)
+                    delivery = self.send(
+                        message.payload,
+                        key=message.key,
+                        headers=message.headers,
+                        delay=message.delay,
+                        ttl=message.ttl,
+                        id=message.id,
+                    )
+                else:
+                    record, delivery = self._outgoing(
+                        message.payload, message.key, message.headers, message.ttl, message.id
+                    )
+                    waiting.append(record)
+                    if len(waiting) >= together:
+                        self._produce_all(waiting)
+                deliveries.append(delivery)
+        finally:
+            self._produce_all(waiting)  # also those before one that is refused
+        return deliveries
+
+    def _produce_all(self, waiting: list[NewRecord]) -> None:
+        """Queue these in their order, and forget them."""
+        done = 0
+        try:
+            while done < len(waiting):
+                done += self._sender.produce_all(self._topic, waiting[done:])
+                if done < len(waiting):  # it waits for room, or says why it is refused
+                    self._sender.produce(self._topic, *waiting[done])
+                    done += 1
+        finally:
+            waiting.clear()
+
+    def _outgoing(
+        self,
+        payload: bytes | None,
+        key: bytes | str | None,
+        headers: Mapping[str, bytes] | None,
+        ttl: float | timedelta | None,
+        id: str | None,
+    ) -> tuple[NewRecord, Delivery]:
+        """A message as it is written, checked."""
+        size = OWN_HEADER_BYTES
+        size += len(payload) if isinstance(payload, bytes) else payload_bytes(payload)
         record_key = self._unkeyed if key is None else self._key_of(key)
-        size = payload_bytes(payload) + OWN_HEADER_BYTES
         if record_key is not None:
             size += len(record_key)
         if id is None:
-            message_id = uuid7()
+            id = uuid7()
         else:
-            message_id = id
             size += len(checked_id(id))
-        own, own_bytes = checked_headers(headers)
-        size += own_bytes
-        every = self._headers_of(own, message_id, ttl_ms)
-        topic, facts = self._topic, self._namespace.facts()
+        own: Headers = ()
+        if headers is not None:
+            own, own_bytes = checked_headers(headers)
+            size += own_bytes
+        ttl_ms = None
+        if ttl is not None:
+            self._require(Feature.TTL, "send(ttl=...)")
+            ttl_ms = milliseconds(ttl, name="ttl")
+        every = self._headers_of(own, id, ttl_ms)
+        facts = self._namespace.facts()
         if size > facts.max_message_bytes:
             raise ConfigError(
-                f"the message has {size} bytes with key and headers: {topic} and "
+                f"the message has {size} bytes with key and headers: {self._topic} and "
                 f"{self._namespace.config.dead_letter_topic} take {facts.max_message_bytes} at most"
                 " (max.message.bytes less what a copy or a dead letter adds); send a reference to"
                 " the data instead"
             )
-        if delay_ms:
-            return self._schedule(payload, record_key, every, message_id, delay_ms)
         count = facts.message_partitions
         if key is None or record_key is None:
             partition = int(random.random() * count)
         else:
             partition = key_partition(record_key, count)
-        delivery = Delivery(self._sender, self._queue.queue_id, message_id, topic, False)
-        self._sender.produce(topic, payload, record_key, partition, every, delivery._report)
-        return delivery
-
-    def send_many(self, messages: Iterable[OutgoingMessage]) -> list[Delivery]:
-        """Queue many messages; as ``send``, one after the other."""
-        return [
-            self.send(
-                message.payload,
-                key=message.key,
-                headers=message.headers,
-                delay=message.delay,
-                ttl=message.ttl,
-                id=message.id,
-            )
-            for message in messages
-        ]
+        delivery = Delivery(self._destination, id)
+        return (payload, record_key, partition, every, delivery._report), delivery
 
     def cancel(self, token: ScheduleToken) -> None:
         """Take back a delayed message; returns when the cancellation is in the log.
@@ -160,6 +207,8 @@ class Producer:
         self._sender.flush(timeout_s)
 
     def _headers_of(self, own: Headers, id: str, ttl_ms: int | None) -> Headers:
+        if not own and ttl_ms is None:
+            return ((ID, id.encode()),)
         return message_headers(own, id=id, ttl_ms=ttl_ms)
 
     # What a backend with a shared topic, or with delays, does otherwise.

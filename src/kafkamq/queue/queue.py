@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kafkamq.config import QueueConfig, milliseconds
+from kafkamq.config import QueueConfig, milliseconds, wait_seconds
 from kafkamq.errors import ConfigError
 from kafkamq.queue.backend import ConsumerPlan, QueueBackend, check_order, load
 from kafkamq.queue.connections import Connections, Settler
@@ -89,7 +89,7 @@ class Queue:
 
     # Verdicts from elsewhere.
 
-    def ack(self, token: str, *, timeout: float = 30.0) -> None:
+    def ack(self, token: str, *, timeout: float | timedelta = 30.0) -> None:
         """A message is done, whichever process holds it; it waits for what the log says of that.
 
         Args:
@@ -104,7 +104,8 @@ class Queue:
             BrokerError, DeadlineExceededError: Kafka did not confirm. The verdict may be in the
                 log: when it is given again, StateError says so.
         """
-        self._settler("ack").settle(token, Outcome.ACK, timeout_s=timeout)
+        timeout_s = wait_seconds(timeout, may_be_endless=True)
+        self._settler("ack").settle(token, Outcome.ACK, timeout_s=timeout_s)
 
     def nack(
         self,
@@ -112,33 +113,38 @@ class Queue:
         *,
         delay: float | timedelta | None = None,
         reason: str = "",
-        timeout: float = 30.0,
+        timeout: float | timedelta = 30.0,
     ) -> None:
         """Give a message back, to be delivered again; see ``ack`` and ``Message.nack``.
 
         While it waits for its delay, an ``ack`` of somebody else's still ends it.
         """
         delay_ms = None if delay is None else milliseconds(delay, name="delay")
+        timeout_s = wait_seconds(timeout, may_be_endless=True)
         settler = self._settler("nack")
         settler.settle(
-            token, Outcome.NACK, reason=_text(reason), delay_ms=delay_ms, timeout_s=timeout
+            token, Outcome.NACK, reason=_text(reason), delay_ms=delay_ms, timeout_s=timeout_s
         )
 
-    def reject(self, token: str, reason: str, *, timeout: float = 30.0) -> None:
+    def reject(self, token: str, reason: str, *, timeout: float | timedelta = 30.0) -> None:
         """Give a message up, to the dead letters; see ``ack`` and ``Message.reject``."""
+        timeout_s = wait_seconds(timeout, may_be_endless=True)
         settler = self._settler("reject")
         if not _text(reason):
             raise ConfigError("reason is empty: it must say why, for it stands in the dead letter")
-        settler.settle(token, Outcome.REJECT, reason=reason, timeout_s=timeout)
+        settler.settle(token, Outcome.REJECT, reason=reason, timeout_s=timeout_s)
 
-    def extend(self, token: str, seconds: float | timedelta, *, timeout: float = 30.0) -> None:
+    def extend(
+        self, token: str, seconds: float | timedelta, *, timeout: float | timedelta = 30.0
+    ) -> None:
         """Hold a message for at least so long from now, up to its max_lease; see ``ack``.
 
         It is for messages that were handed over by ``Message.hold``: of others the holder renews
         the lease as long as it lives, and may leave no more than the redelivery timeout.
         """
         extension_ms = milliseconds(seconds, name="seconds", minimum=1)
-        self._settler("extend").extend(token, extension_ms, timeout_s=timeout)
+        timeout_s = wait_seconds(timeout, may_be_endless=True)
+        self._settler("extend").extend(token, extension_ms, timeout_s=timeout_s)
 
     def _settler(self, what: str) -> Settler:
         require(self._config.backend, Feature.TOKENS, f"queue {self.queue_id!r}: {what}(token)")

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import atexit
 import logging
-from collections import Counter, defaultdict, deque
+import threading
+from collections import Counter, deque
 
 from kafkamq.errors import KafkaMQError
 from kafkamq.metrics import catalog
+from kafkamq.queue.delivery import Notes
 from kafkamq.queue.namespace import Namespace
 from kafkamq.transport.producer import ThreadedProducer
-from kafkamq.transport.record import Record
 from kafkamq.transport.settings import producer_settings
 
 MAX_QUEUED = 100_000  # librdkafka's queue.buffering.max.messages; reached: send waits
 MAX_EXIT_S = 10.0  # how long the interpreter's end waits for what was not flushed
 SEND_TIMEOUT_S = 30.0  # how long a send waits while the queue is full
-_FOLD = 1000  # sends after which what was noted is counted
+_FOLD = 1000  # notes of a queue after which they are counted
 _log = logging.getLogger(__name__)
 
 
@@ -35,7 +36,7 @@ class Sender(ThreadedProducer):
             owner="Service",
             verb="sending",
             max_block_s=SEND_TIMEOUT_S,
-            on_turn=namespace.refresh_if_old,
+            on_turn=self._look_after,
         )
         atexit.register(self._flush_at_exit)
 
@@ -51,6 +52,10 @@ class Sender(ThreadedProducer):
             self.recorder.close()
             self.namespace.close()
 
+    def _look_after(self) -> None:
+        self.namespace.refresh_if_old()
+        self.recorder.fold()
+
     def _flush_at_exit(self) -> None:
         if self._is_closed or self._fork.is_forked:
             return
@@ -63,42 +68,39 @@ class Sender(ThreadedProducer):
 class SendRecorder:
     """Counts for the producers of one service; thread-safe.
 
-    A delivery report only notes three values; they are counted by the thousand, and when asked.
+    A delivery report only notes two values; they are counted by the thousand, and when asked.
     """
 
     def __init__(self) -> None:
-        self._noted: deque[tuple[str, int | str | None, float]] = deque()
+        self._lock = threading.Lock()
+        self._notes: dict[tuple[str, bool], Notes] = {}
         self._forget = catalog.SENT.watch(self._fold_now)
 
-    def sent(self, queue_id: str, record: Record, *, is_delayed: bool) -> None:
-        """A delivery report; a delayed message is in no partition of the queue yet."""
-        partition = "" if is_delayed else record.partition()
-        self._noted.append((queue_id, partition, record.latency() or 0.0))
-        if len(self._noted) >= _FOLD:
-            self._fold()
+    def notes_of(self, queue_id: str, *, is_delayed: bool) -> Notes:
+        """Where delivery reports note what is sent."""
+        with self._lock:
+            return self._notes.setdefault((queue_id, is_delayed), deque())
 
     def failed(self, queue_id: str) -> None:
         catalog.SEND_FAILED.add(1, queue_id)
 
     def close(self) -> None:
-        self._fold()
+        self._fold_now()
         self._forget()
 
     def _fold_now(self) -> dict[tuple[str, ...], float]:
-        self._fold()
+        self.fold(least=1)
         return {}
 
-    def _fold(self) -> None:
-        counts: Counter[tuple[str, int | str | None]] = Counter()
-        seconds: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
-        try:
-            while True:  # other threads may add, and fold
-                queue_id, partition, latency_s = self._noted.popleft()
-                counts[queue_id, partition] += 1
-                seconds[queue_id].append((latency_s, 1))
-        except IndexError:
-            pass
-        for (queue_id, partition), count in counts.items():
-            catalog.SENT.add(count, queue_id, partition)
-        for queue_id, observed in seconds.items():
-            catalog.SEND_SECONDS.observe_all(observed, queue_id)
+    def fold(self, *, least: int = _FOLD) -> None:
+        """Count what is noted, of queues with so many notes."""
+        with self._lock:
+            for (queue_id, is_delayed), notes in self._notes.items():
+                if len(notes) < least:
+                    continue
+                noted = [notes.popleft() for _ in range(len(notes))]
+                partitions, seconds = zip(*noted, strict=True)
+                for partition, count in Counter(partitions).items():
+                    # A delayed message is in no partition of the queue yet.
+                    catalog.SENT.add(count, queue_id, "" if is_delayed else partition)
+                catalog.SEND_SECONDS.observe_each(seconds, queue_id)

@@ -294,11 +294,9 @@ class TopicConsumer(Consumer, Generic[M]):
         return self._unwritten_count
 
     def token(self, message: M) -> str:
-        """See ``Message.token``."""
         raise self._no_tokens("message.token")
 
     def hold(self, message: M, hold_ms: int) -> None:
-        """See ``Message.hold``."""
         raise self._no_tokens("hold()")
 
     def _no_tokens(self, asked: str) -> ConfigError:

@@ -78,6 +78,37 @@ class RemoteCall:
     timeout_ms: int  # after so long a call has failed; 0: never, or the parent's business
 
 
+def remote_call(
+    what: object,
+    prepare: Callable[[Any], Callable[[Any], Any]],
+    *,
+    is_async: bool,
+    slots: int,
+    wants_all: bool,
+    timeout_ms: int,
+) -> RemoteCall:
+    """Of a handler and what goes with it; a process of one ``def`` is ended by its parent.
+
+    Raises:
+        ConfigError: It cannot be told to another process.
+    """
+    try:
+        function = pickle.dumps(what)
+    except Exception as error:
+        raise ConfigError(
+            "processes= needs a handler that can be imported, as a module's function, and such a"
+            f" deserializer and middleware ({error})"
+        ) from error
+    return RemoteCall(
+        function=function,
+        prepare=prepare,
+        is_async=is_async,
+        slots=slots,
+        wants_all=wants_all,
+        timeout_ms=timeout_ms if is_async or slots > 1 else 0,
+    )
+
+
 class _Run:
     """A run of the parent's; its records come with their places."""
 

@@ -7,8 +7,10 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
+from time import monotonic
 
 _JOIN_S = 10.0
+_BEAT_S = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -82,3 +84,25 @@ class LoopThread:
         if self._thread is not None and self._thread.is_alive():
             self.end_soon()
             self._thread.join(_JOIN_S)
+
+
+class LoopBeat:
+    """Whether an event loop turns: it notes the time once a second.
+
+    Made anywhere; ``start`` and ``stop`` are called in the loop, or before it runs.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._next: asyncio.TimerHandle | None = None
+        # When the loop turned last; before that, when this was made. None: it is over.
+        self.turned_s: float | None = monotonic()
+
+    def start(self) -> None:
+        self.turned_s = monotonic()
+        self._next = self._loop.call_later(_BEAT_S, self.start)
+
+    def stop(self) -> None:
+        self.turned_s = None
+        if self._next is not None:
+            self._next.cancel()

@@ -12,9 +12,8 @@ from typing import Any, Generic, TypeVar
 
 from kafkamq.errors import StateError
 from kafkamq.runtime.batches import outcomes_of, take_list
-from kafkamq.runtime.event_loop import LoopThread
+from kafkamq.runtime.event_loop import LoopBeat, LoopThread
 from kafkamq.runtime.inside import enter
-from kafkamq.runtime.loop_beat import LoopBeat
 from kafkamq.runtime.rules.hanging import Slots, max_left
 from kafkamq.runtime.work_queue import HandlerCall, Slot, WorkQueue
 

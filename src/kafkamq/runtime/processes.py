@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from kafkamq.errors import ConfigError
 from kafkamq.queue.arguments import Binder
 from kafkamq.queue.handler import HandlerSpec
 from kafkamq.queue.message import Message
 from kafkamq.queue.schemas.deserializer import Deserializer
 from kafkamq.runtime.batches import bound, outcomes_of
 from kafkamq.runtime.calls import STOPPED
-from kafkamq.runtime.child import RemoteCall
+from kafkamq.runtime.child import remote_call
 from kafkamq.runtime.messages import MessageQueue, place_of
 from kafkamq.runtime.middleware import Middleware, surrounded
 from kafkamq.runtime.process_executor import Processes
@@ -145,34 +143,20 @@ class RemoteMessages(MessageQueue):
 def processes_for(
     spec: HandlerSpec, middleware: Sequence[Middleware], owner: object, *, is_ahead: bool
 ) -> Processes:
-    """The processes of a queue's handler, which take ``RemoteMessages``.
-
-    Raises:
-        ConfigError: The handler, or what goes with it, cannot be told to another process.
-    """
-    try:
-        function = pickle.dumps((spec.function, spec.deserializer, tuple(middleware)))
-    except Exception as error:
-        raise ConfigError(
-            f"handler of queue {spec.queue.queue_id!r}: processes= needs a function that can be "
-            f"imported, as a module's, and such a deserializer and middleware ({error})"
-        ) from error
-    is_one_by_one = spec.threads == 1 and not spec.is_async
-    prepare = partial(
-        _called, of_lists=bool(spec.batch_size), is_async=spec.is_async, name=spec.name
-    )
-    call = RemoteCall(
-        function=function,
-        prepare=prepare,
+    """The processes of a queue's handler, which take ``RemoteMessages``; as ``remote_call``."""
+    is_list = bool(spec.batch_size)
+    call = remote_call(
+        (spec.function, spec.deserializer, tuple(middleware)),
+        partial(_called, of_lists=is_list, is_async=spec.is_async, name=spec.name),
         is_async=spec.is_async,
         slots=spec.threads,
-        wants_all=bool(spec.batch_size),
-        timeout_ms=0 if is_one_by_one else spec.timeout_ms,
+        wants_all=is_list,
+        timeout_ms=spec.timeout_ms,
     )
     return Processes(
         call=call,
         count=spec.processes,
-        pack=_given if spec.batch_size else _plain_one,
+        pack=_given if is_list else _plain_one,
         place=_place,
         timeout_ms=spec.timeout_ms,
         owner=owner,

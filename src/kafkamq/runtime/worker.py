@@ -220,11 +220,11 @@ class Worker:
     def _executor(self, spec: HandlerSpec, calls: Calls, queue: MessageQueue) -> Executor:
         """Who calls the handler; of processes the first has begun, and so can the others."""
         if spec.processes:
-            is_ahead = _may_take_ahead(spec)
-            processes = processes_for(spec, self._middleware, self, is_ahead=is_ahead)
-            pool: ProcessExecutor[Any] = ProcessExecutor(queue, processes)
-            self._pools.append(pool)
             try:
+                is_ahead = _may_take_ahead(spec)
+                processes = processes_for(spec, self._middleware, self, is_ahead=is_ahead)
+                pool: ProcessExecutor[Any] = ProcessExecutor(queue, processes)
+                self._pools.append(pool)
                 pool.check(self._stopping.is_set)
             except ConfigError as error:
                 raise ConfigError(f"handler of queue {spec.queue.queue_id!r}: {error}") from error

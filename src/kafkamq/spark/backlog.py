@@ -1,7 +1,7 @@
 """What of a queue waits in each partition, and which of it the next batch takes.
 
-Offsets only: the driver looks at each record once (Kafka sends records whole, so their payloads
-come along) and keeps the places of the queue's messages, bounded, until they are in a batch.
+The driver looks at each record once (Kafka sends records whole, so their payloads come along) and
+keeps what the STARTs of the queue's messages need, bounded, until they are in a batch.
 
 R6: the last allowed delivery of a message is a batch by itself. Where some wait, every second batch
 is one of them, their partitions in turn; the batches between take what the others have. So behind a
@@ -13,11 +13,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 
+from kafkamq.spark.queues.starting import Waiting
 from kafkamq.transport.log_reader import LogRange, Record
 
 _MAX_SKIPPED = 200_000  # records of other queues that are passed without a batch
-MAX_KEPT = 200_000  # places, of all partitions together
+MAX_KEPT = 100_000  # messages, of all partitions together
+_OFFSET = attrgetter("offset")
 
 
 @dataclass(slots=True)
@@ -26,22 +29,26 @@ class _Part:
 
     begin: int
     position: int  # looked at up to there
-    own: list[int] = field(default_factory=list)  # places of the queue's messages from begin on
-    last: list[int] = field(default_factory=list)  # those of them that are last deliveries
+    own: list[Waiting] = field(default_factory=list)  # the queue's messages from begin on
+    last: list[int] = field(default_factory=list)  # offsets of those that are last deliveries
 
     @property
     def first(self) -> int:
         """The place of the first message, or how far there is none."""
-        return self.own[0] if self.own else self.position
+        return self.own[0].offset if self.own else self.position
 
     @property
     def ready(self) -> int:
         """Messages in front of the first last delivery."""
-        return bisect_left(self.own, self.last[0]) if self.last else len(self.own)
+        return self.index(self.last[0]) if self.last else len(self.own)
+
+    def index(self, offset: int) -> int:
+        """How many messages lie before an offset."""
+        return bisect_left(self.own, offset, key=_OFFSET)
 
     def begin_at(self, offset: int) -> None:
         """Everything before is in a batch."""
-        del self.own[: bisect_left(self.own, offset)]
+        del self.own[: self.index(offset)]
         del self.last[: bisect_left(self.last, offset)]
         self.begin = offset
         self.position = max(self.position, offset)
@@ -55,12 +62,13 @@ class Backlog:
         topic: str,
         read: Callable[[LogRange], Iterator[list[Record]]],
         *,
-        is_own: Callable[[Record], bool],
-        is_last: Callable[[Record], bool],
+        of: Callable[[Record], Waiting | None],
+        is_last: Callable[[Waiting], bool],
     ) -> None:
+        """``read`` gives a range's records; ``of`` what is kept of one, None: another queue's."""
         self._topic = topic
         self._read = read
-        self._is_own = is_own
+        self._of = of
         self._is_last = is_last
         self._parts: dict[int, _Part] = {}
         self._was_alone = True  # the batch before was one last delivery
@@ -87,12 +95,12 @@ class Backlog:
         cuts = {number: _end(parts[number], taken[number], ends[number]) for number in parts}
         return {**starts, **cuts}
 
-    def places(self, number: int, start: int, end: int) -> list[int] | None:
+    def messages(self, number: int, start: int, end: int) -> list[Waiting] | None:
         """The queue's messages between two offsets that no batch before holds; None: not known."""
         part = self._parts.get(number)
         if part is None or part.begin > start or part.position < end:
             return None
-        return part.own[bisect_left(part.own, start) : bisect_left(part.own, end)]
+        return part.own[part.index(start) : part.index(end)]
 
     def begins(self, starts: Mapping[int, int]) -> dict[int, int]:
         """Where the next batch begins in each partition: only other queues' messages are before."""
@@ -138,10 +146,11 @@ class Backlog:
                 if len(part.own) >= max(wanted, kept):
                     part.position = record.offset()
                     return
-                if self._is_own(record):
-                    part.own.append(record.offset())
-                    if self._is_last(record):
-                        part.last.append(record.offset())
+                one = self._of(record)
+                if one is not None:
+                    part.own.append(one)
+                    if self._is_last(one):
+                        part.last.append(one.offset)
             part.position = records[-1].offset() + 1
             if part.last or part.ready >= wanted:
                 return
@@ -150,6 +159,6 @@ class Backlog:
 
 def _end(part: _Part, taken: int, end: int) -> int:
     if taken < len(part.own) or part.position < end:
-        return part.own[taken - 1] + 1 if taken else part.begin
+        return part.own[taken - 1].offset + 1 if taken else part.begin
     # Other queues' messages alone are no batch, but they are not looked at again and again.
     return end if taken or end - part.begin > _MAX_SKIPPED else part.begin

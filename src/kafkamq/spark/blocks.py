@@ -3,7 +3,7 @@
 The source decodes markers where it reads them and packs what a tracker folds into columns of
 integers; Spark shuffles a few cells instead of every marker, and payloads never leave the reader
 (R18). A cell belongs to one marker partition and holds its markers in offset order. Actions travel
-the same way from the tracker to the sink.
+the same way from the fold to the driver.
 """
 
 from __future__ import annotations
@@ -133,7 +133,9 @@ class Block:
 
 
 def encode_actions(actions: Sequence[Settle | Carry]) -> bytes:
-    """Pack what a tracker planned; in the same order again from ``decode_actions``."""
+    """Pack what a tracker planned; in the same order again from ``decode_actions``. None: b""."""
+    if not actions:
+        return b""
     logs = _Logs()
     rows = [
         (
@@ -157,15 +159,14 @@ def encode_actions(actions: Sequence[Settle | Carry]) -> bytes:
         )
         for action in actions
     ]
-    columns = list(zip(*rows, strict=True)) if rows else [()]
-    return pack(columns, logs.table())
+    return pack(list(zip(*rows, strict=True)), logs.table())
 
 
 def decode_actions(data: bytes) -> list[Settle | Carry]:
     """What ``encode_actions`` was given."""
-    columns, table = unpack(data)
-    if not columns[0]:
+    if not data:
         return []
+    columns, table = unpack(data)
     logs = _Logs.read(table)
     actions: list[Settle | Carry] = []
     for start, partition, offset, log, cause, of_schedule, *numbers in zip(*columns, strict=True):

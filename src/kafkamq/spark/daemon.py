@@ -19,10 +19,6 @@ from pathlib import Path
 
 from kafkamq.runtime.garbage_collector import calm_collector
 
-POOL = "KAFKAMQ_POOL"
-"""Variable that sets a pool of worker processes apart."""
-SETTLING = "settling"
-
 THREADLESS = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
@@ -32,10 +28,9 @@ THREADLESS = {
 """Environment in which importing NumPy, pandas and PyArrow starts no thread."""
 
 _WORKER = "pyspark.worker"
-_EVERYWHERE = ("pandas", "pyspark.sql.pandas.serializers")
-SINK_IMPORTS = (*_EVERYWHERE, "kafkamq.spark.tracker.settling")
-OTHER_IMPORTS = (
-    *_EVERYWHERE,
+IMPORTS = (
+    "pandas",
+    "pyspark.sql.pandas.serializers",
     "pyspark.sql.streaming.stateful_processor_api_client",
     "pyspark.sql.streaming.proto.StateMessage_pb2",
     "kafkamq.spark.tracker.processor",
@@ -70,10 +65,8 @@ def main() -> None:
     from pyspark.daemon import manager
 
     module = sys.argv[1] if len(sys.argv) > 1 else _WORKER
-    is_sink = os.environ.get(POOL) == SETTLING
-    needed = SINK_IMPORTS if is_sink else OTHER_IMPORTS
     with contextlib.redirect_stdout(sys.stderr):  # Spark reads the daemon's port from stdout
-        for name in (module, *(needed if module == _WORKER else ())):
+        for name in (module, *(IMPORTS if module == _WORKER else ())):
             with contextlib.suppress(ImportError):  # the worker that needs it says it better
                 importlib.import_module(name)
     if _TASKS.exists() and len(list(_TASKS.iterdir())) > 1:

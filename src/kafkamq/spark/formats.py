@@ -36,6 +36,7 @@ from kafkamq.spark.source.filters import NOTHING_PUSHED, push
 from kafkamq.spark.source.planning import batch_ranges
 from kafkamq.spark.source.rows import RangePartition, read_rows
 from kafkamq.spark.source.streaming import StreamReader
+from kafkamq.spark.source.waiting import WaitingReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -108,7 +109,8 @@ class KafkaSource(DataSource):
             )
         if options.acknowledge is not None:
             return QueueReader(options, schema)
-        return StreamReader(options, schema)
+        kind = WaitingReader if options.view == "blocks" else StreamReader
+        return kind(options, schema)
 
     def streamWriter(  # noqa: N802 - Spark's
         self, schema: StructType, overwrite: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ class _Reports:
 
 
 class MarkerLog:
-    """The markers topic of a namespace; one owner thread."""
+    """The markers topic of a namespace; one owner thread, but that any may ``write``."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config
@@ -67,9 +68,14 @@ class MarkerLog:
         )
         self._producer = IdempotentProducer(config, settings, max_block_s=_FLUSH_S)
         self._reader = LogReader(config)
+        self._writing = threading.Lock()
 
     def write(self, markers: Sequence[tuple[int, bytes, bytes]]) -> list[Place]:
         """Write markers (partition, key, value) and wait until all are in the log."""
+        with self._writing:
+            return self._write(markers)
+
+    def _write(self, markers: Sequence[tuple[int, bytes, bytes]]) -> list[Place]:
         doing = f"writing to {self._topic}"
         added_s = time.monotonic() + _ADDED_S
         reports, written_ms = _Reports(len(markers)), monotonic_ms()

@@ -16,7 +16,6 @@ FIRST_LOOK_S = 60.0
 """Seconds after its start until a query looks which executors there are."""
 NEXT_LOOK_S = 600.0
 """Seconds between later looks: a change may cost a fold of what is open."""
-MAX_TASKS_PER_CORE = 2
 _CLUSTERS = ("yarn", "k8s://")  # where an executor has one core, and there are two, unless told
 
 
@@ -48,4 +47,4 @@ def announced_cores(settings: dict[str, str]) -> int:
 
 def tracker_tasks(partitions: int, cores: int) -> int:
     """Tasks of a tracker's batch: each has a fixed cost, and at least one marker partition."""
-    return max(1, min(partitions, MAX_TASKS_PER_CORE * cores))
+    return max(1, min(partitions, cores))

@@ -62,16 +62,6 @@ class QueryMetrics:
             catalog.SPARK_FAILURES.add(1, label)
 
 
-def batch_ends(progress: Mapping[str, Any], topic: str) -> dict[int, int]:
-    """Up to where a query's last batch has read the partitions of a topic."""
-    return {
-        int(number): at
-        for source in progress["sources"]
-        for (name, number), at in _offsets(source.get("endOffset")).items()
-        if name == topic and number.isdigit()
-    }
-
-
 def _state_bytes(operator: Mapping[str, Any]) -> int:
     """In memory, and in RocksDB's files."""
     files: int = operator.get("customMetrics", {}).get("rocksdbSstFileSize", 0)

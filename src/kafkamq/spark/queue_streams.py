@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -29,21 +29,19 @@ from kafkamq.spark.failures import (
 )
 from kafkamq.spark.formats import FORMAT, register_source, registered_config
 from kafkamq.spark.parallelism import FIRST_LOOK_S, NEXT_LOOK_S, cores
-from kafkamq.spark.queues.acks import ACK_COLUMNS, AckSettings, check_columns, read_verdicts
+from kafkamq.spark.queues.acks import ACK_COLUMNS, RESULT_SCHEMA, AckSettings, check_columns
 from kafkamq.spark.queues.committing import (
     OUTPUT_COLUMNS,
-    RESULT_SCHEMA,
     CommitSettings,
     commit_slots,
     next_epoch,
     with_slots,
 )
-from kafkamq.spark.queues.ending import rows_of, write_ends
+from kafkamq.spark.queues.ending import write_ends
 from kafkamq.spark.sink.rows import MAX_SLOTS, check_types
 from kafkamq.transport.admin import Admin
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -337,7 +335,8 @@ class _Batches:
         elif self._each_batch is None:
             self._end(frame)
         else:
-            frame.persist()  # STARTed once, whatever the function does with it
+            # Handlers before it run once, whatever the function does with it.
+            frame.persist()
             try:
                 found = self._each_batch(frame, batch)
                 self._end(frame if found is None else found)
@@ -351,7 +350,7 @@ class _Batches:
         # A message's rows, wherever a join or a grouping took them, in one task.
         tasks = frame.sparkSession.sparkContext.defaultParallelism
         rows = frame.select(*wanted).repartition(tasks, "ack_token")
-        self._count(rows.mapInArrow(lambda parts: _ends(parts, settings), RESULT_SCHEMA))
+        self._count(rows.mapInArrow(lambda parts: write_ends(parts, settings), RESULT_SCHEMA))
 
     def _count(self, results: DataFrame) -> None:
         places: list[str] = []
@@ -368,15 +367,3 @@ class _Batches:
         )
         if self._on_late is not None:
             self._on_late(places)
-
-
-def _ends(parts: Iterator[pa.RecordBatch], settings: AckSettings) -> Iterator[pa.RecordBatch]:
-    """In a worker: ENDs without a transaction; writing them twice changes nothing."""
-    import pyarrow as pa
-
-    ends = read_verdicts(row for part in parts for row in rows_of(part))
-    late = write_ends(ends, settings)
-    done = {"ends": len(ends), "written": 0, "skipped": 0, "late": len(late), "places": late}
-    numbers = [(name, pa.int64()) for name in ("ends", "written", "skipped", "late")]
-    schema = pa.schema([*numbers, ("places", pa.list_(pa.string()))])
-    yield pa.RecordBatch.from_pylist([done], schema=schema)

@@ -7,10 +7,9 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kafkamq.spark.parallelism import NEXT_LOOK_S
-from kafkamq.spark.progress import batch_ends
 from kafkamq.spark.stages import Stages
 from kafkamq.spark.tracker.query import QueryPlan
+from kafkamq.spark.tracker.settling import RowSettling
 from kafkamq.spark.tracker.ticking import TickKeeper
 from kafkamq.transport.log_reader import LogReader
 
@@ -29,13 +28,14 @@ class Run:
         self,
         plan: QueryPlan,
         keeper: TickKeeper,
+        settling: RowSettling,
         query: StreamingQuery,
         *,
-        first_look_s: float,
         stages: Stages,
     ) -> None:
         self.plan = plan
         self.keeper = keeper
+        self.settling = settling
         self.query = query
         self.reader = LogReader(plan.config)
         self.has_progressed = False
@@ -44,7 +44,6 @@ class Run:
         self._stages = stages
         self._looked_s = time.monotonic()
         self._counted_s = time.monotonic()
-        self._size_due_s = time.monotonic() + first_look_s
 
     def note_progress(self) -> None:
         now_s = time.monotonic()
@@ -53,17 +52,16 @@ class Run:
         self._looked_s = now_s
         progress: Mapping[str, Any] | None = self.query.lastProgress
         if progress is None or progress["batchId"] == self._batch:
-            self.is_turning = not self.query.status["isTriggerActive"]
+            # While nothing comes Spark waits in the source, half a second at a time.
+            status = self.query.status
+            self.is_turning = not (status["isTriggerActive"] and status["isDataAvailable"])
             return
         self.is_turning = True
         if not self.has_progressed:
             self._stages.done("first batch")
         self._batch = progress["batchId"]
         self.has_progressed = True
-        self.keeper.batch_done(batch_ends(progress, self.plan.config.marker_topic))
         took_ms = progress["durationMs"].get("triggerExecution", 0)
-        if progress["numInputRows"]:
-            self.keeper.lag.note(took_ms)
         _log.debug("batch", extra={"batch": self._batch, "took_ms": took_ms})
 
     def is_topology_due(self) -> bool:
@@ -73,16 +71,9 @@ class Run:
         self._counted_s = now_s
         return True
 
-    def is_size_due(self) -> bool:
-        """A minute after the start, and seldom afterwards: are there other executors by now?"""
-        now_s = time.monotonic()
-        if now_s < self._size_due_s:
-            return False
-        self._size_due_s = now_s + NEXT_LOOK_S
-        return True
-
     def end(self) -> None:
         """Stop what runs; total."""
+        self.settling.close()  # or a batch would wait
         try:
             self.query.stop()
         except Exception:  # noqa: BLE001 - py4j raises anything when the JVM is gone

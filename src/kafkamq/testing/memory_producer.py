@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.markers.producer import MAX_DELAY_MS
-from kafkamq.queue.delivery import Delivery
+from kafkamq.queue.delivery import Delivery, Destination
 from kafkamq.queue.namespace import NamespaceFacts
 from kafkamq.queue.producer import Producer
 from kafkamq.queue.rules.capabilities import Feature
 from kafkamq.queue.sender import Sender, SendRecorder
 from kafkamq.testing.memory_queue import MemoryQueue
+from kafkamq.transport.producer import NewRecord, Report
 from kafkamq.types import Backend, Headers, ScheduleToken
 
 RETENTION_MS = 7 * 86_400_000
@@ -62,13 +63,18 @@ class MemorySender:
         value: bytes | None,
         key: bytes | None,
         partition: int,
-        headers: Headers,
-        on_delivery: Callable[[None, Any], None],
+        headers: Headers | None,
+        on_delivery: Report,
     ) -> None:
         with self._queue.changed:
-            record = self._queue.record(topic, partition, key, value, headers)
+            record = self._queue.record(topic, partition, key, value, headers or ())
             self._queue.add(record)
-        on_delivery(None, record)
+        on_delivery(None, cast("Any", record))
+
+    def produce_all(self, topic: str, records: Sequence[NewRecord]) -> int:
+        for record in records:
+            self.produce(topic, *record)
+        return len(records)
 
 
 class MemoryProducer(Producer):
@@ -98,7 +104,7 @@ class MemoryProducer(Producer):
         def append() -> None:
             queue.add(queue.record(topic, partition, key, payload, headers))
 
-        delivery = Delivery(self._sender, self.queue_id, id, log, True)
+        delivery = Delivery(Destination(self._sender, self.queue_id, log, is_delayed=True), id)
         with queue.changed:
             marker = queue.record(log, 0, None, None, ())
             queue.schedule(marker, queue.clock.now_ms() + delay_ms, append)

@@ -273,6 +273,15 @@ class Admin:
         (future,) = self.client.describe_topics(TopicCollection([name])).values()
         return uuid_bytes(self.wait(future, f"describing topic {name}").topic_id)
 
+    def rights_on(self, topic: str) -> frozenset[str]:
+        """What this principal may do with a topic, by Kafka's names; empty: nobody tells."""
+        doing = f"asking for rights on topic {topic}"
+        (future,) = self.client.describe_topics(
+            TopicCollection([topic]), include_authorized_operations=True
+        ).values()
+        found = self.wait(future, doing).authorized_operations or ()
+        return frozenset(operation.name for operation in found)
+
     def create_topics(
         self, wanted: Mapping[str, tuple[int, Mapping[str, str]]], *, replication_factor: int
     ) -> tuple[str, ...]:

@@ -60,10 +60,14 @@ class PendingCommit:
 
     Attributes:
         error: Why Kafka has refused it, or one of its partitions; None: it has not, so far.
+        is_current: Whether it still says what is so; it is asked last before it sets out.
     """
 
-    def __init__(self, offsets: list[TopicPartition]) -> None:
+    def __init__(
+        self, offsets: list[TopicPartition], is_current: Callable[[], bool] = lambda: True
+    ) -> None:
         self.offsets = offsets
+        self.is_current = is_current
         self.error: KafkaError | None = None
         self._answered = threading.Event()
 
@@ -246,13 +250,15 @@ class CommitTurns:
         finally:
             self._is_inside = False
 
-    def commit(self, commits: Iterable[OffsetCommit]) -> None:
+    def commit(
+        self, commits: Iterable[OffsetCommit], is_current: Callable[[], bool] = lambda: True
+    ) -> None:
         """Commit and wait for the answer; in any other thread than the one that polls.
 
         Raises:
             KafkaException: The first error.
         """
-        pending = PendingCommit([each.target for each in commits])
+        pending = PendingCommit([each.target for each in commits], is_current)
         self._waiting.append(pending)
         deadline_s = monotonic() + ANSWER_S
         while not pending.wait(_TURN_S):
@@ -280,9 +286,13 @@ class CommitTurns:
                     self._group.begin_these(pending)
 
     def _is_refused(self, pending: PendingCommit) -> bool:
-        """Whether a partition of it has gone: brokers take any partition from any member."""
+        """Whether a partition of it has gone, or its log: brokers take any offset of any member.
+
+        Of a log that was replaced, records that nobody has read would count as done.
+        """
         places = self._group.places
-        if all((each.topic, each.partition) in places for each in pending.offsets):
+        ours = all((each.topic, each.partition) in places for each in pending.offsets)
+        if ours and pending.is_current():
             return False
         pending.answer(KafkaError(KafkaError.UNKNOWN_MEMBER_ID))
         return True

@@ -304,6 +304,7 @@ class ErrorWatch:
         self._refused_s = 0.0  # monotonic
         self._transport: KafkaError | None = None
         self._down_since: float | None = None  # monotonic s
+        self.is_troubled = False  # else ``check`` has nothing to raise
 
     def __call__(self, error: KafkaError) -> None:
         """Take an error from librdkafka; called inside poll, consume or flush."""
@@ -312,14 +313,17 @@ class ErrorWatch:
         code = error.code()
         if has_ended(error):
             self._fatal = self._fatal or error
+            self.is_troubled = True
         elif meaning(error) is Meaning.CREDENTIALS:
             self._refused, self._refused_s = error, time.monotonic()
+            self.is_troubled = True
         elif code == KafkaError._ALL_BROKERS_DOWN:
             if self._down_since is None:
                 self._down_since = time.monotonic()
         elif code == KafkaError._TRANSPORT and _TLS_ALERT in error.str():
             self._refused = KafkaError(KafkaError._SSL, error.str())
             self._refused_s = time.monotonic()
+            self.is_troubled = True
         elif code in (KafkaError._TRANSPORT, KafkaError._RESOLVE):
             self._transport = error
 

@@ -13,7 +13,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import methodcaller
@@ -40,6 +40,8 @@ from kafkamq.transport.port import Producer
 from kafkamq.types import Headers
 
 Report: TypeAlias = "Callable[[KafkaError | None, Record], None]"
+NewRecord: TypeAlias = tuple[bytes | None, bytes | None, int, "Headers | None", Report]
+"""Value, key, partition (-1: the client's choice), headers, and who is told what became of it."""
 
 _SET_OUT_S = 0.005  # a flush of so long ends what lingers
 _SLICE_S = 0.25
@@ -188,10 +190,8 @@ class IdempotentProducer:
         most_s = self._max_block_s if max_block_s is None else max_block_s
         own: list[tuple[str, str | bytes | None]] | None = None if headers is None else [*headers]
         while True:
-            if most_s:
+            if self._fork.is_forked or (most_s and self.watch.is_troubled):
                 self.check(self._verb)
-            else:
-                self._fork.check()
             with self._lock:
                 if self._is_closed:
                     raise self._closed()
@@ -223,6 +223,27 @@ class IdempotentProducer:
                 why = "the producer is being recreated" if is_over else "the queue is full"
                 raise self.watch.deadline(f"{self._verb} ({why})", most_s)
             self._make_room()
+
+    def produce_all(self, topic: str, records: Sequence[NewRecord]) -> int:
+        """Queue records, without a wait; how many are queued before one that is not.
+
+        ``produce`` tries that one again, and says why.
+        """
+        if self._fork.is_forked or self.watch.is_troubled:
+            self.check(self._verb)
+        with self._lock:
+            if self._is_closed:
+                raise self._closed()
+            produce = self._client.produce
+            for number, (value, key, partition, headers, on_delivery) in enumerate(records):
+                own = None if headers is None else [*headers]
+                self.queued += 1
+                try:
+                    produce(topic, value, key, partition, on_delivery=on_delivery, headers=own)
+                except Exception:  # noqa: BLE001 - ``produce`` meets it
+                    self.queued -= 1
+                    return number
+        return len(records)
 
     def produce_many(self, topic: str, partition: int, records: list[dict[str, Any]]) -> None:
         """Queue records of one partition, without a wait; those not queued have an ``_error``."""

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from queue import SimpleQueue
 from typing import Any, TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
@@ -25,6 +24,7 @@ from kafkamq.transport.errors import (
     kafka_error,
     meaning,
 )
+from kafkamq.transport.job_thread import JobThread
 from kafkamq.transport.port import Producer
 from kafkamq.transport.settings import transactional_settings
 from kafkamq.types import Headers
@@ -56,17 +56,10 @@ class BoundedCall:
     """
 
     def __init__(self) -> None:
-        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._thread = JobThread("kafkamq-calls")
 
     def run(self, call: Callable[[], object], *, timeout_s: float, client: object) -> None:
         """Run ``call`` in time, or raise CallAbandonedError and keep ``client`` forever."""
-        if self._thread is None:
-            self._calls = SimpleQueue()
-            self._thread = threading.Thread(
-                target=_serve, args=(self._calls,), name="kafkamq-calls", daemon=True
-            )
-            self._thread.start()
         returned = threading.Event()
         failures: list[BaseException] = []
 
@@ -77,9 +70,9 @@ class BoundedCall:
                 failures.append(error)
             returned.set()
 
-        self._calls.put(run)
+        self._thread.add(run)
         if not returned.wait(timeout_s):
-            self._thread = None
+            self.close()
             _abandoned.append(client)
             _log.warning(
                 "a call into librdkafka did not return; its client is abandoned",
@@ -90,14 +83,9 @@ class BoundedCall:
             raise failures[0]
 
     def close(self) -> None:
-        if self._thread is not None:
-            self._calls.put(None)
-            self._thread = None
-
-
-def _serve(calls: SimpleQueue[Callable[[], None] | None]) -> None:
-    for call in iter(calls.get, None):
-        call()
+        """End the thread behind its call; the next call has another one."""
+        self._thread.end()
+        self._thread = JobThread("kafkamq-calls")
 
 
 class TransactionalProducer:

@@ -1,9 +1,9 @@
 """Looks through a coordination log for what must not be in it; knows nothing of the rule sets.
 
-An instance *acts* as the owner of a partition when it heartbeats or announces messages there; its
-claims and releases end what it did before. Two instances own a partition at once when one of them
-acts, another one acts, and the first acts again, all within two heartbeat intervals of the broker's
-time: whatever claims were accepted, both believed that it was theirs.
+An instance *acts* as the owner of a partition when it heartbeats there, or announces messages after
+that; its claims and releases end what it did before. Two instances own a partition at once when one
+of them acts, another one acts, and the first acts again, all within two heartbeat intervals of the
+broker's time: whatever claims were accepted, both believed that it was theirs.
 """
 
 from __future__ import annotations
@@ -83,6 +83,8 @@ class ClaimAudit:
         if record.type not in _ACTS:
             acts.pop(me, None)
             return
+        if record.type is MarshalType.CLAIMING_MESSAGES and me not in acts:
+            return  # who owns it has heartbeaten before: this one only asks for it
         self._forget(acts, broker_time_ms)
         mine_ms, mine_at = acts.get(me, (-1, -1))
         for other, (_, at) in acts.items():

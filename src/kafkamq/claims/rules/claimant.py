@@ -202,7 +202,11 @@ class Claimant:
         return True
 
     def beat_soon(self, monotonic_ms: int) -> None:
-        """Write the position at the next ``plan``, rather than at the next heartbeat's turn."""
+        """Write the position at the next ``plan``, rather than at the next heartbeat's turn.
+
+        ``position`` is up to date after this, also while another write is under way.
+        """
+        self._work.advance()
         self._next_beat_ms = min(self._next_beat_ms, monotonic_ms)
 
     def release(

@@ -53,6 +53,8 @@ class Claim:
     released_at: int = -1  # the last release that counted
     intent_at: int = -1  # the owner's last ClaimingMessages record
     rival_at: int = -1  # the last ignored heartbeat of somebody else
+    asked_at: int = -1  # the last ClaimingMessages record of somebody else, and whose it is
+    asker: Owner = ("", "")
 
     @property
     def is_valid(self) -> bool:
@@ -67,6 +69,7 @@ class Contender:
     beat_ms: int  # log clock of its last record
     is_open: bool = True  # False: it has released, or never can hold it again
     offset: int | None = None  # the last that it wrote
+    successor: Owner | None = None  # who claimed it after this one had released it
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -85,6 +88,8 @@ class Entry:
     released_at: int = -1
     intent_at: int = -1
     rival_at: int = -1
+    asked_at: int = -1
+    asker: Owner = ("", "")
     # What only the safe rules use:
     is_held: bool = False  # owned, and not released
     beat_ms: int = 0  # log clock of the last sign of life
@@ -103,7 +108,7 @@ class Entry:
         self.client, self.instance = owner
         self.has_owner = True
         self.token = token
-        self.intent_at = self.rival_at = -1
+        self.intent_at = self.rival_at = self.asked_at = -1
         self.visits = 0
 
     def offsets(self) -> tuple[int, int]:

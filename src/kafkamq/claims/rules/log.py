@@ -154,6 +154,8 @@ class ClaimLog:
             released_at=entry.released_at,
             intent_at=entry.intent_at,
             rival_at=entry.rival_at,
+            asked_at=entry.asked_at,
+            asker=entry.asker,
         )
 
     def claims(self, *, now_s: float) -> Iterator[Claim]:
@@ -205,8 +207,8 @@ class ClaimLog:
         elif record.type is MarshalType.RELEASING_PARTITION:
             if not rules.release(entry, record, offset):
                 self.ignored_releases += 1
-        else:
-            rules.intend(entry, record, offset)
+        elif not rules.intend(entry, record, offset):  # G7
+            entry.asked_at, entry.asker = offset, (record.client, record.instance)
 
     def _entry(self, record: MarshalRecord) -> Entry:
         key = (record.group, record.topic, record.partition)

@@ -23,6 +23,8 @@ owns. They are for groups with such clients, and to tell what those clients beli
   Everybody who wrote about the partition within two intervals may be the owner: while one of these
   contenders may still hold it, no claim is accepted and nobody is owner for certain. (The true
   owner, if there is one, is among them; so such a reader accepts a claim only where all others do.)
+  Where they differ about the position, the smallest may be the true one; but not that of a release
+  after which another one claimed the partition and heartbeat.
 
 Sources: Marshal PROTOCOL.md, "Determining World State" and "Partition Assignment for Consumption".
 """
@@ -165,6 +167,9 @@ class SafeRules:
         self._is_new(entry, record)
         if entry.contenders is not None:
             if not self._is_warm() or self._live(entry, self._clock.now_ms):  # S7
+                for contender in entry.contenders.values():
+                    if not contender.is_open:
+                        contender.successor = owner
                 self._note(entry, owner, None)
                 return False
             entry.offset, max_offset = entry.offsets()
@@ -284,6 +289,10 @@ class SafeRules:
     def _contend(self, entry: Entry, record: MarshalRecord, at: int, *, is_new: bool) -> None:
         """Fold a heartbeat while the owner is not certain."""
         owner = (record.client, record.instance)
+        assert entry.contenders is not None, "only where the owner is not certain"
+        for former, contender in list(entry.contenders.items()):
+            if contender.successor == owner and not contender.is_open:
+                del entry.contenders[former]
         self._note(entry, owner, record.offset)
         if owner != entry.owner or not entry.is_held:
             entry.own(owner, at)

@@ -9,22 +9,32 @@
   loses one of them gives up all.
 - G5 No more than ``max_claims`` (topics, in ``topic`` mode) are held or tried, also by G1.
 - G6 What was given up for being too slow rests for a while, so that others can have it.
+- G7 ``balanced``: a member that finds nothing free, and holds two partitions less than another one,
+  asks that one for a partition by a ClaimingMessages record. No reader makes anything else of that,
+  as its sender does not hold the partition. Who is asked, and holds two more than the asker, gives
+  one up at a time, and lets it rest as in G6. A member that was too slow itself does
+  not ask for a while.
 
 Source: Marshal's Go client, its consumer options (the rules are not in PROTOCOL.md).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from kafkamq.claims.rules.entry import Owner
 from kafkamq.claims.rules.steps import End
 
 _Place = tuple[str, int]
-_RESTS = (End.BEHIND, End.STUCK, End.RIVAL)
+_TOO_SLOW = (End.BEHIND, End.STUCK)
+_RESTS = (*_TOO_SLOW, End.RIVAL, End.SHARED)
 _CONTESTED = (End.REFUSED, End.HELD)
 _MAX_STRIDE = 1024
+_SLOW_RESTS = 10  # who was too slow does not ask for so many rests
+_NOBODY: Owner = ("", "")
 
 
 class ClaimMode(Enum):
@@ -46,6 +56,8 @@ class Prospect:
     is_claimable: bool = False
     is_reclaimable: bool = False
     is_stale: bool = False  # its owner fell silent
+    owner: Owner = _NOBODY  # somebody else's, for sure or not
+    asker: Owner = _NOBODY  # of what is ours: who asked for it since the last look
 
 
 class ClaimPolicy:
@@ -60,6 +72,8 @@ class ClaimPolicy:
         self._stride = 1
         self._resting: dict[_Place, int] = {}
         self._broken: set[str] = set()
+        self._ask_ms = -(2**62)  # not asked before
+        self._asked_with = -1  # how many were ours then
 
     def on_end(
         self, topic: str, partition: int, reason: End, monotonic_ms: int, *, was_held: bool
@@ -69,6 +83,8 @@ class ClaimPolicy:
             self._broken.add(topic)
         if reason in _RESTS:
             self._resting[topic, partition] = monotonic_ms + self._rest_ms
+            if reason in _TOO_SLOW:
+                self._ask_ms, self._asked_with = monotonic_ms + _SLOW_RESTS * self._rest_ms, 2**62
         elif reason in _CONTESTED:
             self._stride = 1
 
@@ -94,6 +110,32 @@ class ClaimPolicy:
             self._stride = min(_MAX_STRIDE, 2 * self._stride)
             self._next_ms = monotonic_ms + int(self._pause_ms * random_unit)
         return chosen + free[:room]
+
+    def ask(self, prospects: Sequence[Prospect], monotonic_ms: int) -> Prospect | None:
+        """G7: whom to ask for what."""
+        ours = sum(each.is_ours for each in prospects)
+        others = [each for each in prospects if each.owner != _NOBODY]
+        is_full = self._mode is not ClaimMode.BALANCED or ours == self._max_claims > 0
+        if is_full or not others or any(self._is_free(each, monotonic_ms) for each in prospects):
+            return None
+        if monotonic_ms < self._ask_ms and ours <= self._asked_with:
+            return None
+        owner, count = Counter(each.owner for each in others).most_common(1)[0]
+        if count < ours + 2:
+            return None
+        self._ask_ms, self._asked_with = monotonic_ms + self._rest_ms // 2, ours
+        return next(each for each in others if each.owner == owner)
+
+    def gives(self, prospects: Sequence[Prospect]) -> bool:
+        """G7: whether to give one up for who asks; not while another one comes or goes."""
+        askers = {each.asker for each in prospects if each.asker != _NOBODY}
+        if not askers or self._mode is not ClaimMode.BALANCED:
+            return False
+        if any(each.is_ours and not each.is_held for each in prospects):
+            return False
+        counts = Counter(each.owner for each in prospects)
+        held = sum(each.is_held for each in prospects)
+        return any(held >= counts[asker] + 2 for asker in askers)
 
     def take_broken_topics(self) -> set[str]:
         """G4: topics of which a partition was lost since the last call: give up the others."""

@@ -147,11 +147,11 @@ class RangeLog:
             return -1
         return min((each.first for each in place.ranges.values()), default=place.frontier)
 
-    def is_open(self, group: str, topic: str, partition: int, offset: int) -> bool:
-        """Whether a range that is not done has this offset."""
+    def is_open(self, group: str, topic: str, partition: int, first: int, end: int) -> bool:
+        """Whether a range that is not done has one of these offsets."""
         place = self._places.get((group, topic, partition))
         ranges = () if place is None else place.ranges.values()
-        return any(each.first <= offset < each.next for each in ranges)
+        return any(each.first < end and first < each.next for each in ranges)
 
     def held(self, group: str, topic: str, partition: int, instance: str) -> list[HeldRange]:
         place = self._places.get((group, topic, partition))

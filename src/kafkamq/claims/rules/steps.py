@@ -49,6 +49,7 @@ class End(Enum):
     FENCED = "its fenced producer failed, or another took it over"
     BEHIND = "consuming too slowly"
     STUCK = "no message for too long"
+    SHARED = "given to a member with less"
     RELEASED = "released"
     KEPT = "left claimed, for a quick restart"
 

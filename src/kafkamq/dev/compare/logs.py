@@ -54,7 +54,7 @@ def ends_of(config: ServiceConfig, prefix: str) -> Ends:
 
 
 def settled_ends(config: ServiceConfig, prefix: str) -> Ends:
-    """As ``ends_of``, when they have not moved for a while, or after a few seconds."""
+    """The ends of logs when they have not moved for a while, or after a few seconds."""
     deadline_s = time.monotonic() + _SETTLE_S
     ends, since_s = ends_of(config, prefix), time.monotonic()
     while time.monotonic() < deadline_s and time.monotonic() - since_s < _QUIET_S:

@@ -45,7 +45,7 @@ class Slow:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The same for every contender."""
+    """What is the same for every contender."""
 
     messages: int = 5000  # of the phases that measure throughput
     # How long a handler sleeps, uniform between the two.

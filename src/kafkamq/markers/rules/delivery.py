@@ -80,7 +80,7 @@ def action_of(leaf: Leaf, page: int, hold: Hold, now_ms: int) -> Settle | Carry:
 
 
 def each_message(actions: Iterable[Settle | Carry]) -> list[Settle | Carry]:
-    """The same actions, one for each message."""
+    """These actions, divided into one for each message."""
     found: list[Settle | Carry] = []
     for action in actions:
         if isinstance(action, Carry) or action.bits == 1:
@@ -155,7 +155,7 @@ def size_of(action: Settle | Carry) -> int:
 
 
 def cut(action: Settle | Carry, begin: int, end: int = PAGE_BITS) -> Settle | Carry:
-    """The same of these messages of it only (half-open, one at least)."""
+    """This action, for these of its messages only (half-open, one at least)."""
     if isinstance(action, Carry) or (begin == 0 and end >= action.bits.bit_count()):
         return action
     kept = lowest(action.bits, end)

@@ -70,7 +70,7 @@ class Fates:
         return self._watched.setdefault(message_id, Fate())
 
     def drop(self, message_id: MessageId) -> None:
-        """Follow it no more."""
+        """Stop following a message."""
         self._watched.pop(message_id, None)
 
     def apply(self, offset: int, log_ms: int, marker: Marker | None) -> None:

@@ -6,9 +6,6 @@ lease ends (so that the step which passes the lease is a small one and R3 grants
 worker), and the moment itself; and once in ``max_silence_ms`` while something due is not settled.
 One at a time: the next one when it was read. Before an engine that reads in batches there may be
 two, an early one (for R3) and the one that passes all until the batch begins.
-
-An engine of several processes may read records and never tell what it found there: its status is
-lost. Nobody knows then what is open, so a TICK is wanted once in ``max_silence_ms`` until it tells.
 """
 
 from __future__ import annotations
@@ -50,20 +47,16 @@ class TickPolicy:
         "_next_offset",
         "_offset_ms",
         "_offset_since_ms",
-        "_passed",
         "_read_ms",
         "_sent_ms",
         "_unread",
-        "_untold_since_ms",
     )
 
     def __init__(self, monotonic_ms: int, max_silence_ms: int = 1000, lead_ms: int = 0) -> None:
         self._max_silence_ms = max_silence_ms
         self._lead_ms = lead_ms
         self._read_ms = monotonic_ms
-        self._next_offset = -1  # read up to here, and told
-        self._passed = -1  # read up to here, told or not
-        self._untold_since_ms: int | None = None
+        self._next_offset = -1  # read up to here
         self._sent_ms: int | None = None  # of the TICK whose offset is not known yet
         self._unread: dict[int, int] = {}  # TICKs in the log: offset -> when it was sent
         self._due_since_ms = monotonic_ms  # last TICK, or last time that nothing was due
@@ -89,19 +82,6 @@ class TickPolicy:
                 if is_old or offset_ms >= self._offset_ms:
                     self._offset_ms, self._offset_since_ms = offset_ms, monotonic_ms
             self._unread = {at: ms for at, ms in self._unread.items() if at >= next_offset}
-        if self._next_offset >= self._passed:
-            self._untold_since_ms = None
-
-    def on_passed(self, monotonic_ms: int, next_offset: int) -> None:
-        """The engine is done with all before ``next_offset``; what it found, ``on_read`` tells."""
-        if next_offset <= self._passed:
-            return
-        self._passed = next_offset
-        if next_offset > self._next_offset:
-            if self._untold_since_ms is None:
-                self._untold_since_ms = monotonic_ms
-            # When the last one was written still matters to ``on_read``.
-            self._unread = {at: ms for at, ms in self._unread.items() if at >= next_offset - 1}
 
     def on_sent(self, monotonic_ms: int) -> None:
         """A TICK is on its way."""
@@ -133,29 +113,26 @@ class TickPolicy:
             self._due_since_ms = max(self._due_since_ms, monotonic_ms - self._max_silence_ms)
         if self._sent_ms is not None:
             return False
-        is_unread = self._is_unread()
-        if is_unread and not (is_read_soon and self._are_early(monotonic_ms)):
+        if self._unread and not (is_read_soon and self._are_early(monotonic_ms)):
             return False
-        is_blind = not is_unread and self._is_untold(monotonic_ms)
-        if monotonic_ms - self._due_since_ms >= self._max_silence_ms and (wake.has_due or is_blind):
+        if wake.has_due and monotonic_ms - self._due_since_ms >= self._max_silence_ms:
             return is_read_soon
         if wake.deadline_ms is None or wake.warn_ms is None:
             return False
-        estimate_ms = monotonic_ms + max(clock_ms - self._read_ms, self._offset_ms)
+        estimate_ms = self._estimate_ms(monotonic_ms, clock_ms)
         point_ms = wake.warn_ms if clock_ms <= wake.warn_ms else wake.deadline_ms
         if not estimate_ms > point_ms >= clock_ms:
             return False
         # R3: behind a gap of a third of the timeout live and dead workers get a grace.
         return is_read_soon or estimate_ms - clock_ms >= wake.deadline_ms - wake.warn_ms
 
-    def _is_unread(self) -> bool:
-        """Whether a TICK in the log was not read yet."""
-        return any(offset >= self._passed for offset in self._unread)
+    def has_passed(self, monotonic_ms: int, clock_ms: int, wake: Wake) -> bool:
+        """Whether the log's clock has passed, by the engine's estimate, what is waited for."""
+        deadline_ms = wake.deadline_ms
+        return deadline_ms is not None and self._estimate_ms(monotonic_ms, clock_ms) > deadline_ms
 
-    def _is_untold(self, monotonic_ms: int) -> bool:
-        """Whether what was read has not been told, and should have been."""
-        since_ms = self._untold_since_ms
-        return since_ms is not None and monotonic_ms - since_ms >= self._max_silence_ms
+    def _estimate_ms(self, monotonic_ms: int, clock_ms: int) -> int:
+        return monotonic_ms + max(clock_ms - self._read_ms, self._offset_ms)
 
     def _are_early(self, monotonic_ms: int) -> bool:
         """Unread TICKs were not written for the batch that begins now: they pass less than that."""

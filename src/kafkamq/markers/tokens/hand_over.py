@@ -36,7 +36,7 @@ class OwnVerdicts(Protocol):
         """A lease of this message alone, which is held; with the lock held."""
 
     def extend(self, message: MarkersMessage, extension_ms: int) -> None:
-        """See ``Message.extend``."""
+        """Renew its lease; raises ``LeaseLostError`` when that has ended."""
 
     def has_verdict(self, message: MarkersMessage) -> bool:
         """Whether a verdict was given already, or it was handed over."""
@@ -48,7 +48,7 @@ class OwnVerdicts(Protocol):
         """Raise why a verdict is none."""
 
     def forget(self, parts: Sequence[Lease]) -> None:
-        """Nothing will be told of these."""
+        """Tell nothing of these from now on."""
 
 
 class _NotHere:
@@ -80,7 +80,6 @@ class HandOver:
     # What ``Message`` calls.
 
     def token(self, message: MarkersMessage) -> str:
-        """See ``Message.token``."""
         consumer = self._consumer
         consumer.check()
         with consumer.lock:
@@ -96,7 +95,6 @@ class HandOver:
         return text
 
     def hold(self, message: MarkersMessage, seconds_ms: int) -> None:
-        """See ``Message.hold``."""
         consumer, now_ms = self._consumer, monotonic_ms()
         consumer.check()
         with consumer.lock:
@@ -156,7 +154,6 @@ class HandOver:
         self._give_up(lease, message.offset)
 
     def extend(self, message: MarkersMessage, extension_ms: int) -> None:
-        """See ``Message.extend``."""
         with self._consumer.lock:
             self._require_held(message)
         self._ack_writer.extend(message, extension_ms)

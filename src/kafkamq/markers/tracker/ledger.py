@@ -14,8 +14,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, FencedError, KafkaMQError
@@ -64,14 +65,15 @@ class Ledger:
         engine: str,
         epoch: int,
         admin: Admin | None = None,
+        reports: bool = False,
     ) -> None:
+        """``reports``: what ``producer`` delivers is reported; each costs as much as the record."""
         self.key = key
         self.engine = engine
         self.epoch = epoch
         self.last: Position | None = None
-        # Only failures are reported: a report costs as much as the record.
         self.producer = TransactionalProducer(
-            config, key.transactional_id, delivery_report_only_error=True
+            config, key.transactional_id, delivery_report_only_error=not reports
         )
         self._config = config
         self._admin = admin
@@ -383,6 +385,7 @@ class Claim:
     positions: dict[int, Position] = field(default_factory=dict)  # absent: nothing committed yet
     done: set[int] = field(default_factory=set)  # partitions that are this start's
     above: int = 0  # the epoch is larger, whatever the ledgers hold: they may be lost
+    ledgers: dict[int, Ledger] = field(default_factory=dict)  # open or at rest, if they are kept
 
 
 def claim(
@@ -393,6 +396,7 @@ def claim(
     takeover: bool = True,
     timeout_s: float = 60.0,
     begun: Claim | None = None,
+    kept: tuple[OpenLedgers, Admin] | None = None,
 ) -> Claim:
     """Make this start of ``engine`` the latest on every marker partition, id 0 first (R22).
 
@@ -409,6 +413,8 @@ def claim(
         begun: What an earlier call is filling, or has filled when it failed: this one goes on
             behind it, under the same epoch, unless another start came between. Nothing may have
             been planned under that epoch. None: begin.
+        kept: Where the ledgers stay open that were claimed, and with whose client they ask. None:
+            they are closed.
 
     Raises:
         ConfigError: ``takeover`` is False and another engine's epoch is the latest.
@@ -418,14 +424,20 @@ def claim(
     keys = [LedgerKey.of_markers(config, partition) for partition in range(partitions)]
     begun = Claim() if begun is None else begun
     often = {keys[0].transactional_id}
-    with Admin(config, timeout_s=timeout_s, kept_groups=often) as admin:
+    own = partial(Admin, config, timeout_s=timeout_s, kept_groups=often)
+    with nullcontext(kept[1]) if kept else own() as admin:
         bounds = admin.log_bounds(config.marker_topic, range(partitions))
         if not takeover:
             require_own(newest_start(admin, keys), engine)
 
         def take(key: LedgerKey) -> None:
             first, _ = bounds[key.partition]
-            _claim_one(config, key, engine, begun, first, admin, keys, timeout_s)
+            one = _claim_one(config, key, engine, begun, first, admin, keys, timeout_s)
+            if one is not None and kept is not None:
+                begun.ledgers[key.partition] = one
+                kept[0].keep(one)
+            elif one is not None:
+                one.close()
 
         take(keys[0])
         left = [key for key in keys if key.partition not in begun.done]
@@ -448,8 +460,8 @@ def _claim_one(
     admin: Admin,
     keys: Sequence[LedgerKey],
     timeout_s: float,
-) -> None:
-    """Make one ledger this start's; chooses the epoch at id 0."""
+) -> Ledger | None:
+    """Make one ledger this start's; chooses the epoch at id 0. None: it was claimed before."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         one = Ledger(config, key, engine=engine, epoch=begun.epoch, admin=admin)
@@ -459,7 +471,8 @@ def _claim_one(
             else:
                 one.fence(timeout_s=timeout_s)
                 if begun.done and one.is_last(engine, begun.epoch):
-                    return  # nobody has started since it was claimed
+                    one.close()
+                    return None  # nobody has started since it was claimed
                 begun.epoch = max(_next_epoch(one.last, admin, keys), begun.above + 1)
                 begun.done.clear()
             if one.last is not None:
@@ -467,15 +480,17 @@ def _claim_one(
             position = first if one.last is None else one.last.position
             one.adopt(begun.epoch, position, timeout_s=timeout_s)
             begun.done.add(key.partition)
-            return
+            return one
         except (FencedError, TransactionAbortedError) as error:
+            one.close()
             is_later = isinstance(error, FencedError) and error.code == "LATER_START"
             if is_later or time.monotonic() > deadline_s:
                 raise
             # Engines that start at one moment would fence each other forever.
             time.sleep(random.uniform(0.02, 0.3))
-        finally:
+        except BaseException:
             one.close()
+            raise
 
 
 def _next_epoch(first: Position | None, admin: Admin, keys: Sequence[LedgerKey]) -> int:

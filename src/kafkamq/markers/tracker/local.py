@@ -25,11 +25,11 @@ from kafkamq.errors import (
     UnsupportedVersionError,
     WireError,
 )
-from kafkamq.markers.rules.delivery import Carry, Settle, settled_of
+from kafkamq.markers.rules.delivery import Carry, Settle
 from kafkamq.markers.rules.hold import NEVER
 from kafkamq.markers.tracker.group_reader import MarkerReader
 from kafkamq.markers.tracker.ledger import MAX_OPEN
-from kafkamq.markers.tracker.metrics import TrackerMetrics
+from kafkamq.markers.tracker.metrics import TrackerMetrics, observe_lateness
 from kafkamq.markers.tracker.partition import Phase, Started, TrackedPartition, sign_of
 from kafkamq.markers.tracker.quarantine import Quarantine
 from kafkamq.markers.tracker.settlement import SettlementError, SettleReport, Settlers
@@ -37,7 +37,6 @@ from kafkamq.markers.tracker.takeover import PartitionStarter
 from kafkamq.markers.tracker.ticker import Ticker
 from kafkamq.markers.wire.markers import decode_slim
 from kafkamq.markers.wire.status import TrackerStatus
-from kafkamq.metrics.catalog import LATENESS
 from kafkamq.metrics.health import Loop, health
 from kafkamq.queue.topics import require_topics
 from kafkamq.queue.wire.headers import Origin
@@ -450,17 +449,10 @@ class LocalTracker:
         report: SettleReport,
     ) -> None:
         part.is_busy = False
-        took_ms = (time.monotonic() - began_s) * 1000
-        LATENESS.observe_all(
-            (
-                (max(0.0, action.clock_ms - action.deadline_ms + took_ms) / 1000, count)
-                for action, count in settled_of(actions, [*report.left, *report.awaited])
-            ),
-            part.number,
-        )
+        observe_lateness(part.number, actions, report, time.monotonic() - began_s)
         if self._is_ours(part):
             part.core.aborted(report.left)  # there was no time for them: ask again
-            part.awaits(report.awaited)
+            part.awaited.add(report.awaited)
             part.settled(position, report)
         elif part.ledger is not None:
             self._ledgers.close(part.ledger)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from kafkamq.config import ServiceConfig
+from kafkamq.markers.rules.delivery import Carry, Settle, settled_of
 from kafkamq.markers.tracker.log_ends import LogWatch
+from kafkamq.markers.tracker.settlement import SettleReport
 from kafkamq.markers.wire.status import TrackerStatus
 from kafkamq.metrics import catalog
+from kafkamq.metrics.catalog import LATENESS
 from kafkamq.metrics.families import Family, Labels
 
 
@@ -78,3 +81,16 @@ class TrackerMetrics:
         return {
             (str(number),): end.stalled_s(now_s) for number, end in self._logs.messages().items()
         }
+
+
+def observe_lateness(
+    partition: int, actions: Sequence[Settle | Carry], report: SettleReport, took_s: float
+) -> None:
+    """How late it was what a settlement has done; ``took_s``: from the plan until it was done."""
+    LATENESS.observe_all(
+        (
+            (max(0.0, (action.clock_ms - action.deadline_ms) / 1000 + took_s), count)
+            for action, count in settled_of(actions, [*report.left, *report.awaited])
+        ),
+        partition,
+    )

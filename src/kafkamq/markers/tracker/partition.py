@@ -28,7 +28,7 @@ _MAX_PAUSE_S = 5.0
 _FIRST_PAUSE_S = 0.1
 _TELL_S = 60.0
 _MAX_LOOK_S = 12.0
-_LOOK_S = 3.0  # between two looks for what brokers do not know, or do not answer for
+LOOK_S = 3.0  # between two looks for what brokers do not know, or do not answer for
 _LEDGER_REFRESH_S = 3600.0  # Kafka forgets offsets of a group that is silent for days
 _EPOCH_REFRESH_S = 60.0  # ... and other replicas start by what partition 0's ledger says (R22)
 
@@ -48,6 +48,51 @@ class Started:
     ledger: Ledger
     position: int
     token: str  # the consumer_id of our TICKs (R17)
+
+
+class Awaited:
+    """Actions of a marker partition that cannot be settled yet (R18): they are planned again after
+    a while, a longer one while there are always some.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._actions: deque[tuple[float, Sequence[Settle | Carry]]] = deque()  # and until when
+        self._look_s = LOOK_S
+        self._told_s = -_TELL_S  # monotonic: when it was logged
+
+    def __len__(self) -> int:
+        """How many messages they are about."""
+        return sum(size_of(row) for _, rows in self._actions for row in rows)
+
+    def take(self) -> list[Settle | Carry]:
+        """Those whose time has come."""
+        now_s, found = time.monotonic(), list[Settle | Carry]()
+        while self._actions and self._actions[0][0] < now_s:
+            found += self._actions.popleft()[1]
+        return found
+
+    def add(self, actions: Sequence[Settle | Carry]) -> None:
+        """What a settlement's report names; none: nothing was in its way."""
+        if not actions:
+            if not self._actions:
+                self._look_s = LOOK_S
+            return
+        now_s = time.monotonic()
+        self._actions.append((now_s + self._look_s, actions))
+        self._look_s = min(2 * self._look_s, _MAX_LOOK_S)
+        if now_s > self._told_s + _TELL_S:
+            self._told_s = now_s
+            first = actions[0]
+            _log.warning(
+                "due messages wait for a log that does not answer, or is not known",
+                extra={
+                    "partition": self._number,
+                    "actions": len(actions),
+                    "first_start": first.start_offset,
+                    "message_partition": first.message_id.partition,
+                },
+            )
 
 
 class TrackedPartition:
@@ -77,9 +122,7 @@ class TrackedPartition:
         self._written_s = 0.0
         self._end = -1  # the log was read up to here, control records included
         self._kept_from = -1  # no position behind this offset; -1: nothing is kept
-        self._awaited: deque[tuple[float, Sequence[Settle | Carry]]] = deque()  # and until when
-        self._look_s = _LOOK_S
-        self._told_s = -_TELL_S  # monotonic: when it was logged that something is awaited
+        self.awaited = Awaited(number)
         self._retry_s = 0.0  # monotonic: nothing is tried before
         self._pause_s = _FIRST_PAUSE_S
         self.last_status: TrackerStatus | None = None
@@ -137,7 +180,7 @@ class TrackedPartition:
         self._written_s = 0.0 if is_written_soon else time.monotonic()
         self._end = -1
         self._kept_from = -1
-        self._awaited.clear()
+        self.awaited = Awaited(self.number)
         self.succeeded()
 
     # ---- reading
@@ -180,34 +223,8 @@ class TrackedPartition:
         """What to settle now; empty while a settlement is under way, or after a failure."""
         if self.is_busy or self.phase is not Phase.READING or not self.may_try():
             return ()
-        now_s = time.monotonic()
-        while self._awaited and self._awaited[0][0] < now_s:
-            self.core.aborted(self._awaited.popleft()[1])
+        self.core.aborted(self.awaited.take())
         return self.core.plan(self._config.max_offsets_per_commit)
-
-    def awaits(self, actions: Sequence[Settle | Carry]) -> None:
-        """These cannot be settled yet (R18): they are planned again after a while, a longer one
-        while there are always some.
-        """
-        if not actions:
-            if not self._awaited:
-                self._look_s = _LOOK_S
-            return
-        now_s = time.monotonic()
-        self._awaited.append((now_s + self._look_s, actions))
-        self._look_s = min(2 * self._look_s, _MAX_LOOK_S)
-        if now_s > self._told_s + _TELL_S:
-            self._told_s = now_s
-            first = actions[0]
-            _log.warning(
-                "due messages wait for a log that does not answer, or is not known",
-                extra={
-                    "partition": self.number,
-                    "actions": len(actions),
-                    "first_start": first.start_offset,
-                    "message_partition": first.message_id.partition,
-                },
-            )
 
     def keep_from(self, offset: int) -> None:
         """No position behind this record: its copy in the quarantine is not confirmed (R21).
@@ -272,7 +289,7 @@ class TrackedPartition:
             committable_offset=self.core.committable_offset(),
             entries=self.core.open_count(),
             due=self.core.due_count(),
-            awaited=sum(size_of(row) for _, rows in self._awaited for row in rows),
+            awaited=len(self.awaited),
             deadline_ms=wake.deadline_ms,
             warn_ms=wake.warn_ms,
             late_verdicts=self.core.late_verdicts,

@@ -94,7 +94,7 @@ class FoundAction:
         return found
 
     def first(self, size: int) -> FoundAction:
-        """The same of so many messages."""
+        """This action, for the first ``size`` of its messages only."""
         return replace(self, row=cut(self.row, 0, size), records=self.records[:size])
 
 
@@ -159,7 +159,7 @@ class MessageLookup:
         return self._topics[name]
 
     def ask_again(self) -> None:
-        """What the topics are is asked anew, when it is needed next."""
+        """Ask for the topics again when they are needed next."""
         self._topics_s = 0.0
 
     def _described(self, name: str) -> TopicInfo:
@@ -313,7 +313,7 @@ class Rereader:
         self._markers.prepare()
 
     def ask_again(self) -> None:
-        """What the topics are is asked anew by the next window."""
+        """Have the next window ask for the topics again."""
         self._is_stale = True
 
     def lookup_of(self, start: Marker | None) -> MessageLookup:

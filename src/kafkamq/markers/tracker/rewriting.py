@@ -113,14 +113,10 @@ class Part:
 class Rewriter:
     """Prepares the records of windows; one owner thread.
 
-    ``rereader``: Whose topics the copies go to. ``waits``: A part ends before a row that is
-    awaited; else that row is one of the part's, without a record.
+    ``rereader``: Whose topics the copies go to.
     """
 
-    def __init__(
-        self, config: ServiceConfig, tracker: TrackerConfig, rereader: Rereader, *, waits: bool
-    ) -> None:
-        self._waits = waits
+    def __init__(self, config: ServiceConfig, tracker: TrackerConfig, rereader: Rereader) -> None:
         self._config = config
         self._tracker = tracker
         self._rereader = rereader
@@ -186,21 +182,19 @@ class Rewriter:
                 message = found.message(number)
                 if self._rewrite(part, message):
                     part.rows += 1
-                elif not self._await(part, message.row):
-                    break
+                else:
+                    self._await(part, message.row)
         if part.rows - before < known:
             return False
-        if known < found.size and not self._await(part, cut(found.row, known)):
-            return False
+        if known < found.size:
+            self._await(part, cut(found.row, known))
         return part.size_bytes < self._max_bytes
 
-    def _await(self, part: Part, row: Settle | Carry) -> bool:
-        """These messages are done without a record; False: the part ends before them."""
+    def _await(self, part: Part, row: Settle | Carry) -> None:
+        """These messages are done without a record."""
         self._rereader.ask_again()  # its partition may have a leader again, or its topic be there
-        if not self._waits:
-            part.awaited.append(row)
-            part.rows += size_of(row)
-        return not self._waits
+        part.awaited.append(row)
+        part.rows += size_of(row)
 
     def _usual(self, part: Part, found: FoundAction) -> Copy | None:
         """What becomes of those messages of a batch that say nothing by which they are judged."""
@@ -290,8 +284,8 @@ class Rewriter:
             part.size_bytes = size_bytes
             if self._rewrite(part, found.message(at)):
                 part.rows += 1
-            elif not self._await(part, cut(row, at, at + 1)):
-                break
+            else:
+                self._await(part, cut(row, at, at + 1))
             size_bytes = part.size_bytes
             other |= 1 << offset - first.offset
         part.size_bytes = size_bytes

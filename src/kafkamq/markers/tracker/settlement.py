@@ -148,8 +148,7 @@ class Settler:
     """Settles actions of any marker partition of one namespace; one owner thread.
 
     Holds read_committed readers of the markers and messages topics, kept between calls. Settlers
-    that share ``patience`` share their searches for messages that are not there yet. ``waits``:
-    What is awaited holds up what is behind it; for an owner that cannot ask for it again.
+    that share ``patience`` share their searches for messages that are not there yet.
     """
 
     def __init__(
@@ -157,12 +156,10 @@ class Settler:
         config: ServiceConfig,
         tracker: TrackerConfig,
         patience: Patience | None = None,
-        *,
-        waits: bool = False,
     ) -> None:
         self.size = WindowSize(tracker.max_offsets_per_commit, tracker.max_transaction_bytes)
         self.rereader = Rereader(config, patience)
-        self.rewriter = Rewriter(config, tracker, self.rereader, waits=waits)
+        self.rewriter = Rewriter(config, tracker, self.rereader)
 
     def settle(
         self,
@@ -171,7 +168,6 @@ class Settler:
         *,
         position: int,
         batch: int,
-        source_hash: str = "",
         members: Sequence[bytes] = (),
         reopen: bool = True,
         timeout_s: float = 60.0,
@@ -187,7 +183,6 @@ class Settler:
             position: The tracker's committable offset when it planned them.
             batch: Number of this batch; a retry goes on behind the rows that are done (R16). Call
                 it without actions to write the position alone.
-            source_hash: Goes into the ledger.
             members: See ``Ledger.commit``.
             reopen: True: when fenced or of unknown outcome, open the ledger again (which checks
                 the epoch) and go on behind what is done. False: raise ``FencedError`` or
@@ -203,9 +198,7 @@ class Settler:
         """
         deadline_s = time.monotonic() + timeout_s
         rows = Rows(actions)
-        run = Settlement(
-            self, ledger, rows, position, batch, source_hash, members, deadline_s=deadline_s
-        )
+        run = Settlement(self, ledger, rows, position, batch, members, deadline_s=deadline_s)
         pause_s = _FIRST_PAUSE_S
         attempt = 0
         while True:
@@ -245,7 +238,6 @@ class Settlement:
     rows: Rows
     position: int
     batch: int
-    source_hash: str
     members: Sequence[bytes]
     deadline_s: float  # monotonic
     report: SettleReport = field(default_factory=SettleReport)
@@ -389,7 +381,6 @@ class Settlement:
             self.position,
             batch=self.batch,
             rows_done=rows_done,
-            source_hash=self.source_hash,
             members=self.members,
             timeout_s=self._writing_s(),
         )
@@ -424,7 +415,7 @@ class Settlers:
         self._idle: SimpleQueue[Settler] = SimpleQueue()
 
     def add(self) -> None:
-        """Connect one more."""
+        """Connect one more settler."""
         settler = Settler(self._config, self._tracker, self._patience)
         settler.prepare()
         self._idle.put(settler)

@@ -54,7 +54,7 @@ class JsonForm:
         return value
 
     def optional(self, value: object, field: str) -> int | None:
-        """As ``number``, or None."""
+        """A number, or None where the field is null."""
         return None if value is None else self.number(value, field)
 
     def text(self, value: object, field: str) -> str:

@@ -95,7 +95,7 @@ def decode_marker(
 def decode_slim(
     data: bytes | None, *, topic: str = "", partition: int = -1, offset: int = -1
 ) -> Marker:
-    """Like ``decode_marker``, but key, value, headers and reason are left empty (R18).
+    """Decode a marker, but leave key, value, headers and reason empty (R18).
 
     For trackers, which fold a marker and read the START again when it is due.
     """

@@ -87,7 +87,7 @@ class PartitionFlow:
 
     @property
     def is_fetching(self) -> bool:
-        """As ``fetch`` decided last."""
+        """What ``fetch`` decided last."""
         return self._is_fetching
 
     def fetch(self, open_count: int) -> bool:

@@ -1,7 +1,8 @@
 """The audit of a namespace: what became of the messages of each queue, and who did the work.
 
 Everything is computed from the tables ``deliveries``, ``messages``, ``dead_letters``, ``in_flight``
-and ``markers``, so from the topics alone, as far back as they reach.
+and ``markers``, so from the topics alone, as far back as they reach. An attempt whose message
+retention has deleted counts as the first one of a message of its own.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ STEPS = ("times", "attempts", "poison", "consumers", "late", "times of attempts"
 LATENESS_BOUNDS_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
 _DELIVERIES = """
-SELECT queue_id, coalesce(nullif(id, ''), concat_ws('/', origin_topic, origin_partition,
-    origin_offset)) AS id, origin_topic, origin_partition, origin_offset, delivery_count,
+SELECT queue_id, coalesce(nullif(id, ''), concat_ws('/', coalesce(origin_topic, topic_id),
+    coalesce(origin_partition, partition), coalesce(origin_offset, offset))) AS id,
+  coalesce(origin_topic, topic_id) AS origin_topic,
+  coalesce(origin_partition, partition) AS origin_partition,
+  coalesce(origin_offset, offset) AS origin_offset, coalesce(delivery_count, 1) AS delivery_count,
   consumer_id, started_at, ended_at, duration_ms, outcome, is_late, reason, message_timestamp,
   marker_partition, topic_id, leader_epoch, partition, offset
 FROM deliveries

@@ -2,7 +2,8 @@
 
 A replay has a name. What it has sent is counted in a ledger under that name, in the same
 transactions as the copies; so one that was killed goes on where it stopped when it is run again,
-and sends nothing twice.
+and sends nothing twice. Kafka drops the offset in which it is counted after a week
+(``offsets.retention.minutes``), so a record of the ledger topic, which keeps all, says the same.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 import random
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,12 +21,14 @@ from typing import TYPE_CHECKING, Any
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.markers.tracker.ledger import Ledger, LedgerKey
+from kafkamq.markers.wire.ledger import Position, decode_position, encode_position
 from kafkamq.queue.wire.headers import Origin, message_headers
 from kafkamq.queue.wire.keys import join_key
 from kafkamq.queue.wire.partitions import key_partition
 from kafkamq.spark.jobs.sql import sql_errors
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.errors import OutcomeUnknownError, TransactionAbortedError
+from kafkamq.transport.log_reader import scan
 from kafkamq.transport.transactions import NewRecord
 
 if TYPE_CHECKING:
@@ -163,7 +167,9 @@ class _Writer:
         self._ledger = Ledger(config, key, engine=wanted.name, epoch=1)
         with Admin(config) as admin:
             self._partitions = admin.require_topic(config.message_topic).partitions
-            admin.require_topic(config.ledger_topic)
+            self._count_key = b"kafkamq-replay\0" + wanted.name.encode()
+            ledgers = admin.require_topic(config.ledger_topic).partitions
+        self._count_partition = key_partition(self._count_key, ledgers)
         self._skipped = 0
         self._places = 0  # running check sum of what was chosen
         self._expected = 0
@@ -173,7 +179,7 @@ class _Writer:
 
     def open(self) -> None:
         """Fence an earlier run, and learn what it has sent."""
-        last = self._ledger.open()
+        last = self._ledger.open() or self._kept()
         self._begin_s = time.monotonic()
         if last is None or not last.rows_done:
             return
@@ -186,6 +192,24 @@ class _Writer:
         self._report.sent_before = last.rows_done
         self._report.to_ms = last.batch
         self._expected = int(places, 16)
+
+    def _kept(self) -> Position | None:
+        """What the ledger topic says, where Kafka has dropped the offset; None: nothing was sent.
+
+        It is read to the end of all that was written: whose transaction is open there is waited
+        for, as none of this replay's is any more.
+        """
+        topic, number = self._config.ledger_topic, self._count_partition
+        with Admin(self._config) as admin:
+            first, _ = admin.log_bounds(topic, [number])[number]
+            _, end = admin.log_ends(topic)[number]
+        values = (
+            record.value()
+            for record in scan(self._config, topic, {number: first}, ends={number: end})
+            if record.key() == self._count_key
+        )
+        last = deque(values, maxlen=1)
+        return decode_position(last[0].decode()) if last and last[0] else None
 
     def add(self, row: Row) -> None:
         report = self._report
@@ -270,15 +294,17 @@ class _Writer:
 
     def _commit(self, pending: Sequence[NewRecord], done: int) -> None:
         ledger = self._ledger
+        hashed = f"{self._wanted.digest} {self._places:08x}"
+        position = Position(
+            position=done, epoch=ledger.epoch, batch=self._report.to_ms, rows_done=done,
+            source_hash=hashed, engine=ledger.engine,
+        )  # fmt: skip
+        value = encode_position(position).encode()
+        place = (self._config.ledger_topic, self._count_partition)
         ledger.begin()
         try:
-            ledger.producer.produce_records(pending)
-            ledger.commit(
-                done,
-                batch=self._report.to_ms,
-                rows_done=done,
-                source_hash=f"{self._wanted.digest} {self._places:08x}",
-            )
+            ledger.producer.produce_records([*pending, (*place, self._count_key, value, ())])
+            ledger.commit(done, batch=position.batch, rows_done=done, source_hash=hashed)
         except BaseException:
             ledger.abort()
             raise

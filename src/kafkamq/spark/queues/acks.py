@@ -22,6 +22,7 @@ from kafkamq.transport.record import LOG_APPEND_TIME
 from kafkamq.types import Outcome
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql.types import StructType
 
 ACK_COLUMNS: Mapping[str, str] = {
@@ -32,6 +33,10 @@ ACK_COLUMNS: Mapping[str, str] = {
 }
 """Columns that say what becomes of a row's message; ``ack_token`` must be there."""
 
+RESULT_SCHEMA = "ends BIGINT, written BIGINT, skipped BIGINT, late BIGINT, places ARRAY<STRING>"
+"""What a task reports: ENDs, rows written and passed over, late messages, some of their places."""
+
+_MAX_NAMED = 100
 _OUTCOMES = {"ack": Outcome.ACK, "nack": Outcome.NACK, "reject": Outcome.REJECT}
 MAX_DELAY_S = 366 * 86_400.0
 
@@ -108,6 +113,19 @@ def _delay_ms(ends: Sequence[End], settings: AckSettings, log: MarkerLog) -> int
     return min(delay_ms, MAX_DURATION_MS)
 
 
+def report(
+    ends: int, late: Sequence[AckToken], written: int = 0, skipped: int = 0
+) -> pa.RecordBatch:
+    """What a task has done, as ``RESULT_SCHEMA``."""
+    import pyarrow as pa
+
+    places = [f"{token.message_id.partition}/{token.message_id.offset}" for token in late]
+    numbers = {"ends": ends, "written": written, "skipped": skipped, "late": len(late)}
+    kinds = [*((name, pa.int64()) for name in numbers), ("places", pa.list_(pa.string()))]
+    row = {**numbers, "places": places[:_MAX_NAMED]}
+    return pa.RecordBatch.from_pylist([row], schema=pa.schema(kinds))
+
+
 def check_columns(schema: StructType) -> None:
     """Refuse rows that cannot be acknowledged."""
     types = {field.name: field.dataType.simpleString().upper() for field in schema.fields}
@@ -152,33 +170,38 @@ def read_end(row: Mapping[str, Any]) -> End:
     return End(token, outcome, delay_ms, reason)
 
 
-def find_late(log: MarkerLog, ends: Sequence[End]) -> list[AckToken]:
-    """Those whose ENDs came too late (R9), judged as a tracker does: by folding the log."""
+def find_late(log: MarkerLog, ends: Sequence[End], ended_ms: int = 0) -> list[AckToken]:
+    """Those whose ENDs came too late (R9), judged as a tracker does: by folding the log.
+
+    Args:
+        log: Of the markers.
+        ends: The verdicts.
+        ended_ms: Broker time of ENDs that are in a transaction, where readers do not see them yet:
+            late is what by the log is not renewed up to then.
+    """
     tokens = [end.token for end in ends if end.token.start_offset >= 0]
     if not tokens:
         return []
     at_ms = min(token.start_ms + token.timeout_ms // 2 for token in tokens)
     reached = log.reached(sorted({token.marker_partition for token in tokens}), at_ms)
+    late: set[tuple[int, int]] = set()
     oldest: dict[int, int] = {}
     for token in tokens:
         if token.marker_partition in reached:
             first = oldest.get(token.marker_partition, token.start_offset)
             oldest[token.marker_partition] = min(first, token.start_offset)
-    if not oldest:
-        return []
-    late: set[tuple[int, int]] = set()
+        elif token.start_ms + token.timeout_ms < ended_ms:
+            late.add(token.place)
     for partition, upto in log.ends(sorted(oldest)).items():
         attempts = Attempts(RedeliveryTracker(oldest[partition], partition=partition))
+        known_ms = 0
         for offset, timestamp_ms, kind, marker in log.read(partition, oldest[partition], upto):
             log_ms = timestamp_ms if kind == LOG_APPEND_TIME else -1
+            known_ms = max(known_ms, log_ms)
             attempts.apply(offset, timestamp_ms, log_ms, marker)
             late |= _late(attempts)
-        late |= _due(attempts)
-    return [
-        end.token
-        for end in ends
-        if (end.token.message_id.partition, end.token.message_id.offset) in late
-    ]
+        late |= _due(attempts, max(0, ended_ms - known_ms))
+    return [end.token for end in ends if end.token.place in late]
 
 
 def _late(attempts: Attempts) -> set[tuple[int, int]]:
@@ -191,10 +214,10 @@ def _late(attempts: Attempts) -> set[tuple[int, int]]:
     }
 
 
-def _due(attempts: Attempts) -> set[tuple[int, int]]:
+def _due(attempts: Attempts, passed_ms: int) -> set[tuple[int, int]]:
     """Whose ENDs are late, though a transaction's are not to be read yet."""
     return {
         (each.attempt.message_id.partition, each.attempt.message_id.offset)
         for each in attempts.open()
-        if each.state == "due" and each.attempt.outcome is None
+        if each.attempt.outcome is None and (each.state == "due" or each.remaining_ms < passed_ms)
     }

@@ -7,6 +7,11 @@ it was (a ledger), of which plan, and a digest of its messages. A slot whose bat
 with these messages is not written again, but its ENDs are: a repeated batch may have STARTed the
 messages again.
 
+A message whose lease has ended by the log is a copy by now, or will be: it gets neither output nor
+END here, its copy does. Whether a lease ended before its END was in the log follows from the
+brokers' times of the ENDs, when they are written and not committed (R9); then all is aborted, and
+made again without it. Nor has a message that is nacked any output: its next delivery has.
+
 The rows of a repeated batch may be others than before: a table that they are joined with has
 changed. Then the log tells, message by message: one with a verdict had it in the transaction that
 the ledger speaks of, and its output; one without was STARTed again, and had no output. Who was
@@ -39,11 +44,13 @@ from kafkamq.spark.queues.acks import (
     end_records,
     find_late,
     read_verdicts,
+    report,
 )
 from kafkamq.spark.queues.starting import BATCH, VERDICTS
 from kafkamq.spark.queues.tokens import ENDED, NACKED, AckToken, decode_token
-from kafkamq.transport.errors import OutcomeUnknownError, TransactionAbortedError
+from kafkamq.transport.errors import KafkaError, OutcomeUnknownError, TransactionAbortedError
 from kafkamq.transport.log_reader import log_reader
+from kafkamq.transport.record import Record
 from kafkamq.transport.transactions import NewRecord
 from kafkamq.types import MarkerType, MessageId, Outcome, expand
 
@@ -60,12 +67,8 @@ OUTPUT_COLUMNS: Mapping[str, str] = {
 }
 """What a row of output is; a row whose ``value`` is null writes nothing."""
 
-RESULT_SCHEMA = "ends BIGINT, written BIGINT, skipped BIGINT, late BIGINT, places ARRAY<STRING>"
-"""What a task reports: ENDs, rows written and passed over, late ENDs and some of their messages."""
-
 _SLOT = "_slot"
 _OPEN = 0  # beside ENDED and NACKED: a message without a verdict of this batch
-_MAX_NAMED = 100
 _TIMEOUT_S = 30.0
 _TRIES = 3
 _log = logging.getLogger(__name__)
@@ -139,47 +142,29 @@ def commit_slots(
     batches: Iterator[pa.RecordBatch], settings: CommitSettings, batch: int
 ) -> Iterator[pa.RecordBatch]:
     """In a worker: the rows of a slot; of several, where Spark placed them together."""
-    import pyarrow as pa
-
     slots: dict[int, list[dict[str, Any]]] = {}
     for rows in batches:
         for row in rows.to_pylist():
             slots.setdefault(row[_SLOT], []).append(row)
     for number, rows in sorted(slots.items()):
-        done = _commit(number, rows, settings, batch)
-        yield pa.RecordBatch.from_pylist([done], schema=_result_schema())
-
-
-def _result_schema() -> pa.Schema:
-    import pyarrow as pa
-
-    numbers = [(name, pa.int64()) for name in ("ends", "written", "skipped", "late")]
-    return pa.schema([*numbers, ("places", pa.list_(pa.string()))])
+        yield _commit(number, rows, settings, batch)
 
 
 def _commit(
     number: int, rows: Sequence[dict[str, Any]], settings: CommitSettings, batch: int
-) -> dict[str, Any]:
+) -> pa.RecordBatch:
     """The rows of one slot, once; tried again where the broker said that nothing happened."""
     ends = read_verdicts(rows)
-    records = _records(rows, settings)
-    for tried in range(_TRIES):
+    records = _records(rows, ends, settings)
+    tries = 0
+    while True:
+        tries += 1
         try:
-            written = _transact(number, records, ends, settings, batch)
-            break
+            return _transact(number, records, ends, settings, batch)
         except (TransactionAbortedError, OutcomeUnknownError) as error:
-            if not error.is_retriable or tried == _TRIES - 1:
+            if not error.is_retriable or tries == _TRIES:
                 raise
             _log.info("a transaction is made again", extra={"slot": number, "error": str(error)})
-    late = find_late(marker_log(settings.ack.config), ends)
-    places = [f"{token.message_id.partition}/{token.message_id.offset}" for token in late]
-    return {
-        "ends": len(ends),
-        "written": written,
-        "skipped": len(records) - written,
-        "late": len(late),
-        "places": places[:_MAX_NAMED],
-    }
 
 
 def _transact(
@@ -188,35 +173,69 @@ def _transact(
     ends: Sequence[End],
     settings: CommitSettings,
     batch: int,
-) -> int:
-    """One transaction; returns how many rows of output are in it."""
+) -> pa.RecordBatch:
+    """One transaction; returns what a task reports."""
     config = settings.ack.config
+    log = marker_log(config)
     # A ledger of its own for each batch: workers take turns, and a producer that was kept could
     # have been fenced by the worker that had the slot in between.
-    ledger = Ledger(config, settings.key(number), engine=settings.engine, epoch=settings.epoch)
+    ledger = Ledger(
+        config,
+        settings.key(number),
+        engine=settings.engine,
+        epoch=settings.epoch,
+        reports=True,
+    )
     try:
-        before = _before(ledger.open(), ends, settings, batch, number)
-        output = [each.record for each in records if before(each.token) == _OPEN]
-        ledger.begin()
-        for record in output:
-            ledger.producer.produce(record, timeout_s=_TIMEOUT_S)
-        if output:
-            ledger.producer.flush()
-        # An ack of what was nacked would be one without its output, which is not written again.
-        left = [end for end in ends if before(end.token) != NACKED]
-        for partition, key, value in end_records(left, settings.ack, marker_log(config)):
-            ledger.producer.produce(
-                (config.marker_topic, partition, key, value, ()), timeout_s=_TIMEOUT_S
-            )
+        last = ledger.open()
+        late: set[AckToken] = set()
+        while True:
+            timely = [end for end in ends if end.token not in late]
+            before = _before(last, timely, settings, batch, number)
+            # An ack of what was nacked would be one without its output, which is not written again.
+            left = [end for end in timely if before(end.token) != NACKED]
+            own = [each for each in records if each.token not in late]
+            output = [each.record for each in own if before(each.token) == _OPEN]
+            ledger.begin()
+            ended_ms = _write(ledger, output, end_records(left, settings.ack, log), config)
+            found = find_late(log, left, ended_ms)
+            if not found:
+                break
+            late.update(found)
+            ledger.abort()
         ledger.commit(
             batch + 1,
             batch=batch,
             rows_done=len(records),
-            source_hash=" ".join((_digest(ends), *_plans(ends))),
+            source_hash=" ".join((_digest(timely), *_plans(timely))),
         )
     finally:
         ledger.close()
-    return len(output)
+    return report(len(timely), list(late), len(output), len(own) - len(output))
+
+
+def _write(
+    ledger: Ledger,
+    output: Sequence[NewRecord],
+    ends: Sequence[tuple[int, bytes, bytes]],
+    config: ServiceConfig,
+) -> int:
+    """Write into the open transaction; returns the broker time of the last END, 0: none."""
+    times: list[int] = []
+
+    def told(error: KafkaError | None, message: Record) -> None:
+        if error is None:
+            times.append(message.timestamp()[1])
+
+    ledger.producer.produce_records(output, timeout_s=_TIMEOUT_S)
+    if output:
+        ledger.producer.flush()
+    markers = [(config.marker_topic, partition, key, value, ()) for partition, key, value in ends]
+    ledger.producer.produce_records(markers, timeout_s=_TIMEOUT_S, on_delivery=told)
+    ledger.producer.flush()
+    if len(times) < len(markers):
+        raise TransactionAbortedError("ENDs were not confirmed in time", is_retriable=True)
+    return max(times, default=0)
 
 
 def _before(
@@ -241,7 +260,7 @@ def _before(
     def before(token: AckToken) -> int:
         if token.start_offset < 0:
             return token.start_offset
-        return since.get(_place(token.message_id), otherwise)
+        return since.get(token.place, otherwise)
 
     return before
 
@@ -289,14 +308,17 @@ def _digest(ends: Sequence[End]) -> str:
     return f"{len(ends)}:{total & (1 << 64) - 1:016x}"
 
 
-def _records(rows: Sequence[Mapping[str, Any]], settings: CommitSettings) -> list[_Output]:
-    """The output."""
+def _records(
+    rows: Sequence[Mapping[str, Any]], ends: Sequence[End], settings: CommitSettings
+) -> list[_Output]:
+    """The output, but of messages that are nacked."""
+    nacked = {end.token for end in ends if end.outcome is Outcome.NACK}
     reader = log_reader(settings.ack.config)
     counts: dict[str, int] = {}
     records: list[_Output] = []
     for row in rows:
-        key, value = row["key"], row["value"]
-        if value is None:
+        key, value, token = row["key"], row["value"], decode_token(row["ack_token"])
+        if value is None or token in nacked:
             continue
         topic = row["topic"] or settings.topic
         if not topic:
@@ -307,6 +329,5 @@ def _records(rows: Sequence[Mapping[str, Any]], settings: CommitSettings) -> lis
         if partition is None:
             partition = -1 if key is None else key_partition(key, counts[topic])
         headers = tuple((each["key"], each["value"]) for each in row["headers"] or ())
-        token = decode_token(row["ack_token"])
         records.append(_Output(token, (topic, partition, key, value, headers)))
     return records

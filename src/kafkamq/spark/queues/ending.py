@@ -6,8 +6,8 @@ An END is idempotent: a repeated batch writes its ENDs again, and they change no
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import (
@@ -24,18 +24,17 @@ from kafkamq.spark.options import parse_service
 from kafkamq.spark.queues.acks import (
     ACK_COLUMNS,
     AckSettings,
-    End,
     check_columns,
     end_records,
     find_late,
     read_verdicts,
+    report,
 )
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _KNOWN = {"mode", "namespace", "checkpointlocation", "path", "queryname"}
-_MAX_NAMED = 100  # late messages that are named
 _log = logging.getLogger(__name__)
 
 
@@ -53,33 +52,33 @@ def parse_ack_options(options: Mapping[str, str], service: ServiceConfig | None)
     return AckSettings(config=parse_service(given, service))
 
 
-def rows_of(batch: pa.RecordBatch) -> list[dict[str, object]]:
+def _rows_of(batch: pa.RecordBatch) -> list[dict[str, object]]:
     """The columns that matter of each row."""
     wanted = [name for name in batch.schema.names if name in ACK_COLUMNS]
     rows: list[dict[str, object]] = batch.select(wanted).to_pylist()
     return rows
 
 
-def write_ends(ends: Sequence[End], settings: AckSettings) -> list[str]:
-    """Write them; returns the places of the messages whose ENDs came too late."""
+def write_ends(
+    batches: Iterable[pa.RecordBatch], settings: AckSettings
+) -> Iterator[pa.RecordBatch]:
+    """In a worker: ENDs without a transaction; writing them twice changes nothing."""
+    ends = read_verdicts(row for batch in batches for row in _rows_of(batch))
     log = marker_log(settings.config)
     log.write(end_records(ends, settings, log))
-    late = find_late(log, ends)
-    return [f"{token.message_id.partition}/{token.message_id.offset}" for token in late]
+    yield report(len(ends), find_late(log, ends))
 
 
 @dataclass
 class _Ended(WriterCommitMessage):
-    ends: int = 0
-    late: int = 0
-    named: list[str] = field(default_factory=list)
+    late: int
+    named: list[str]
 
 
 def _write(iterator: Iterator[pa.RecordBatch], settings: AckSettings) -> _Ended:
-    """In a worker: the output of the query is written elsewhere and before."""
-    ends = read_verdicts(row for batch in iterator for row in rows_of(batch))
-    late = write_ends(ends, settings)
-    return _Ended(len(ends), len(late), late[:_MAX_NAMED])
+    """The output of the query is written elsewhere and before."""
+    (done,) = next(write_ends(iterator, settings)).to_pylist()
+    return _Ended(done["late"], done["places"])
 
 
 def _report(messages: Iterable[WriterCommitMessage | None]) -> None:
@@ -91,7 +90,7 @@ def _report(messages: Iterable[WriterCommitMessage | None]) -> None:
             "%d verdicts came after their leases' ends: these messages are delivered again "
             "(partition/offset: %s)",
             late,
-            ", ".join(named[:_MAX_NAMED]),
+            ", ".join(named),
         )
 
 

@@ -1,11 +1,13 @@
-"""Plans the batches of a queue that is acknowledged, and keeps their leases alive.
+"""Plans the batches of a queue that is acknowledged, STARTs them and keeps their leases alive.
 
-This runs in the process that Spark keeps beside the driver for a stream's source. A batch's
-messages are STARTed under a consumer_id of its own, which a thread here renews (R7) from the
-planning of the batch until the next one is asked for: by then every row has its END, and what was
-dropped on the way comes back after the timeout. In the first minute each message is renewed by its
-id as well: a START of an earlier owner that arrives late takes the holder's place, and a renewal of
-everything that this consumer_id holds would pass it over (R7).
+This runs in the process that Spark keeps beside the driver for a stream's source. Spark asks it for
+a batch's tasks, more than once where a frame is used in several branches: the first time it STARTs
+the messages (``starting.py``), and it gives the same tasks each time. Tasks only read. The messages
+are STARTed under a consumer_id of their own, which a thread here renews (R7) until the next batch
+is asked for: by then every row has its END, and what was dropped on the way comes back after the
+timeout. In the first minute each message is renewed by its id as well: a START of an earlier owner
+that arrives late takes the holder's place, and a renewal of everything that this consumer_id holds
+would pass it over (R7).
 
 The messages topic is looked through before Spark gets to plan: so other queues' messages cost no
 batch, and the last allowed delivery of a message is a batch by itself (R6). What is behind a done
@@ -18,7 +20,8 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -33,14 +36,12 @@ from kafkamq.markers.rules.leases import NEW_PARTITION_MS
 from kafkamq.markers.wire.markers import (
     encode_keepalive,
     encode_known_keepalive,
-    encode_named,
 )
 from kafkamq.queue.names import group_of
 from kafkamq.queue.namespace import NamespaceFacts
 from kafkamq.queue.topics import require_topics
-from kafkamq.queue.wire.headers import DELIVERY_COUNT, read_message_headers
+from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.keys import join_key
-from kafkamq.queue.wire.partitions import marker_key, marker_partition
 from kafkamq.spark.backlog import Backlog
 from kafkamq.spark.marker_log import MarkerLog, marker_log
 from kafkamq.spark.options import AcknowledgeOptions, SourceOptions
@@ -48,17 +49,21 @@ from kafkamq.spark.queues.owner import QueueOwner
 from kafkamq.spark.queues.position import QueuePosition
 from kafkamq.spark.queues.starting import (
     BATCH,
-    QueuePartition,
+    Start,
+    Starter,
     StartPlan,
+    Waiting,
+    addressed,
     identity_of,
-    read_started,
-    start_unread,
+    none_of,
 )
+from kafkamq.spark.queues.tokens import AckToken
+from kafkamq.spark.source.columns import arrow_columns
+from kafkamq.spark.source.rows import RangePartition, made_of
 from kafkamq.spark.source.streaming import StreamOffsets, StreamReader, of_another
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.log_reader import LogRange, LogReader, Record, log_reader
 from kafkamq.transport.record import headers_of
-from kafkamq.types import MessageId
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,73 +81,66 @@ PASS_S = 10.0  # the group's position passes other queues' messages this often
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Named:
-    """The messages of a batch, for as long as they are renewed one by one (R7)."""
+class QueuePartition(RangePartition):
+    """One task: messages of one partition that are STARTed; it reads them and writes nothing."""
 
-    ids: Callable[[], Generator[MessageId]]  # reads them, when the first renewal is due
-    marker_partitions: int
-    until_s: float  # monotonic
-    together: bool  # many in a KEEPALIVE (R30)
+    def __init__(
+        self, topic: str, number: int, consumer_id: str, of: dict[Start, list[int]]
+    ) -> None:
+        first, last = min(map(min, of.values())), max(map(max, of.values()))
+        super().__init__(LogRange(topic, number, first, last + 1))
+        self.consumer_id = consumer_id
+        self.starts = [(start, array("q", offsets)) for start, offsets in of.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What was STARTed last."""
+
+    start: StreamOffsets
+    end: StreamOffsets
+    tasks: Sequence[QueuePartition]
 
 
 class KeepAlive:
-    """Renews one batch's leases until it is closed; its thread ends with the process."""
+    """Renews one batch's leases until it is closed; its thread ends with the process.
+
+    Attributes:
+        named: Messages that are renewed by their ids as well, by marker partition; set once.
+    """
 
     def __init__(
         self,
         log: MarkerLog,
         consumer_id: str,
         partitions: Iterable[int],
-        timeout_ms: int,
-        named: _Named,
+        options: AcknowledgeOptions,
+        named_until_s: float,
     ) -> None:
+        self.named: Mapping[int, Sequence[Waiting]] = {}
         self._log = log
         self._consumer_id = consumer_id
-        self._timeout_ms = timeout_ms
-        data = encode_keepalive(None, consumer_id=consumer_id, redeliver_after_ms=timeout_ms)
+        self._timeout_ms = options.redelivery_timeout_ms
+        self._together = options.batch_markers
+        data = encode_keepalive(None, consumer_id=consumer_id, redeliver_after_ms=self._timeout_ms)
         self._markers = [(number, consumer_id.encode(), data) for number in sorted(partitions)]
-        self._named = named
-        self._by_id: dict[int, list[MessageId]] = {}  # by marker partition
-        self._unread = named.ids()
+        self._named_until_s = named_until_s
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kafkamq-leases", daemon=True)
         self._thread.start()
 
-    def _named_markers(self) -> list[tuple[int, bytes, bytes]]:
-        markers = []
-        for number, ids in self._by_id.items():
-            for identity, named in encode_named(ids, together=self._named.together):
-                key = marker_key(named[0].partition, named[0].offset)
-                data = encode_known_keepalive(identity, self._consumer_id, self._timeout_ms)
-                markers.append((number, key, data))
-        return markers
+    def _encode(self, identity: bytes) -> bytes:
+        return encode_known_keepalive(identity, self._consumer_id, self._timeout_ms)
 
     def _run(self) -> None:
         period_s = self._timeout_ms / RENEWALS_PER_TIMEOUT / 1000
         while not self._ended.wait(period_s):
             try:
                 self._log.write(self._markers)
-                if time.monotonic() < self._named.until_s:
-                    self._read_on(time.monotonic() + period_s / 2)
-                    self._log.write(self._named_markers())
+                if time.monotonic() < self._named_until_s:
+                    self._log.write(addressed(self.named, self._encode, together=self._together))
             except KafkaMQError as error:  # noqa: PERF203 - the next one may go through
                 _log.warning("leases could not be renewed", extra={"error": str(error)})
-        self._unread.close()
-
-    def _read_on(self, until_s: float) -> None:
-        """Name more messages, but not for so long that the renewals of all of them would wait."""
-        count = self._named.marker_partitions
-        try:
-            for one in self._unread:
-                number = marker_partition(one.partition, one.offset, count)
-                self._by_id.setdefault(number, []).append(one)
-                if time.monotonic() >= until_s:
-                    return
-        except KafkaMQError:
-            self._by_id.clear()
-            self._unread = self._named.ids()
-            raise
 
     def close(self) -> None:
         """Renew no more; what is being written is waited for (bounded)."""
@@ -159,21 +157,22 @@ class QueueReader(StreamReader):
         assert acknowledge is not None, "a stream that acknowledges"
         self._acknowledge: AcknowledgeOptions = acknowledge
         self._schema_of_rows = schema
-        self._planned: dict[str, dict[str, int | str]] | None = None
+        self._planned: StreamOffsets | None = None  # by this process
+        self._batch: _Batch | None = None
         self._keep_alive: KeepAlive | None = None
-        self._backlog = Backlog(
-            options.topic, self._look, is_own=self._is_own, is_last=self._is_last
-        )
+        self._backlog = Backlog(options.topic, self._look, of=self._waiting, is_last=self._is_last)
         self._group = acknowledge.group_id or group_of(options.config, options.queue_id)
-        self._position = QueuePosition(options.config, options.queue_id, self._group, self._is_own)
+        self._owner = QueueOwner(options.config, options.queue_id, self._group)
+        self._position = QueuePosition(
+            options.config, options.queue_id, self._group, self._is_own, self._owner
+        )
         self._moved_on: dict[int, int] = {}  # positions of the group, at the first look
         self._begins: dict[int, int] = {}  # where the batch begins that was looked for last
-        self._passed: dict[int, int] = {}  # those of them that are committed
-        self._pass_s = 0.0  # monotonic; when they are the next time
+        self._done: StreamOffsets | None = None  # when they were committed
+        self._pass_s = 0.0  # monotonic; when they are the next time, if no batch is done before
         self._facts_of: NamespaceFacts | None = None
         self._asked_s = 0.0  # monotonic; when the facts were asked for
         self._is_checked = False
-        self._owner = QueueOwner(options.config, options.queue_id)
         self._gained_s: float | None = None  # monotonic; when it planned its first batch
         self._own = join_key(options.queue_id)
         self._prefix = self._own + b"\0"
@@ -204,9 +203,9 @@ class QueueReader(StreamReader):
         if not self._position.is_known:
             known = map(int, start.get(topic, {}))
             self._moved_on = self._position.find(known, self._facts().message_topic_id)
-        self._done(start)
+        self._start_unplanned(start)
         found = super().latestOffset(start, limit)
-        self._pass_others()
+        self._commit(start)
         if found[topic] == start.get(topic):
             return {name: dict(values) for name, values in start.items()}
         ends = marker_log(self.options.config).ends(range(self._facts().marker_partitions))
@@ -234,8 +233,11 @@ class QueueReader(StreamReader):
         lossy = not self.options.fail_on_data_loss
         return log_reader(self.options.config).read(wanted, skips_lost=lossy)
 
-    def _is_last(self, record: Record) -> bool:
-        return is_last_delivery(_count(record), self._acknowledge.max_deliveries)
+    def _waiting(self, record: Record) -> Waiting | None:
+        return Waiting.of(record) if self._is_own(record) else None
+
+    def _is_last(self, one: Waiting) -> bool:
+        return is_last_delivery(one.delivery_count, self._acknowledge.max_deliveries)
 
     def _is_own(self, record: Record) -> bool:
         key = record.key()
@@ -250,7 +252,7 @@ class QueueReader(StreamReader):
             at < int(known.get(str(n), 0)) for n, at in starts.items()
         ):
             self._backlog.clear()  # of the log that was replaced
-            self._moved_on = self._passed = {}
+            self._moved_on = {}
         untold = [number for number in ends if str(number) not in known]
         if known and untold and self._is_same(start):  # added, or a broker knew nothing of them
             self._moved_on |= self._position.find(untold, self._facts().message_topic_id)
@@ -267,113 +269,125 @@ class QueueReader(StreamReader):
     # ---- a batch
 
     def partitions(self, start: StreamOffsets, end: StreamOffsets) -> Sequence[InputPartition]:
-        """One task for each partition with news; its leases are renewed from now on."""
+        """STARTs the batch, and renews its leases from now on; one task for each partition of it.
+
+        Spark asks once for each use of a frame; the same batch has the same tasks.
+        """
         self._require_own(end)
+        batch = self._batch
+        if batch is not None and (batch.start, batch.end) == (start, end):
+            return batch.tasks
+        ranges = self._ranges(start, end)
+        if not ranges:
+            return []  # as at a restart, of the batch before
         self._check()
         self._renew_no_more()
-        is_new = self._planned == end
-        self._planned = None
-        wanted = self._ranges(start, end)
-        plan = self._plan_of(end, is_repeated=not is_new)
-        routes = {route for each in wanted for route in plan.routes(each)}
-        if routes:
-            self._keep_alive = KeepAlive(
-                marker_log(self.options.config),
-                plan.consumer_id,
-                routes,
-                self._acknowledge.redelivery_timeout_ms,
-                self._named(wanted, plan),
-            )
-        return [QueuePartition(each, plan) for each in wanted]
+        plan = self._plan_of(end, is_repeated=self._planned != end)
+        if self._gained_s is None:
+            self._gained_s = time.monotonic()
+        log, until_s = marker_log(self.options.config), self._gained_s + NEW_PARTITION_MS / 1000
+        self._keep_alive = KeepAlive(
+            log, plan.consumer_id, plan.routes(ranges), self._acknowledge, until_s
+        )
+        starter = Starter(plan, ranges, self.options, log)
+        handed = starter.start(self._messages(ranges))
+        self._keep_alive.named = starter.held
+        tasks = [
+            QueuePartition(self.options.topic, number, plan.consumer_id, of)
+            for number, of in sorted(handed.items())
+        ]
+        self._batch = _Batch(start, end, tasks)
+        return tasks
+
+    def _messages(self, ranges: Iterable[LogRange]) -> list[Waiting]:
+        """The queue's messages in these ranges; they are read where this process did not look."""
+        found: list[Waiting] = []
+        for each in ranges:
+            known = self._backlog.messages(each.partition, each.start, each.end)
+            if known is None:
+                read = (self._waiting(one) for records in self._look(each) for one in records)
+                known = [one for one in read if one is not None]
+            found += known
+        return found
 
     def _plan_of(self, end: StreamOffsets, *, is_repeated: bool) -> StartPlan:
-        facts = self._facts()
-        begins = _numbers(end.get(_MARKERS, {}))
+        plan = str(end.get(_PLAN, {}).get(self.options.queue_id, ""))
         return StartPlan(
-            consumer_id=self._consumer_id(end),
-            topic_id=facts.message_topic_id,
-            # Where the STARTs of an earlier run are, whatever was added meanwhile (R26).
-            marker_partitions=len(begins) or facts.marker_partitions,
-            markers_now=facts.marker_partitions,
-            max_marker_bytes=facts.max_marker_bytes,
-            message_retention_ms=facts.message_retention_ms,
-            marker_ends=begins,
+            # Of this run alone (R7); the plan is the same in all runs of the batch.
+            consumer_id=f"{BATCH}{plan}{'-' if plan else ''}{secrets.token_hex(12)}",
+            facts=self._facts(max_age_s=0.0),
+            marker_ends=_numbers(end.get(_MARKERS, {})),
             is_repeated=is_repeated,
         )
 
-    def _consumer_id(self, end: StreamOffsets) -> str:
-        """Of this run of a batch alone (R7); its plan is the same in all runs."""
-        plan = str(end.get(_PLAN, {}).get(self.options.queue_id, ""))
-        return f"{BATCH}{plan}{'-' if plan else ''}{secrets.token_hex(12)}"
-
-    def _named(self, wanted: Sequence[LogRange], plan: StartPlan) -> _Named:
-        if self._gained_s is None:
-            self._gained_s = time.monotonic()
-
-        def ids() -> Generator[MessageId]:
-            reader = LogReader(self.options.config)  # in the thread that renews
-            try:
-                for each in wanted:
-                    for records in reader.read(each, skips_lost=True):
-                        for record in records:
-                            if self._is_own(record):
-                                yield identity_of(record, plan.topic_id)
-            finally:
-                reader.close()
-
-        until_s = self._gained_s + NEW_PARTITION_MS / 1000
-        return _Named(ids, plan.marker_partitions, until_s, self._acknowledge.batch_markers)
-
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition, QueuePartition):
-            yield from read_started(partition, self.options, self._schema_of_rows)
+        """In a task: the rows of messages that are STARTed, with their tokens."""
+        from pyspark.sql.pandas.types import to_arrow_schema
 
-    def _done(self, offsets: StreamOffsets) -> None:
-        """Everything up to there is handed out, and has its END or will have none."""
-        topic_id = self._facts().message_topic_id
-        if self._id_of(offsets) not in ("", topic_id.hex()) and topic_id:
-            return  # they say nothing of the topic that was recreated
-        known = _numbers(offsets.get(self.options.topic, {}))
-        passed = [self._moved_on, self._passed]
-        done = {n: max([at, *(each.get(n, 0) for each in passed)]) for n, at in known.items()}
-        self._start_unread(offsets)
-        self._position.commit(done, topic_id)
+        if not isinstance(partition, QueuePartition):
+            return  # Spark's placeholder for "no partitions"
+        schema = to_arrow_schema(self._schema_of_rows, timezone="UTC")
+        starts = {offset: start for start, offsets in partition.starts for offset in offsets}
 
-    def _pass_others(self) -> None:
-        """Commit what is behind other queues' messages alone, now and then.
+        def batch(records: list[Record]) -> pa.RecordBatch | None:
+            mine = [each for each in records if each.offset() in starts]
+            tokens = [
+                self._token(each, starts[each.offset()], partition.consumer_id) for each in mine
+            ]
+            return arrow_columns("messages", mine, schema, tokens) if mine else None
 
-        These are no batch, so the checkpoint does not pass them. A position that stood still before
-        them would be outside of the log when they are deleted: the next start would miss records.
+        for made in made_of(self._look(partition.wanted), batch):
+            if made is not None:
+                yield made
+
+    def _token(self, record: Record, start: Start, consumer_id: str) -> str:
+        headers = headers_of(record)
+        message_ms = record.timestamp()[1] if start.is_reference else -1
+        return AckToken(
+            identity_of(record, start.topic_id),
+            start.marker_partition,
+            consumer_id,
+            read_message_headers(headers).delivery_count if headers else 1,
+            self._acknowledge.redelivery_timeout_ms,
+            start.start_offset,
+            start.start_ms,
+            message_ms if self._acknowledge.batch_markers else None,
+        ).encode()
+
+    def _commit(self, done: StreamOffsets) -> None:
+        """Everything before the next batch has its END or will have none.
+
+        Other queues' messages alone are no batch, so the checkpoint does not pass them, but the
+        position does, now and then. If it stood still before them it would be outside of the log
+        when they are deleted: the next start would miss records.
         """
-        if time.monotonic() >= self._pass_s:
-            self._pass_s = time.monotonic() + PASS_S
-            self._passed = self._begins
-            self._position.commit(self._passed, self._facts().message_topic_id)
+        if done != self._done or time.monotonic() >= self._pass_s:
+            self._done, self._pass_s = done, time.monotonic() + PASS_S
+            self._position.commit(self._begins, self._facts().message_topic_id)
 
-    def _start_unread(self, end: StreamOffsets) -> None:
-        """START what is not STARTed of the batch that ends there, where the group stands before."""
+    def _start_unplanned(self, end: StreamOffsets) -> None:
+        """START what has no START of the batch that ends there, where nobody has asked for it.
+
+        Spark need not ask for the tasks of a frame that nothing uses, and an earlier process may
+        have been killed before it was asked. Behind the queue's position nobody would look for
+        these messages, so they are STARTed before it passes them (R5); nobody renews them.
+        """
+        if self._batch is not None and self._batch.end == end:
+            return
+        topic_id = self._facts().message_topic_id.hex()
+        if topic_id and self._id_of(end) not in ("", topic_id):
+            return  # the offsets say nothing of the topic that was recreated
         known = _numbers(end.get(self.options.topic, {}))
-        own: dict[LogRange, list[int]] = {}
+        ranges = []
         for number, at in _numbers(end.get(_FROM, {})).items():
             begin = max(at, self._moved_on.get(number, 0), self._begins.get(number, 0))
             if begin < known.get(number, 0):
-                wanted = LogRange(self.options.topic, number, begin, known[number])
-                own[wanted] = self._own_of(wanted)
-        count = start_unread(self._plan_of(end, is_repeated=True), own, self.options) if own else 0
-        if count:
-            _log.info("messages whose rows nobody read were STARTed", extra={"count": count})
-
-    def _own_of(self, wanted: LogRange) -> list[int]:
-        """The queue's messages in a range."""
-        found = self._backlog.places(wanted.partition, wanted.start, wanted.end)
-        if found is None:  # planned before this start
-            found = [
-                record.offset()
-                for records in log_reader(self.options.config).read(wanted, skips_lost=True)
-                for record in records
-                if self._is_own(record)
-            ]
-        return found
+                ranges.append(LogRange(self.options.topic, number, begin, known[number]))
+        if ranges:
+            plan = self._plan_of(end, is_repeated=True)
+            starter = Starter(plan, ranges, self.options, marker_log(self.options.config))
+            starter.start(self._messages(ranges), none_of)
+        self._batch = _Batch({}, end, [])
 
     def _renew_no_more(self) -> None:
         if self._keep_alive is not None:
@@ -405,27 +419,16 @@ class QueueReader(StreamReader):
         self._owner.take()
         self._is_checked = True
 
-    def _facts(self) -> NamespaceFacts:
+    def _facts(self, max_age_s: float = _FACTS_S) -> NamespaceFacts:
         now_s = time.monotonic()
-        if self._facts_of is None or now_s - self._asked_s > _FACTS_S:
-            self._facts_of = self._ask()
-            self._asked_s = now_s
+        if self._facts_of is None or now_s - self._asked_s > max_age_s:
+            config = self.options.config
+            names = (config.message_topic, config.marker_topic)
+            with Admin(config) as admin:
+                topics = {name: admin.require_topic(name) for name in names}
+            self._facts_of, self._asked_s = NamespaceFacts.of(config, topics), now_s
         return self._facts_of
-
-    def _ask(self) -> NamespaceFacts:
-        config = self.options.config
-        names = (config.message_topic, config.marker_topic)
-        with Admin(config) as admin:
-            return NamespaceFacts.of(config, {name: admin.require_topic(name) for name in names})
 
 
 def _numbers(offsets: Mapping[str, int | str]) -> dict[int, int]:
     return {int(number): int(at) for number, at in offsets.items()}
-
-
-def _count(record: Record) -> int:
-    """The message's delivery count; most messages have no such header."""
-    headers = headers_of(record)
-    if not headers or not any(name == DELIVERY_COUNT for name, _ in headers):
-        return 1
-    return read_message_headers(headers).delivery_count

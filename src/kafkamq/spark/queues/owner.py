@@ -3,7 +3,9 @@
 Each start of a query writes its epoch, one more than that of any start before it, into a ledger of
 the queue's, in a transaction that fences whoever is about to do the same. Before every batch the
 query looks whether it still is the latest. So two queries on one queue, with whatever checkpoints,
-do not go on side by side: the earlier ends before its next batch.
+do not go on side by side: the earlier ends before its next batch. The position of the queue's group
+is committed in transactions of the same id: a query that was paused behind its look, and goes on
+beside its successor, cannot set it back.
 """
 
 from __future__ import annotations
@@ -13,34 +15,40 @@ import random
 import secrets
 import socket
 import time
+from collections.abc import Mapping
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import DeadlineExceededError, FencedError
 from kafkamq.markers.tracker.ledger import Ledger, LedgerKey, read_ledgers
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.errors import TransactionAbortedError
+from kafkamq.transport.commits import metadata_of
+from kafkamq.transport.errors import OutcomeUnknownError, TransactionAbortedError
+from kafkamq.transport.record import Place, TopicPartition
 
 _TAKING_S = 60.0
+_TRIES = 5
 
 
 class QueueOwner:
     """One start of a query on a queue; one owner thread."""
 
-    def __init__(self, config: ServiceConfig, queue_id: str) -> None:
+    def __init__(self, config: ServiceConfig, queue_id: str, group: str) -> None:
         topic = config.ledger_topic
         self._config = config
         self._queue_id = queue_id
+        self._group = group
+        self._membership = b""
         self._key = LedgerKey(f"kafkamq.{topic}.queue.{queue_id}", topic, 0)
         self._name = f"{socket.gethostname()}, process {os.getpid()}, {secrets.token_hex(4)}"
         self._epoch = 0
         self._admin: Admin | None = None
+        self._ledger: Ledger | None = None
 
     def take(self) -> None:
         """Become the latest start."""
-        admin = self._opened()
         deadline_s = time.monotonic() + _TAKING_S
         while True:
-            one = Ledger(self._config, self._key, engine=self._name, epoch=0, admin=admin)
+            one = self._opened_ledger()
             try:
                 one.fence()
                 newest = 0 if one.last is None else one.last.epoch
@@ -54,8 +62,6 @@ class QueueOwner:
                         f"{_TAKING_S:g} s: {error}"
                     ) from error
                 time.sleep(random.uniform(0.02, 0.3))
-            finally:
-                one.close()
 
     def check(self) -> None:
         """Nobody started later."""
@@ -71,12 +77,48 @@ class QueueOwner:
                 is_fatal=True,
             )
 
+    def commit(self, offsets: Mapping[Place, int]) -> None:
+        """Set the position of the queue's group, unless another query has started later.
+
+        Raises:
+            FencedError: One has.
+            TransactionAbortedError, OutcomeUnknownError: Kafka did not take it, several times.
+        """
+        ledger = self._opened_ledger()
+        if not self._membership:  # of a group without members: who starts on it is refused
+            self._membership = metadata_of(self._config, self._group)
+        targets = [TopicPartition(*place, offset) for place, offset in offsets.items()]
+        tried = 0
+        while True:
+            tried += 1
+            try:
+                if not ledger.is_open:
+                    ledger.open()
+                with ledger.producer.transaction():
+                    ledger.producer.send_offsets(targets, self._membership)
+                return
+            except (FencedError, TransactionAbortedError, OutcomeUnknownError):
+                # Who fenced this producer without starting later was about to, and tries again.
+                self.check()
+                if tried == _TRIES:
+                    raise
+
+    def _opened_ledger(self) -> Ledger:
+        if self._ledger is None:
+            self._ledger = Ledger(
+                self._config, self._key, engine=self._name, epoch=0, admin=self._opened()
+            )
+        return self._ledger
+
     def _opened(self) -> Admin:
         if self._admin is None:
             self._admin = Admin(self._config)
         return self._admin
 
     def close(self) -> None:
+        if self._ledger is not None:
+            self._ledger.close()
+            self._ledger = None
         if self._admin is not None:
             self._admin.close()
             self._admin = None

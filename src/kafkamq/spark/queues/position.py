@@ -7,20 +7,20 @@ long ago, also while a query runs whose queue is empty. The copy stays.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import BrokerError, StateError
+from kafkamq.errors import StateError
 from kafkamq.markers.positions import Positions
 from kafkamq.markers.rules.message_set import MessageSet
+from kafkamq.spark.queues.owner import QueueOwner
 from kafkamq.spark.queues.starting import identity_of
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.commits import GroupOffsets
-from kafkamq.transport.errors import Meaning, meaning
 from kafkamq.transport.log_reader import LogRange, Record, log_reader
 
 _log = logging.getLogger(__name__)
-_HAS_MEMBERS = (Meaning.NO_MEMBER, Meaning.STALE_MEMBER, Meaning.REBALANCING)
+MEMBERS_S = 5.0  # how often the group is asked whether workers have joined
 
 
 class QueuePosition:
@@ -31,17 +31,24 @@ class QueuePosition:
         queue_id: The queue.
         group: The consumer group of its position.
         is_own: Whether a record is the queue's.
+        owner: Commits for the group, as long as no other query has started.
     """
 
     def __init__(
-        self, config: ServiceConfig, queue_id: str, group: str, is_own: Callable[[Record], bool]
+        self,
+        config: ServiceConfig,
+        queue_id: str,
+        group: str,
+        is_own: Callable[[Record], bool],
+        owner: QueueOwner,
     ) -> None:
         self._config = config
         self._queue_id = queue_id
         self._is_own = is_own
         self._group = group
         self._positions: Positions | None = None  # Spark pickles a reader before it is used
-        self._offsets: GroupOffsets | None = None
+        self._owner = owner
+        self._members_s = 0.0  # monotonic; when the group was asked for its members
         self._committed: dict[int, int] = {}
 
     @property
@@ -98,24 +105,24 @@ class QueuePosition:
         """Everything before these offsets is done."""
         news = {number: at for number, at in offsets.items() if self._committed.get(number) != at}
         if news:
-            self._commit(news)
+            self._require_alone()
+            topic = self._config.message_topic
+            self._owner.commit({(topic, number): at for number, at in news.items()})
+            self._committed.update(news)
             self._kept.note(news, topic_id)
         self._kept.write()  # also what was refused before
 
-    def _commit(self, offsets: Mapping[int, int]) -> None:
-        topic = self._config.message_topic
-        if self._offsets is None:
-            self._offsets = GroupOffsets(self._config, self._group)
-        try:
-            self._offsets.commit({(topic, number): at for number, at in offsets.items()})
-        except BrokerError as error:
-            if meaning(error) in _HAS_MEMBERS:
+    def _require_alone(self) -> None:
+        """A transaction commits for a group whatever members it has, so these are asked for."""
+        if time.monotonic() < self._members_s:
+            return
+        self._members_s = time.monotonic() + MEMBERS_S
+        with Admin(self._config) as admin:
+            if admin.group_assignments(self._group):
                 raise StateError(
                     f"workers joined queue {self._queue_id!r} (group {self._group}) while Spark "
                     "reads it, and hand out the same messages; stop one of them"
-                ) from error
-            raise
-        self._committed.update(offsets)
+                )
 
     def close(self) -> None:
         """Write what the ledger lacks, bounded; idempotent."""

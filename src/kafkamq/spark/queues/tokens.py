@@ -32,6 +32,11 @@ class AckToken:
     message_ms: int | None = None
 
     @property
+    def place(self) -> tuple[int, int]:
+        """Where the message is: partition and offset."""
+        return self.message_id.partition, self.message_id.offset
+
+    @property
     def plan(self) -> str:
         """Of its batch, the same in all runs of it; empty: an earlier release planned it."""
         parts = self.consumer_id.split("-")

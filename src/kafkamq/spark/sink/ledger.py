@@ -14,6 +14,7 @@ was cut differently, and the query ends without writing.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -28,6 +29,8 @@ from kafkamq.transport.transactions import TransactionalProducer
 
 TASKS = "tasks"
 """Name of a cut by tasks; a cut into n slots is called ``slots=n``."""
+
+MAX_RUNS = 16  # that a worker process remembers of a sink
 
 _TRANSACTION_MS = 60_000  # the longest that one task may take to write its rows
 _PATIENCE_S = 30.0  # for cells of an earlier run to be found again
@@ -109,17 +112,21 @@ class SinkLedger:
 
     Committed offsets of ``topic``'s partition 0, each under a group of its own that never has
     members: one per cell, one for the batch that was written last, and one for each power of two
-    below which there are cells.
+    below which there are cells. ``is_alone``: No other run repeats its batch, and those of cells
+    are enough.
     """
 
-    def __init__(self, config: ServiceConfig, *, topic: str, sink: str) -> None:
+    def __init__(
+        self, config: ServiceConfig, *, topic: str, sink: str, is_alone: bool = False
+    ) -> None:
         self.config = config
         self.topic = topic
         self.sink = sink
         self.prefix = f"kafkamq.{topic}.{sink}"
         self._admin = Admin(config)
         self._hasty_admin = Admin(config, timeout_s=_HASTE_S)
-        self._settled_runs: set[str] = set()
+        self.is_alone = is_alone
+        self.settled_runs = deque[str](maxlen=MAX_RUNS)  # a worker sees one after the other
 
     def group(self, cell: int) -> str:
         """The group of a cell's entry, and its transactional id."""
@@ -152,7 +159,7 @@ class SinkLedger:
 
     def await_confirmation(self, *, batch: int, run: str, cut: str) -> None:
         """Return when nothing that an earlier run wrote of this batch is in question."""
-        if run in self._settled_runs:
+        if self.is_alone or run in self.settled_runs:
             return  # only the first batch of a run can be a repetition
         deadline_s = time.monotonic() + _PATIENCE_S
         last = self._read([self.last_group])[0]
@@ -170,7 +177,7 @@ class SinkLedger:
                     "cannot happen"
                 )
             time.sleep(_POLL_S)
-        self._settled_runs.add(run)
+        self.settled_runs.append(run)
 
     def _read(self, groups: Iterable[str]) -> list[CellEntry | None]:
         wanted = [(group, (self.topic, 0)) for group in groups]
@@ -230,9 +237,11 @@ class Cell:
             self._confirm(entry)
             return False
         self._ledger.await_confirmation(batch=self._batch, run=self._run, cut=self._cut)
-        groups = [self._ledger.group(self.number), self._ledger.last_group]
-        if self._before is None:
-            groups.append(self._ledger.range_group(self.number))
+        ledger = self._ledger
+        groups = [ledger.group(self.number)]
+        if not ledger.is_alone:
+            groups.append(ledger.last_group)
+            groups += [ledger.range_group(self.number)] if self._before is None else []
         self._commit(entry, groups)
         return True
 

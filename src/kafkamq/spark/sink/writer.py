@@ -56,6 +56,7 @@ class _Place:
     batch: int
     run: str
     task: int
+    is_alone: bool = False  # outside of streams and without a name: no other run repeats it
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -99,6 +100,7 @@ class BatchWriter(DataSourceArrowWriter):
             batch=int(batch or 0),
             run=self._token,
             task=context.partitionId(),
+            is_alone=not (self._options.sink_id or query),
         )
         return _write(self._options, place, iterator)
 
@@ -109,7 +111,7 @@ def _write(
     targets = _Targets(options)
     if options.guarantee is Guarantee.AT_LEAST_ONCE:
         return _write_marked(options.config, place, targets, batches)
-    ledger = _ledger(options, place.sink)
+    ledger = _ledger(options, place)
     cells: dict[int, Cell] = {}
     done = Written(0, 0)
     try:
@@ -230,15 +232,16 @@ class _Targets:
 _ledgers: dict[tuple[object, ...], SinkLedger] = {}
 
 
-def _ledger(options: SinkOptions, sink: str) -> SinkLedger:
+def _ledger(options: SinkOptions, place: _Place) -> SinkLedger:
     """This process's; a worker writes many batches in its life."""
     key = (os.getpid(), options.config.bootstrap_servers, *sorted(options.config.kafka.items()),
-           options.ledger_topic, sink)  # fmt: skip
+           options.ledger_topic, place.sink)  # fmt: skip
     found = _ledgers.get(key)
     if found is None:
         while len(_ledgers) >= _MAX_LEDGERS:
             _ledgers.pop(next(iter(_ledgers))).close()
-        found = SinkLedger(options.config, topic=options.ledger_topic, sink=sink)
+        topic, is_alone = options.ledger_topic, place.is_alone
+        found = SinkLedger(options.config, topic=topic, sink=place.sink, is_alone=is_alone)
         _ledgers[key] = found
     return found
 

@@ -9,6 +9,7 @@ from kafkamq.markers.rules.attempts import Attempt, OpenAttempt
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.spark.source.columns import Column, arrow_batch, micros, text
+from kafkamq.spark.source.message_facts import UNKNOWN
 from kafkamq.types import Outcome
 
 if TYPE_CHECKING:
@@ -20,14 +21,19 @@ def is_of_queue(attempt: Attempt, queue_id: bytes) -> bool:
     return split_key(attempt.key)[0] == queue_id
 
 
+def _known(attempts: Sequence[Attempt], read: Callable[[Attempt], Any]) -> Column:
+    """What the message says; null where retention has deleted it, and its START does not say it."""
+    return [None if each.delivery_count == UNKNOWN else read(each) for each in attempts]
+
+
 def _message_columns(attempts: Sequence[Attempt]) -> list[Column]:
     keys = [split_key(attempt.key) for attempt in attempts]
     ids = [attempt.message_id for attempt in attempts]
     return [
         [text(queue_id) for queue_id, _ in keys],
-        [read_message_headers(attempt.headers).id for attempt in attempts],
+        _known(attempts, lambda each: read_message_headers(each.headers).id),
         [user_key for _, user_key in keys],
-        [attempt.delivery_count for attempt in attempts],
+        _known(attempts, lambda each: each.delivery_count),
         [one.partition for one in ids],
         [one.offset for one in ids],
         [one.topic_id.hex() for one in ids],
@@ -39,6 +45,9 @@ def _origin_columns(attempts: Sequence[Attempt], message_topic: str) -> list[Col
     """Where the first copy stands: a first copy is its own origin."""
     rows: list[tuple[Any, ...]] = []
     for attempt in attempts:
+        if attempt.delivery_count == UNKNOWN:
+            rows.append((None,) * 4)
+            continue
         origin = read_message_headers(attempt.headers).origin
         one = attempt.message_id
         if origin is None:
@@ -49,7 +58,7 @@ def _origin_columns(attempts: Sequence[Attempt], message_topic: str) -> list[Col
         [row[0] for row in rows],
         [row[1] for row in rows],
         [row[2] for row in rows],
-        [micros(row[3]) for row in rows],
+        [None if row[3] is None else micros(row[3]) for row in rows],
     ]
 
 

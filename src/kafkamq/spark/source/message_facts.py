@@ -5,6 +5,7 @@ Those are STARTs of batches (R29), and kafka-mq-go's.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 
@@ -18,13 +19,17 @@ from kafkamq.transport.patience import Patience
 from kafkamq.transport.record import headers_of
 from kafkamq.transport.record_reader import END_GRACE_S
 
+UNKNOWN = -1
 _MAX_BYTES = 16 * 1024 * 1024
 _LOOK_S = 0.5  # between two looks for what brokers do not know yet
 TIMEOUT_S = 120.0
 
 
 class MessageFacts:
-    """Reads messages again in a task; one owner thread. Nothing is opened before it is needed."""
+    """Reads messages again in a task; one owner thread. Nothing is opened before it is needed.
+
+    Of a message that is gone nothing is known: its attempt's ``delivery_count`` is ``UNKNOWN``.
+    """
 
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config
@@ -36,7 +41,14 @@ class MessageFacts:
         Raises:
             BrokerError, DeadlineExceededError: They cannot be read.
         """
-        bare = [each for each in attempts if not each.headers and not each.message_timestamp_ms]
+        try:
+            bare = [each for each in attempts if not each.headers and not each.message_timestamp_ms]
+            self._read(bare)
+        except BaseException:
+            self.close()  # the next task of this process has another client
+            raise
+
+    def _read(self, bare: list[Attempt]) -> None:
         deadline_s = time.monotonic() + TIMEOUT_S
         while bare:
             if self._lookup is None:
@@ -53,6 +65,8 @@ class MessageFacts:
                     attempt.headers = headers_of(message)
                     attempt.delivery_count = read_message_headers(attempt.headers).delivery_count
                     attempt.message_timestamp_ms = message.timestamp()[1]
+                elif attempt.delivery_count:  # of a SCHEDULE it is 0
+                    attempt.delivery_count = UNKNOWN
             bare = awaited + bare[len(read) :]
             if awaited and time.monotonic() + _LOOK_S > deadline_s:
                 raise DeadlineExceededError(f"{len(bare)} messages could not be read again in time")
@@ -65,3 +79,14 @@ class MessageFacts:
             self._lookup.close()
             self._admin.close()
             self._lookup = None
+
+
+_facts: dict[tuple[object, ...], MessageFacts] = {}
+
+
+def message_facts(config: ServiceConfig) -> MessageFacts:
+    """This process's: a query has a task for each partition, an audit some dozen queries."""
+    key = os.getpid(), config.bootstrap_servers, config.message_topic, *sorted(config.kafka.items())
+    if key not in _facts:
+        _facts[key] = MessageFacts(config)
+    return _facts[key]

@@ -26,7 +26,7 @@ from kafkamq.spark.source.attempt_columns import deliveries_batch, in_flight_bat
 from kafkamq.spark.source.columns import arrow_columns, fold_rows
 from kafkamq.spark.source.filters import NOTHING_PUSHED, Pushed
 from kafkamq.spark.source.folding import FoldedLog
-from kafkamq.spark.source.message_facts import MessageFacts
+from kafkamq.spark.source.message_facts import message_facts
 from kafkamq.transport.log_reader import LogRange, Record, log_reader
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _read_folded(
     queue_ids = _queue_ids(options, pushed)
     keys = None if queue_ids is None else frozenset(each.encode() for each in queue_ids)
 
-    facts = MessageFacts(options.config)
+    facts = message_facts(options.config)
 
     def chosen(attempts: Iterable[Any], of: Callable[[Any], Attempt]) -> list[Any]:
         found = [each for each in attempts if keys is None or split_key(of(each).key)[0] in keys]
@@ -169,23 +169,20 @@ def _read_folded(
             marker_partition=wanted.partition,
         )
 
-    try:
-        for ended in log.ended():
-            if options.view == "deliveries" and (found := chosen(ended, lambda each: each)):
-                yield rows(found)
-        if is_stream:
-            log.keep()
-        elif options.view == "in_flight":
-            yield in_flight_batch(
-                chosen(log.attempts.open(), lambda each: each.attempt),
-                schema,
-                marker_partition=wanted.partition,
-            )
-        else:
-            unfinished = [each for each in log.attempts.attempts.values() if each.outcome is None]
-            yield rows(chosen(unfinished, lambda each: each))
-    finally:
-        facts.close()
+    for ended in log.ended():
+        if options.view == "deliveries" and (found := chosen(ended, lambda each: each)):
+            yield rows(found)
+    if is_stream:
+        log.keep()
+    elif options.view == "in_flight":
+        yield in_flight_batch(
+            chosen(log.attempts.open(), lambda each: each.attempt),
+            schema,
+            marker_partition=wanted.partition,
+        )
+    else:
+        unfinished = [each for each in log.attempts.attempts.values() if each.outcome is None]
+        yield rows(chosen(unfinished, lambda each: each))
 
 
 def _read_blocks(

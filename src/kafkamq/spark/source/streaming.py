@@ -48,6 +48,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options = options
         self._schema = schema
+        self._is_checked = False  # the checkpoint, by what is read of it first
         self._count = 0  # partitions, as a broker said last
         self._topic_id = ""  # empty: no broker has told it yet
         self._looked_s = 0.0  # monotonic; when the topic was looked at
@@ -72,6 +73,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, start: StreamOffsets, limit: ReadLimit
     ) -> dict[str, dict[str, int | str]]:
         self._require_own(start)
+        self._require_same_claims(start)
         topic = self.options.topic
         reader = log_reader(self.options.config)
         numbers = self._partitions(reader, start)
@@ -95,6 +97,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if topic not in offsets:
             known = ", ".join(name for name in offsets if not name.startswith(":"))
             raise of_another("topic", known, topic)
+
+    def _require_same_claims(self, start: StreamOffsets) -> None:
+        """Refuse the checkpoint of other partitions, and one that others have gone on from."""
+        options, topic = self.options, self.options.topic
+        if options.partitions is None or self._is_checked:
+            return
+        known, wanted = (
+            ",".join(map(str, sorted(numbers)))
+            for numbers in (map(int, start.get(topic, {})), options.partitions)
+        )
+        if known != wanted:  # one that it does not name would be read from offset 0
+            raise of_another("partitions", known, wanted)
+        claimed = options.starting.get(topic, {}) if isinstance(options.starting, dict) else {}
+        for number, at in start[topic].items():
+            if int(at) < claimed.get(number, 0):
+                raise ConfigError(
+                    f"the checkpoint ends at {at} in {topic}[{number}], startingOffsets are at "
+                    f"{claimed[number]}: others have read it meanwhile; name another folder"
+                )
+        self._is_checked = True
 
     def _cut(
         self, starts: dict[int, int], ends: dict[int, int], rows: int | None
@@ -176,6 +198,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: StreamOffsets, end: StreamOffsets) -> Sequence[InputPartition]:
         """One task for each partition with news."""
         self._require_own(end)
+        self._require_same_claims(start)
         return [self._task(wanted, end) for wanted in self._ranges(start, end)]
 
     def _ranges(self, start: StreamOffsets, end: StreamOffsets) -> list[LogRange]:

@@ -1,15 +1,16 @@
 """The tracker's streaming query: source, fold and sink put together.
 
-    markers topic -> blocks of decoded markers -> one fold per marker partition -> transactions
+    markers topic -> blocks of decoded markers -> one fold per marker partition -> the driver
 
 Blocks are grouped by marker partition, which partition p of n tasks folds in task p mod n
-(``grouping.py``); the sink runs in the same task behind the fold.
+(``grouping.py``). A batch is one row for each, which the driver settles (``settling.py``).
 """
 
 from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -20,11 +21,9 @@ from kafkamq.spark.formats import register_source
 from kafkamq.spark.session import active, stream_settings
 from kafkamq.spark.tracker.folding import FOLDED_COLUMNS, FoldSettings
 from kafkamq.spark.tracker.processor import FoldProcessor
-from kafkamq.spark.tracker.settling import register_settling
-from kafkamq.spark.tracker.slot_settler import SettleSettings
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 __all__ = ["QueryFailedError", "QueryPlan", "query_failure", "start_query"]
@@ -39,18 +38,27 @@ class QueryPlan:
     note: CheckpointNote
     epoch: int
     checkpoint: str  # where Spark's own files are
-    slots: int  # processes that share the partitions of a machine
+    partitions: int
     carry_after_ms: int
-    trigger_ms: int
     max_markers: int  # per batch: back-pressure when the log is far ahead
     token: str = field(default_factory=lambda: secrets.token_hex(8))  # of this start's TICKs (R17)
 
+    @property
+    def max_actions(self) -> int:
+        """Of a row: all of a batch are in the driver's memory."""
+        share = max(_LEAST_ACTIONS, _MAX_ACTIONS // max(1, self.partitions))
+        return min(self.tracker.max_offsets_per_commit, share)
+
+
+_MAX_ACTIONS, _LEAST_ACTIONS = 400_000, 500
 
 # Where the session says nothing. A batch reads each row once: a cache would only grow, 8 MB a task.
 _TUNING = {"spark.sql.streaming.stateStore.rocksdb.blockCacheSizeMB": "0"}
 
 
-def start_query(spark: SparkSession, plan: QueryPlan) -> StreamingQuery:
+def start_query(
+    spark: SparkSession, plan: QueryPlan, on_batch: Callable[[DataFrame, int], None]
+) -> StreamingQuery:
     """Start it; the clients' properties travel inside pickled classes, not as options."""
     # Spark clones the session's settings for each query, so others of the session keep theirs.
     settings = stream_settings(plan.note.tasks)
@@ -60,27 +68,18 @@ def start_query(spark: SparkSession, plan: QueryPlan) -> StreamingQuery:
         for name, value in settings.items():
             spark.conf.set(name, value)
         with active(spark):
-            return _start(spark, plan)
+            return _start(spark, plan, on_batch)
     finally:
         for name, old in before.items():
             spark.conf.unset(name) if old is None else spark.conf.set(name, old)
 
 
-def _start(spark: SparkSession, plan: QueryPlan) -> StreamingQuery:
+def _start(
+    spark: SparkSession, plan: QueryPlan, on_batch: Callable[[DataFrame, int], None]
+) -> StreamingQuery:
     note = plan.note
     config = replace(plan.config, kafka=dict(plan.config.kafka))
     source = register_source(spark, config, name=f"kafkamq_source_{note.engine[-8:]}")
-    sink = register_settling(
-        spark,
-        SettleSettings(
-            config=config,
-            tracker=plan.tracker,
-            engine=note.engine,
-            epoch=plan.epoch,
-            slots=plan.slots,
-        ),
-        name=f"kafkamq_sink_{note.engine[-8:]}",
-    )
     starting = {str(number): at for number, at in note.starting.items()}
     blocks = (
         spark.readStream.format(source)
@@ -99,7 +98,7 @@ def _start(spark: SparkSession, plan: QueryPlan) -> StreamingQuery:
             max_lease_ms=plan.tracker.max_lease_ms,
             carry_after_ms=plan.carry_after_ms,
             longest_ms=2 * plan.carry_after_ms,
-            max_actions=plan.tracker.max_offsets_per_commit,
+            max_actions=plan.max_actions,
             starting=note.starting,
         )
     )
@@ -107,10 +106,10 @@ def _start(spark: SparkSession, plan: QueryPlan) -> StreamingQuery:
         fold, FOLDED_COLUMNS, outputMode="Append", timeMode="None"
     )
     return (
-        folded.writeStream.format(sink)
+        folded.writeStream.foreachBatch(on_batch)
         .queryName(f"kafkamq tracker of {config.marker_topic} ({note.engine})")
         .outputMode("append")
         .option("checkpointLocation", plan.checkpoint)
-        .trigger(processingTime=f"{plan.trigger_ms} milliseconds")
+        .trigger(processingTime="0 seconds")  # the batch before has waited until it is wanted
         .start()
     )

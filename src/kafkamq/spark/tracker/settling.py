@@ -1,177 +1,308 @@
-"""The tracker's sink: performs what the fold asked for, once per batch and marker partition.
+"""What the tracker's batches have folded is settled here, in the driver (R15, R16, R22).
 
-A task writes whole rows of ``FOLDED_COLUMNS``; ``slot_settler.py`` settles one. Which process of a
-machine does it for a partition: ``owners.py``.
+As in the local tracker: copies, dead letters, ENDs and position of a marker partition are
+transactions of its ledger, in a few worker threads, one settlement a partition at a time. Spark's
+own commits play no part in that. A batch is repeated, and what was asked for is asked for again, by
+a new start of the engine alone, whose claim ends all transactions before its TICK is written (R17).
+So the next batch runs while one is settled. It waits where a partition has not begun with the one
+before: a partition has one settlement, and one plan that waits, at most.
 """
 
 from __future__ import annotations
 
 import logging
-import os
+import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from operator import methodcaller
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceStreamArrowWriter,
-    DataSourceStreamWriter,
-    WriterCommitMessage,
-)
-from pyspark.sql.types import StructType
-
-from kafkamq.markers.tracker.ticker import Ticker
-from kafkamq.spark.batches import current_batch
-from kafkamq.spark.daemon import POOL, SETTLING, calm_worker
-from kafkamq.spark.tracker.owners import Owners
-from kafkamq.spark.tracker.partition_ledgers import PartitionLedgers
-from kafkamq.spark.tracker.slot_settler import SettleSettings, SlotSettler, epoch_of, integer
+from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.errors import KafkaMQError
+from kafkamq.markers.rules.delivery import Carry, Settle
+from kafkamq.markers.tracker.ledger import MAX_OPEN, Claim, Ledger, LedgerKey, OpenLedgers
+from kafkamq.markers.tracker.metrics import observe_lateness
+from kafkamq.markers.tracker.partition import Awaited
+from kafkamq.markers.tracker.settlement import SettlementError, SettleReport, Settlers
+from kafkamq.markers.wire.status import TrackerStatus, decode_status
+from kafkamq.runtime.jobs import Workers
+from kafkamq.spark.blocks import decode_actions
+from kafkamq.spark.tracker.ticking import TickKeeper
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.clock import monotonic_ms
+from kafkamq.transport.errors import REFUSALS, meaning
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, Row
 
 _log = logging.getLogger(__name__)
-UNUSED_S = 600.0  # a tracker that has no batch for so long may have ended: its clients are dropped
-_STATUS_TIMEOUT_MS = 120_000  # nobody polls between batches: the client itself tries that long
+_THREADS = 4
+_SETTLE_S = 20.0
+_CLOSE_S = 5.0
 
 
-def register_settling(spark: SparkSession, settings: SettleSettings, *, name: str) -> str:
-    """Make the sink known to a session as ``format(name)``; returns the name."""
-    given, format_name = settings, name
+@dataclass(frozen=True, kw_only=True)
+class FoldedRow:
+    """What a batch has folded of one marker partition."""
 
-    class RegisteredSettling(_Settling):
-        settings = given
+    read_ms: int  # monotonic: about when
+    position: int  # the committable one
+    status: TrackerStatus  # with the batch's number
+    actions: bytes  # as ``encode_actions`` packed them; empty: there are none
 
-        @classmethod
-        def name(cls) -> str:
-            return format_name
-
-    environment = spark.sparkContext.environment
-    before = dict(environment)
-    # Workers of another environment are other processes. Spark hands idle ones out in turn; shared
-    # with the other steps, a partition's producer would be in another process at each batch, and
-    # each one would have to fence the last.
-    environment[POOL] = SETTLING
-    try:
-        spark.dataSource.register(RegisteredSettling)
-    finally:
-        environment.clear()
-        environment.update(before)
-    return name
+    @property
+    def partition(self) -> int:
+        return self.status.partition
 
 
-class _Settling(DataSource):
-    settings: ClassVar[SettleSettings]
+@dataclass(slots=True)
+class _Partition:
+    """One marker partition; only the owner thread touches it."""
 
-    def streamWriter(  # noqa: N802 - Spark's
-        self, schema: StructType, overwrite: bool
-    ) -> DataSourceStreamWriter:
-        """For ``df.writeStream``."""
-        return _SettlingWriter(self.settings)
-
-
-@dataclass
-class _Settled(WriterCommitMessage):
-    """What a task did."""
-
-    actions: int
+    awaited: Awaited
+    ledger: Ledger | None = None
+    is_busy: bool = False
+    row: FoldedRow | None = None  # it waits
+    left: list[Settle | Carry] = field(default_factory=list)  # known not to be done
+    written_s: float = 0.0  # monotonic; when a position was written
 
 
-class _SettlingWriter(DataSourceStreamArrowWriter):
-    def __init__(self, settings: SettleSettings) -> None:
-        self._settings = settings
+class RowSettling:
+    """Settles for one start of the engine; one owner thread, but for ``offer``."""
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """In a worker: settle the rows of this task."""
-        calm_worker()
-        batch = current_batch()
-        done = 0
-        for rows in iterator:
-            for row in rows.to_pylist():
-                epoch = epoch_of(row)
-                if epoch:  # else it stands by, and owns nothing (R36)
-                    done += _worker(replace(self._settings, epoch=epoch)).settle(row, batch)
-        return _Settled(done)
+    def __init__(
+        self, config: ServiceConfig, tracker: TrackerConfig, *, engine: str, trigger_ms: int
+    ) -> None:
+        self.is_reading = False  # a batch is under way; what is written now is not read by it
+        self._config = config
+        self._tracker = tracker
+        self._engine = engine
+        self._trigger_ms = trigger_ms
+        self._epoch = 0  # it stands by, and owns nothing (R36)
+        self._partitions: dict[int, _Partition] = {}
+        first = LedgerKey.of_markers(config, 0).transactional_id
+        self._admin = Admin(config, kept_groups={first})
+        self._settlers = Settlers(config, tracker)
+        self._workers = Workers(_THREADS, name="kafkamq-tracker")
+        for _ in range(_THREADS):
+            self._workers.submit(self._settlers.add, lambda _: None, _raise)
+        self._offered: SimpleQueue[tuple[int, Sequence[FoldedRow]]] = SimpleQueue()
+        self._taken = self._next = -1  # batch that came, and behind which another one is wanted
+        self._waiting: set[int] = set()  # partitions with a row that has not begun
+        self._changed = threading.Condition()
+        self._is_closed = False
 
+    @property
+    def kept(self) -> tuple[OpenLedgers, Admin]:
+        """Where a claim keeps its ledgers."""
+        return self._settlers.ledgers, self._admin
 
-class _Worker:
-    """What a worker process keeps between batches."""
+    def own(self, claimed: Claim) -> None:
+        """The partitions are this start's from now on."""
+        self._epoch = claimed.epoch
+        for number in claimed.done:
+            part = self._partition(number)
+            part.ledger = claimed.ledgers.get(number)
+            part.written_s = time.monotonic()
 
-    def __init__(self, settings: SettleSettings) -> None:
-        # Engines that take over from each other fence each other.
-        logging.getLogger("kafkamq.librdkafka").setLevel(logging.ERROR)
-        self.start = (settings.engine, settings.epoch)
-        self.used_s = 0.0  # monotonic; when it was asked for last
-        self._slots = settings.slots
-        ticker = Ticker(settings.config, timeout_ms=_STATUS_TIMEOUT_MS)
-        self._ledgers = PartitionLedgers(
-            settings.config, engine=settings.engine, epoch=settings.epoch
-        )
-        self._settlers = defaultdict[int, SlotSettler](
-            partial(SlotSettler, settings, ticker, self._ledgers)
-        )
-        self._owners = Owners(f"{settings.engine}/{settings.epoch}", self._perform)
+    def adopt(self, number: int) -> None:
+        """A partition that was added is this start's, too.
 
-    def settle(self, row: dict[str, object], batch: int) -> int:
-        """Have one row of the fold settled; returns the number of its actions.
-
-        One that takes long is asked for again and again: no answer takes so long that its owner is
-        taken for dead, and each one has done something.
+        Raises:
+            FencedError: A later start exists.
         """
-        done = None
-        while done is None:
-            done = self._owners.run(integer(row["partition"]) % self._slots, (row, batch))
-        return integer(done)
+        ledger = self._partition(number).ledger = self._ledger(number)
+        last = ledger.open()
+        if not ledger.is_last(self._engine, self._epoch):
+            ledger.adopt(self._epoch, 0 if last is None else last.position)
+        self._settlers.ledgers.keep(ledger)
 
-    def _perform(self, slot: int, request: object) -> int | None:
-        """Returns the number of actions, when all are done; None: ask again."""
-        settler = self._settlers[slot]
-        if isinstance(request, int):
-            settler.prepare(request)
-            return 0
-        assert isinstance(request, tuple), "what settle() asks for"
-        row, batch = request
-        done = settler.settle(row, batch)
-        if done is None:
-            return None
-        partition = integer(row["partition"])
-        if settler.wants_preparing(partition):
-            self._owners.soon(slot, partition)
-        return done
+    def _ledger(self, number: int) -> Ledger:
+        key = LedgerKey.of_markers(self._config, number)
+        return Ledger(self._config, key, engine=self._engine, epoch=self._epoch, admin=self._admin)
+
+    def _partition(self, number: int) -> _Partition:
+        found = self._partitions.get(number)
+        if found is None:
+            found = self._partitions[number] = _Partition(Awaited(number))
+        return found
+
+    # ---- by Spark's thread
+
+    def run(self, frame: DataFrame, batch: int) -> None:
+        """A batch, as ``foreachBatch`` calls it; returns when the next one is wanted.
+
+        Spark looks at once what there is to read then. So batches follow each other as something
+        falls due, and where nothing does, by the interval.
+        """
+        began_ms = monotonic_ms()
+        self.is_reading = True
+        try:
+            rows = [_folded(row, batch, began_ms) for row in frame.collect()]
+        finally:
+            self.is_reading = False
+        self.offer(rows, batch)
+        with self._changed:
+            until_ms = began_ms + self._trigger_ms
+            while self._next < batch and not self._is_closed and until_ms > monotonic_ms():
+                self._changed.wait((until_ms - monotonic_ms()) / 1000)
+
+    def offer(self, rows: Sequence[FoldedRow], batch: int) -> None:
+        """Take in a batch; returns when all of its partitions have begun with the one before."""
+        numbers = {row.partition for row in rows}
+        with self._changed:
+            while self._waiting & numbers and not self._is_closed:
+                self._changed.wait()
+            self._waiting |= numbers
+        self._offered.put((batch, rows))
+
+    # ---- by the owner
+
+    def step(self, timeout_s: float) -> list[FoldedRow]:
+        """Begin what can begin, and take in what has ended; waits that long for a batch.
+
+        Returns:
+            What came, where it is of this start.
+        """
+        found: list[FoldedRow] = []
+        try:
+            while True:
+                self._taken, rows = self._offered.get(not found, timeout_s)
+                found += rows
+        except Empty:
+            pass
+        for row in found:
+            self._partition(row.partition).row = row
+        self._workers.deliver()
+        for number, part in self._partitions.items():
+            if part.row is not None and not part.is_busy:
+                self._begin(number, part, part.row)
+        return [
+            replace(row, status=replace(row.status, awaited=len(self._partition(number).awaited)))
+            for row in found
+            for number in (row.partition,)
+            if row.status.epoch
+        ]
+
+    def want_batch(self) -> None:
+        """The next batch finds something that is due, after all that came."""
+        with self._changed:
+            self._next = self._taken
+            self._changed.notify_all()
+
+    def _begin(self, number: int, part: _Partition, row: FoldedRow) -> None:
+        part.row = None
+        with self._changed:
+            self._waiting.discard(number)
+            self._changed.notify_all()
+        if not row.status.epoch:
+            return  # it stands by, and owns nothing (R36)
+        more, part.left = [*part.left, *part.awaited.take()], []
+        turns = -(-len(self._partitions) // MAX_OPEN)  # so many share the place of an open ledger
+        since_ms = 1000 * (time.monotonic() - part.written_s)
+        if row.actions or more or since_ms >= turns * self._tracker.position_interval_ms:
+            part.is_busy = True
+            ledger = part.ledger = part.ledger or self._ledger(number)
+            self._workers.submit(
+                partial(self._settle, ledger, row, more),
+                partial(self._settled, part, row),
+                partial(self._failed, part, number),
+            )
+
+    def _settle(
+        self, ledger: Ledger, row: FoldedRow, more: Sequence[Settle | Carry]
+    ) -> tuple[Sequence[Settle | Carry], SettleReport]:
+        """In a worker."""
+        actions = [*decode_actions(row.actions), *more]
+        settle = methodcaller(
+            "settle",
+            ledger,
+            actions,
+            position=row.position,
+            batch=row.status.batch,
+            timeout_s=_SETTLE_S,
+        )
+        try:
+            return actions, self._settlers.run(ledger, settle)
+        finally:
+            if self._is_closed:
+                ledger.close()
+
+    def _settled(
+        self,
+        part: _Partition,
+        row: FoldedRow,
+        done: tuple[Sequence[Settle | Carry], SettleReport],
+    ) -> None:
+        actions, report = done
+        part.is_busy = False
+        took_s = (monotonic_ms() - row.read_ms) / 1000
+        observe_lateness(row.partition, actions, report, took_s)
+        part.left += report.left  # there was no time for them
+        part.awaited.add(report.awaited)
+        if report.transactions:
+            part.written_s = time.monotonic()
+
+    def _failed(self, part: _Partition, number: int, error: KafkaMQError) -> None:
+        part.is_busy = False
+        cause = error.__cause__
+        if not isinstance(error, SettlementError):
+            raise error
+        if isinstance(cause, KafkaMQError) and meaning(cause) in REFUSALS:
+            raise cause
+        _log.warning(
+            "a settlement failed",
+            extra={"partition": number, "actions": len(error.actions), "why": str(error)},
+        )
+        part.left += error.actions  # known not to be done (R15)
 
     def close(self) -> None:
-        """Leave the slots to others."""
-        self._owners.close()
-        self._ledgers.close()
+        """End all clients. What is under way is as good as if it had been quicker; what is not
+        begun the next start plans again. Idempotent.
+        """
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        deadline_s = time.monotonic() + _CLOSE_S
+        with suppress(KafkaMQError):
+            while self._workers.running and time.monotonic() < deadline_s:
+                self._workers.deliver(0.1)
+        while self.is_reading and time.monotonic() < deadline_s:  # else Spark logs how it breaks
+            time.sleep(0.05)
+        self._workers.close()
+        for part in self._partitions.values():
+            if part.ledger is not None and not part.is_busy:
+                self._settlers.ledgers.close(part.ledger)
+        self._settlers.close()
+        self._admin.close()
 
 
-_workers: dict[tuple[int, str, str], _Worker] = {}
+def take_turn(settling: RowSettling, keeper: TickKeeper, timeout_s: float) -> None:
+    """Settle, append TICKs, and say whether another batch is wanted; waits that long for one.
 
-
-def _worker(settings: SettleSettings) -> _Worker:
-    """This process's worker for a namespace's tracker; one of an earlier start is dropped.
-
-    A session may run trackers of several namespaces, whose tasks share the processes.
+    Raises:
+        KafkaMQError: What ends this start.
     """
-    config = settings.config
-    now_s = time.monotonic()
-    key = (os.getpid(), config.bootstrap_servers, config.marker_topic)
-    start = (settings.engine, settings.epoch)
-    found = _workers.get(key)
-    if found is None or found.start != start:
-        _drop(key)
-        found = _workers[key] = _Worker(settings)
-    found.used_s = now_s
-    for other in [key for key, each in _workers.items() if now_s - each.used_s > UNUSED_S]:
-        _drop(other)
-    return found
+    for row in settling.step(timeout_s):
+        keeper.take(row.status, row.read_ms)
+    keeper.step(is_read_soon=not settling.is_reading)
+    if keeper.is_due():
+        settling.want_batch()
 
 
-def _drop(key: tuple[int, str, str]) -> None:
-    found = _workers.pop(key, None)
-    if found is not None:
-        found.close()
+def _folded(row: Row, batch: int, read_ms: int) -> FoldedRow:
+    """A row of ``FOLDED_COLUMNS``."""
+    return FoldedRow(
+        read_ms=read_ms,
+        position=row["position"],
+        status=replace(decode_status(bytes(row["status"])), batch=batch),
+        actions=bytes(row["actions"]),
+    )
+
+
+def _raise(error: KafkaMQError) -> None:
+    raise error

@@ -108,7 +108,8 @@ class StandbyTracker(SparkTracker):
         write_note(spark, self._checkpoint, note)
         if old is not None:
             drop_folder(spark, self._checkpoint, old)
-        return self._query_plan(note, 0, info, there)
+        self._settles(note.engine)
+        return self._query_plan(note, 0, info)
 
     def _require_alone(self, note: CheckpointNote) -> None:
         """Refuse a folder that a tracker uses which lives.
@@ -159,9 +160,11 @@ class StandbyTracker(SparkTracker):
             engine=engine,
             partitions=partitions,
             begun=Claim(above=self._succession.seen_epoch),
+            kept=run.settling.kept,
         )
         self._partitions = partitions
         run.plan = replace(run.plan, epoch=claimed.epoch)
+        run.settling.own(claimed)
         run.keeper.begin(range(partitions), epoch=claimed.epoch)
         self._is_passive = False
         self._succession.active(claimed.epoch)

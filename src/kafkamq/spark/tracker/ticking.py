@@ -1,10 +1,9 @@
-"""Time for silent partitions: reads what the workers publish, appends TICKs where R4 wants one.
+"""Time for silent partitions: appends TICKs where R4 wants one, and publishes the statuses (R24).
 
 Spark runs a batch only when there are records. What waits for a time to pass would wait forever
 on a silent log, so the driver appends TICKs: one per partition at a start (R17), later by the
-policy of ``rules/ticks.py`` from the status that each batch publishes (R24). What a TICK passes is
-settled in the batch that reads it, so it is written just before a batch begins, if it can wait.
-A status may be lost; Spark itself says how far a batch has read, and a TICK asks for another one.
+policy of ``rules/ticks.py`` from what each batch has folded. What a TICK passes is settled behind
+the batch that reads it, so it is not written while one is under way, if it can wait.
 A partition that rests gets a TICK an hour, too: without a batch nobody commits its position, and
 Kafka forgets one of a group that is silent for days.
 """
@@ -13,53 +12,38 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.markers.rules.redelivery import Wake
 from kafkamq.markers.rules.ticks import TickPolicy
-from kafkamq.markers.tracker.status_reader import StatusReader
 from kafkamq.markers.tracker.ticker import Ticker
 from kafkamq.markers.wire.status import TrackerStatus
-from kafkamq.spark.tracker.lateness import observe_lateness
 from kafkamq.transport.clock import monotonic_ms
 
 _log = logging.getLogger(__name__)
-_BATCHES = 5  # whose durations are remembered
-_MAX_LAG_MS = 3_000
 MAX_REST_MS = 3_600_000
 _UNKNOWN = Wake(None, None, False)
-_LEAD_MS = 150  # before a batch begins; ``step`` is called more often than that
+_LEAD_MS = 150  # between a TICK and the batch that reads it
+_STATUS_S = 1.0  # between two statuses of a partition
 
 
 class TickKeeper:
-    """TICKs of one start of the engine; one owner thread but for ``latest``."""
+    """TICKs and statuses of one start of the engine; one owner thread but for ``latest``."""
 
     def __init__(
-        self,
-        config: ServiceConfig,
-        tracker: TrackerConfig,
-        *,
-        engine: str,
-        epoch: int,
-        token: str,
-        trigger_ms: int = 0,
+        self, config: ServiceConfig, tracker: TrackerConfig, *, epoch: int, token: str
     ) -> None:
-        self._trigger_ms = trigger_ms
-        self._lead_ms = _LEAD_MS if trigger_ms > _LEAD_MS else 0
         self._config = config
-        self._topic = config.marker_topic
         self._max_silence_ms = tracker.max_silence_ms
-        self._engine = engine
         self._epoch = epoch
         self._token = token  # in the TICKs: which of them this start waits for
         self._ticker = Ticker(config)
-        self._reader = StatusReader(config)
         self._policies: dict[int, TickPolicy] = {}
-        self._rests_since_ms: dict[int, int] = {}  # the last TICK or status
+        self._rests_since_ms: dict[int, int] = {}  # the last TICK, or batch
+        self._unpublished: set[int] = set()
+        self._publish_s = 0.0  # monotonic: not before
         self.latest: dict[int, TrackerStatus] = {}
-        self.lag = Lag()
 
     def begin(
         self, partitions: Iterable[int], *, epoch: int | None = None, timeout_s: float = 30.0
@@ -78,7 +62,7 @@ class TickKeeper:
         )
         now_ms = monotonic_ms()
         for number in numbers:
-            policy = TickPolicy(now_ms, self._max_silence_ms, self._lead_ms)
+            policy = TickPolicy(now_ms, self._max_silence_ms, _LEAD_MS)
             self._policies[number] = policy
             policy.on_sent(now_ms)
             policy.on_delivered(offsets[number])
@@ -90,24 +74,22 @@ class TickKeeper:
         self._ticker = Ticker(self._config)
         self.begin([partition])
 
-    def step(self, timeout_s: float) -> None:
-        """Take in what was published within ``timeout_s``, and append what is wanted."""
-        for status in self._reader.poll(timeout_s):
-            if (status.topic, status.engine, status.epoch) == (
-                self._topic,
-                self._engine,
-                self._epoch,
-            ):
-                self._take(status)
+    def take(self, status: TrackerStatus, read_ms: int) -> None:
+        """What a batch has folded of a partition, which was read at this time (monotonic)."""
+        policy = self._policies.get(status.partition)
+        if policy is None:
+            return  # its TICK of the start comes first
+        self.latest[status.partition] = status
+        self._unpublished.add(status.partition)
+        self._rests_since_ms[status.partition] = monotonic_ms()
+        policy.on_read(read_ms, status.position, status.clock_ms)
+
+    def step(self, *, is_read_soon: bool) -> None:
+        """Append the TICKs that are wanted, and publish what is new."""
         self._ticker.poll()
         now_ms = monotonic_ms()
-        is_read_soon = batch_is_near(self._trigger_ms, time.time() * 1000)
         for number, policy in self._policies.items():
-            latest = self.latest.get(number)
-            clock_ms, wake = 0, _UNKNOWN
-            if latest is not None:
-                clock_ms = latest.clock_ms
-                wake = Wake(latest.deadline_ms, latest.warn_ms, latest.due > 0)
+            clock_ms, wake = self._wake(number)
             rests = now_ms - self._rests_since_ms[number] >= MAX_REST_MS
             if rests or policy.wants_tick(now_ms, clock_ms, wake, is_read_soon=is_read_soon):
                 policy.on_sent(now_ms)
@@ -116,27 +98,34 @@ class TickKeeper:
                 self._ticker.tick(
                     number, engine=self._token, epoch=self._epoch, on_done=self._on_done
                 )
+        if time.monotonic() >= self._publish_s:
+            self._publish()
 
-    def batch_done(self, ends: Mapping[int, int]) -> None:
-        """A batch has read partitions up to these ends; their statuses are there, or under way."""
+    def is_due(self) -> bool:
+        """Whether the next batch finds something to be settled, or what was settled."""
         now_ms = monotonic_ms()
-        for number, end in ends.items():
-            policy = self._policies.get(number)
-            if policy is not None:
-                policy.on_passed(now_ms, end)
+        for number, policy in self._policies.items():
+            clock_ms, wake = self._wake(number)
+            latest = self.latest.get(number)
+            if policy.has_passed(now_ms, clock_ms, wake):
+                return True
+            if latest is not None and latest.due > latest.awaited:
+                return True
+        return False
 
-    def _take(self, status: TrackerStatus) -> None:
-        policy = self._policies.get(status.partition)
-        if policy is None:
-            return  # its TICK of the start comes first
-        before = self.latest.get(status.partition)
-        if before is None or before.batch < status.batch:  # a repeated batch was counted
-            observe_lateness(status.lateness, status.partition)
-        self.latest[status.partition] = status
-        _log.debug("status", extra={"status": status})
-        now_ms = self._rests_since_ms[status.partition] = monotonic_ms()
-        read_ms = now_ms - self.lag.hear(status.batch, now_ms)
-        policy.on_read(read_ms, status.position, status.clock_ms)
+    def _wake(self, number: int) -> tuple[int, Wake]:
+        """The log's clock after what was read, and what the partition waits for."""
+        latest = self.latest.get(number)
+        if latest is None:
+            return 0, _UNKNOWN
+        return latest.clock_ms, Wake(latest.deadline_ms, latest.warn_ms, latest.due > 0)
+
+    def _publish(self) -> None:
+        if self._unpublished:
+            self._publish_s = time.monotonic() + _STATUS_S
+        for number in self._unpublished:
+            self._ticker.publish(self.latest[number])
+        self._unpublished.clear()
 
     def _on_done(self, partition: int, offset: int) -> None:
         policy = self._policies[partition]
@@ -147,37 +136,6 @@ class TickKeeper:
             policy.on_delivered(offset)
 
     def close(self) -> None:
-        """End the clients; idempotent."""
-        self._reader.close()
+        """Publish what is new, and end the client; idempotent."""
+        self._publish()
         self._ticker.close()
-
-
-class Lag:
-    """How long ago the records were read of which a batch tells: about as long as one takes.
-
-    One that is too long has a price: the policy remembers for a minute how far the log's clock was
-    ahead, so its TICKs would be early and pass too little. So the shortest of the last durations
-    counts, and the time since the batch before was heard of, if that is less.
-    """
-
-    def __init__(self) -> None:
-        self._took_ms = deque([0], maxlen=_BATCHES)
-        self._batch = -1
-        self._heard_ms = 0  # of any batch
-        self._before_ms = 0  # ... of one before this batch
-
-    def note(self, took_ms: int) -> None:
-        """A batch with records is done."""
-        self._took_ms.append(took_ms)
-
-    def hear(self, batch: int, monotonic_ms: int) -> int:
-        """A partition tells of a batch; returns the lag, 0 to 3000 ms."""
-        if batch > self._batch:
-            self._batch, self._before_ms = batch, self._heard_ms
-        self._heard_ms = monotonic_ms
-        return min(*self._took_ms, _MAX_LAG_MS, monotonic_ms - self._before_ms)
-
-
-def batch_is_near(trigger_ms: int, now_ms: float) -> bool:
-    """Whether Spark begins a batch next: it does so at multiples of the trigger since the epoch."""
-    return trigger_ms - now_ms % max(1, trigger_ms) <= _LEAD_MS

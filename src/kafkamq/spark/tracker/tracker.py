@@ -1,16 +1,14 @@
 """The redelivery tracker on Spark: starts the query, claims the partitions, keeps it alive.
 
 One engine serves a namespace at a time: the later start wins (R22), and nothing is fired in a
-partition before the TICK of this start was read there (R17). The driver also appends the TICKs
-that silent partitions need (R4). What is folded and what is settled is in ``query.py``.
+partition before the TICK of this start was read there (R17). The driver also settles what the query
+has folded (``settling.py``), and appends the TICKs that silent partitions need (R4).
 """
 
 from __future__ import annotations
 
 import logging
-import random
 import threading
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -26,7 +24,7 @@ from kafkamq.errors import (
     WireError,
 )
 from kafkamq.markers.rules.hold import NEVER
-from kafkamq.markers.tracker.ledger import Claim, Ledger, LedgerKey, claim, read_ledgers
+from kafkamq.markers.tracker.ledger import Claim, LedgerKey, claim, read_ledgers
 from kafkamq.markers.tracker.metrics import TrackerMetrics
 from kafkamq.markers.tracker.position import require_unbroken
 from kafkamq.markers.tracker.succession import Succession
@@ -36,15 +34,15 @@ from kafkamq.metrics.health import Loop, health
 from kafkamq.queue.topics import require_topics
 from kafkamq.spark.checkpoint import CheckpointNote, drop_folder, last_batch, read_note, write_note
 from kafkamq.spark.failures import SparkGoneError, advised, spark_failure
-from kafkamq.spark.parallelism import FIRST_LOOK_S, cores, tracker_tasks
+from kafkamq.spark.parallelism import cores, tracker_tasks
 from kafkamq.spark.progress import watching
 from kafkamq.spark.running import Run, pause_s
 from kafkamq.spark.session import build_session, end_session, has_session
 from kafkamq.spark.stages import Stages
 from kafkamq.spark.tracker.query import QueryPlan, query_failure, start_query
+from kafkamq.spark.tracker.settling import RowSettling, take_turn
 from kafkamq.spark.tracker.ticking import TickKeeper
 from kafkamq.transport.admin import Admin, TopicInfo
-from kafkamq.transport.errors import TransactionAbortedError
 from kafkamq.transport.log_reader import log_reader
 
 if TYPE_CHECKING:
@@ -53,8 +51,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 MAX_TASKS = 10_000
-_STEP_S = 0.1
-_ADOPT_S = 30.0
+_STEP_S = 0.05
 MAX_FAILURES = 20  # in a row, without a batch in between
 _MAX_TURN_S = 90.0  # a restart of the query, with its pause, is one turn
 LONG_BATCH_S = 60.0  # then it is not ready
@@ -72,11 +69,12 @@ class SparkTracker:
         checkpoint: Folder for Spark's state, on any file system that all workers reach. Losing it
             loses no message: the next start folds again from the positions in the ledger.
         master: Where Spark runs, when there is no session yet.
-        trigger_s: Shortest time between two batches; a batch runs only when there are markers.
+        trigger_s: Shortest time between two batches where nothing falls due; a batch runs only
+            when there are markers.
         max_markers_per_batch: Back-pressure after an outage.
-        tasks: Tasks of a batch. None: at most two for each core, and never more than marker
-            partitions; they grow with the executors that there are after a minute, and every ten
-            minutes. Another number than the checkpoint's folds again from the positions in Kafka.
+        tasks: Tasks of a batch. None: those of the checkpoint; of a new one as many as there are
+            cores, and never more than marker partitions. Another number than the checkpoint's
+            folds again from the positions in Kafka.
         spark: A session to run in; None: one of its own.
         settings: Spark properties for its own session.
     """
@@ -105,8 +103,6 @@ class SparkTracker:
         self.config = config
         self.tracker = tracker or TrackerConfig()
         self._tasks = tasks
-        self._is_growing = False
-        self._first_look_s = FIRST_LOOK_S
         self._checkpoint = checkpoint
         self._master = master
         self._trigger_ms = round(trigger_s * 1000)
@@ -118,6 +114,7 @@ class SparkTracker:
         self._run: Run | None = None
         self._partitions = 0
         self._claimed = Claim()  # a start that failed goes on behind what it has claimed
+        self._settling: RowSettling | None = None  # of the start that is under way
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._mind, name="kafkamq-tracker", daemon=True)
         self._error: BaseException | None = None
@@ -175,6 +172,11 @@ class SparkTracker:
             self._begin(takeover=takeover)
         except (Py4JError, PySparkException, OSError) as error:  # of reading the checkpoint
             raise advised(spark_failure(error), self._checkpoint) from error
+        finally:
+            settling, self._settling = self._settling, None
+            if settling is not None and self._run is None:
+                self._claimed.ledgers.clear()
+                settling.close()
 
     def _begin(self, *, takeover: bool) -> None:
         assert self._spark is not None, "start() made the session"
@@ -183,26 +185,21 @@ class SparkTracker:
         self._succession.active(plan.epoch)
 
     def _start_run(self, spark: SparkSession, plan: QueryPlan) -> None:
-        keeper = TickKeeper(
-            self.config,
-            self.tracker,
-            engine=plan.note.engine,
-            epoch=plan.epoch,
-            token=plan.token,
-            trigger_ms=plan.trigger_ms,
-        )
+        settling = self._settling
+        assert settling is not None, "made with the plan"
+        keeper = TickKeeper(self.config, self.tracker, epoch=plan.epoch, token=plan.token)
         try:
             if plan.epoch:
+                settling.own(self._claimed)
                 keeper.begin(range(self._partitions))
             self._stages.done("ticks")
             self._claimed = Claim()  # the next start has an epoch of its own
-            query = start_query(spark, plan)
+            query = start_query(spark, plan, settling.run)
             self._stages.done("query")
         except BaseException:
             keeper.close()
             raise
-        self._run = Run(plan, keeper, query, first_look_s=self._first_look_s, stages=self._stages)
-        self._is_growing = False
+        self._run = Run(plan, keeper, settling, query, stages=self._stages)
         _log.info(
             "tracker started",
             extra={
@@ -228,8 +225,9 @@ class SparkTracker:
         self._stages.done("checkpoint")
         is_new = note is None
         note = note or CheckpointNote.new("spark", topic=topic, tasks=wanted)
-        if self._tasks is None:  # grow, when the last look said so, and never shrink
-            wanted = max(wanted, note.tasks) if self._is_growing else note.tasks
+        if self._tasks is None and wanted > note.tasks:
+            _log.info("more cores than tasks: --tasks %d would use them", wanted)
+        wanted = self._tasks or note.tasks
         is_moving = note.tasks != wanted
         # A claim fences the tracker that runs, and writes positions: judge this start before it.
         if is_new or is_moving:
@@ -237,12 +235,14 @@ class SparkTracker:
         found = {} if is_moving else {key.partition: each for key, each in known.items()}
         note.require_usable(spark, self._checkpoint, found)
         self._succession.take_over(note.engine)
+        settling = self._settles(note.engine)
         self._claimed = claimed = claim(
             config,
             engine=note.engine,
             partitions=info.partitions,
             takeover=takeover,
             begun=self._claimed,
+            kept=settling.kept,
         )
         self._stages.done("claim")
         if is_new:
@@ -251,16 +251,21 @@ class SparkTracker:
         elif is_moving:
             old, note = note, note.moved(wanted, self._first_offsets(claimed, is_lost=False))
             write_note(spark, self._checkpoint, note)
-            self._claimed = Claim()  # its batches are those of the folder before
+            for number, position in claimed.positions.items():  # its batches are of that folder
+                claimed.positions[number] = replace(position, batch=0)
             drop_folder(spark, self._checkpoint, old)
         else:
             newest = last_batch(spark, note.place(self._checkpoint))
             note.require_newest(claimed.positions, newest)
-        return self._query_plan(note, claimed.epoch, info, there)
+        return self._query_plan(note, claimed.epoch, info)
 
-    def _query_plan(
-        self, note: CheckpointNote, epoch: int, info: TopicInfo, there: int
-    ) -> QueryPlan:
+    def _settles(self, engine: str) -> RowSettling:
+        self._settling = RowSettling(
+            self.config, self.tracker, engine=engine, trigger_ms=self._trigger_ms
+        )
+        return self._settling
+
+    def _query_plan(self, note: CheckpointNote, epoch: int, info: TopicInfo) -> QueryPlan:
         retention_ms = int(info.settings.get("retention.ms", "-1"))
         return QueryPlan(
             config=self.config,
@@ -268,9 +273,8 @@ class SparkTracker:
             note=note,
             epoch=epoch,
             checkpoint=note.place(self._checkpoint),
-            slots=min(note.tasks, there),
+            partitions=info.partitions,
             carry_after_ms=NEVER if retention_ms < 0 else retention_ms // 4,
-            trigger_ms=self._trigger_ms,
             max_markers=self._max_markers,
         )
 
@@ -346,34 +350,14 @@ class SparkTracker:
                     return StateError("the Spark query was stopped from outside")
                 return query_failure(failed)
             run.note_progress()
-            run.keeper.step(_STEP_S)
+            take_turn(run.settling, run.keeper, _STEP_S)
             if run.is_topology_due():
                 self._add_partitions(run)
-            if run.is_size_due():
-                self._follow_executors(run)
         except KafkaMQError as error:
             return error
         except (Py4JError, OSError) as error:
             return spark_failure(error)
         return None
-
-    def _follow_executors(self, run: Run) -> None:
-        """Start the query again for more executors than it was cut for; never for fewer.
-
-        More tasks than cores cost a tenth of a second each. Executors that are gone may come back,
-        and another number of tasks costs a fold of all that is open.
-        """
-        assert self._spark is not None, "start() made the session"
-        there, tasks = cores(self._spark), run.plan.note.tasks
-        wanted = tracker_tasks(self._partitions, there)
-        self._is_growing = self._tasks is None and wanted > tasks
-        if not self._is_growing and min(tasks, there) <= run.plan.slots:
-            return
-        _log.info(
-            "the query is started again for more executors",
-            extra={"cores": there, "tasks": wanted if self._is_growing else tasks, "before": tasks},
-        )
-        self._end_run()
 
     def _relaunch(self) -> bool:
         """Start again unless another engine did meanwhile; whether it runs now."""
@@ -393,32 +377,10 @@ class SparkTracker:
         """Claim marker partitions that were added; the source finds them by itself (R26)."""
         count = run.reader.partition_count(self.config.marker_topic)
         for number in range(self._partitions, count):
-            self._adopt(run.plan, LedgerKey.of_markers(self.config, number))
+            run.settling.adopt(number)
             run.keeper.begin_added(number)
             self._partitions = number + 1
             _log.info("marker partition added", extra={"partition": number})
-
-    def _adopt(self, plan: QueryPlan, key: LedgerKey) -> None:
-        """Make the ledger of an added partition this start's, if the query has not done so yet.
-
-        The query finds the partition by itself, and its worker opens the ledger at any moment:
-        the two fence each other, which says nothing of another engine.
-        """
-        deadline_s = time.monotonic() + _ADOPT_S
-        while True:
-            own = Ledger(self.config, key, engine=plan.note.engine, epoch=plan.epoch)
-            try:
-                last = own.open()
-                if last is None or (last.engine, last.epoch) != (own.engine, own.epoch):
-                    own.adopt(own.epoch, 0 if last is None else last.position)
-                return
-            except (FencedError, TransactionAbortedError) as error:
-                is_later = isinstance(error, FencedError) and error.code == "LATER_START"
-                if is_later or time.monotonic() > deadline_s:
-                    raise
-                self._stopping.wait(random.uniform(0.02, 0.3))
-            finally:
-                own.close()
 
     def _end_run(self) -> None:
         run, self._run = self._run, None

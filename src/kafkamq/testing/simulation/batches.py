@@ -1,14 +1,14 @@
 """The tracker on Spark, without Spark: its shipped parts in the order in which Spark runs them.
 
 The driver claims the ledgers, appends TICKs and plans where batches end (`StreamReader`); for each
-batch and marker partition a task reads the range, folds it over the state of the batch before and
-settles what is due; then the batch is committed. Plans and states are kept on the checkpoint, so a
-batch that was begun is repeated as it was by the next start.
+batch and marker partition a task reads the range and folds it over the state of the batch before;
+the driver takes what was folded, and the batch is committed while it settles what is due. Plans and
+states are kept on the checkpoint, so a batch that was begun is repeated by the next start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,24 +16,24 @@ from typing import TYPE_CHECKING, Any
 from kafkamq.config import TrackerConfig
 from kafkamq.errors import KafkaMQError, WireError
 from kafkamq.markers.tracker.ledger import Claim, claim
-from kafkamq.markers.tracker.ticker import Ticker
 from kafkamq.markers.wire.markers import decode_slim
 from kafkamq.spark.blocks import encode_block
 from kafkamq.spark.options import SourceOptions
 from kafkamq.spark.tracker.folding import FOLDED_COLUMNS, FoldSettings, PartitionFold
-from kafkamq.spark.tracker.partition_ledgers import PartitionLedgers
-from kafkamq.spark.tracker.slot_settler import SettleSettings, SlotSettler
+from kafkamq.spark.tracker.settling import RowSettling, take_turn
 from kafkamq.spark.tracker.ticking import TickKeeper
 from kafkamq.testing.simulation.processes import QueueWorld
 from kafkamq.testing.simulation.scheduler import Process
 from kafkamq.transport.log_reader import LogRange, log_reader
 
 if TYPE_CHECKING:
+    from pyspark.sql.datasource import InputPartition
+
     from kafkamq.spark.source.streaming import StreamReader
 
 _ENGINE = "spark-simulated"
 _ATTEMPTS = 4  # spark.task.maxFailures
-_STEP_S = 0.1
+_STEP_S = 0.05
 _LOOK_S = 5.0  # for added partitions
 _COLUMNS = [column.split()[0] for column in FOLDED_COLUMNS.split(", ")]
 _Offsets = Mapping[str, Mapping[str, "int | str"]]
@@ -100,44 +100,41 @@ class BatchTracker:
             max_lease_ms=limits.worker.max_lease_ms,
         )
         self._error: KafkaMQError | None = None
-        self._done: list[dict[int, int]] = []  # ends of batches that nobody was told of
 
     def main(self, process: Process) -> None:
         self.process = process
-        epoch, token = self._claim(), self._world.rng.randbytes(8).hex()
-        keeper = TickKeeper(
-            self._config,
-            self._tracker,
-            engine=_ENGINE,
-            epoch=epoch,
-            token=token,
-            trigger_ms=self._world.limits.tracker.trigger_ms,
-        )
+        config, token = self._config, self._world.rng.randbytes(8).hex()
+        trigger_ms = self._world.limits.tracker.trigger_ms
+        settling = RowSettling(config, self._tracker, engine=_ENGINE, trigger_ms=trigger_ms)
+        claimed = self._claim(settling)
+        settling.own(claimed)
+        keeper = TickKeeper(config, self._tracker, epoch=claimed.epoch, token=token)
         keeper.begin(range(self._count))
-        query = self._world.threading.Thread(target=self._query, args=(epoch, token), name="query")
+        query = self._world.threading.Thread(
+            target=self._query, args=(settling, claimed.epoch, token), name="query"
+        )
         query.start()
         look_s = 0.0
         while not self.is_closing and self._error is None:
-            keeper.step(_STEP_S)
+            take_turn(settling, keeper, _STEP_S)
             if self._world.wall_s() >= look_s:  # metadata may have been old at the start
                 look_s = self._world.wall_s() + _LOOK_S
                 with suppress(KafkaMQError):
                     self.is_closing |= self._partition_count() > self._count
-            while self._done:
-                keeper.batch_done(self._done.pop(0))
+        settling.close()
         query.join()
         if self._error is not None:
             raise self._error
         keeper.close()
 
-    def _claim(self) -> int:
+    def _claim(self, settling: RowSettling) -> Claim:
         self._count = count = self._partition_count()
-        claimed: Claim = claim(self._config, engine=_ENGINE, partitions=count)
+        claimed = claim(self._config, engine=_ENGINE, partitions=count, kept=settling.kept)
         if not self._checkpoint.starting:
             starts = log_reader(self._config).log_starts(self._config.marker_topic, range(count))
             found = {number: each.position for number, each in claimed.positions.items()}
             self._checkpoint.starting = {**starts, **found}
-        return claimed.epoch
+        return claimed
 
     def _partition_count(self) -> int:
         limits = self._world.limits
@@ -148,7 +145,7 @@ class BatchTracker:
 
     # ---- the query
 
-    def _query(self, epoch: int, token: str) -> None:
+    def _query(self, settling: RowSettling, epoch: int, token: str) -> None:
         from kafkamq.spark.source.streaming import StreamReader
 
         world, config = self._world, self._config
@@ -163,13 +160,13 @@ class BatchTracker:
             reader = StreamReader(options, None)  # type: ignore[arg-type]  # it makes no rows
             executor = _Executor(self, epoch, token)
             while not self.is_closing:
-                trigger_s = world.limits.tracker.trigger_ms / 1000
-                world.sleep(trigger_s - world.wall_s() % trigger_s)
-                self._batch(reader, executor)
+                if not self._batch(reader, executor, settling):
+                    world.sleep(_STEP_S)
         except KafkaMQError as error:
             self._error = error
 
-    def _batch(self, reader: StreamReader, executor: _Executor) -> None:
+    def _batch(self, reader: StreamReader, executor: _Executor, settling: RowSettling) -> bool:
+        """Whether there was something to read."""
         from pyspark.sql.streaming.datasource import ReadAllAvailable
 
         checkpoint = self._checkpoint
@@ -180,26 +177,47 @@ class BatchTracker:
         if number not in checkpoint.ends:
             latest = reader.latestOffset(start, ReadAllAvailable())
             if not list(reader.partitions(start, latest)):
-                return
+                return False
             checkpoint.ends[number] = latest
-        end = checkpoint.ends[number]
-        before = checkpoint.states.get(number - 1, {})
-        states = checkpoint.states[number] = dict(before)
-        ends = {}
-        for task in reader.partitions(start, end):
+        tasks = reader.partitions(start, checkpoint.ends[number])
+        frame: Any = _Frame(self._checkpoint, executor, tasks, number)
+        settling.run(frame, number)
+        checkpoint.committed = number
+        checkpoint.states.pop(number - 2, None)
+        return True
+
+
+@dataclass
+class _Frame:
+    """A batch, as ``foreachBatch`` gives it."""
+
+    checkpoint: Checkpoint
+    executor: _Executor
+    tasks: Sequence[InputPartition]
+    number: int
+
+    def collect(self) -> list[dict[str, object]]:
+        """Run its tasks, each until it has not failed, and keep the states."""
+        before = self.checkpoint.states.get(self.number - 1, {})
+        states = self.checkpoint.states[self.number] = dict(before)
+        rows = []
+        for task in self.tasks:
             wanted: LogRange = task.wanted  # type: ignore[attr-defined]  # a RangePartition
             state = before.get(wanted.partition, _State())
             for attempt in range(_ATTEMPTS):
                 try:
-                    states[wanted.partition] = executor.run(wanted, state.copy(), number)
+                    done = self.executor.run(wanted, state.copy())
                     break
                 except KafkaMQError:
                     if attempt == _ATTEMPTS - 1:
                         raise
-            ends[wanted.partition] = wanted.end
-        checkpoint.committed = number
-        checkpoint.states.pop(number - 2, None)
-        self._done.append(ends)
+            states[wanted.partition], row = done
+            rows.append(row)
+        return rows
+
+
+_Done = tuple[_State, dict[str, object]]
+"""The state after a task, and what it has folded."""
 
 
 class _Executor:
@@ -218,7 +236,7 @@ class _Executor:
         process.on_death.append(lambda: self._tracker.changed(process))
         driver.on_death.append(process.kill)
 
-    def run(self, wanted: LogRange, state: _State, batch: int) -> _State:
+    def run(self, wanted: LogRange, state: _State) -> _Done:
         """One task.
 
         Raises:
@@ -226,13 +244,13 @@ class _Executor:
         """
         scheduler, process, driver = self._scheduler, self._process, self._scheduler.current
         assert driver is not None, "the query runs in a thread"
-        answers: list[_State | KafkaMQError] = []
+        answers: list[_Done | KafkaMQError] = []
 
         def call() -> None:
             try:
                 if self._worker is None:
                     self._worker = _Worker(self._tracker, *self._start, process)
-                answers.append(self._worker.run(wanted, state, batch))
+                answers.append(self._worker.run(wanted, state))
             except KafkaMQError as error:
                 answers.append(error)
             scheduler.wake(driver)
@@ -269,14 +287,9 @@ class _Worker:
             max_actions=tracker._tracker.max_offsets_per_commit,
             starting=tracker._checkpoint.starting,
         )
-        settings = SettleSettings(
-            config=config, tracker=tracker._tracker, engine=_ENGINE, epoch=epoch, slots=1
-        )
-        ledgers = PartitionLedgers(config, engine=_ENGINE, epoch=epoch)
-        self._settler = SlotSettler(settings, Ticker(config, timeout_ms=120_000), ledgers)
 
-    def run(self, wanted: LogRange, state: _State, batch: int) -> _State:
-        """One task: read, fold, settle."""
+    def run(self, wanted: LogRange, state: _State) -> _Done:
+        """One task: read, and fold."""
         blocks = []
         for records in log_reader(self._config).read(wanted):
             rows = []
@@ -293,12 +306,7 @@ class _Worker:
         cells = cells or [(*place, wanted.start, encode_block([]))]
         row = dict(zip(_COLUMNS, fold.fold(cells), strict=True))
         self._maybe_lost()
-        while self._settler.settle(row, batch) is None:
-            pass
-        self._maybe_lost()
-        if self._settler.wants_preparing(wanted.partition):
-            self._settler.prepare(wanted.partition)
-        return state
+        return state, row
 
     def _maybe_lost(self) -> None:
         if self._world.rng.random() < self._world.limits.faults.task_loss_rate:

@@ -80,11 +80,15 @@ class SimulatedKafka:
         assert self._cluster is not None, "it is open"
         return self._cluster
 
-    def consumers(self) -> list[Consumer]:
-        """Those that are open, of processes that live."""
+    def consumers(self, of: Process | None = None) -> list[Consumer]:
+        """Those that are open, of one process or of all that live."""
         from kafkamq.transport.memory.consumer import Consumer
 
-        alive = [each for each, owner in self._owners.items() if owner.is_alive]
+        alive = [
+            client
+            for client, owner in self._owners.items()
+            if owner.is_alive and of in (None, owner)
+        ]
         return [each for each in alive if isinstance(each, Consumer) and not each.is_closed]
 
     def close(self) -> None:
@@ -224,6 +228,9 @@ class SimulatedKafka:
         latency_s = rng.random() * faults.latency_ms / 1000
         if kind == "fetch":
             return Fault(latency_s=latency_s + rng.random() * faults.fetch_ms / 1000)
+        is_copy = kind == "produce" and place is not None and place[0].endswith(".messages")
+        if faults.copy_ms and is_copy and getattr(client, "transactional_id", None):
+            latency_s += faults.copy_ms / 1000
         if not self._is_chaos:
             return Fault(latency_s=latency_s) if latency_s else None
         if kind == "commit":

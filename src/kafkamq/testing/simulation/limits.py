@@ -39,6 +39,7 @@ class Faults:
 
     kill_every: int = 0  # turns; 0: never
     freeze_every: int = 0
+    interrupt_every: int = 0  # of an application inside of a call
     max_freeze_ms: int = 30_000
     latency_ms: int = 5
     lost_reply_rate: float = 0.0  # done, and the answer never comes
@@ -54,7 +55,14 @@ class Faults:
     fetch_ms: int = 0  # the first fetch of a place takes up to so long, also when all else is well
     commit_ms: int = 0  # a commit of offsets takes up to so long
     stale_ms: int = 0  # for so long, from the start, some brokers have not heard of all partitions
+    copy_ms: int = 0  # a tracker's copy takes so long, also when all else is well
     no_ids_ms: int = 0  # for so long some brokers do not tell topics' ids
+
+    @property
+    def delays_answers(self) -> bool:
+        """Whether what was written may have no answer for long, or not be written for long."""
+        rates = self.lost_reply_rate, self.full_queue_rate, self.write_error_rate
+        return bool(self.outages or self.fatal_errors or self.commit_ms or any(rates))
 
 
 class Situation(Protocol):
@@ -94,6 +102,9 @@ class WorkerSettings:
     deadly_share: float = 0.0  # of verdicts given together, behind which the process is killed
     backoff: Backoff = field(default_factory=lambda: Backoff(first=0.5, max=8.0))
     wait_share: float = 0.3  # of acks that wait for their confirmation
+    idle_ms: int = 0  # what the application does between two receives takes up to so long
+    idle_share: float = 0.0  # of receives
+    max_idle_ms: int = 300_000  # then it keeps nothing from others: max.poll.interval.ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +152,7 @@ class Limits:
 
 
 _OF_BATCHES = (Behaviour.DELAYS,)
+MAX_IDLE_MS = 12_000  # a session may not be longer
 _UNUSUAL = tuple(each for each in Behaviour if each not in (Behaviour.QUICK, *_OF_BATCHES))
 
 
@@ -167,9 +179,23 @@ def draw_limits(seed: int) -> Limits:
     if limits.are_far_apart and rng.random() < 0.5:
         limits = replace(limits, is_due_together=True, delayed_share=0.5, messages=30)
     rng = random.Random(f"inventions {seed}")
-    # In batches a plan waits a minute for what is invented (R32), a message for plan after plan.
-    if not limits.tracker.batch_share and rng.random() < 0.2:
+    if rng.random() < 0.2:
         limits = replace(limits, invented_every_ms=rng.choice((2000, 15_000)))
+    return _draw_applications(seed, limits)
+
+
+def _draw_applications(seed: int, limits: Limits) -> Limits:
+    """Those that are slow or interrupted; and settling that cannot take all at once."""
+    rng = random.Random(f"applications {seed}")
+    if rng.random() < 0.2:
+        faults = replace(limits.faults, interrupt_every=rng.choice((0, 50, 300)))
+        idle_ms, idle_share = rng.choice((40_000, 120_000)), rng.choice((0.02, 0.2))
+        slow = replace(
+            limits.worker, idle_ms=idle_ms, idle_share=idle_share, max_idle_ms=MAX_IDLE_MS
+        )
+        limits = replace(limits, worker=slow, faults=faults)
+    if limits.large_share and limits.messages > 5 and rng.random() < 0.3:
+        limits = replace(limits, faults=replace(limits.faults, copy_ms=1500))
     return limits
 
 

@@ -38,8 +38,15 @@ class _Lock:
                     return False
                 assert me is not None, "only simulated threads wait"
                 self._waiters.append(me)
-                if not scheduler.park(left_s) and me in self._waiters:
-                    self._waiters.remove(me)
+                try:
+                    scheduler.park(left_s)
+                except BaseException:  # an interrupt: the next one has its turn
+                    if not self._depth and me not in self._waiters and self._waiters:
+                        scheduler.wake(self._waiters.popleft())
+                    raise
+                finally:
+                    if me in self._waiters:
+                        self._waiters.remove(me)
         self._owner = me
         self._depth += 1
         scheduler.atomic_depth += self._is_atomic

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kafkamq.config import ServiceConfig, TrackerConfig
@@ -170,25 +171,37 @@ def write_inventions(world: QueueWorld) -> None:
 
 
 class Worker:
-    """A process that receives in its first thread and handles in some others."""
+    """A process that receives in its first thread and handles in some others.
+
+    Attributes:
+        acked: Said, and not known yet.
+        asked_ns: When it last came back from a call that receives.
+        is_called: Whether its first thread is inside of a call of the consumer.
+    """
 
     def __init__(self, world: QueueWorld) -> None:
         self.is_closing = False
+        self.asked_ns = 0
+        self.is_called = False
+        self._consumer: Consumer | None = None
+        self._got = self._settled = 0  # messages
         settings = world.limits.worker
         is_single = settings.single_share > 0 and world.rng.random() < settings.single_share
         self.is_batched = settings.batch_markers and not is_single
         self._world = world
         self._limits = world.limits
         self._messages = world.queues.Queue(max(1, world.limits.worker.handlers))
-        self.acked: dict[MessageId, None] = {}  # said, and not known yet
+        self.acked: dict[MessageId, None] = {}
         self._process: Process | None = None
 
     def main(self, process: Process) -> None:
         """Until it is told to close, or what it meets is none that passes."""
         self._process = process
         settings, threading = self._limits.worker, self._world.threading
-        service = Service(self._world.servers, self._world.namespace)
+        kafka = {"max.poll.interval.ms": str(settings.max_idle_ms)}
+        service = Service(self._world.servers, self._world.namespace, kafka=kafka)
         consumer = open_queue(self._world, service, is_batched=self.is_batched).consumer()
+        self._consumer = consumer
         handlers = [
             threading.Thread(target=self._handle_all, name=f"handler-{number}")
             for number in range(settings.handlers)
@@ -209,20 +222,54 @@ class Worker:
         settings, rng = self._limits.worker, self._world.rng
         while not self.is_closing:
             try:
-                if settings.receive_many > 1:
-                    messages = consumer.receive_many(settings.receive_many)
-                else:
-                    message = consumer.receive(1.0)
-                    messages = [] if message is None else [message]
+                messages = self._receive(consumer)
+            except InterruptedError:
+                continue
             except (BrokerError, DeadlineExceededError) as error:
                 if isinstance(error, BrokerError) and not error.is_retriable:
                     raise
                 self._world.sleep(0.5)
                 continue
+            self._got += len(messages)
             for message in self._left(messages):
                 self._messages.put(message)
             if rng.random() < 0.05:
                 self._flush(consumer)
+            is_chaos = self._world.now_s() < self._limits.chaos_ms / 1000
+            if settings.idle_share and is_chaos and rng.random() < settings.idle_share:
+                self._world.sleep(rng.uniform(0.5, 1) * settings.idle_ms / 1000)
+
+    def _receive(self, consumer: Consumer) -> Sequence[Message]:
+        count = self._limits.worker.receive_many
+        with self._called():
+            try:
+                if count > 1:
+                    return consumer.receive_many(count)
+                message = consumer.receive(1.0)
+                return [] if message is None else [message]
+            finally:
+                self.asked_ns = self._world.scheduler.now_ns
+
+    @contextlib.contextmanager
+    def _called(self) -> Iterator[None]:
+        """Where a signal may come; the application knows what to do."""
+        self.is_called = True
+        try:
+            yield
+        finally:
+            self.is_called = False
+
+    def interrupt(self) -> None:
+        """A signal: its handler raises in the first thread, while that is in a call."""
+        if self.is_called and self._process is not None:
+            first = next(iter(self._process.tasks))
+            self._world.scheduler.interrupt(first, InterruptedError("a signal"))
+
+    @property
+    def kept(self) -> int:
+        """Messages that its consumer holds, and that nobody has."""
+        held = 0 if self._consumer is None else self._consumer.in_flight
+        return held - (self._got - self._settled)
 
     def _left(self, messages: Sequence[Message]) -> list[Message]:
         """With batches, of half of what came together verdicts are given together."""
@@ -234,10 +281,10 @@ class Worker:
             behaviour = Behaviour.of(message.payload)
             with contextlib.suppress(LeaseLostError, BrokerError, DeadlineExceededError):
                 if behaviour is Behaviour.QUICK:
-                    message.ack()
+                    self._say(message.ack)
                     self.acked[message.message_id] = None
                 elif behaviour is Behaviour.DELAYS and message.delivery_count == 1:
-                    message.nack(delay=delay_s, reason=LATER)
+                    self._say(partial(message.nack, delay=delay_s, reason=LATER))
                 else:
                     left.append(message)
                     if behaviour is Behaviour.EXTENDS:
@@ -247,6 +294,16 @@ class Worker:
             assert self._process is not None
             self._process.kill()
         return left
+
+    def _say(self, verdict: Callable[[], None]) -> None:
+        """Give a verdict; after an interrupt once more, if it was not given."""
+        try:
+            with self._called():
+                verdict()
+        except InterruptedError:
+            with contextlib.suppress(StateError):
+                verdict()
+        self._settled += 1
 
     def _flush(self, consumer: Consumer) -> None:
         """What was acked before it, and is not named by its error, is done."""
@@ -305,6 +362,7 @@ class Worker:
                 raise _HandlerError("it does not work yet")
         else:
             self._ack(message)
+        self._settled += 1
 
     def _hand_over(self, message: MarkersMessage, timeout_s: float) -> None:
         """Settlers get its token; the worker lets go of it, or gives a verdict as well, or none."""

@@ -87,6 +87,7 @@ class Task:
     __slots__ = (
         "call",
         "greenlet",
+        "interrupt",
         "is_over",
         "is_parked",
         "name",
@@ -108,6 +109,7 @@ class Task:
         self.is_over = False
         self.is_parked = False
         self.token = 0  # of its present wait: older timers mean nothing
+        self.interrupt: BaseException | None = None  # raised where it goes on
         self.thread: object = None  # what current_thread() gives
 
     def __repr__(self) -> str:
@@ -203,6 +205,11 @@ class Scheduler:
             task.is_parked = False
             task.token += 1
             self.ready.append(task)
+
+    def interrupt(self, task: Task, error: BaseException) -> None:
+        """Raise that in a thread where it waits, or where its turn was taken away."""
+        task.interrupt = error
+        self.wake(task)
 
     def sleep(self, seconds: float) -> None:
         if seconds <= 0:
@@ -336,17 +343,19 @@ class Scheduler:
         return 1 << 60 if every <= 0 else 1 + int(self.rng.random() * 2 * every)
 
     def _switch(self) -> None:
-        task = self._choose()
-        if task is self.current:
-            return
-        self.current = task
-        if task is None:
-            assert self._hub is not None
-            self._hub.switch()
-        else:
-            task.greenlet.switch()
-        if self.is_over:
-            self._end_thread()
+        me, task = self.current, self._choose()
+        if task is not me:
+            self.current = task
+            if task is None:
+                assert self._hub is not None
+                self._hub.switch()
+            else:
+                task.greenlet.switch()
+            if self.is_over:
+                self._end_thread()
+        if me is not None and me.interrupt is not None:
+            error, me.interrupt = me.interrupt, None
+            raise error
 
     def _choose(self) -> Task | None:
         """Whose turn it is; None: nobody's, ``run`` says why."""

@@ -37,12 +37,13 @@ from kafkamq.testing.simulation.processes import (
     send_all,
     write_inventions,
 )
-from kafkamq.testing.simulation.scheduler import Process
+from kafkamq.testing.simulation.scheduler import NS_PER_S, Process
 from kafkamq.testing.simulation.settlers import Settler, untrue
 from kafkamq.testing.simulation.stage import Report, Stage
 from kafkamq.testing.simulation.states import (
     ADDED,
     GATHERED,
+    IDLE,
     MIXED,
     acked,
     holds_batches,
@@ -56,6 +57,9 @@ from kafkamq.types import DeadLetterReason, MarkerType, MessageId, Outcome, expa
 
 _ENDING = (Outcome.ACK, Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
 _NOWHERE = ("", 0, 0)
+_LOOK_S = 1.0
+_PATIENCE_S = 5.0  # behind max.poll.interval.ms
+_TROUBLE_S = 60.0  # ... while what was STARTed has no answer
 _Actor: TypeAlias = Worker | Tracker | BatchTracker | Settler
 
 
@@ -186,6 +190,8 @@ class _Run(Stage[_Actor]):
         self.kafka.cluster.groups.on_known = self._known
         self.kafka.is_watched = lambda process: process.name.startswith("w")  # workers
         self.set_alarm()
+        if limits.worker.idle_share:
+            self.at(_LOOK_S, self._look_at_idle)
         if limits.invented_every_ms:
             world.start("inventor", lambda _: write_inventions(world), lambda: None)
         world.start("sender", lambda _: send_all(world), lambda: None)
@@ -204,6 +210,34 @@ class _Run(Stage[_Actor]):
             self.at(rng.uniform(0, self.chaos_s), self._delete_messages)
         for _ in range(limits.new_marker_partitions):
             self.at(rng.uniform(0, self.chaos_s), self._add_marker_partition)
+
+    def interrupt(self, process: Process) -> None:
+        """See ``Stage``."""
+        worker = self.actors[process]
+        if isinstance(worker, Worker):
+            worker.interrupt()
+
+    def _look_at_idle(self) -> None:
+        """R5: a worker that nobody asks keeps neither messages nor partitions from others."""
+        limits, now_ns = self.limits, self.scheduler.now_ns
+        patience_s = _PATIENCE_S + _TROUBLE_S * limits.faults.delays_answers
+        for process, worker in self.actors.items():
+            if not isinstance(worker, Worker) or worker.is_called or process.is_frozen:
+                continue
+            since_ns = max(worker.asked_ns, process.thawed_ns)
+            idle_s = (now_ns - since_ns) / NS_PER_S - limits.worker.max_idle_ms / 1000
+            if not worker.asked_ns or idle_s < patience_s:
+                continue
+            self.simulation.reached[IDLE] += 1
+            for each in self.kafka.consumers(process):
+                if places := each.assignment():
+                    self._keeps(process, f"{places} without a demand")
+            if worker.kept > 0:
+                self._keeps(process, f"{worker.kept} messages without a demand")
+        self.at(_LOOK_S, self._look_at_idle)
+
+    def _keeps(self, process: Process, what: str) -> None:
+        self.simulation.failures.append(f"{process!r} keeps {what}")
 
     def _kept(self, group: str, place: tuple[str, int], committed: tuple[int, str | None]) -> None:
         """A position of workers that somebody knows of never goes back, unless Kafka dropped it.

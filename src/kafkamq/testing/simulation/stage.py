@@ -216,7 +216,7 @@ class Stage(ABC, Generic[Actor]):
     def set_alarm(self) -> None:
         """Kill or freeze somebody after some turns, and again."""
         faults = self.faults
-        every = [each for each in (faults.kill_every, faults.freeze_every) if each]
+        every = [each for each in _alarms(faults) if each]
         if every:
             gap = self.world.rng.expovariate(sum(1 / each for each in every))
             self.scheduler.set_alarm(1 + int(gap), self._alarm)
@@ -224,18 +224,24 @@ class Stage(ABC, Generic[Actor]):
     def _alarm(self, task: Task) -> None:
         """Between two turns; ``task`` would be next."""
         process, faults, rng = task.process, self.faults, self.world.rng
-        if not (faults.kill_every or faults.freeze_every):
+        if not any(_alarms(faults)):
             return  # they have ended
         if process in self.actors:
-            weights = [each and 1 / each for each in (faults.kill_every, faults.freeze_every)]
-            if rng.random() * sum(weights) < weights[0]:
+            weights = [each and 1 / each for each in _alarms(faults)]
+            at = rng.random() * sum(weights)
+            if at < weights[0]:
                 self.report.deaths += 1
                 process.kill()
+            elif at >= weights[0] + weights[1]:
+                self.interrupt(process)
             elif not process.is_frozen:
                 process.freeze()
                 self.kafka.changed(process)
                 self.at(rng.uniform(0, faults.max_freeze_ms / 1000), partial(self._thaw, process))
         self.set_alarm()
+
+    def interrupt(self, process: Process) -> None:
+        """Raise an exception in its application, as a signal does; nothing where none is."""
 
     def _thaw(self, process: Process) -> None:
         process.thaw()
@@ -267,6 +273,10 @@ class Stage(ABC, Generic[Actor]):
             logger.removeHandler(handler)
             logger.setLevel(before[0])
             logger.propagate = before[1]
+
+
+def _alarms(faults: Faults) -> tuple[int, int, int]:
+    return faults.kill_every, faults.freeze_every, faults.interrupt_every
 
 
 def _told_unless_over(failure: sys.UnraisableHookArgs) -> None:

@@ -32,6 +32,7 @@ _LINES = {
 }
 ADDED = "a marker partition is added while batches are held"
 MIXED = "workers that write batches beside one that does not"
+IDLE = "a worker is asked for nothing for long"
 GATHERED = "killed between a gathered ACK and its END"
 _DELAYED = "messages of a batch are nacked with a delay"
 _EXTENDED = "a message of a batch is extended"
@@ -66,7 +67,7 @@ _OF_LOGS = (
     "STARTs with and without the topic's id",
 )
 _OF_BATCHES = (ADDED, MIXED, GATHERED, _DELAYED, _EXTENDED)
-STATES = frozenset([*_LINES, _FENCED, _PART, _STATUS, *_FULL, *_OF_LOGS, *_OF_BATCHES])
+STATES = frozenset([*_LINES, IDLE, _FENCED, _PART, _STATUS, *_FULL, *_OF_LOGS, *_OF_BATCHES])
 
 
 def of_line(message: str, extra: Mapping[str, object]) -> list[str]:

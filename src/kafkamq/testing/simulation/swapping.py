@@ -51,9 +51,7 @@ SHELLS = (
     "kafkamq.spark.source.planning",
     "kafkamq.spark.source.streaming",
     "kafkamq.spark.tracker.folding",
-    "kafkamq.spark.tracker.lateness",
-    "kafkamq.spark.tracker.partition_ledgers",
-    "kafkamq.spark.tracker.slot_settler",
+    "kafkamq.spark.tracker.settling",
     "kafkamq.spark.tracker.ticking",
 )
 """What runs simulated: these modules and all below them."""

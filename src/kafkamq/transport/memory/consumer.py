@@ -269,7 +269,10 @@ class Consumer(Membership, Commits):
         if is_led and faults.plan is not None and not self._is_fetched(place):
             return False
         # What the group has committed its coordinator tells.
-        if (reading.offset or 0) < 0 and (is_led or reading.offset in _COMMITTED_ONES):
+        is_committed = reading.offset in _COMMITTED_ONES
+        if is_committed and self._is_undecided([place]):
+            return False
+        if (reading.offset or 0) < 0 and (is_led or is_committed):
             self._start(place, reading, partition)
         return is_led and reading.offset is not None
 
@@ -332,15 +335,20 @@ class Consumer(Membership, Commits):
         places = [(each.topic, each.partition) for each in partitions]
         with self._turns(timeout) as wait:
             self._finish_joining(timeout if timeout >= 0 else 1e9, prefix)
-            transactions, group = self.cluster.transactions, self._group
-            while self._is_committed and any(
-                transactions.has_pending_offset(group, place) for place in places
-            ):
+            while self._is_undecided(places):
                 if not wait():
                     raise failure(KafkaError._TIMED_OUT, prefix + "Local: Timed out")
             found = self._request("committed", lambda: self._committed(places), timeout, prefix)
-            self.cluster.groups.answered(group, found)
+            self.cluster.groups.answered(self._group, found)
             return found
+
+    def _is_undecided(self, places: Sequence[Place]) -> bool:
+        """Whether an open transaction holds an offset: committed ones are told when it has ended.
+
+        The broker answers with UNSTABLE_OFFSET_COMMIT, and the client asks again.
+        """
+        pending = self.cluster.transactions.has_pending_offset
+        return self._is_committed and any(pending(self._group, place) for place in places)
 
     def _committed(self, places: Sequence[Place]) -> list[TopicPartition]:
         answer = []

@@ -20,7 +20,9 @@ from kafkamq.types import MarshalType
 
 TOPIC, OUTPUTS, GROUP = "work", "outputs", "group"
 _MAX_PROBLEMS = 20
-_ORDERLY = {end.value for end in (End.RELEASED, End.KEPT, End.PAUSED, End.BEHIND, End.STUCK)}
+_ORDERLY = {
+    end.value for end in (End.RELEASED, End.KEPT, End.PAUSED, End.BEHIND, End.STUCK, End.SHARED)
+}
 
 
 def number_of(value: bytes | None) -> int:

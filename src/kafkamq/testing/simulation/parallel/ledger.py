@@ -1,5 +1,7 @@
 """What handlers did and what the logs say, judged while it happens and at the end.
 
+The order of keys is judged by process, whatever becomes of its partitions meanwhile.
+
 A record is known by the number in its value, so that it stays the same one in dead letters and
 results. It is *done* when its handler has ended well (with results: when the result is committed to
 the log), when its dead letter is in the log, or when it was given up and is to be skipped.
@@ -31,12 +33,7 @@ def number_of(value: bytes | None) -> int:
     return int((value or b"").split(b" ")[1])
 
 
-@dataclass(slots=True)
-class _Order:
-    """What is kept in order, in one assignment."""
-
-    running: Call | None = None
-    waiting: dict[int, int] = field(default_factory=dict)  # offsets that failed, with numbers
+_Waiting = dict[int, int]  # offsets that failed, with numbers: of one order in one assignment
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +42,8 @@ class Call:
 
     assignment: int
     records: Sequence[ParallelRecord]
-    orders: list[_Order | None]
+    holds: list[tuple[str, _Shard]] = field(default_factory=list)  # what its process has at work
+    waiting: list[_Waiting | None] = field(default_factory=list)  # None: in no order
 
 
 class Ledger:
@@ -66,7 +64,9 @@ class Ledger:
         self._assignments: dict[tuple[str, int], int] = {}  # by process and partition
         self._assigned: Counter[int] = Counter()  # by partition: how often
         self._count = 0
-        self._orders: dict[tuple[int, _Shard], _Order] = {}
+        self._waiting: dict[tuple[int, _Shard], _Waiting] = {}
+        # By process, whatever becomes of its partitions: orders, or records that are in none.
+        self._at_work: dict[tuple[str, _Shard], Call] = {}
         self._undecided: list[LogRecord] = []  # results in open transactions
         self._read_to = 0
         self._all_done: dict[int, int] = {}  # by partition: below, all was done when last seen
@@ -141,8 +141,8 @@ class Ledger:
         """A process was told that these went."""
         for _, partition in partitions:
             assignment = self._assignments.pop((process, partition), 0)
-            for (of, _), order in self._orders.items():
-                if of == assignment and order.running is not None:
+            for call in set(self._at_work.values()):
+                if call.assignment == assignment:
                     self.reached["a partition went with a handler at work"] += 1
 
     # ---- handlers
@@ -151,34 +151,35 @@ class Ledger:
         """A handler is called."""
         self._read()
         assignment = self._assignments.get((process, records[0].partition), 0)
-        call = Call(assignment, records, [])
+        call = Call(assignment, records)
         for index, record in enumerate(records):
             assignment = self._assignments.get((process, record.partition), 0)
             if not assignment:
                 self._wrong(f"{record!r} is handled where its partition has gone: {process}")
             shard = self._shard(record)
-            order = None
+            held = process, ("record", number_of(record.value)) if shard is None else shard
+            other = self._at_work.setdefault(held, call)
+            if other is not call:
+                self._wrong(f"{record!r} is handled beside {other.records[0]!r} of its order")
+            call.holds.append(held)
+            waiting = None
             if shard is not None:
-                order = self._orders.setdefault((assignment, shard), _Order())
-                self._judge_begin(record, shard, order, call, records[:index])
-                order.running = call
-                order.waiting.pop(record.offset, None)
-            call.orders.append(order)
+                waiting = self._waiting.setdefault((assignment, shard), {})
+                self._judge_begin(record, shard, waiting, records[:index])
+                waiting.pop(record.offset, None)
+            call.waiting.append(waiting)
         return call
 
     def _judge_begin(
         self,
         record: ParallelRecord,
         shard: _Shard,
-        order: _Order,
-        call: Call,
+        waiting: _Waiting,
         before: Sequence[ParallelRecord],
     ) -> None:
-        if order.running is not None and order.running is not call:
-            self._wrong(f"{record!r} is handled beside {order.running.records[0]!r} of its order")
-        for offset, number in list(order.waiting.items()):
+        for offset, number in list(waiting.items()):
             if self.dead_letters[number]:
-                del order.waiting[offset]  # a dead letter meanwhile
+                del waiting[offset]  # a dead letter meanwhile
             elif offset < record.offset:
                 self._wrong(f"{record!r} is handled though {offset} failed and waits")
         together = {number_of(each.value) for each in before}
@@ -193,10 +194,11 @@ class Ledger:
 
     def end(self, call: Call, *, failed: bool = False, gives_up: bool = False) -> None:
         """A handler has ended: well, or it wants another attempt, or none."""
-        for record, order in zip(call.records, call.orders, strict=True):
+        for held in call.holds:
+            if self._at_work.get(held) is call:
+                del self._at_work[held]
+        for record, waiting in zip(call.records, call.waiting, strict=True):
             number = number_of(record.value)
-            if order is not None and order.running is call:
-                order.running = None
             if not failed:
                 self.ends[number] += 1
                 if self._limits.use is not Use.STREAM:
@@ -205,8 +207,8 @@ class Ledger:
             most = self._limits.max_attempts
             if gives_up or (most is not None and record.attempt >= most):
                 self._gives_up(call, record)
-            if order is not None and not self.is_done(number):
-                order.waiting[record.offset] = number
+            if waiting is not None and not self.is_done(number):
+                waiting[record.offset] = number
 
     def _gives_up(self, call: Call, record: ParallelRecord) -> None:
         number = number_of(record.value)

@@ -216,8 +216,12 @@ class _Run(Stage[Member]):
         from kafkamq.transport.record import TopicPartition
 
         place, end = (TOPIC, partition), self.ledger.log(partition).end
+        # A client tells no position where nothing was read since the assignment: that tells it.
         positions = [
-            each.position([TopicPartition(*place)])[0].offset for each in self.kafka.consumers()
+            each.offset
+            for client in self.kafka.consumers()
+            for each in [*client.position([TopicPartition(*place)]), *client.assignment()]
+            if (each.topic, each.partition) == place
         ]
         # Who was told of a position may stand still, and begin there when Kafka has dropped it;
         # and what a map says of lost records would be taken for others at their places.
