@@ -177,3 +177,26 @@ def test_a_worker_in_order_goes_on_behind_what_was_taken_back(count: int) -> Non
     taken = [record.offset for each in room.queue.take(two) for record in each.records]
     assert taken == list(range(count + 1, 5))
     room.queue.scheduler.check()
+
+
+def test_handlers_that_never_wait_leave_turns_to_others_of_their_loop() -> None:
+    room = Room()
+    count = 30_000
+    room.add("ab" * (count // 2))
+
+    async def handle(record: object) -> None: ...
+
+    async def turns() -> int:
+        loop = asyncio.get_running_loop()
+        pool = LoopExecutor(handling(room, []), HandlerCall(function=handle), 2, loop)
+        pool.start()
+        found = 0
+        while room.committable < count:
+            found += 1
+            await asyncio.sleep(0)
+        room.queue.stop()
+        while not pool.join(0):
+            await asyncio.sleep(0)
+        return found
+
+    assert asyncio.run(turns()) > 5
