@@ -180,7 +180,7 @@ def track_topic(config: ServiceConfig, logs: Logs) -> None:
     """All that the local tracker does, and a copy in a queue's own topic."""
     track(config, logs)
     topic = make_topic(logs)
-    logs.send(1)
+    logs.send(1, value=b"x" * 100_000)  # its START refers to it
     service = Service(logs.bootstrap, config.namespace)
     with service, service.queue("a", topic=topic).consumer() as consumer:
         receive_all(consumer, 1)[0].nack(wait=True)
