@@ -60,6 +60,7 @@ def test_s7_who_released_before_another_claimed_and_went_on_tells_no_position() 
     told.beat(1010, "a", 50)
     told.release(1020, "a", 60)
     told.claims(1021, "b")
+    told.claims(1021, "late")  # it lost the race
     assert told.at(1021).offset == 60
     told.beat(1022, "b", 60)
     told.beat(1050, "b", 80)

@@ -69,7 +69,8 @@ class Contender:
     beat_ms: int  # log clock of its last record
     is_open: bool = True  # False: it has released, or never can hold it again
     offset: int | None = None  # the last that it wrote
-    successor: Owner | None = None  # who claimed it after this one had released it
+    claimed_at: int = -1  # its last claim in the log, and its release
+    released_at: int = -1
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -167,10 +167,7 @@ class SafeRules:
         self._is_new(entry, record)
         if entry.contenders is not None:
             if not self._is_warm() or self._live(entry, self._clock.now_ms):  # S7
-                for contender in entry.contenders.values():
-                    if not contender.is_open:
-                        contender.successor = owner
-                self._note(entry, owner, None)
+                self._note(entry, owner, None).claimed_at = at
                 return False
             entry.offset, max_offset = entry.offsets()
             entry.contenders = None
@@ -190,6 +187,7 @@ class SafeRules:
         if entry.contenders is not None:
             contender = self._note(entry, owner, record.offset)
             contender.is_open = contender is entry.contenders.get(_OTHERS)
+            contender.released_at = at
         if owner != entry.owner or not entry.has_owner:  # S6
             return False
         entry.is_held = False
@@ -290,10 +288,10 @@ class SafeRules:
         """Fold a heartbeat while the owner is not certain."""
         owner = (record.client, record.instance)
         assert entry.contenders is not None, "only where the owner is not certain"
+        claimed_at = self._note(entry, owner, record.offset).claimed_at
         for former, contender in list(entry.contenders.items()):
-            if contender.successor == owner and not contender.is_open:
+            if not contender.is_open and contender.released_at < claimed_at:
                 del entry.contenders[former]
-        self._note(entry, owner, record.offset)
         if owner != entry.owner or not entry.is_held:
             entry.own(owner, at)
         self._renew(entry, record, at, offset=record.offset)
