@@ -40,6 +40,11 @@ def test_r34_many_seeds_tell_the_truth() -> None:
         simulate(seed, draw_token_limits(seed)).require_ok()
 
 
+def test_r05_who_left_amid_a_rebalance_gets_nothing_of_it() -> None:
+    """Nobody asks for anything, no broker answers, and the group's round ends later."""
+    simulate(245, draw_token_limits(245)).require_ok()
+
+
 def test_r34_all_kinds_of_verdicts_count_and_are_refused() -> None:
     simulation = simulate(1, CALM)
     simulation.require_ok()

@@ -393,6 +393,8 @@ class Membership:
 
     def take_assignment(self, member: Member, strategy: str) -> None:
         """The round is complete; the coordinator says what this member gets."""
+        if member is not self._member:  # it has left, or was lost: a late answer is dropped
+            return
         self._is_joining = False
         self._generation = member.epoch
         self._is_eager = strategy != "cooperative-sticky"
