@@ -11,7 +11,14 @@ import pytest
 from confluent_kafka import KafkaError
 from tests.waiting import wait_until, within
 
-from kafkamq import ConfigError, OutgoingDeadLetter, ParallelConsumer, Reject
+from kafkamq import (
+    ConfigError,
+    DeadlineExceededError,
+    OutgoingDeadLetter,
+    ParallelConsumer,
+    Reject,
+)
+from kafkamq.queue.sure_writer import SureWriter
 from kafkamq.testing import MemoryService
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
@@ -119,6 +126,33 @@ def test_dead_letters_of_a_parallel_consumer_go_where_its_own_writer_puts_them(
     first = letters[0]
     assert (first.key, first.queue_id, first.delivery_count) == (b"k0", "g", 1)
     assert (first.reason.value, first.error) == ("rejected", "no good")
+
+
+def test_a_dead_letter_without_an_answer_does_not_keep_what_is_done_from_its_commit(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The consumer leaves its group, too; before, the next member waited for its time-out."""
+
+    def no_answer(*_: object) -> None:
+        raise DeadlineExceededError("no answer")
+
+    def work(record: Any) -> Reject | None:
+        handled.append(record.offset)
+        return Reject("poison") if record.offset == 5 else None
+
+    handled: list[int] = []
+    kafka.fill(6)
+    kafka.is_refusing = True
+    monkeypatch.setattr(SureWriter, "close", no_answer)
+    settings = {"bootstrap_servers": kafka.servers, "group_id": "g", "dead_letter_topic": "dead"}
+    with ParallelConsumer("work", commit_interval=60.0, **settings) as first:
+        first.poll(work)
+        wait_until(lambda: len(handled) == 6)
+    kafka.is_refusing = False
+    with ParallelConsumer("work", **settings) as second:
+        second.poll(work)
+        wait_until(lambda: len(handled) > 6)
+    assert handled == [0, 1, 2, 3, 4, 5, 5]
 
 
 def test_a_writer_that_has_not_written_when_it_returns_keeps_no_dead_letter() -> None:

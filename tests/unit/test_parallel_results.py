@@ -281,6 +281,21 @@ def test_a_record_whose_dead_letter_is_refused_is_not_handled_again_behind_anoth
     assert works.room.queue.held == set()
 
 
+def test_a_record_that_stalls_while_its_dead_letter_is_refused_has_one() -> None:
+    works = Works(max_attempts=1, dead_letter_topic="dead")
+    works.room.add("a")
+    record = works.room.queue.find(works.room.partition, 0)
+    assert record is not None
+    first, second = Written(), Written()
+    works.hold(record, DeadLetterReason.MAX_DELIVERIES, first)
+    works.hold(record, DeadLetterReason.MAX_LEASE, second)
+    assert not second.drop_if_unwanted()
+    first.end(None)
+    assert second.drop_if_unwanted()
+    works.dead_letters.tend()
+    assert works.room.stats.dead_lettered == 1
+
+
 def test_a_letter_that_is_written_before_its_run_is_released_is_the_only_one() -> None:
     works = Works(max_attempts=1, dead_letter_topic="dead")
     refused = Written()

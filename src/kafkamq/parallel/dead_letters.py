@@ -9,10 +9,11 @@ whose partition went, is not written.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict, deque
+from collections import defaultdict
 from dataclasses import replace
 from functools import partial
 
+from kafkamq.errors import KafkaMQError
 from kafkamq.parallel.config import ParallelConfig, tell
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.rules.partitions import PartitionPhase, PartitionState
@@ -41,7 +42,8 @@ class ParallelDeadLetters:
         what = f"a dead letter of group {config.group_id!r}"
         self._writer = letter_writer(config.dead_letter_writer, self._open_producer, what)
         self._held: dict[Written, ParallelRecord] = {}
-        self._kept: deque[tuple[_Partition, ParallelRecord, DeadLetterReason]] = deque()
+        # In the order in which their letters were kept; at most one of each is told.
+        self._kept: dict[ParallelRecord, tuple[_Partition, DeadLetterReason]] = {}
 
     def _open_producer(self) -> ThreadedProducer:
         service = self._config.service
@@ -86,6 +88,7 @@ class ParallelDeadLetters:
         """
         written.is_wanted = lambda: (
             partition.phase is not PartitionPhase.CLOSED
+            and record not in self._kept
             and partition.tracker.is_open(record.offset)
         )
         if reason is not DeadLetterReason.MAX_LEASE:  # whose handler may still end well
@@ -95,13 +98,14 @@ class ParallelDeadLetters:
 
     def tend(self, most: int = _MOST) -> None:
         """Give up the records whose letters are kept, many at once."""
-        kept = [self._kept.popleft() for _ in range(min(most, len(self._kept)))]
+        kept = dict(list(self._kept.items())[:most])
         offsets = defaultdict(list)
-        for partition, record, _ in kept:
+        for record, (partition, _) in kept.items():
             offsets[partition].append(record.offset)
         for partition, given_up in offsets.items():
             self._work_queue.give_up(partition, given_up)
-        for _, record, reason in kept:
+        for record, (_, reason) in kept.items():
+            del self._kept[record]
             self._work_queue.held.discard(record)
             tell_dead_letter(record, reason, self._config, self._stats)
 
@@ -118,7 +122,10 @@ class ParallelDeadLetters:
         for written in list(self._held):
             if written.first.done():
                 written.last.cancel()
-        self._writer.close(timeout_s)
+        try:
+            self._writer.close(timeout_s)
+        except KafkaMQError as error:  # what is done is committed all the same
+            _log.warning("dead letters are not confirmed at the end", extra={"error": str(error)})
         self.tend_all()
 
     def _ended(
@@ -135,7 +142,7 @@ class ParallelDeadLetters:
         # At once, for a worker that puts it back in this moment, behind another that failed.
         if record._failure is not None:
             record._failure = replace(record._failure, is_given_up=True)
-        self._kept.append((partition, record, reason))
+        self._kept.setdefault(record, (partition, reason))
 
 
 def tell_dead_letter(
