@@ -180,11 +180,11 @@ def test_a_commit_without_an_answer_delays_leaving_and_not_closing(
     gate, is_inside = threading.Event(), threading.Event()
     commit = consumer._engine._source.commits.commit
 
-    def slow(commits: list) -> None:
+    def slow(commits: list, *more: object) -> None:
         if any(each.offset == 10 for each in commits):
             is_inside.set()
             assert gate.wait(3600)  # longer than this test may take
-        commit(commits)
+        commit(commits, *more)
 
     monkeypatch.setattr(consumer._engine._source.commits, "commit", slow)
     consumer.poll(Seen())

@@ -302,7 +302,7 @@ def test_r32_what_is_deleted_under_a_batch_is_a_dead_letter_each(
         only(Behaviour.NACKS, 0.5),
         worker=BATCHES,
         tracker=TrackerSettings(batch_share=batch_share, max_actions=2),
-        deletions=30,
+        deletions=60,
     )
     simulation = simulate(seed, limits)
     check(simulation)

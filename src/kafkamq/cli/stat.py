@@ -34,7 +34,10 @@ def stat(
     port: Annotated[
         int | None,
         typer.Option(
-            "--port", min=1, max=65535, help="Also of the worker with this --metrics-port."
+            "--port",
+            min=1,
+            max=65535,
+            help="Show what the worker of this --metrics-port holds.",
         ),
     ] = None,
     host: Host = "localhost",

@@ -58,7 +58,7 @@ class ResultProducer:
         except DeadlineExceededError:
             return False
         except BrokerError as error:
-            if error.code != "_QUEUE_FULL" and not error.is_fatal:
+            if meaning(error) is not Meaning.QUEUE_FULL and not error.is_fatal:
                 raise
             return False
         return True

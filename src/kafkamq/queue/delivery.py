@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from kafkamq.config import wait_seconds
 from kafkamq.errors import DeadlineExceededError
@@ -17,9 +17,8 @@ from kafkamq.transport.record import Record
 from kafkamq.types import ScheduleToken, SentMessage
 
 if TYPE_CHECKING:
-    from kafkamq.queue.sender import Sender
+    from kafkamq.queue.sender import Notes, Sender
 
-Notes: TypeAlias = "deque[tuple[int, float]]"
 _SLICE_S = 0.25  # how often a waiting caller looks for wrong credentials
 _log = logging.getLogger(__name__)
 _lock = threading.Lock()  # of all deliveries: only taken where somebody waits

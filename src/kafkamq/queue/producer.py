@@ -126,16 +126,14 @@ class Producer:
         return deliveries
 
     def _produce_all(self, waiting: list[NewRecord]) -> None:
-        """Queue these in their order, and forget them."""
-        done = 0
-        try:
-            while done < len(waiting):
-                done += self._sender.produce_all(self._topic, waiting[done:])
-                if done < len(waiting):  # it waits for room, or says why it is refused
-                    self._sender.produce(self._topic, *waiting[done])
-                    done += 1
-        finally:
-            waiting.clear()
+        """Queue these in their order; they are forgotten first: an interrupt sends none twice."""
+        records, done = list(waiting), 0
+        waiting.clear()
+        while done < len(records):
+            done += self._sender.produce_all(self._topic, records[done:])
+            if done < len(records):  # it waits for room, or says why it is refused
+                self._sender.produce(self._topic, *records[done])
+                done += 1
 
     def _outgoing(
         self,

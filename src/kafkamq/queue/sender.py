@@ -6,10 +6,10 @@ import atexit
 import logging
 import threading
 from collections import Counter, deque
+from typing import TypeAlias
 
 from kafkamq.errors import KafkaMQError
 from kafkamq.metrics import catalog
-from kafkamq.queue.delivery import Notes
 from kafkamq.queue.namespace import Namespace
 from kafkamq.transport.producer import ThreadedProducer
 from kafkamq.transport.settings import producer_settings
@@ -18,6 +18,7 @@ MAX_QUEUED = 100_000  # librdkafka's queue.buffering.max.messages; reached: send
 MAX_EXIT_S = 10.0  # how long the interpreter's end waits for what was not flushed
 SEND_TIMEOUT_S = 30.0  # how long a send waits while the queue is full
 _FOLD = 1000  # notes of a queue after which they are counted
+Notes: TypeAlias = "deque[tuple[int, float]]"  # of sends: partition and latency in seconds
 _log = logging.getLogger(__name__)
 
 
