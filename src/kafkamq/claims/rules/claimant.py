@@ -64,7 +64,7 @@ class Claimant:
         self.phase = Phase.SEEKING
         self.token = -1  # of the claim; -1: it is not ours
         self.lateness_ms = 0  # of the last heartbeat
-        self.confirmed_position = -1  # of the last heartbeat that was read back; -1: none
+        self.confirmed_position = -1  # of what was read back last; -1: nothing
         self._log = log
         self._peers = peers
         self._steps: list[Step] = []
@@ -459,7 +459,10 @@ class Claimant:
         pending = self._writer.pending
         if pending is not None and 0 <= pending.offset < self._log.next_offset:
             at = claim.renewed_at if self._keeps_claim else claim.released_at
-            self._finish(self._end, is_confirmed=at == pending.offset)
+            is_confirmed = at == pending.offset
+            if is_confirmed:
+                self.confirmed_position = max(self.confirmed_position, pending.position)
+            self._finish(self._end, is_confirmed=is_confirmed)
         elif monotonic_ms >= self._give_up_ms:
             self._finish(self._end)
         elif self._writer.can_write(monotonic_ms):
