@@ -320,6 +320,16 @@ def test_c3_release_is_at_once_when_nothing_is_outstanding() -> None:
     assert world.end() is End.RELEASED
 
 
+def test_c3_release_does_not_wait_for_what_gets_no_verdict() -> None:
+    world = ClaimantWorld()
+    world.go()
+    world.claimant.hand_out(range(2), world.ms)
+    world.claimant.commit(1)
+    world.claimant.release(world.ms, drain_ms=5000)
+    world.claimant.forget(0)
+    assert world.written(world.go()) == ["ReleasingPartition 0"]
+
+
 def test_c3_while_it_drains_it_heartbeats() -> None:
     world = ClaimantWorld()
     world.go()

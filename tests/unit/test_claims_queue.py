@@ -87,6 +87,7 @@ class Claims:
         return self.confirmed
 
     def read(self, timeout: float) -> None: ...
+    def forget(self, message: Claimed) -> None: ...
     def check(self) -> None: ...
     def flush(self, timeout: float) -> None: ...
 
@@ -322,6 +323,22 @@ def test_a_consumer_that_starts_later_gets_its_share(bills: Bills) -> None:
                 return len(seen) >= 2
 
             wait_until(receive_both, "the second consumer has two of four partitions")
+
+
+def test_a_share_is_given_at_once_though_messages_wait_for_their_retries(bills: Bills) -> None:
+    """It waited two intervals, here twenty minutes, for verdicts that could not come."""
+    for partition in range(4):
+        bills.produce(partition, 1)
+    with Service(bills.servers, "slow") as service:
+        queue = service.queue("bills", backend="claims", topic="bills", redelivery_timeout=1200)
+        queue.create_topics()
+        with queue.consumer() as first:
+            for _ in range(4):
+                message = first.receive(within(30))
+                assert message is not None
+                message.nack(delay=600)
+            with queue.consumer() as second:
+                wait_until(lambda: second.receive_many(1, 0.1), "the second has a partition")
 
 
 @pytest.mark.parametrize(

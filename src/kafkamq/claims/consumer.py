@@ -259,6 +259,14 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
             if session.claimant.phase is Phase.DRAINING:
                 self._engine.drive(session)
 
+    def forget(self, message: ClaimedMessage) -> None:
+        """It is dropped without a verdict: the end of its claim does not wait for one."""
+        with self._engine.lock:
+            session = self._claims.sessions.get((message.topic, message.partition))
+            if session is not None and session.claimant.token == message.token:
+                session.claimant.forget(message.offset)
+                self._engine.plan_soon(session)
+
     @contextmanager
     def transaction(self, of: ClaimedMessage | Batch) -> Iterator[Outputs]:
         """Produce to Kafka under a claim: a former owner's transaction is refused by the brokers.

@@ -164,8 +164,9 @@ class ClaimsConsumer(TopicConsumer[_Held]):
     def _again(self, message: _Held, delay_ms: int) -> None:
         partition, claimed = message.place
         with self._changed:
-            if partition.is_over:
-                return  # it is its next owner's
+            if partition.is_over:  # it is its next owner's
+                self._claims.forget(claimed)
+                return
             again: _Held = TopicMessage(
                 self,
                 claimed._record,
@@ -192,6 +193,9 @@ class ClaimsConsumer(TopicConsumer[_Held]):
         if ended is None:
             return
         ended.is_over = True
+        for message in (*self._retries.items(), *self._ready):
+            if message.place[0] is ended:
+                self._claims.forget(message.place[1])
         self._retries.keep(lambda _, message: message.place[0] is not ended)
         if reason not in _GIVEN_BACK:
             del self._partitions[place]

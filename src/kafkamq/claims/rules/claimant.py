@@ -178,6 +178,10 @@ class Claimant:
             raise LeaseLostError(lost_text(self.config, self._end, offset))
         self._work.commit(offset)
 
+    def forget(self, offset: int) -> None:
+        """At least once: no verdict will come, so a release does not wait for it (C3)."""
+        self._work.forget(offset)
+
     def offer(
         self, first_offset: int, next_offset: int, monotonic_ms: int, *, is_wanted: bool = True
     ) -> None:
