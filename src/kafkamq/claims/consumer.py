@@ -166,6 +166,11 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
                 self._engine.changed.wait(timeout)
         self._reader.fill(timeout)
 
+    @property
+    def has_read(self) -> bool:
+        """Messages were read, and wait to be handed out."""
+        return any(self._reader.buffers.values())
+
     def take_read(
         self, n: int, credit_of: Callable[[tuple[str, int]], int]
     ) -> list[ClaimedMessage]:
@@ -209,7 +214,7 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
         left_s = deadline_s - time.monotonic()
         self.read(max(0.0, min(_SLICE_S, left_s)))
         self._turn = self._reader.next_buffer()
-        if self._turn is None and any(self._reader.buffers.values()) and left_s > 0:
+        if self._turn is None and self.has_read and left_s > 0:
             with self._engine.changed:  # commits make room
                 self._engine.changed.wait(min(_SLICE_S, left_s))
         return self._turn is not None or left_s > 0

@@ -120,6 +120,8 @@ class ClaimsConsumer(TopicConsumer[_Held]):
 
     def _is_blocked(self) -> bool:
         """Whether something may be handed out without another one's being read."""
+        if self._claims.has_read:  # then reading does not wait either
+            return True
         if self._retries.next_due_ms() is not None or self.in_flight >= self._queue.max_in_flight:
             return True
         return any(each.open_count >= self._credit for each in self._partitions.values())
