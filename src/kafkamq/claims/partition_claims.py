@@ -169,8 +169,10 @@ class PartitionClaims(Listener):
         prospects = self._prospects(now_s)
         for prospect in self._policy.choose(prospects, now_ms, random_unit=random.random()):
             self._try(prospect)
-        if self._policy.gives(prospects):  # what has least under way
-            session = min(self.sessions.values(), key=lambda each: each.claimant.outstanding)
+        given = self._policy.gives(prospects)
+        able = [session for (topic, _), session in self.held().items() if topic in given]
+        if able:  # what has least under way
+            session = min(able, key=lambda each: each.claimant.outstanding)
             self.release(session, drain_ms=2 * self._engine.interval_ms, reason=End.SHARED)
         asked = self._policy.ask(prospects, now_ms) if self.config.shares else None
         if asked is not None:
