@@ -330,6 +330,17 @@ def test_c3_release_does_not_wait_for_what_gets_no_verdict() -> None:
     assert world.written(world.go()) == ["ReleasingPartition 0"]
 
 
+def test_c3_a_second_release_shortens_the_drain() -> None:
+    """A member that gives a partition to another one is closed, or its group is paused."""
+    world = ClaimantWorld()
+    world.go()
+    world.claimant.hand_out([0], world.ms)
+    world.claimant.release(world.ms, drain_ms=2**62, reason=End.SHARED)
+    assert "ReleasingPartition 0" not in world.written(world.wait(500))
+    world.claimant.release(world.ms)
+    assert "ReleasingPartition 0" in world.written(world.go())
+
+
 def test_c3_while_it_drains_it_heartbeats() -> None:
     world = ClaimantWorld()
     world.go()

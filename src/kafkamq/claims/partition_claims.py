@@ -23,7 +23,7 @@ from kafkamq.claims.rules.steps import (
     Stop,
 )
 from kafkamq.claims.rules.work import may_reclaim
-from kafkamq.claims.session import ClaimSession, Listener
+from kafkamq.claims.session import NEVER_MS, ClaimSession, Listener
 from kafkamq.types import MarshalRecord, MarshalType
 
 _log = logging.getLogger(__name__)
@@ -173,7 +173,7 @@ class PartitionClaims(Listener):
         able = [session for (topic, _), session in self.held().items() if topic in given]
         if able:  # what has least under way
             session = min(able, key=lambda each: each.claimant.outstanding)
-            self.release(session, drain_ms=2 * self._engine.interval_ms, reason=End.SHARED)
+            self.release(session, drain_ms=NEVER_MS, reason=End.SHARED)  # handlers may be slow
         asked = self._policy.ask(prospects, now_ms) if self.config.shares else None
         if asked is not None:
             self._ask(asked, now_s)

@@ -224,6 +224,7 @@ class Claimant:
     ) -> None:
         """Give the partition back (C3); what is under way is awaited."""
         if self._end is not None:
+            self._drain_until_ms = min(self._drain_until_ms, monotonic_ms + drain_ms)
             return
         self._end = End.KEPT if keeps_claim else reason
         self._keeps_claim = keeps_claim
