@@ -13,10 +13,12 @@ from tests.waiting import within
 
 from kafkamq.aio.claims import Admin, Cluster, Consumer
 from kafkamq.claims import init_topic
-from kafkamq.errors import StateError
+from kafkamq.claims.engine import Engine
+from kafkamq.errors import BrokerError, StateError
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
 from kafkamq.transport.memory.faults import UNKNOWN, Fault
+from kafkamq.transport.producer import IdempotentProducer
 
 
 class Sync:
@@ -102,6 +104,29 @@ def test_a_pause_whose_record_was_not_written_is_written_again(servers: str) -> 
             )
             until = await admin.pause(60.0)
             assert not refusals
+            assert await admin.paused_until() == until
+
+    asyncio.run(run())
+
+
+def test_a_pause_that_could_not_even_be_sent_is_sent_again(
+    servers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals: list[int] = []
+    open_writer = Engine.open_writer
+
+    def refuse(engine: Engine) -> IdempotentProducer:
+        if len(refusals) < engine.topic.partitions:
+            refusals.append(1)
+            raise BrokerError("the queue of what is to be sent is full")
+        return open_writer(engine)
+
+    monkeypatch.setattr(Engine, "open_writer", refuse)
+
+    async def run() -> None:
+        async with Cluster(servers, heartbeat_interval=1) as cluster:
+            admin = Admin(cluster, "billing")
+            until = await admin.pause(60.0)
             assert await admin.paused_until() == until
 
     asyncio.run(run())

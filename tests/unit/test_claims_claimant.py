@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from tests.unit.claim_fold import GROUP, TOPIC
 from tests.unit.claimant_world import ClaimantWorld
 
+from kafkamq.claims.held_partitions import HeldPartitions
 from kafkamq.claims.rules.steps import (
     ClaimantConfig,
     Delivery,
@@ -17,6 +23,7 @@ from kafkamq.claims.rules.steps import (
     Stop,
     Write,
 )
+from kafkamq.claims.session import ClaimSession, Listener
 from kafkamq.errors import ConfigError, LeaseLostError
 from kafkamq.types import MarshalRecord, MarshalType
 
@@ -313,6 +320,27 @@ def test_c3_release_is_at_once_when_nothing_is_outstanding() -> None:
     assert world.end() is End.RELEASED
 
 
+def test_c3_release_does_not_wait_for_what_gets_no_verdict() -> None:
+    world = ClaimantWorld()
+    world.go()
+    world.claimant.hand_out(range(2), world.ms)
+    world.claimant.commit(1)
+    world.claimant.release(world.ms, drain_ms=5000)
+    world.claimant.forget(0)
+    assert world.written(world.go()) == ["ReleasingPartition 0"]
+
+
+def test_c3_a_second_release_shortens_the_drain() -> None:
+    """A member that gives a partition to another one is closed, or its group is paused."""
+    world = ClaimantWorld()
+    world.go()
+    world.claimant.hand_out([0], world.ms)
+    world.claimant.release(world.ms, drain_ms=2**62, reason=End.SHARED)
+    assert "ReleasingPartition 0" not in world.written(world.wait(500))
+    world.claimant.release(world.ms)
+    assert "ReleasingPartition 0" in world.written(world.go())
+
+
 def test_c3_while_it_drains_it_heartbeats() -> None:
     world = ClaimantWorld()
     world.go()
@@ -322,6 +350,62 @@ def test_c3_while_it_drains_it_heartbeats() -> None:
     assert world.claimant.phase is Phase.DRAINING
     world.claimant.commit(0)
     assert "ReleasingPartition 1" in world.written(world.go())
+
+
+class Flushing(HeldPartitions):
+    """The holder of one claim; ``meanwhile`` is what happens while a flush waits."""
+
+    def __init__(self, world: ClaimantWorld, meanwhile: Callable[[], object]) -> None:
+        self.waits = 0
+        self._meanwhile = meanwhile
+        session = ClaimSession(world.claimant, 0, Listener(), start=Fetch(0))
+        claims: Any = SimpleNamespace(sessions={session.place: session}, held=dict)
+        if world.claimant.phase is Phase.OWNING:
+            claims.held = lambda: claims.sessions
+        engine: Any = SimpleNamespace(
+            lock=nullcontext(), drive=lambda _: None, wait_until=self._wait_until
+        )
+        self._claims, self._engine = claims, engine
+
+    def _wait_until(self, is_done: Callable[[], bool], *_: object) -> None:
+        while not is_done():
+            self.waits += 1
+            self._meanwhile()
+
+
+@pytest.mark.parametrize("drain_ms", [0, 5000])
+def test_c3_a_flush_waits_for_what_is_given_back(drain_ms: int) -> None:
+    world = ClaimantWorld()
+    world.go()
+    world.claimant.hand_out(range(2), world.ms)
+    world.claimant.commit(0)
+    world.claimant.release(world.ms, drain_ms=drain_ms, reason=End.SHARED)
+    if not drain_ms:
+        world.plan()  # its release is on its way
+    flushing = Flushing(world, lambda: world.wait(10))
+    if drain_ms:
+        flushing.flush()
+    else:
+        with pytest.raises(LeaseLostError):  # nobody ever reads it
+            flushing.flush()
+    assert flushing.waits
+
+
+def test_c3_a_flush_is_done_when_the_release_says_the_position() -> None:
+    world = ClaimantWorld()
+    world.go()
+    world.claimant.hand_out(range(1), world.ms)
+    world.claimant.commit(0)
+
+    def share() -> None:
+        world.claimant.release(world.ms, drain_ms=5000, reason=End.SHARED)
+        (_, release) = world.plan()
+        assert isinstance(release, Write)
+        world.land(release)
+        world.go()
+
+    Flushing(world, share).flush()
+    assert world.end() is End.SHARED
 
 
 def test_c3_a_claim_can_be_kept_for_a_restart() -> None:

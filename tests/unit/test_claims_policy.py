@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import uuid
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.unit.claim_fold import GROUP, TOPIC
+from tests.waiting import wait_until, within
 
+from kafkamq.claims import Cluster, init_topic
+from kafkamq.claims.broker_clock import lease_clock_ms
 from kafkamq.claims.partition_claims import (
     PartitionClaims,
     PartitionClaimsConfig,
@@ -20,6 +24,8 @@ from kafkamq.claims.rules.log import ClaimLog
 from kafkamq.claims.rules.policy import ClaimMode, ClaimPolicy, Prospect
 from kafkamq.claims.rules.steps import ClaimantConfig, End, Fetch, Stop
 from kafkamq.claims.session import ClaimSession
+from kafkamq.transport.clients import open_producer
+from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
 from kafkamq.types import MarshalRecord, MarshalType
 
 
@@ -75,6 +81,14 @@ def test_balanced_asks_who_holds_most_and_two_more() -> None:
     assert balanced.ask(others + held(5, 6), 90_000) is None
 
 
+def test_who_never_gives_is_not_asked_for_ever() -> None:
+    """G7."""
+    balanced = policy(ClaimMode.BALANCED)
+    others = of(OTHER, 0, 1, 2, 3, 4) + of(THIRD, 5, 6, 7)
+    asked = [balanced.ask(others, round_ * 30_000) for round_ in range(4)]
+    assert [each.owner for each in asked if each] == [OTHER, THIRD, OTHER, THIRD]
+
+
 def test_nothing_is_asked_for_beside_what_is_free_nor_beyond_the_limit() -> None:
     """G7."""
     others = of(OTHER, 0, 1, 2)
@@ -105,6 +119,43 @@ def test_balanced_gives_who_asks_and_holds_two_less_one_at_a_time() -> None:
     assert not policy(ClaimMode.GREEDY).gives([*held(1), asked])
     balanced.on_end("t", 7, End.SHARED, 0, was_held=True)
     assert balanced.choose([Prospect("t", 7, is_claimable=True)], 59_999) == []
+
+
+def test_only_of_the_topic_that_was_asked_for_one_is_given() -> None:
+    """G7; else who claims that topic alone never gets one."""
+    asked = Prospect("b", 7, is_ours=True, is_held=True, asker=OTHER)
+    balanced = policy(ClaimMode.BALANCED)
+    assert balanced.gives([*held(1, 2), *held(8, topic="b"), asked]) == {"b"}
+
+
+def test_who_claims_one_topic_gets_its_share_of_a_member_that_claims_two() -> None:
+    """G7; what has least under way is of the other topic."""
+    name = uuid.uuid4().hex
+    servers = f"memory://{name}"
+    for topic in ("a", "b"):
+        cluster_of(servers).create_topic(topic, 3)
+    init_topic(servers, heartbeat_interval=1)
+    producer = open_producer({"bootstrap.servers": servers})
+    for partition in range(3):
+        producer.produce("a", b"", partition=partition)
+    producer.flush(within(30))
+    options: dict[str, Any] = {"claims": "balanced", "release_if_behind": False}
+    with (
+        Cluster(servers, heartbeat_interval=1) as cluster,
+        cluster.member("both", "group").consumer(["a", "b"], **options) as both,
+    ):
+        both.wait_for_claims(6, within(30))
+        messages = [both.receive(within(30)) for _ in range(3)]
+        with cluster.member("one", "group").consumer("a", **options) as one:
+            wait_until(lambda: len(both.claims) == 5)
+            assert sorted(topic for topic, _ in both.claims) == ["a", "a", "b", "b", "b"]
+            given_ms = lease_clock_ms()
+            wait_until(lambda: lease_clock_ms() > given_ms + 2500)  # handlers may be slow
+            for message in messages:
+                assert message is not None
+                message.commit()
+            one.wait_for_claims(1, within(30))
+    forget_cluster(name)
 
 
 def test_balanced_doubles_until_another_was_first() -> None:

@@ -68,6 +68,7 @@ class Claims:
     """In the place of a consumer of claims; ``live`` are the tokens whose commits count."""
 
     is_closed = False
+    has_read = False
 
     def __init__(self, on_claim, on_lost, **_: object) -> None:
         self.on_claim, self.on_lost = on_claim, on_lost
@@ -87,6 +88,7 @@ class Claims:
         return self.confirmed
 
     def read(self, timeout: float) -> None: ...
+    def forget(self, message: Claimed) -> None: ...
     def check(self) -> None: ...
     def flush(self, timeout: float) -> None: ...
 
@@ -322,6 +324,48 @@ def test_a_consumer_that_starts_later_gets_its_share(bills: Bills) -> None:
                 return len(seen) >= 2
 
             wait_until(receive_both, "the second consumer has two of four partitions")
+
+
+def test_a_share_is_given_at_once_though_messages_wait_for_their_retries(bills: Bills) -> None:
+    """It waited two intervals, here twenty minutes, for verdicts that could not come."""
+    for partition in range(4):
+        bills.produce(partition, 1)
+    with Service(bills.servers, "slow") as service:
+        queue = service.queue("bills", backend="claims", topic="bills", redelivery_timeout=1200)
+        queue.create_topics()
+        with queue.consumer() as first:
+            for _ in range(4):
+                message = first.receive(within(30))
+                assert message is not None
+                message.nack(delay=600)
+            with queue.consumer() as second:
+                wait_until(lambda: second.receive_many(1, 0.1), "the second has a partition")
+
+
+def test_who_may_be_handed_no_more_behind_a_slow_message_does_not_spin(
+    bills: Bills, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "MAX_BEHIND", 10)
+    looks: list[float] = []
+    fill = reader.PartitionReader.fill
+
+    def count(each: reader.PartitionReader, timeout_s: float) -> None:
+        looks.append(timeout_s)
+        fill(each, timeout_s)
+
+    bills.produce(0, 20)
+    with bills.queue.consumer(ordering="unordered") as consumer:
+        slow = consumer.receive(within(30))
+        assert slow is not None
+        for _ in range(9):
+            message = consumer.receive(within(30))
+            assert message is not None
+            message.ack()
+        monkeypatch.setattr(reader.PartitionReader, "fill", count)
+        assert consumer.receive_many(1, 0.3) == []
+        assert len(looks) < 100  # it was thousands
+        slow.ack()
+        assert consumer.receive(within(30)) is not None
 
 
 @pytest.mark.parametrize(

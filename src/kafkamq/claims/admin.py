@@ -148,7 +148,7 @@ class Admin:
             for partition in [number for number, at in ends.items() if at < 0]:
                 ends[partition] = _UNDER_WAY
                 engine.send(partition, record, partial(ends.__setitem__, partition))
-            return all(at < logs[number].next_offset for number, at in ends.items())
+            return all(0 <= at < logs[number].next_offset for number, at in ends.items())
 
         engine.wait_until(is_read, timeout_s, f"writing a pause of group {self.group_id}")
 

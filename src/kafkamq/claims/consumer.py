@@ -166,6 +166,11 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
                 self._engine.changed.wait(timeout)
         self._reader.fill(timeout)
 
+    @property
+    def has_read(self) -> bool:
+        """Messages were read, and wait to be handed out."""
+        return any(self._reader.buffers.values())
+
     def take_read(
         self, n: int, credit_of: Callable[[tuple[str, int]], int]
     ) -> list[ClaimedMessage]:
@@ -209,7 +214,7 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
         left_s = deadline_s - time.monotonic()
         self.read(max(0.0, min(_SLICE_S, left_s)))
         self._turn = self._reader.next_buffer()
-        if self._turn is None and any(self._reader.buffers.values()) and left_s > 0:
+        if self._turn is None and self.has_read and left_s > 0:
             with self._engine.changed:  # commits make room
                 self._engine.changed.wait(min(_SLICE_S, left_s))
         return self._turn is not None or left_s > 0
@@ -258,6 +263,14 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
             session.claimant.commit(token.offset)
             if session.claimant.phase is Phase.DRAINING:
                 self._engine.drive(session)
+
+    def forget(self, message: ClaimedMessage) -> None:
+        """It is dropped without a verdict: the end of its claim does not wait for one."""
+        with self._engine.lock:
+            session = self._claims.sessions.get((message.topic, message.partition))
+            if session is not None and session.claimant.token == message.token:
+                session.claimant.forget(message.offset)
+                self._engine.plan_soon(session)
 
     @contextmanager
     def transaction(self, of: ClaimedMessage | Batch) -> Iterator[Outputs]:

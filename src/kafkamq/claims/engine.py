@@ -328,7 +328,7 @@ class Engine:
             session.claimant.on_failed(step.ticket, lease_clock_ms())
         if session.fence is not None and not session.fence.is_usable:
             session.claimant.release(lease_clock_ms(), reason=End.FENCED)
-        self._plan_soon(session)
+        self.plan_soon(session)
 
     def _produce(self, session: ClaimSession, step: Write) -> None:
         def report(offset: int) -> None:
@@ -336,11 +336,11 @@ class Engine:
                 session.claimant.on_failed(step.ticket, lease_clock_ms())
             else:
                 session.claimant.on_written(step.ticket, offset)
-            self._plan_soon(session)
+            self.plan_soon(session)
 
         self.send(session.coordination_partition, step.record, report)
 
-    def _plan_soon(self, session: ClaimSession) -> None:
+    def plan_soon(self, session: ClaimSession) -> None:
         if session in self._sessions:  # others are driven by whoever made them
             self._dirty[session] = None
 

@@ -70,10 +70,15 @@ class HeldPartitions:
         )
 
     def flush(self, timeout: float = 30.0) -> None:
-        """Write the positions of everything that is held, and wait until they stand in the log."""
+        """Write the positions of all that is held, and wait until they stand in the log.
+
+        What is just being given back is waited for as well: its release says the position.
+        """
         with self._engine.lock:
             wanted = {}
-            for session in self._claims.held().values():
+            for session in list(self._claims.sessions.values()):
+                if session.start is None:  # nothing was handed out under it
+                    continue
                 session.claimant.beat_soon(lease_clock_ms())
                 self._engine.drive(session)
                 wanted[session] = session.claimant.position
@@ -83,7 +88,7 @@ class HeldPartitions:
             for session in list(wanted):
                 if session.claimant.confirmed_position >= wanted[session]:
                     del wanted[session]
-                elif session.claimant.phase not in (Phase.OWNING, Phase.DRAINING):
+                elif session.claimant.phase is Phase.OVER:
                     del wanted[session]
                     lost.append(session)
             return not wanted

@@ -23,7 +23,7 @@ from kafkamq.claims.rules.steps import (
     Stop,
 )
 from kafkamq.claims.rules.work import may_reclaim
-from kafkamq.claims.session import ClaimSession, Listener
+from kafkamq.claims.session import NEVER_MS, ClaimSession, Listener
 from kafkamq.types import MarshalRecord, MarshalType
 
 _log = logging.getLogger(__name__)
@@ -169,9 +169,11 @@ class PartitionClaims(Listener):
         prospects = self._prospects(now_s)
         for prospect in self._policy.choose(prospects, now_ms, random_unit=random.random()):
             self._try(prospect)
-        if self._policy.gives(prospects):  # what has least under way
-            session = min(self.sessions.values(), key=lambda each: each.claimant.outstanding)
-            self.release(session, drain_ms=2 * self._engine.interval_ms, reason=End.SHARED)
+        given = self._policy.gives(prospects)
+        able = [session for (topic, _), session in self.held().items() if topic in given]
+        if able:  # what has least under way
+            session = min(able, key=lambda each: each.claimant.outstanding)
+            self.release(session, drain_ms=NEVER_MS, reason=End.SHARED)  # handlers may be slow
         asked = self._policy.ask(prospects, now_ms) if self.config.shares else None
         if asked is not None:
             self._ask(asked, now_s)

@@ -120,6 +120,8 @@ class ClaimsConsumer(TopicConsumer[_Held]):
 
     def _is_blocked(self) -> bool:
         """Whether something may be handed out without another one's being read."""
+        if self._claims.has_read:  # then reading does not wait either
+            return True
         if self._retries.next_due_ms() is not None or self.in_flight >= self._queue.max_in_flight:
             return True
         return any(each.open_count >= self._credit for each in self._partitions.values())
@@ -164,8 +166,9 @@ class ClaimsConsumer(TopicConsumer[_Held]):
     def _again(self, message: _Held, delay_ms: int) -> None:
         partition, claimed = message.place
         with self._changed:
-            if partition.is_over:
-                return  # it is its next owner's
+            if partition.is_over:  # it is its next owner's
+                self._claims.forget(claimed)
+                return
             again: _Held = TopicMessage(
                 self,
                 claimed._record,
@@ -192,6 +195,9 @@ class ClaimsConsumer(TopicConsumer[_Held]):
         if ended is None:
             return
         ended.is_over = True
+        for message in (*self._retries.items(), *self._ready):
+            if message.place[0] is ended:
+                self._claims.forget(message.place[1])
         self._retries.keep(lambda _, message: message.place[0] is not ended)
         if reason not in _GIVEN_BACK:
             del self._partitions[place]

@@ -64,7 +64,7 @@ class Claimant:
         self.phase = Phase.SEEKING
         self.token = -1  # of the claim; -1: it is not ours
         self.lateness_ms = 0  # of the last heartbeat
-        self.confirmed_position = -1  # of the last heartbeat that was read back; -1: none
+        self.confirmed_position = -1  # of what was read back last; -1: nothing
         self._log = log
         self._peers = peers
         self._steps: list[Step] = []
@@ -178,6 +178,10 @@ class Claimant:
             raise LeaseLostError(lost_text(self.config, self._end, offset))
         self._work.commit(offset)
 
+    def forget(self, offset: int) -> None:
+        """At least once: no verdict will come, so a release does not wait for it (C3)."""
+        self._work.forget(offset)
+
     def offer(
         self, first_offset: int, next_offset: int, monotonic_ms: int, *, is_wanted: bool = True
     ) -> None:
@@ -220,6 +224,7 @@ class Claimant:
     ) -> None:
         """Give the partition back (C3); what is under way is awaited."""
         if self._end is not None:
+            self._drain_until_ms = min(self._drain_until_ms, monotonic_ms + drain_ms)
             return
         self._end = End.KEPT if keeps_claim else reason
         self._keeps_claim = keeps_claim
@@ -459,7 +464,10 @@ class Claimant:
         pending = self._writer.pending
         if pending is not None and 0 <= pending.offset < self._log.next_offset:
             at = claim.renewed_at if self._keeps_claim else claim.released_at
-            self._finish(self._end, is_confirmed=at == pending.offset)
+            is_confirmed = at == pending.offset
+            if is_confirmed:
+                self.confirmed_position = max(self.confirmed_position, pending.position)
+            self._finish(self._end, is_confirmed=is_confirmed)
         elif monotonic_ms >= self._give_up_ms:
             self._finish(self._end)
         elif self._writer.can_write(monotonic_ms):

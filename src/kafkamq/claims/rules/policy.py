@@ -12,8 +12,9 @@
 - G7 ``balanced``: a member that finds nothing free, and holds two partitions less than another one,
   asks that one for a partition by a ClaimingMessages record. No reader makes anything else of that,
   as its sender does not hold the partition. Who is asked, and holds two more than the asker, gives
-  one up at a time, and lets it rest as in G6. A member that was too slow itself does
-  not ask for a while.
+  one of that topic up at a time, and lets it rest as in G6. Of several that hold so many the one
+  is asked that was asked least, as some never give. A member that was too slow itself does not ask
+  for a while.
 
 Source: Marshal's Go client, its consumer options (the rules are not in PROTOCOL.md).
 """
@@ -74,6 +75,7 @@ class ClaimPolicy:
         self._broken: set[str] = set()
         self._ask_ms = -(2**62)  # not asked before
         self._asked_with = -1  # how many were ours then
+        self._asked = Counter[Owner]()  # how often, of those that hold something
 
     def on_end(
         self, topic: str, partition: int, reason: End, monotonic_ms: int, *, was_held: bool
@@ -120,22 +122,26 @@ class ClaimPolicy:
             return None
         if monotonic_ms < self._ask_ms and ours <= self._asked_with:
             return None
-        owner, count = Counter(each.owner for each in others).most_common(1)[0]
-        if count < ours + 2:
+        counts = Counter(each.owner for each in others)
+        self._asked = Counter({owner: self._asked[owner] for owner in counts})
+        able = [owner for owner, count in counts.items() if count >= ours + 2]
+        if not able:
             return None
+        owner = min(able, key=lambda each: (self._asked[each], -counts[each]))
+        self._asked[owner] += 1
         self._ask_ms, self._asked_with = monotonic_ms + self._rest_ms // 2, ours
         return next(each for each in others if each.owner == owner)
 
-    def gives(self, prospects: Sequence[Prospect]) -> bool:
-        """G7: whether to give one up for who asks; not while another one comes or goes."""
-        askers = {each.asker for each in prospects if each.asker != _NOBODY}
-        if not askers or self._mode is not ClaimMode.BALANCED:
-            return False
+    def gives(self, prospects: Sequence[Prospect]) -> set[str]:
+        """G7: of which topics one is to be given up; none while another one comes or goes."""
+        asked = [each for each in prospects if each.asker != _NOBODY]
+        if not asked or self._mode is not ClaimMode.BALANCED:
+            return set()
         if any(each.is_ours and not each.is_held for each in prospects):
-            return False
+            return set()
         counts = Counter(each.owner for each in prospects)
         held = sum(each.is_held for each in prospects)
-        return any(held >= counts[asker] + 2 for asker in askers)
+        return {each.topic for each in asked if held >= counts[each.asker] + 2}
 
     def take_broken_topics(self) -> set[str]:
         """G4: topics of which a partition was lost since the last call: give up the others."""

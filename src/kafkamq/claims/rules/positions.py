@@ -53,6 +53,10 @@ class DeliveredOffsets:
             return True
         return offset in self._committed
 
+    def forget(self, offset: int) -> None:
+        """No verdict will come: it is not outstanding, and the position does not pass it."""
+        self._open.discard(offset)
+
     def advance(self) -> bool:
         """Move the position to the first gap; False: it did not move."""
         before = self.position

@@ -122,6 +122,9 @@ class ClaimWork:
         if not self._offsets.commit(offset):
             raise StateError(f"offset {offset} was not handed out, or is committed already")
 
+    def forget(self, offset: int) -> None:
+        self._offsets.forget(offset)
+
     def offer(
         self, first_offset: int, next_offset: int, monotonic_ms: int, *, is_wanted: bool
     ) -> None:
