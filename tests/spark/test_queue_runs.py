@@ -5,6 +5,7 @@ The parts are called as Spark calls them; a broker, but no Spark.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -186,6 +187,33 @@ def test_a_checkpoint_of_another_queue_is_refused(logs: Logs, reader: QueueReade
     finally:
         wrong.stop()
         right.stop()
+
+
+def test_a_checkpoint_of_other_partitions_is_refused(logs: Logs, reader: QueueReader) -> None:
+    """With these the group may stand before startingOffsets, which are of a new queue."""
+    logs.send(2, key=b"emails")
+    starting_at = json.dumps({logs.config.message_topic: {"0": 4}})
+    given = {**OPTIONS, "partitions": "0"}
+    named = parse_source_options({**given, "startingOffsets": starting_at}, logs.config)
+    begin = reader.initialOffset()
+    planned, _ = plan(reader, begin)
+    one, same = (QueueReader(parse_source_options(given, logs.config), SCHEMA) for _ in range(2))
+    later = QueueReader(named, SCHEMA)
+    try:
+        text = "the checkpoint is of partitions 0,1, the query reads 0: name another folder"
+        with pytest.raises(ConfigError, match=text):
+            one.latestOffset(planned, ReadMaxRows(100))
+        with pytest.raises(ConfigError, match=text):
+            one.partitions(begin, planned)
+        assert reader.latestOffset(planned, ReadMaxRows(100)) == planned, "none took over"
+        logs.send(2, key=b"emails")
+        _, tasks = plan(same)
+        assert offsets(rows(same, tasks)) == [2, 3]
+        _, tasks = plan(later)
+        assert offsets(rows(later, tasks)) == [2, 3]
+    finally:
+        for each in (one, same, later):
+            each.stop()
 
 
 def is_latest(owner: QueueOwner) -> bool:

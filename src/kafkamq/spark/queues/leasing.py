@@ -163,7 +163,7 @@ class QueueReader(StreamReader):
         self._pass_s = 0.0  # monotonic; when they are the next time, if no batch is done before
         self._facts_of: NamespaceFacts | None = None
         self._asked_s = 0.0  # monotonic; when the facts were asked for
-        self._is_checked = False
+        self._is_owner = False
         self._gained_s: float | None = None  # monotonic; when it planned its first batch
         self._own = join_key(options.queue_id)
         self._prefix = self._own + b"\0"
@@ -187,6 +187,7 @@ class QueueReader(StreamReader):
         """Where the next batch ends; the one before is done when this is called."""
         self._renew_no_more()
         self._require_own(start)
+        self._require_same_claims(start)
         self._check()
         topic = self.options.topic
         # Workers of the queue may have gone on where an earlier run of the query stopped.
@@ -265,6 +266,7 @@ class QueueReader(StreamReader):
         Spark asks once for each use of a frame; the same batch has the same tasks.
         """
         self._require_own(end)
+        self._require_same_claims(start)
         if self._batch[:2] == (start, end):
             return self._batch[2]
         ranges = self._ranges(start, end)
@@ -396,7 +398,7 @@ class QueueReader(StreamReader):
 
     def _check(self) -> None:
         """No query started later; at first: topics that will do (R23), no worker beside us."""
-        if self._is_checked:
+        if self._is_owner:
             self._owner.check()
             return
         config = self.options.config
@@ -410,7 +412,7 @@ class QueueReader(StreamReader):
                     "reads all of a queue, and both would hand out the same messages; stop them"
                 )
         self._owner.take()
-        self._is_checked = True
+        self._is_owner = True
 
     def _facts(self, max_age_s: float = _FACTS_S) -> NamespaceFacts:
         now_s = time.monotonic()
