@@ -221,8 +221,8 @@ class QueueReader(StreamReader):
         self._begins = self._backlog.begins(starts)
         return found
 
-    def _look(self, wanted: LogRange) -> Iterator[list[Record]]:
-        lossy = not self.options.fail_on_data_loss
+    def _look(self, wanted: LogRange, *, is_done: bool = False) -> Iterator[list[Record]]:
+        lossy = is_done or not self.options.fail_on_data_loss
         return log_reader(self.options.config, is_short=True).read(wanted, skips_lost=lossy)
 
     def _waiting(self, record: Record) -> Waiting | None:
@@ -291,13 +291,17 @@ class QueueReader(StreamReader):
         self._batch = start, end, tasks
         return tasks
 
-    def _messages(self, ranges: Iterable[LogRange]) -> list[Waiting]:
-        """The queue's messages in these ranges; they are read where this process did not look."""
+    def _messages(self, ranges: Iterable[LogRange], *, is_done: bool = False) -> list[Waiting]:
+        """The queue's messages in these ranges; they are read where this process did not look.
+
+        Where Spark knows the batch to be done, its messages may have been deleted since.
+        """
         found: list[Waiting] = []
         for each in ranges:
             known = self._backlog.messages(each.partition, each.start, each.end)
             if known is None:
-                read = (self._waiting(one) for records in self._look(each) for one in records)
+                chunks = self._look(each, is_done=is_done)
+                read = (self._waiting(one) for records in chunks for one in records)
                 known = [one for one in read if one is not None]
             found += known
         return found
@@ -381,7 +385,7 @@ class QueueReader(StreamReader):
         if ranges:
             plan = self._plan_of(end, is_repeated=True)
             starter = Starter(plan, ranges, self.options, marker_log(self.options.config))
-            starter.start(self._messages(ranges), lambda *_: 0)
+            starter.start(self._messages(ranges, is_done=True), lambda *_: 0)
         self._batch = {}, end, []
 
     def _renew_no_more(self) -> None:
