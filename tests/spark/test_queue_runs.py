@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
@@ -29,6 +29,7 @@ from tests.spark.test_queue_reader import (
     plan,
     repeat,
     rows,
+    starts,
     tasks_of,
 )
 from tests.waiting import wait_until, within
@@ -36,8 +37,10 @@ from tests.waiting import wait_until, within
 from kafkamq.errors import ConfigError, FencedError, StateError
 from kafkamq.queue.names import group_of
 from kafkamq.queue.wire.partitions import marker_partition
+from kafkamq.spark.marker_log import MarkerLog
 from kafkamq.spark.options import parse_source_options
 from kafkamq.spark.queues import position as queue_position
+from kafkamq.spark.queues import starting
 from kafkamq.spark.queues.acks import AckSettings
 from kafkamq.spark.queues.committing import CommitSettings, commit_slots
 from kafkamq.spark.queues.leasing import QueueReader
@@ -124,6 +127,37 @@ def test_a_query_that_was_paused_does_not_set_the_position_back(
         end(logs, rows(later, tasks))
         later.latestOffset(after, ReadMaxRows(100))
         assert position(logs) == 7, "the later one goes on"
+    finally:
+        later.stop()
+
+
+def test_a_query_that_was_paused_before_its_starts_writes_none(
+    logs: Logs, reader: QueueReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R5: its look is old by then, and what its successor has acked since may be forgotten."""
+    logs.send(2, key=b"emails")
+    begin = reader.initialOffset()
+    planned = reader.latestOffset(begin, ReadMaxRows(100))
+    later = QueueReader(reader.options, SCHEMA)
+    clock_ms, looks = starting.monotonic_ms, MarkerLog.ends
+
+    def works() -> None:
+        end(logs, rows(later, tasks_of(later, begin, planned)))
+        monkeypatch.setattr(starting, "monotonic_ms", lambda: clock_ms() + 60_000)
+
+    pauses = [works]
+
+    def ends(log: MarkerLog, partitions: Sequence[int]) -> dict[int, int]:
+        found = looks(log, partitions)
+        while pauses:
+            pauses.pop()()
+        return found
+
+    monkeypatch.setattr(MarkerLog, "ends", ends)
+    try:
+        with pytest.raises(FencedError, match=r"another query started on it later \(epoch 2"):
+            reader.partitions(begin, planned)
+        assert starts(logs) == {0: 1, 1: 1}
     finally:
         later.stop()
 

@@ -281,7 +281,7 @@ class QueueReader(StreamReader):
         self._keep_alive = KeepAlive(
             log, plan.consumer_id, plan.routes(ranges), self._acknowledge, until_s
         )
-        starter = Starter(plan, ranges, self.options, log)
+        starter = Starter(plan, ranges, self.options, log, self._check)
         handed = starter.start(self._messages(ranges))
         self._keep_alive.named = starter.held
         tasks = [
@@ -384,7 +384,8 @@ class QueueReader(StreamReader):
                 ranges.append(LogRange(self.options.topic, number, begin, known[number]))
         if ranges:
             plan = self._plan_of(end, is_repeated=True)
-            starter = Starter(plan, ranges, self.options, marker_log(self.options.config))
+            log = marker_log(self.options.config)
+            starter = Starter(plan, ranges, self.options, log, self._check)
             starter.start(self._messages(ranges, is_done=True), lambda *_: 0)
         self._batch = {}, end, []
 
