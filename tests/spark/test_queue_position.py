@@ -59,6 +59,12 @@ def forget(logs: Logs) -> None:
     delete_group(logs.bootstrap, group_of(logs.config, "emails"))
 
 
+def delete_to(logs: Logs, offset: int) -> None:
+    place = TopicPartition(logs.config.message_topic, 0, offset)
+    admin = AdminClient({"bootstrap.servers": logs.bootstrap})
+    admin.delete_records([place])[place].result(within(30))
+
+
 def topic_id(logs: Logs) -> bytes:
     with Admin(logs.config) as admin:
         return admin.require_topic(logs.config.message_topic).topic_id
@@ -137,9 +143,7 @@ def test_a_quiet_queue_outlives_the_messages_of_others(
     end(logs, rows(query, tasks))
     logs.send(5, key=b"others")
     assert query.latestOffset(planned, ReadMaxRows(100)) == planned, "they are no batch"
-    place = TopicPartition(logs.config.message_topic, 0, 6)
-    admin = AdminClient({"bootstrap.servers": logs.bootstrap})
-    admin.delete_records([place])[place].result(within(30))
+    delete_to(logs, 6)
     logs.send(1, key=b"emails", value=b"mine")
     if goes_on_as == "worker":
         query.stop()
@@ -157,6 +161,25 @@ def test_a_quiet_queue_outlives_the_messages_of_others(
     assert query.latestOffset(planned, ReadMaxRows(100)) == planned
     _, tasks = plan(start(logs, queries))
     assert tasks == [], "nor is it behind the batch"
+
+
+def test_a_batch_that_was_done_may_be_deleted_before_the_next_start(
+    logs: Logs, queries: list[QueueReader]
+) -> None:
+    """Nothing is missing: its query ended before it committed how far the queue is done."""
+    logs.send(3, key=b"emails")
+    query = start(logs, queries)
+    planned, tasks = plan(query)
+    end(logs, rows(query, tasks))
+    query.stop()
+    delete_to(logs, 3)
+    logs.send(1, key=b"emails")
+    planned, tasks = plan(start(logs, queries), planned)
+    assert offsets(rows(queries[-1], tasks)) == [3]
+    logs.send(1, key=b"emails")
+    delete_to(logs, 5)
+    with pytest.raises(DataLossError, match="1 records are gone"):
+        start(logs, queries).latestOffset(planned, ReadMaxRows(100))
 
 
 def test_the_position_in_a_topic_is_not_that_in_the_one_recreated(

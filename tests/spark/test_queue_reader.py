@@ -38,6 +38,7 @@ from kafkamq.queue.namespace import Namespace, NamespaceFacts
 from kafkamq.queue.wire.partitions import marker_partition
 from kafkamq.spark.marker_log import marker_log
 from kafkamq.spark.options import parse_source_options
+from kafkamq.spark.queues import starting
 from kafkamq.spark.queues.acks import AckSettings, find_late, read_verdicts
 from kafkamq.spark.queues.committing import CommitSettings, commit_slots
 from kafkamq.spark.queues.ending import write_ends
@@ -235,6 +236,7 @@ def _started(
     *,
     tells: bool = True,
     share: Callable[[int, int], int] = handed_out,
+    check: Callable[[], None] = lambda: None,
 ) -> Handed:
     """What a run of a batch of all messages in partition 0 hands out."""
     topic = logs.config.message_topic
@@ -245,7 +247,7 @@ def _started(
     plan_of_run = StartPlan(
         consumer_id=f"{PLAN}{run}", facts=facts, marker_ends={}, is_repeated=run > 0
     )
-    starter = Starter(plan_of_run, [wanted], reader.options, marker_log(logs.config))
+    starter = Starter(plan_of_run, [wanted], reader.options, marker_log(logs.config), check)
     read = log_reader(logs.config).read(wanted)
     return starter.start([Waiting.of(each) for records in read for each in records], share)
 
@@ -332,6 +334,30 @@ def test_a_tracker_that_is_quicker_than_a_start(logs: Logs, reader: QueueReader)
     ]
     assert voided == [0]
     assert offsets_of(_started(logs, reader, 2)) == [1], "which is no verdict"
+
+
+@pytest.mark.parametrize("has_batches", [True, False])
+def test_what_was_done_while_a_run_stood_still_before_its_starts(
+    logs: Logs, monkeypatch: pytest.MonkeyPatch, has_batches: bool
+) -> None:
+    """R5: it looks again; the END may be forgotten (R12), and its START would be tracked."""
+    options = {**OPTIONS, "batchMarkers": str(has_batches).lower()}
+    reader = QueueReader(parse_source_options(options, logs.config), SCHEMA)
+    logs.send(3, key=b"emails")
+    clock_ms, checks = starting.monotonic_ms, list[int]()
+
+    def pauses(count: int, runs: int) -> int:
+        for offset in (0, 2):
+            one = MessageId(0, offset, Namespace(logs.config).facts().message_topic_id, 1)
+            logs.start(one, key=b"emails", consumer="worker")
+            logs.end(one, consumer="worker")
+        monkeypatch.setattr(starting, "monotonic_ms", lambda: clock_ms() + 60_000)
+        return count
+
+    handed = _started(logs, reader, 0, share=pauses, check=lambda: checks.append(1))
+    assert offsets_of(handed) == [1]
+    assert starts(logs) == {0: 1, 1: 1, 2: 1}
+    assert len(checks) == 1, "and whether another query has started"
 
 
 def test_a_lease_that_ended_before_its_message_was_started_again(

@@ -5,8 +5,9 @@ The parts are called as Spark calls them; a broker, but no Spark.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
@@ -28,6 +29,7 @@ from tests.spark.test_queue_reader import (
     plan,
     repeat,
     rows,
+    starts,
     tasks_of,
 )
 from tests.waiting import wait_until, within
@@ -35,8 +37,10 @@ from tests.waiting import wait_until, within
 from kafkamq.errors import ConfigError, FencedError, StateError
 from kafkamq.queue.names import group_of
 from kafkamq.queue.wire.partitions import marker_partition
+from kafkamq.spark.marker_log import MarkerLog
 from kafkamq.spark.options import parse_source_options
 from kafkamq.spark.queues import position as queue_position
+from kafkamq.spark.queues import starting
 from kafkamq.spark.queues.acks import AckSettings
 from kafkamq.spark.queues.committing import CommitSettings, commit_slots
 from kafkamq.spark.queues.leasing import QueueReader
@@ -127,6 +131,37 @@ def test_a_query_that_was_paused_does_not_set_the_position_back(
         later.stop()
 
 
+def test_a_query_that_was_paused_before_its_starts_writes_none(
+    logs: Logs, reader: QueueReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R5: its look is old by then, and what its successor has acked since may be forgotten."""
+    logs.send(2, key=b"emails")
+    begin = reader.initialOffset()
+    planned = reader.latestOffset(begin, ReadMaxRows(100))
+    later = QueueReader(reader.options, SCHEMA)
+    clock_ms, looks = starting.monotonic_ms, MarkerLog.ends
+
+    def works() -> None:
+        end(logs, rows(later, tasks_of(later, begin, planned)))
+        monkeypatch.setattr(starting, "monotonic_ms", lambda: clock_ms() + 60_000)
+
+    pauses = [works]
+
+    def ends(log: MarkerLog, partitions: Sequence[int]) -> dict[int, int]:
+        found = looks(log, partitions)
+        while pauses:
+            pauses.pop()()
+        return found
+
+    monkeypatch.setattr(MarkerLog, "ends", ends)
+    try:
+        with pytest.raises(FencedError, match=r"another query started on it later \(epoch 2"):
+            reader.partitions(begin, planned)
+        assert starts(logs) == {0: 1, 1: 1}
+    finally:
+        later.stop()
+
+
 def test_a_query_ends_where_workers_join(
     logs: Logs, reader: QueueReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +221,33 @@ def test_a_checkpoint_of_another_queue_is_refused(logs: Logs, reader: QueueReade
     finally:
         wrong.stop()
         right.stop()
+
+
+def test_a_checkpoint_of_other_partitions_is_refused(logs: Logs, reader: QueueReader) -> None:
+    """With these the group may stand before startingOffsets, which are of a new queue."""
+    logs.send(2, key=b"emails")
+    starting_at = json.dumps({logs.config.message_topic: {"0": 4}})
+    given = {**OPTIONS, "partitions": "0"}
+    named = parse_source_options({**given, "startingOffsets": starting_at}, logs.config)
+    begin = reader.initialOffset()
+    planned, _ = plan(reader, begin)
+    one, same = (QueueReader(parse_source_options(given, logs.config), SCHEMA) for _ in range(2))
+    later = QueueReader(named, SCHEMA)
+    try:
+        text = "the checkpoint is of partitions 0,1, the query reads 0: name another folder"
+        with pytest.raises(ConfigError, match=text):
+            one.latestOffset(planned, ReadMaxRows(100))
+        with pytest.raises(ConfigError, match=text):
+            one.partitions(begin, planned)
+        assert reader.latestOffset(planned, ReadMaxRows(100)) == planned, "none took over"
+        logs.send(2, key=b"emails")
+        _, tasks = plan(same)
+        assert offsets(rows(same, tasks)) == [2, 3]
+        _, tasks = plan(later)
+        assert offsets(rows(later, tasks)) == [2, 3]
+    finally:
+        for each in (one, same, later):
+            each.stop()
 
 
 def is_latest(owner: QueueOwner) -> bool:

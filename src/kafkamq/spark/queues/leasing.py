@@ -163,7 +163,7 @@ class QueueReader(StreamReader):
         self._pass_s = 0.0  # monotonic; when they are the next time, if no batch is done before
         self._facts_of: NamespaceFacts | None = None
         self._asked_s = 0.0  # monotonic; when the facts were asked for
-        self._is_checked = False
+        self._is_owner = False
         self._gained_s: float | None = None  # monotonic; when it planned its first batch
         self._own = join_key(options.queue_id)
         self._prefix = self._own + b"\0"
@@ -187,6 +187,7 @@ class QueueReader(StreamReader):
         """Where the next batch ends; the one before is done when this is called."""
         self._renew_no_more()
         self._require_own(start)
+        self._require_same_claims(start)
         self._check()
         topic = self.options.topic
         # Workers of the queue may have gone on where an earlier run of the query stopped.
@@ -220,8 +221,8 @@ class QueueReader(StreamReader):
         self._begins = self._backlog.begins(starts)
         return found
 
-    def _look(self, wanted: LogRange) -> Iterator[list[Record]]:
-        lossy = not self.options.fail_on_data_loss
+    def _look(self, wanted: LogRange, *, is_done: bool = False) -> Iterator[list[Record]]:
+        lossy = is_done or not self.options.fail_on_data_loss
         return log_reader(self.options.config, is_short=True).read(wanted, skips_lost=lossy)
 
     def _waiting(self, record: Record) -> Waiting | None:
@@ -265,6 +266,7 @@ class QueueReader(StreamReader):
         Spark asks once for each use of a frame; the same batch has the same tasks.
         """
         self._require_own(end)
+        self._require_same_claims(start)
         if self._batch[:2] == (start, end):
             return self._batch[2]
         ranges = self._ranges(start, end)
@@ -279,7 +281,7 @@ class QueueReader(StreamReader):
         self._keep_alive = KeepAlive(
             log, plan.consumer_id, plan.routes(ranges), self._acknowledge, until_s
         )
-        starter = Starter(plan, ranges, self.options, log)
+        starter = Starter(plan, ranges, self.options, log, self._check)
         handed = starter.start(self._messages(ranges))
         self._keep_alive.named = starter.held
         tasks = [
@@ -289,13 +291,17 @@ class QueueReader(StreamReader):
         self._batch = start, end, tasks
         return tasks
 
-    def _messages(self, ranges: Iterable[LogRange]) -> list[Waiting]:
-        """The queue's messages in these ranges; they are read where this process did not look."""
+    def _messages(self, ranges: Iterable[LogRange], *, is_done: bool = False) -> list[Waiting]:
+        """The queue's messages in these ranges; they are read where this process did not look.
+
+        Where Spark knows the batch to be done, its messages may have been deleted since.
+        """
         found: list[Waiting] = []
         for each in ranges:
             known = self._backlog.messages(each.partition, each.start, each.end)
             if known is None:
-                read = (self._waiting(one) for records in self._look(each) for one in records)
+                chunks = self._look(each, is_done=is_done)
+                read = (self._waiting(one) for records in chunks for one in records)
                 known = [one for one in read if one is not None]
             found += known
         return found
@@ -378,8 +384,9 @@ class QueueReader(StreamReader):
                 ranges.append(LogRange(self.options.topic, number, begin, known[number]))
         if ranges:
             plan = self._plan_of(end, is_repeated=True)
-            starter = Starter(plan, ranges, self.options, marker_log(self.options.config))
-            starter.start(self._messages(ranges), lambda *_: 0)
+            log = marker_log(self.options.config)
+            starter = Starter(plan, ranges, self.options, log, self._check)
+            starter.start(self._messages(ranges, is_done=True), lambda *_: 0)
         self._batch = {}, end, []
 
     def _renew_no_more(self) -> None:
@@ -396,7 +403,7 @@ class QueueReader(StreamReader):
 
     def _check(self) -> None:
         """No query started later; at first: topics that will do (R23), no worker beside us."""
-        if self._is_checked:
+        if self._is_owner:
             self._owner.check()
             return
         config = self.options.config
@@ -410,7 +417,7 @@ class QueueReader(StreamReader):
                     "reads all of a queue, and both would hand out the same messages; stop them"
                 )
         self._owner.take()
-        self._is_checked = True
+        self._is_owner = True
 
     def _facts(self, max_age_s: float = _FACTS_S) -> NamespaceFacts:
         now_s = time.monotonic()

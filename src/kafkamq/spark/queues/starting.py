@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from kafkamq.markers.rules.batching import gather, oldest_by_reference_ms
 from kafkamq.markers.rules.handout import expires_at_ms, has_expired, is_last_delivery
 from kafkamq.markers.rules.hold import DUE
+from kafkamq.markers.rules.pipeline import MAX_AGE_MS
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.wire.markers import (
     MAX_MARKER_BYTES,
@@ -44,6 +45,7 @@ from kafkamq.queue.wire.partitions import CHUNK_OFFSETS, marker_key, marker_part
 from kafkamq.spark.marker_log import MarkerLog, Place
 from kafkamq.spark.options import AcknowledgeOptions, SourceOptions
 from kafkamq.spark.queues.tokens import ENDED, NACKED
+from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.log_reader import LogRange, Record, log_reader
 from kafkamq.transport.record import LOG_APPEND_TIME, headers_of
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome, expand
@@ -199,12 +201,24 @@ _Started = tuple[Waiting, Place, bool]  # whether its START refers to it
 class Starter:
     """One run of one batch; one owner thread.
 
+    Args:
+        plan: What holds for the run.
+        ranges: Where its messages are.
+        options: Those of the stream.
+        log: Where markers are read and written.
+        check: Raises where another query has started later.
+
     Attributes:
         held: What it holds when it has STARTed: by marker partition.
     """
 
     def __init__(
-        self, plan: StartPlan, ranges: Sequence[LogRange], options: SourceOptions, log: MarkerLog
+        self,
+        plan: StartPlan,
+        ranges: Sequence[LogRange],
+        options: SourceOptions,
+        log: MarkerLog,
+        check: Callable[[], None],
     ) -> None:
         acknowledge = options.acknowledge
         assert acknowledge is not None, "a stream that acknowledges"
@@ -214,39 +228,55 @@ class Starter:
         self._options = options
         self._acknowledge: AcknowledgeOptions = acknowledge
         self._log = log
+        self._check = check
         # Of all runs of this batch; of all batches, where an earlier release planned it.
         self._consumers = plan.consumer_id.rpartition("-")[0] + "-"
         self._queue_key = join_key(options.queue_id)
         self._history = _History()
         self._read_to: dict[int, int] = {}
+        self._looked_ms = 0  # monotonic; no later than the last look at all markers
+        self._handed: Handed = {}
         self._logs: dict[tuple[bytes, int], tuple[bytes, int]] = {}
 
     def start(
         self, messages: Sequence[Waiting], share: Callable[[int, int], int] = handed_out
     ) -> Handed:
         """START what is open; returns what tasks are to hand out."""
+        self._looked_ms = monotonic_ms()
         self._read_to = self._read_history(self._plan.marker_ends)
-        history, handed = self._history, Handed()
-        open_ = []
-        for one in messages:
-            self._name(one)
-            if one.place in history.verdicts:
-                self._hand_out(handed, one, self._verdict(one))
-            elif not history.is_elsewhere(one.place):
-                open_.append(one)
+        history, open_ = self._history, self._open(messages)
         count = share(len(open_), len(history.runs))
         # Before what may kill the process: nothing looks for these behind the batch (R5).
         unread = [one for one in open_[count:] if one.place not in history.started]
         self._start(unread, self._plan.consumer_id + LEFT)
-        started = self._look_again(self._start(open_[:count], self._plan.consumer_id), handed)
+        started = self._look_again(self._start(open_[:count], self._plan.consumer_id))
         dropped = self._settled_before(started)
         alive = [each for each in started if each[0].place not in dropped]
         dropped |= self._expired(alive)
         for one, place, is_reference in alive:
             if one.place not in dropped:
-                self._hand_out(handed, one, place, is_reference)
+                self._hand_out(one, place, is_reference)
                 self.held.setdefault(one.route, []).append(one)
-        return handed
+        return self._handed
+
+    def _open(self, messages: Iterable[Waiting]) -> list[Waiting]:
+        """Names these, and hands out what has its verdict; returns what is to be STARTed."""
+        history, open_ = self._history, []
+        for one in messages:
+            self._name(one)
+            if one.place in history.verdicts:
+                self._hand_out(one, self._verdict(one))
+            elif not history.is_elsewhere(one.place):
+                open_.append(one)
+        return open_
+
+    def _still_open(self, messages: Sequence[Waiting]) -> list[Waiting]:
+        """R5: no START by an old look. What was acked since may be forgotten (R12) by now."""
+        if messages and monotonic_ms() - self._looked_ms > MAX_AGE_MS:
+            self._looked_ms = monotonic_ms()
+            self._check()
+            self._read_to |= self._read_history(self._read_to)
+        return self._open(messages)
 
     def _name(self, one: Waiting) -> None:
         begun = self._history.started.get(one.place)
@@ -261,12 +291,11 @@ class Starter:
     def _verdict(self, one: Waiting) -> Place:
         return Place(NACKED if self._history.verdicts[one.place] else ENDED, 0)
 
-    @staticmethod
-    def _hand_out(handed: Handed, one: Waiting, at: Place, is_reference: bool = False) -> None:
+    def _hand_out(self, one: Waiting, at: Place, is_reference: bool = False) -> None:
         start = Start(one.log[0], one.route, at.offset, at.timestamp_ms, is_reference)
-        handed.setdefault(one.partition, {}).setdefault(start, []).append(one.offset)
+        self._handed.setdefault(one.partition, {}).setdefault(start, []).append(one.offset)
 
-    def _look_again(self, started: Sequence[_Started], handed: Handed) -> list[_Started]:
+    def _look_again(self, started: Sequence[_Started]) -> list[_Started]:
         """Read on up to these STARTs; returns those that still were without a verdict.
 
         A transaction that was committed just now may hide verdicts at the first look.
@@ -278,13 +307,14 @@ class Starter:
         # Up to the STARTs, beyond whatever transaction is still open there.
         behind: dict[int, int] = {}
         for one, place, _ in started:
-            behind[one.route] = max(behind.get(one.route, 0), place.offset + 1)
+            known = behind.get(one.route, self._read_to.get(one.route, 0))
+            behind[one.route] = max(known, place.offset + 1)
         self._read_to |= self._read_history(self._read_to, behind)
         open_ = []
         for each in started:
             one = each[0]
             if one.place in history.verdicts:
-                self._hand_out(handed, one, self._verdict(one))
+                self._hand_out(one, self._verdict(one))
             else:
                 open_.append(each)
         return open_
@@ -331,8 +361,7 @@ class Starter:
             # R28: a report tells the time.
             started += self._start_alone(left[:1], encoder)
             left = left[1:]
-        alone, named = self._shared_out(left)
-        started += self._start_alone(alone, encoder)
+        alone, named = self._shared_out(self._still_open(left))
         markers, members = [], []
         for route, of_route in named.items():
             for batches, each in gather(of_route):
@@ -341,7 +370,7 @@ class Starter:
                 members.append(each)
         for each, place in zip(members, self._log.write(markers), strict=True):
             started += [(one, place, True) for one in each]
-        return started
+        return started + self._start_alone(alone, encoder)
 
     def _shared_out(
         self, messages: Iterable[Waiting]
@@ -375,12 +404,14 @@ class Starter:
             lossy = not self._options.fail_on_data_loss
             reader = log_reader(self._options.config, is_short=True)
             for records in reader.read(wanted, skips_lost=lossy):
-                found = [(of[each.offset()], each) for each in records if each.offset() in of]
+                found = {each.offset(): each for each in records if each.offset() in of}
+                open_ = self._still_open([of[offset] for offset in found])
+                starts = [self._encode(one, found[one.offset], encoder) for one in open_]
                 markers = [
-                    (one.route, marker_key(*one.place), self._encode(one, record, encoder))
-                    for one, record in found
+                    (one.route, marker_key(*one.place), start)
+                    for one, start in zip(open_, starts, strict=True)
                 ]
-                for (one, _), place in zip(found, self._log.write(markers), strict=True):
+                for one, place in zip(open_, self._log.write(markers), strict=True):
                     started.append((one, place, False))
         return started
 

@@ -109,7 +109,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         if known != wanted:  # one that it does not name would be read from offset 0
             raise of_another("partitions", known, wanted)
-        claimed = options.starting.get(topic, {}) if isinstance(options.starting, dict) else {}
+        # A queue begins where its group is, wherever that is.
+        starting = None if options.acknowledge else options.starting
+        claimed = starting.get(topic, {}) if isinstance(starting, dict) else {}
         for number, at in start[topic].items():
             if int(at) < claimed.get(number, 0):
                 raise ConfigError(
