@@ -35,18 +35,19 @@ KEYS = [LedgerKey.of_markers(CONFIG, number) for number in range(2)]
 
 @dataclass
 class Batch:
-    """What a query has folded, as ``foreachBatch`` gives it: one row, of partition 0."""
+    """What a query has folded, as ``foreachBatch`` gives it: one row."""
 
     logs: Logs
     epoch: int = 1
     is_due: bool = True
     position: int | None = None
+    partition: int = 0
 
     def collect(self) -> list[dict[str, object]]:
         tracker = self.logs.fold()
         status = TrackerStatus(
             topic=CONFIG.marker_topic,
-            partition=0,
+            partition=self.partition,
             engine=ENGINE,
             epoch=self.epoch,
             clock_ms=tracker.clock_ms,
@@ -223,6 +224,28 @@ def test_an_added_partition_is_adopted_behind_what_it_holds(
     settling.adopt(1)
     found = read_positions(CONFIG, KEYS[1:])[KEYS[1]]
     assert (found.engine, found.epoch, found.position) == (ENGINE, 1, 0)
+
+
+def test_an_added_partition_has_one_client_of_its_ledger(logs: Logs, settling: RowSettling) -> None:
+    """Two in a process would fence each other, as a later start does (R22)."""
+    logs.cluster.add_partitions(CONFIG.marker_topic, 2)
+    batches = iter(range(1000))
+
+    def position() -> int | None:
+        run(settling, next(batches), logs=logs, is_due=False, position=5, partition=1)
+        found = read_positions(CONFIG, KEYS[1:]).get(KEYS[1])
+        return None if found is None else found.position
+
+    asked = Counter[str]()
+
+    def plan(kind: str, *_: object) -> None:
+        asked[kind] += 1
+
+    logs.cluster.faults.plan = plan
+    assert position() is None
+    settling.adopt(1)
+    wait_until(lambda: position() == 5)
+    assert asked["init_transactions"] == 1
 
 
 def test_a_claim_leaves_its_ledgers_open(logs: Logs, settling: RowSettling) -> None:
