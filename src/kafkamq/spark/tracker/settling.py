@@ -230,11 +230,7 @@ class RowSettling:
             batch=row.status.batch,
             timeout_s=_SETTLE_S,
         )
-        try:
-            return actions, self._settlers.run(ledger, settle)
-        finally:
-            if self._is_closed:
-                ledger.close()
+        return actions, self._settlers.run(ledger, settle)
 
     def _settled(
         self,
@@ -272,16 +268,14 @@ class RowSettling:
             self._is_closed = True
             self._changed.notify_all()
         deadline_s = time.monotonic() + _CLOSE_S
-        with suppress(KafkaMQError):
-            while self._workers.running and time.monotonic() < deadline_s:
+        while self._workers.running and time.monotonic() < deadline_s:
+            with suppress(KafkaMQError):  # one for each partition, when another start owns them
                 self._workers.deliver(0.1)
         while self.is_reading and time.monotonic() < deadline_s:  # else Spark logs how it breaks
             time.sleep(0.05)
         self._workers.close()
-        for part in self._partitions.values():
-            if part.ledger is not None and not part.is_busy:
-                self._settlers.ledgers.close(part.ledger)
-        self._settlers.close()
+        ledgers = (part.ledger for part in self._partitions.values())
+        self._settlers.close(ledger for ledger in ledgers if ledger is not None)
         self._admin.close()
 
 
