@@ -218,6 +218,19 @@ def test_the_ledgers_that_were_not_used_for_longest_rest(admin: FakeAdmin) -> No
     assert not ledgers[0].is_resting
 
 
+def test_no_client_of_a_ledger_outlives_the_close(admin: FakeAdmin) -> None:
+    """Those in use end when they are not any more, and so does what a claim brings late."""
+    kept = OpenLedgers(2)
+    idle, used, late, given = (opened(admin, number) for number in range(4))
+    kept.keep(idle)
+    with kept.using(used):
+        kept.close_all([used, given])
+        assert [own.is_open for own in (idle, used, given)] == [False, True, False]
+    kept.keep(late)
+    assert not used.is_open
+    assert not late.is_open
+
+
 @pytest.mark.parametrize("does", ["use", "close"])
 def test_a_ledger_that_is_put_to_rest_is_not_used_meanwhile(admin: FakeAdmin, does: str) -> None:
     """Its client ends in the thread of another partition, and something falls due in its own."""

@@ -12,13 +12,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 from tests.unit.test_settling_batches import CONFIG, TO_FIRST, Logs, fail_copies, logs, place
 from tests.waiting import wait_until, within
 
 from kafkamq.config import TrackerConfig
-from kafkamq.errors import FencedError
+from kafkamq.errors import BrokerError, FencedError
 from kafkamq.markers.tracker import partition, settlement
-from kafkamq.markers.tracker.ledger import LedgerKey, claim, read_positions
+from kafkamq.markers.tracker.ledger import Claim, LedgerKey, claim, read_positions
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.markers.wire.status import TrackerStatus, encode_status
 from kafkamq.spark.blocks import encode_actions
@@ -30,23 +31,25 @@ from kafkamq.types import MessageId
 __all__ = ["logs"]
 
 ENGINE = "spark-1"
+PARTITIONS = 12  # more than there are workers, for a test of many
 KEYS = [LedgerKey.of_markers(CONFIG, number) for number in range(2)]
 
 
 @dataclass
 class Batch:
-    """What a query has folded, as ``foreachBatch`` gives it: one row, of partition 0."""
+    """What a query has folded, as ``foreachBatch`` gives it: one row."""
 
     logs: Logs
     epoch: int = 1
     is_due: bool = True
     position: int | None = None
+    partition: int = 0
 
     def collect(self) -> list[dict[str, object]]:
         tracker = self.logs.fold()
         status = TrackerStatus(
             topic=CONFIG.marker_topic,
-            partition=0,
+            partition=self.partition,
             engine=ENGINE,
             epoch=self.epoch,
             clock_ms=tracker.clock_ms,
@@ -225,6 +228,28 @@ def test_an_added_partition_is_adopted_behind_what_it_holds(
     assert (found.engine, found.epoch, found.position) == (ENGINE, 1, 0)
 
 
+def test_an_added_partition_has_one_client_of_its_ledger(logs: Logs, settling: RowSettling) -> None:
+    """Two in a process would fence each other, as a later start does (R22)."""
+    logs.cluster.add_partitions(CONFIG.marker_topic, 2)
+    batches = iter(range(1000))
+
+    def position() -> int | None:
+        run(settling, next(batches), logs=logs, is_due=False, position=5, partition=1)
+        found = read_positions(CONFIG, KEYS[1:]).get(KEYS[1])
+        return None if found is None else found.position
+
+    asked = Counter[str]()
+
+    def plan(kind: str, *_: object) -> None:
+        asked[kind] += 1
+
+    logs.cluster.faults.plan = plan
+    assert position() is None
+    settling.adopt(1)
+    wait_until(lambda: position() == 5)
+    assert asked["init_transactions"] == 1
+
+
 def test_a_claim_leaves_its_ledgers_open(logs: Logs, settling: RowSettling) -> None:
     """The first settlement is not late by the start of a producer."""
     due(logs, 1)
@@ -238,3 +263,50 @@ def test_a_claim_leaves_its_ledgers_open(logs: Logs, settling: RowSettling) -> N
     wait_until(lambda: not settling.step(0.02) and len(logs.copies()) == 1)
     assert not asked["init_transactions"]
     assert decode_marker(logs.records(CONFIG.marker_topic)[-1][2].value).outcome
+
+
+def calling() -> set[threading.Thread]:
+    """One for each client of a ledger."""
+    return {one for one in threading.enumerate() if one.name == "kafkamq-calls"}
+
+
+def test_a_claim_that_failed_leaves_no_client_behind(logs: Logs) -> None:
+    logs.cluster.add_partitions(CONFIG.marker_topic, 2)
+    before, begun = calling(), Claim()
+    refused = KafkaError(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+
+    def plan(kind: str, *_: object) -> Fault | None:
+        return Fault(error=refused) if kind == "init_transactions" and begun.done else None
+
+    logs.cluster.faults.plan = plan
+    settling = RowSettling(CONFIG, TrackerConfig(), engine=ENGINE, trigger_ms=0)
+    with pytest.raises(BrokerError):
+        claim(CONFIG, engine=ENGINE, partitions=2, begun=begun, kept=settling.kept)
+    assert begun.ledgers[0].is_open
+    settling.close()
+    wait_until(lambda: calling() <= before)
+
+
+def test_a_start_whose_partitions_all_fail_leaves_no_client_behind(logs: Logs) -> None:
+    logs.cluster.add_partitions(CONFIG.marker_topic, PARTITIONS)
+    before = calling()
+    often = TrackerConfig(position_interval_ms=1)
+    settling = RowSettling(CONFIG, often, engine=ENGINE, trigger_ms=0)
+    settling.own(claim(CONFIG, engine=ENGINE, partitions=PARTITIONS, kept=settling.kept))
+    refused = Fault(error=KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
+    asked = Counter[str]()
+
+    def plan(kind: str, *_: object) -> Fault | None:
+        asked[kind] += 1
+        return refused if kind == "send_offsets" else None
+
+    logs.cluster.faults.plan = plan
+    due_s = time.monotonic() + 0.002
+    wait_until(lambda: time.monotonic() > due_s, "the interval of positions")
+    for number in range(PARTITIONS):
+        frame: Any = Batch(logs, is_due=False, partition=number)
+        settling.run(frame, number)
+    settling.step(0.0)
+    wait_until(lambda: asked["send_offsets"] == PARTITIONS)
+    settling.close()
+    wait_until(lambda: calling() <= before)

@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -278,7 +278,9 @@ class OpenLedgers:
     def __init__(self, most: int = MAX_OPEN) -> None:
         self._most = most
         self._idle: OrderedDict[Ledger, None] = OrderedDict()
-        self._ending: set[Ledger] = set()  # a thread puts them to rest, which takes a while
+        self._used: set[Ledger] = set()
+        self._ending: set[Ledger] = set()  # a thread ends their clients, which takes a while
+        self._is_closed = False
         self._changed = threading.Condition()
 
     @contextmanager
@@ -292,31 +294,57 @@ class OpenLedgers:
 
     def keep(self, ledger: Ledger) -> None:
         """Nobody uses this ledger for now; the one that was not used for longest may rest."""
-        if not ledger.is_open:
-            return
         with self._changed:
-            self._idle[ledger] = None
-            if len(self._idle) <= self._most:
-                return
-            oldest, _ = self._idle.popitem(last=False)
-            self._ending.add(oldest)
-        try:
-            oldest.rest()
-        finally:
-            with self._changed:
-                self._ending.discard(oldest)
-                self._changed.notify_all()
+            self._used.discard(ledger)
+            is_closed = self._is_closed
+            if not is_closed:
+                if not ledger.is_open:
+                    return
+                self._idle[ledger] = None
+                if len(self._idle) <= self._most:
+                    return
+                oldest, _ = self._idle.popitem(last=False)
+                self._ending.add(oldest)
+        if is_closed:
+            ledger.close()
+        else:
+            self._end(oldest, oldest.rest)
 
     def close(self, ledger: Ledger) -> None:
         """End a ledger that nobody uses; idempotent."""
         self._take(ledger)
-        ledger.close()
+        try:
+            ledger.close()
+        finally:
+            with self._changed:
+                self._used.discard(ledger)
+
+    def close_all(self, ledgers: Iterable[Ledger]) -> None:
+        """End these and all that are kept; one that is used ends when it is not any more."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.wait_for(lambda: not self._ending)
+            every = dict.fromkeys((*ledgers, *self._idle))
+            unused = [ledger for ledger in every if ledger not in self._used]
+            self._idle.clear()
+            self._ending.update(unused)
+        for ledger in unused:
+            self._end(ledger, ledger.close)
+
+    def _end(self, ledger: Ledger, end: Callable[[], None]) -> None:
+        try:
+            end()
+        finally:
+            with self._changed:
+                self._ending.discard(ledger)
+                self._changed.notify_all()
 
     def _take(self, ledger: Ledger) -> None:
-        """The calling thread owns it from here on: no other one may be putting it to rest."""
+        """The calling thread owns it from here on: no other one may be ending its client."""
         with self._changed:
             self._changed.wait_for(lambda: ledger not in self._ending)
             self._idle.pop(ledger, None)
+            self._used.add(ledger)
 
 
 def read_positions(

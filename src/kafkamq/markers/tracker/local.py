@@ -241,10 +241,8 @@ class LocalTracker:
         self._metrics.close()
         self._workers.close()
         self._reader.close()
-        for part in self._partitions.values():
-            if part.ledger is not None and not part.is_busy:
-                self._ledgers.close(part.ledger)
-        self._settlers.close()
+        ledgers = (part.ledger for part in self._partitions.values())
+        self._settlers.close(ledger for ledger in ledgers if ledger is not None)
         self._ticker.close(timeout_s=timeout_s)
         self._quarantine.close()
         self._starter.close()

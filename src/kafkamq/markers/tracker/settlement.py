@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, FencedError
@@ -413,12 +414,13 @@ class Settlers:
         self._tracker = tracker
         self._patience = Patience()
         self._idle: SimpleQueue[Settler] = SimpleQueue()
+        self._is_closed = False
 
     def add(self) -> None:
         """Connect one more settler."""
         settler = Settler(self._config, self._tracker, self._patience)
         settler.prepare()
-        self._idle.put(settler)
+        self._keep(settler)
 
     def run(self, ledger: Ledger, job: Callable[[Settler], SettleReport]) -> SettleReport:
         """Do something with the ledger and a settler that is idle."""
@@ -427,9 +429,22 @@ class Settlers:
             with self.ledgers.using(ledger):
                 return job(settler)
         finally:
-            self._idle.put(settler)
+            self._keep(settler)
 
-    def close(self) -> None:
-        """End the settlers that are idle; idempotent."""
-        while not self._idle.empty():
-            self._idle.get().close()
+    def close(self, ledgers: Iterable[Ledger]) -> None:
+        """End the settlers, these ledgers, and all that are kept: what is used now ends when it is
+        not any more. Idempotent.
+        """
+        self._is_closed = True
+        self.ledgers.close_all(ledgers)
+        self._close_idle()
+
+    def _keep(self, settler: Settler) -> None:
+        self._idle.put(settler)
+        if self._is_closed:
+            self._close_idle()
+
+    def _close_idle(self) -> None:
+        with suppress(Empty):
+            while True:
+                self._idle.get_nowait().close()

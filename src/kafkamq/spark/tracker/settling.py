@@ -106,7 +106,7 @@ class RowSettling:
         self._epoch = claimed.epoch
         for number in claimed.done:
             part = self._partition(number)
-            part.ledger = claimed.ledgers.get(number)
+            part.ledger = claimed.ledgers.get(number) or self._ledger(number)
             part.written_s = time.monotonic()
 
     def adopt(self, number: int) -> None:
@@ -115,7 +115,8 @@ class RowSettling:
         Raises:
             FencedError: A later start exists.
         """
-        ledger = self._partition(number).ledger = self._ledger(number)
+        part = self._partition(number)
+        ledger = part.ledger = part.ledger or self._ledger(number)
         last = ledger.open()
         if not ledger.is_last(self._engine, self._epoch):
             ledger.adopt(self._epoch, 0 if last is None else last.position)
@@ -199,14 +200,17 @@ class RowSettling:
         with self._changed:
             self._waiting.discard(number)
             self._changed.notify_all()
-        if not row.status.epoch:
-            return  # it stands by, and owns nothing (R36)
+        # It stands by, and owns nothing (R36). Or the partition is added and not adopted: nothing
+        # is planned there yet (R17), and a second client of its ledger would fence the one that
+        # adopts it, as another start would.
+        ledger = part.ledger
+        if ledger is None or not row.status.epoch:
+            return
         more, part.left = [*part.left, *part.awaited.take()], []
         turns = -(-len(self._partitions) // MAX_OPEN)  # so many share the place of an open ledger
         since_ms = 1000 * (time.monotonic() - part.written_s)
         if row.actions or more or since_ms >= turns * self._tracker.position_interval_ms:
             part.is_busy = True
-            ledger = part.ledger = part.ledger or self._ledger(number)
             self._workers.submit(
                 partial(self._settle, ledger, row, more),
                 partial(self._settled, part, row),
@@ -226,11 +230,7 @@ class RowSettling:
             batch=row.status.batch,
             timeout_s=_SETTLE_S,
         )
-        try:
-            return actions, self._settlers.run(ledger, settle)
-        finally:
-            if self._is_closed:
-                ledger.close()
+        return actions, self._settlers.run(ledger, settle)
 
     def _settled(
         self,
@@ -268,16 +268,14 @@ class RowSettling:
             self._is_closed = True
             self._changed.notify_all()
         deadline_s = time.monotonic() + _CLOSE_S
-        with suppress(KafkaMQError):
-            while self._workers.running and time.monotonic() < deadline_s:
+        while self._workers.running and time.monotonic() < deadline_s:
+            with suppress(KafkaMQError):  # one for each partition, when another start owns them
                 self._workers.deliver(0.1)
         while self.is_reading and time.monotonic() < deadline_s:  # else Spark logs how it breaks
             time.sleep(0.05)
         self._workers.close()
-        for part in self._partitions.values():
-            if part.ledger is not None and not part.is_busy:
-                self._settlers.ledgers.close(part.ledger)
-        self._settlers.close()
+        ledgers = (part.ledger for part in self._partitions.values())
+        self._settlers.close(ledger for ledger in ledgers if ledger is not None)
         self._admin.close()
 
 
