@@ -23,6 +23,7 @@ from kafkamq.markers.tracker.ledger import Claim, LedgerKey, claim, read_positio
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.markers.wire.status import TrackerStatus, encode_status
 from kafkamq.spark.blocks import encode_actions
+from kafkamq.spark.tracker import settling as of_rows
 from kafkamq.spark.tracker.settling import RowSettling, take_turn
 from kafkamq.spark.tracker.ticking import TickKeeper
 from kafkamq.transport.memory.faults import UNKNOWN, Fault
@@ -159,6 +160,59 @@ def test_a_batch_waits_until_its_partition_has_begun_with_the_one_before(
     settling.step(0.1)
     second.join(within(10))
     assert not second.is_alive()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_batch_that_leaves_too_much_is_repeated_before_the_next(
+    logs: Logs, monkeypatch: pytest.MonkeyPatch, *, fails: bool
+) -> None:
+    """What is in the driver's memory is bounded, however slow the brokers are."""
+    monkeypatch.setattr(of_rows, "SETTLE_S", 1.0)  # for one transaction
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None)
+    monkeypatch.setattr(settlement, "time", clock)
+    few = TrackerConfig(max_offsets_per_commit=2)
+    ids = due(logs, 9)
+    with closing(RowSettling(CONFIG, few, engine=ENGINE, trigger_ms=0)) as settling:
+        settling.own(claim(CONFIG, engine=ENGINE, partitions=1, kept=settling.kept))
+        if fails:
+            fail_copies(logs, last=Fault(error=UNKNOWN))
+        run(settling, 0, logs=logs)
+        second: Any = Batch(logs, is_due=False)
+        settling.run(second, 1)
+        third = threading.Thread(target=settling.run, args=(second, 2), daemon=True)
+        third.start()
+        for _ in range(3):
+            settling.step(0.1)
+        if fails:
+            assert not logs.copies()
+            assert third.is_alive(), "nothing more is planned"
+            logs.cluster.faults.plan = lambda *_: None
+        wait_until(lambda: not settling.step(0.02) and len(logs.copies()) == 9)
+        wait_until(lambda: not third.is_alive())
+    assert logs.copies() == Counter(map(place, ids))
+
+
+def test_what_is_awaited_is_settled_once_behind_a_batch_that_was_repeated(
+    logs: Logs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition, "LOOK_S", 0.0)
+    monkeypatch.setattr(of_rows, "SETTLE_S", 1.0)
+    ids = due(logs, 12, key=TO_FIRST)
+    few = TrackerConfig(max_offsets_per_commit=2)
+    with closing(RowSettling(CONFIG, few, engine=ENGINE, trigger_ms=0)) as settling:
+        settling.own(claim(CONFIG, engine=ENGINE, partitions=1, kept=settling.kept))
+        logs.cluster.faults.offline.add((CONFIG.message_topic, 1))
+        run(settling, 0, logs=logs)
+        wait_until(lambda: not settling.step(0.02) and len(logs.copies()) == 6)
+        logs.cluster.faults.offline.clear()
+        batches = iter(range(1, 1000))
+        wait_until(
+            lambda: (
+                run(settling, next(batches), logs=logs, is_due=False) and len(logs.copies()) == 12
+            )
+        )
+        run(settling, next(batches), logs=logs, is_due=False)
+    assert logs.copies() == Counter(map(place, ids))
 
 
 def test_the_next_batch_is_wanted_when_something_is_due(logs: Logs) -> None:

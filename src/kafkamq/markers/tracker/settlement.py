@@ -73,11 +73,18 @@ class SettlementError(BrokerError):
 
     Attributes:
         actions: Those whose transaction is known to have aborted or never began.
+        awaited: Of these, what counts as done when the same batch is repeated.
     """
 
-    def __init__(self, text: str, actions: Sequence[Settle | Carry]) -> None:
+    def __init__(
+        self,
+        text: str,
+        actions: Sequence[Settle | Carry],
+        awaited: Sequence[Settle | Carry] = (),
+    ) -> None:
         super().__init__(text, code="ABORTED", is_retriable=True)
-        self.actions = tuple(actions)
+        self.actions = (*awaited, *actions)
+        self.awaited = tuple(awaited)
 
 
 class WindowSize:
@@ -300,6 +307,9 @@ class Settlement:
         if done >= len(rows):
             return False
         if self._has_begun and time.monotonic() > self.deadline_s - _WRITE_S:
+            if done > self.ledger.rows_done(self.batch):  # by rows that are awaited
+                self.ledger.begin()
+                self._commit(done)
             self.report.left = rows.part(done)
             return False
         size, began_s = settler.size, time.monotonic()
@@ -396,11 +406,12 @@ class Settlement:
         if self._unknown is not None:
             return self._unknown
         key, done = self.ledger.key, self.ledger.rows_done(self.batch)
-        actions = [row for end, row in self._awaited if end <= done] + [*self.rows.part(done)]
-        count = sum(map(size_of, actions))
+        actions = self.rows.part(done)
+        awaited = [row for end, row in self._awaited if end <= done]
+        count = sum(map(size_of, (*awaited, *actions)))
         where = f"{key.topic}[{key.partition}]"
         text = f"{where}: {count} actions of batch {self.batch} are not done: {cause}"
-        error = SettlementError(text, actions)
+        error = SettlementError(text, actions, awaited)
         error.__cause__ = cause
         return error
 

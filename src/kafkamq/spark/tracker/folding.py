@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from kafkamq.config import TrackerConfig
 from kafkamq.errors import StateError
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.rules.snapshot import restore_tracker, take_snapshot
@@ -25,6 +26,15 @@ FOLDED_COLUMNS = (
 
 Cell = tuple[str, int, int, int, int, bytes]
 """Topic, partition, begin and end of the batch's range, the block's first offset, the block."""
+
+
+_MAX_ACTIONS, _LEAST_ACTIONS = 400_000, 500
+
+
+def most_actions(tracker: TrackerConfig, partitions: int) -> int:
+    """Of a row: all of a batch are in the driver's memory."""
+    share = max(_LEAST_ACTIONS, _MAX_ACTIONS // max(1, partitions))
+    return min(tracker.max_offsets_per_commit, share)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from kafkamq.spark.checkpoint import CheckpointNote
 from kafkamq.spark.failures import QueryFailedError, query_failure
 from kafkamq.spark.formats import register_source
 from kafkamq.spark.session import active, stream_settings
-from kafkamq.spark.tracker.folding import FOLDED_COLUMNS, FoldSettings
+from kafkamq.spark.tracker.folding import FOLDED_COLUMNS, FoldSettings, most_actions
 from kafkamq.spark.tracker.processor import FoldProcessor
 
 if TYPE_CHECKING:
@@ -43,14 +43,6 @@ class QueryPlan:
     max_markers: int  # per batch: back-pressure when the log is far ahead
     token: str = field(default_factory=lambda: secrets.token_hex(8))  # of this start's TICKs (R17)
 
-    @property
-    def max_actions(self) -> int:
-        """Of a row: all of a batch are in the driver's memory."""
-        share = max(_LEAST_ACTIONS, _MAX_ACTIONS // max(1, self.partitions))
-        return min(self.tracker.max_offsets_per_commit, share)
-
-
-_MAX_ACTIONS, _LEAST_ACTIONS = 400_000, 500
 
 # Where the session says nothing. A batch reads each row once: a cache would only grow, 8 MB a task.
 _TUNING = {"spark.sql.streaming.stateStore.rocksdb.blockCacheSizeMB": "0"}
@@ -98,7 +90,7 @@ def _start(
             max_lease_ms=plan.tracker.max_lease_ms,
             carry_after_ms=plan.carry_after_ms,
             longest_ms=2 * plan.carry_after_ms,
-            max_actions=plan.max_actions,
+            max_actions=most_actions(plan.tracker, plan.partitions),
             starting=note.starting,
         )
     )

@@ -5,7 +5,8 @@ transactions of its ledger, in a few worker threads, one settlement a partition 
 own commits play no part in that. A batch is repeated, and what was asked for is asked for again, by
 a new start of the engine alone, whose claim ends all transactions before its TICK is written (R17).
 So the next batch runs while one is settled. It waits where a partition has not begun with the one
-before: a partition has one settlement, and one plan that waits, at most.
+before, or has more left of it than a row may bring: a partition has one settlement, and one plan
+that waits, at most.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import KafkaMQError
-from kafkamq.markers.rules.delivery import Carry, Settle
+from kafkamq.markers.rules.delivery import Carry, Settle, size_of
 from kafkamq.markers.tracker.ledger import MAX_OPEN, Claim, Ledger, LedgerKey, OpenLedgers
 from kafkamq.markers.tracker.metrics import observe_lateness
 from kafkamq.markers.tracker.partition import Awaited
@@ -31,6 +32,7 @@ from kafkamq.markers.tracker.settlement import SettlementError, SettleReport, Se
 from kafkamq.markers.wire.status import TrackerStatus, decode_status
 from kafkamq.runtime.jobs import Workers
 from kafkamq.spark.blocks import decode_actions
+from kafkamq.spark.tracker.folding import most_actions
 from kafkamq.spark.tracker.ticking import TickKeeper
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.clock import monotonic_ms
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _THREADS = 4
-_SETTLE_S = 20.0
+SETTLE_S = 20.0
 _CLOSE_S = 5.0
 
 
@@ -210,16 +212,24 @@ class RowSettling:
         turns = -(-len(self._partitions) // MAX_OPEN)  # so many share the place of an open ledger
         since_ms = 1000 * (time.monotonic() - part.written_s)
         if row.actions or more or since_ms >= turns * self._tracker.position_interval_ms:
-            part.is_busy = True
-            self._workers.submit(
-                partial(self._settle, ledger, row, more),
-                partial(self._settled, part, row),
-                partial(self._failed, part, number),
-            )
+            self._submit(part, ledger, row, more)
+
+    def _submit(
+        self,
+        part: _Partition,
+        ledger: Ledger,
+        row: FoldedRow,
+        more: Sequence[Settle | Carry],
+        unsettled: Sequence[Settle | Carry] | None = None,
+    ) -> None:
+        """``unsettled``: when it is repeated, what was left of it."""
+        part.is_busy = True
+        settled = partial(self._settled, part, ledger, row, unsettled)
+        self._workers.submit(partial(self._settle, ledger, row, more), settled, _raise)
 
     def _settle(
         self, ledger: Ledger, row: FoldedRow, more: Sequence[Settle | Carry]
-    ) -> tuple[Sequence[Settle | Carry], SettleReport]:
+    ) -> tuple[Sequence[Settle | Carry], SettleReport | SettlementError]:
         """In a worker."""
         actions = [*decode_actions(row.actions), *more]
         settle = methodcaller(
@@ -228,37 +238,41 @@ class RowSettling:
             actions,
             position=row.position,
             batch=row.status.batch,
-            timeout_s=_SETTLE_S,
+            timeout_s=SETTLE_S,
         )
-        return actions, self._settlers.run(ledger, settle)
+        try:
+            return actions, self._settlers.run(ledger, settle)
+        except SettlementError as error:
+            return actions, error
 
     def _settled(
         self,
         part: _Partition,
+        ledger: Ledger,
         row: FoldedRow,
-        done: tuple[Sequence[Settle | Carry], SettleReport],
+        unsettled: Sequence[Settle | Carry] | None,
+        done: tuple[Sequence[Settle | Carry], SettleReport | SettlementError],
     ) -> None:
-        actions, report = done
+        actions, outcome = done
         part.is_busy = False
-        took_s = (monotonic_ms() - row.read_ms) / 1000
-        observe_lateness(row.partition, actions, report, took_s)
-        part.left += report.left  # there was no time for them
-        part.awaited.add(report.awaited)
-        if report.transactions:
-            part.written_s = time.monotonic()
-
-    def _failed(self, part: _Partition, number: int, error: KafkaMQError) -> None:
-        part.is_busy = False
-        cause = error.__cause__
-        if not isinstance(error, SettlementError):
-            raise error
-        if isinstance(cause, KafkaMQError) and meaning(cause) in REFUSALS:
-            raise cause
-        _log.warning(
-            "a settlement failed",
-            extra={"partition": number, "actions": len(error.actions), "why": str(error)},
-        )
-        part.left += error.actions  # known not to be done (R15)
+        if isinstance(outcome, SettlementError):
+            _require_no_refusal(outcome, row.partition)
+            left = outcome.actions[len(outcome.awaited) :]  # known not to be done (R15)
+        else:
+            took_s = (monotonic_ms() - row.read_ms) / 1000
+            before = actions if unsettled is None else unsettled
+            observe_lateness(row.partition, before, outcome, took_s)
+            left = tuple(outcome.left)  # there was no time for them
+            if outcome.transactions:
+                part.written_s = time.monotonic()
+        part.awaited.add(outcome.awaited)
+        most = most_actions(self._tracker, len(self._partitions))
+        if sum(map(size_of, left)) > most and not self._is_closed:
+            # The same batch goes on behind what is done. The next row, and so the next batch, waits
+            # for it: each would add as much, and nothing would bound the driver's memory.
+            self._submit(part, ledger, replace(row, actions=b""), actions, left)
+        else:
+            part.left += left
 
     def close(self) -> None:
         """End all clients. What is under way is as good as if it had been quicker; what is not
@@ -290,6 +304,17 @@ def take_turn(settling: RowSettling, keeper: TickKeeper, timeout_s: float) -> No
     keeper.step(is_read_soon=not settling.is_reading)
     if keeper.is_due():
         settling.want_batch()
+
+
+def _require_no_refusal(error: SettlementError, partition: int) -> None:
+    """Raise what no further try mends."""
+    cause = error.__cause__
+    if isinstance(cause, KafkaMQError) and meaning(cause) in REFUSALS:
+        raise cause
+    _log.warning(
+        "a settlement failed",
+        extra={"partition": partition, "actions": len(error.actions), "why": str(error)},
+    )
 
 
 def _folded(row: Row, batch: int, read_ms: int) -> FoldedRow:
