@@ -16,6 +16,7 @@ from tests.unit.worker_parts import InMemory
 from tests.waiting import wait_until, within
 
 from kafkamq import BrokerError, Message
+from kafkamq.markers import intake
 from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.rules.pipeline import Pipeline
 from kafkamq.queue.names import group_of
@@ -277,3 +278,27 @@ def test_an_intake_that_may_poll_nothing_waits(
         assert next(turns) - begin < 1000 * len(polls)
         looks.set()
         receive_one(consumer).ack()
+
+
+def test_starts_that_fail_at_once_are_written_again_after_a_pause(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "RETRY_S", 3600.0)
+    monkeypatch.setattr(intake, "MAX_RETRY_S", 3600.0)
+    refused = Fault(error=KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+    tries: list[object] = []
+
+    def plan(kind: str, _: object, place: Any) -> Fault | None:
+        if kind != "produce" or not place or place[0] != kafka.service.config.marker_topic:
+            return None
+        tries.append(place)
+        return refused
+
+    kafka.send(ONE)
+    with kafka.consumer() as consumer:
+        kafka.faults.plan = plan
+        with pytest.raises(BrokerError):
+            wait_until(lambda: consumer.receive(0.1))
+        assert consumer.receive(0.5) is None
+        assert len(tries) == 1
+        kafka.faults.plan = None

@@ -48,8 +48,8 @@ _BLOCK_S = 0.25  # in the client, which cannot be woken
 _IDLE_S = 0.1  # between two polls while nothing is wanted
 _GATE_S = 0.02  # how often it is looked whether there is room, and R6 is asked
 _MOST_FAILURES = 10  # that wait for a receive; more are logged
-_RETRY_S = 0.1  # behind a commit that was refused, doubled each time up to
-_MAX_RETRY_S = 1.0
+RETRY_S = 0.1  # behind STARTs or a commit that failed, doubled each time up to
+MAX_RETRY_S = 1.0
 _FULL_MS = 500  # between two polls while there is room for no more
 _BEFORE = 8  # what is ready is released before this share of its longest lease is left
 _LINGER_S = 0.1  # a demand whose receive has returned is forgotten after this
@@ -309,7 +309,10 @@ class Intake:
         if not self.pipeline.is_open:
             self._starter.see_reports()
             return
-        for start in self._starter.see_reports():
+        failed = self._starter.see_reports()
+        if failed:  # what fails at once would be read and STARTed again without a pause
+            self._back_off()
+        for start in failed:
             self._give_up(start.runs)
             assert start.error is not None, "it failed"
             topic = self._state.writer.topic
@@ -368,9 +371,13 @@ class Intake:
             return
         self._send_commit(covered, starts)
 
+    def _back_off(self) -> None:
+        self._pause_s = min(MAX_RETRY_S, 2 * self._pause_s or RETRY_S)
+        self._retry_s = time.monotonic() + self._pause_s
+
     @property
     def _is_early(self) -> bool:
-        """Whether a commit was refused just now."""
+        """Whether STARTs or a commit failed just now."""
         return time.monotonic() < self._retry_s
 
     def _send_commit(self, covered: Covered[MarkersMessage], starts: dict[int, int]) -> None:
@@ -408,8 +415,7 @@ class Intake:
         if not commit.is_answered:
             self._given_up.append(commit)
         self._committed_ms = monotonic_ms()  # of skipped ones: not at once again
-        self._pause_s = min(_MAX_RETRY_S, 2 * self._pause_s or _RETRY_S)
-        self._retry_s = time.monotonic() + self._pause_s
+        self._back_off()
         gone, positions = self.pipeline.commit_failed()
         self._starter.give_up(gone)
         self.reader.seek(positions)
