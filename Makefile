@@ -32,7 +32,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --
 	--no-emit-index-url --no-header
 
 SEEDS ?= 0..999
-.PHONY: help demo sim chromium check test test-faults mutants lint compiled format types imports sizes \
+.PHONY: help demo sim chromium postgres check test test-faults mutants lint compiled format types imports sizes \
 	bench lock docs dist clean
 
 help: ## show this list
@@ -58,6 +58,7 @@ test: BESIDE := compiled
 test: lint ## lint, then all tests but the fault suite
 	@tools/check_machine java
 	@test "$(CI)" != true || test -e /usr/bin/chromium || $(MAKE) --no-print-directory chromium
+	@test "$(CI)" != true || test -e /usr/lib/postgresql || $(MAKE) --no-print-directory postgres
 	$(BIN)/python -m pytest -m "not faults" -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 test-faults: $(VENV)/.installed ## kills, cuts and long runs; PART=rules, queues, brokers or spark, all without it
@@ -77,6 +78,10 @@ test-faults-%: $(VENV)/.installed
 chromium: ## Debian's browser for the tests of the pages, by apt
 	apt-get update --quiet=2
 	apt-get install --quiet=2 --yes --no-install-recommends chromium
+
+postgres: ## Debian's PostgreSQL for the test of its example, by apt
+	apt-get update --quiet=2
+	apt-get install --quiet=2 --yes --no-install-recommends postgresql
 
 sim: $(VENV)/.installed ## seeds of the simulator: SEEDS=A..B
 	$(BIN)/python -m kafkamq.testing.simulation $(SEEDS) $(ARGS)

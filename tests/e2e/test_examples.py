@@ -5,21 +5,26 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import psycopg
 import pytest
 from tests.integration.cli_tools import Commands
 from tests.integration.parallel_tools import committed, fill, make_topic, read_all
 from tests.sure_producer import SureProducer
 from tests.waiting import wait_until, within
+
+from kafkamq import Service
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -180,6 +185,56 @@ def test_the_async_worker(bootstrap: str) -> None:
     worker = Program("async_worker.py", (bootstrap, 60))
     worker.ends_well()
     assert "".join(worker.lines).count("handled") == 60
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[str]:
+    """A PostgreSQL of its own behind a socket in a folder; no port is opened."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    if not found:
+        pytest.skip("no PostgreSQL in /usr/lib/postgresql ('make postgres' installs it)")
+    # The server refuses to run as root.
+    user = "postgres" if os.geteuid() == 0 else None
+    with TemporaryDirectory(prefix="kafkamq-pg-") as folder:
+        if user:
+            shutil.chown(folder, user)
+        data = f"{folder}/data"
+        initialise = [str(found[-1] / "initdb"), "-A", "trust", "-U", "postgres", "-N", data]
+        subprocess.run(initialise, check=True, user=user, stdout=subprocess.DEVNULL)
+        quick = ["-c", "listen_addresses=", "-c", "fsync=off", "-k", folder]
+        server = subprocess.Popen([str(found[-1] / "postgres"), "-D", data, *quick], user=user)
+        try:
+            yield f"host={folder} dbname=postgres user=postgres"
+        finally:
+            server.send_signal(signal.SIGINT)  # its fast shutdown
+            server.wait(within(30))
+
+
+def test_orders_are_in_postgres_once(bootstrap: str, namespace: str, database: str) -> None:
+    def rows() -> list[tuple[int, int]]:
+        with psycopg.connect(database) as connection:
+            return connection.execute("SELECT id, amount FROM orders ORDER BY id").fetchall()
+
+    def is_there() -> bool:
+        with suppress(psycopg.OperationalError):
+            psycopg.connect(database).close()
+            return True
+        return False
+
+    wait_until(is_there, "the database")
+    with Service(bootstrap, namespace) as service:
+        service.create_topics(partitions=2, marker_partitions=2)
+        orders = service.queue("orders")
+        with running("postgres_inbox.py", bootstrap, database, namespace) as worker:
+            with orders.producer() as producer:
+                # Each order twice, as a copy of a message would come that was not acknowledged.
+                for number in [*range(150), *range(150)]:
+                    body = json.dumps({"id": number, "amount": 7}).encode()
+                    producer.send(body, id=f"order-{number}")
+            handled = re.compile(r" in (\d+) messages").findall
+            worker.wait_until(lambda: sum(map(int, handled("".join(worker.lines)))) == 300, "all")
+        assert rows() == [(number, 7) for number in range(150)]
+        assert Commands(bootstrap, namespace).json("receive", "orders", "--timeout", "2") == []
 
 
 ALLOWED = 60
