@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.worker_parts import Parts
+from tests.unit.worker_parts import Parts, deliver, record, starts_of
 
 from kafkamq.markers import keeper as module
 from kafkamq.markers.keeper import MAX_SLEEP_MS, Keeper
@@ -22,3 +22,29 @@ def test_positions_are_written_once_a_second_however_many_verdicts_wake_the_keep
     assert written == [1000, 1000 + MAX_SLEEP_MS, 1000 + 2 * MAX_SLEEP_MS]
     assert keeper.sleep_ms() <= MAX_SLEEP_MS
     health.remove(keeper.loop)
+
+
+def test_the_keeper_is_woken_by_the_first_of_the_verdicts_that_it_gathers() -> None:
+    parts = Parts()
+    parts.poll(*(record(offset, partition=offset) for offset in range(4)))
+    deliver(*starts_of(parts.start()))
+    parts.see()
+    parts.pipeline.committing(parts.pipeline.committable())
+    held = parts.starter.finish(parts.pipeline.committed())
+    first, second, third, fourth = (message for _, messages in held for message in messages)
+    bell, writer = parts.state.keeper, parts.ack_writer
+
+    first.ack()
+    assert bell.wait(0.0)
+    second.ack()
+    assert not bell.wait(0.0), "it is awake"
+    writer.serve()  # it has looked for both
+    third.ack()
+    assert bell.wait(0.0)
+    writer.serve()
+
+    writer.hurry()  # nothing is there
+    assert bell.wait(0.0)
+    writer.serve()
+    fourth.ack()
+    assert writer.gathering_s() > 0, "that hurry was not for this one"

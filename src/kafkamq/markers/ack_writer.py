@@ -52,7 +52,7 @@ class AckWriter:
         self._waiting: dict[Bell, None] = {}  # of threads that wait for reports
         self.lost_leases = LostLeases(self.queue_id, on_lease_lost, state.queue.max_in_flight)
         self._writing = threading.Lock()  # held from taking verdicts or failed ENDs to writing them
-        self._noted_ms = 0  # when the first verdict came that was not taken since
+        self._noted_ms = 0  # when the first verdict came that ``serve`` has not looked for since
         self._failed: deque[EndRecord] = deque()  # to write again
         self._unseen: dict[EndRecord, None] = {}  # of what nobody saw, and under way
         self._running_out: deque[EndRecord] = deque()  # of what nobody saw, and not in the log
@@ -95,8 +95,9 @@ class AckWriter:
         self._has_verdict()
 
     def _has_verdict(self) -> None:
-        self._noted_ms = self._noted_ms or monotonic_ms()
-        self.state.keeper.ring()
+        if not self._noted_ms:  # else the keeper is awake, and looks when it has gathered enough
+            self._noted_ms = monotonic_ms()
+            self.state.keeper.ring()
 
     def gathering_s(self) -> float:
         """So long the verdicts that were given wait for more (R30)."""
@@ -115,7 +116,6 @@ class AckWriter:
 
     def _write_queued(self) -> None:
         leases, taken = self.state.leases, list[Lease]()
-        self._noted_ms = 0
         try:
             with self.state.lock:
                 taken = leases.collect()
@@ -388,6 +388,7 @@ class AckWriter:
 
     def serve(self) -> None:
         """Write what was given, and what failed."""
+        self._noted_ms = 0  # first: the verdict that comes next rings
         if self._running_out:
             self._let_run_out()
         self._write_extensions()

@@ -234,10 +234,12 @@ class MarkersConsumer(Consumer):
             if not ready:
                 self._drained(now_ms)
         if is_later and intake.is_fast:
-            # There is room for more ahead. The intake gets a turn now and then, each millisecond:
-            # a thread that never waits would keep the interpreter's lock from it for five.
+            # There is room for more ahead. Where few are taken at once the intake gets a turn each
+            # millisecond: a thread that never waits would keep the interpreter's lock from it for
+            # five. Who takes many waits soon.
             state.intake.ring()
-            time.sleep(_YIELD_S)
+            if n < AHEAD_COUNT:
+                time.sleep(_YIELD_S)
         self._ack_writer.handed_out(cast("list[MarkersMessage]", taken))
         return bool(taken)
 

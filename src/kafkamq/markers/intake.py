@@ -262,7 +262,8 @@ class Intake:
         """START what is asked for, or what soon will be (R5)."""
         if self._transaction is not None or self._no_more.is_set() or self._is_early:
             return
-        count = min(self._count(), self._room())
+        count = self._count()
+        count = min(count, self._room()) if count > 0 else 0
         if count <= 0 or (self._is_ahead and count < min(self._last_start, AHEAD_COUNT)):
             return
         if self.pipeline.is_stale(monotonic_ms()):  # R5's 20 s: fetch again
@@ -286,11 +287,12 @@ class Intake:
 
     def _count(self) -> int:
         """Messages to be STARTed now."""
-        wanted, pipeline = self._wanted(), self.pipeline
+        pipeline = self.pipeline
         startable = pipeline.startable_count
         under_way = list(pipeline.under_way())
         self.under_way_count = sum(len(run.offsets) for run in under_way)
-        if not wanted or not startable:
+        wanted = self._wanted() if startable else 0
+        if not wanted:
             return 0
         late = self._late
         sent = [run for run in under_way if run.partition not in late]
