@@ -11,7 +11,6 @@ from tests.unit.test_parallel_work_queue import Room
 
 from kafkamq.parallel.failure_policy import FailurePolicy
 from kafkamq.parallel.results import Handling
-from kafkamq.parallel.work_queue import PoolWorker
 from kafkamq.runtime.calls import Calls
 from kafkamq.runtime.inside import enter, is_inside
 from kafkamq.runtime.loop_executor import LoopExecutor
@@ -31,12 +30,6 @@ def handling(room: Room, failures: list[BaseException]) -> Handling:
         room.queue.config, room.stats, no_dead_letters, failures.append, no_dead_letters
     )
     return Handling(room.queue, policy)
-
-
-def begun(worker: PoolWorker) -> PoolWorker:
-    run = next(worker.pending)
-    worker.current = run, iter(run.records)
-    return worker
 
 
 def test_nobody_is_called_with_an_empty_list() -> None:
@@ -90,7 +83,7 @@ def test_an_error_of_cancelling_is_an_attempt_unless_it_is_the_worker_that_is_ca
         await asyncio.sleep(60)
 
     async def cancelled(pool: LoopExecutor) -> None:
-        task = asyncio.ensure_future(pool._process(begun(room.workers[1]), wait))
+        task = asyncio.ensure_future(pool._process(room.workers[1], wait))
         await asyncio.sleep(0)
         task.cancel()
         await task
@@ -100,7 +93,7 @@ def test_an_error_of_cancelling_is_an_attempt_unless_it_is_the_worker_that_is_ca
     assert room.queue.take(one)
     assert room.queue.take(two)
     pool = LoopExecutor(handling(room, []), HandlerCall(function=handle), 1, loop)
-    loop.run_until_complete(pool._process(begun(one), handle))
+    loop.run_until_complete(pool._process(one, handle))
     assert one.current is not None
     ((record, _),) = one.current[0].failed
     assert record.offset == 0
@@ -131,7 +124,7 @@ def test_a_coroutine_that_is_collected_gives_no_verdict(takes_lists: bool) -> No
     pool = LoopExecutor(handling(room, []), HandlerCall(function=run), 1, loop)
     one, _ = room.workers
     assert room.queue.take(one)
-    step = pool._process_list(one, run) if takes_lists else pool._process(begun(one), run)
+    step = pool._process_list(one, run) if takes_lists else pool._process(one, run)
     loop.call_soon(step.send, None)  # it waits in the handler
     loop.call_soon(loop.stop)
     loop.run_forever()

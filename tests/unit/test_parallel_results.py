@@ -102,7 +102,7 @@ class Works:
     ) -> None:
         takes_all = isinstance(publisher, ResultStream)
         queue = Handling(self.room.queue, self.policy, publisher, takes_all=takes_all)
-        call = HandlerCall(function=handler, wants_all=takes_all)
+        call = HandlerCall(function=handler, wants_all=takes_all, publishes=True)
         pool: Executor = ThreadExecutor(queue, call, 1)
         if is_async:
 
@@ -110,7 +110,9 @@ class Works:
                 await asyncio.sleep(0)
                 return handler(record)
 
-            pool = LoopExecutor(queue, HandlerCall(function=handle, wants_all=takes_all), 1)
+            pool = LoopExecutor(
+                queue, HandlerCall(function=handle, wants_all=takes_all, publishes=True), 1
+            )
         self.room.add(keys)
         self.room.speed_up()
         pool.start()

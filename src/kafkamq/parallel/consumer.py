@@ -146,6 +146,7 @@ class ParallelBase:
             function=called_for(config, handler),
             takes_lists=bool(config.batch_size),
             wants_all=takes_all,
+            publishes=results is not None,
             timeout_ms=config.timeout_ms,
             owner=config,
         )

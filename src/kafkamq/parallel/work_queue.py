@@ -94,6 +94,8 @@ class ParallelWorkQueue:
 
     def take(self, worker: PoolWorker, limit: int = 0) -> list[PoolRun]:
         now_s = monotonic()
+        # What the worker is through with is freed behind the lock: a record is some mallocs.
+        _through = worker.runs
         with self.lock:
             if worker.handed:
                 self._completed += worker.handed
@@ -130,12 +132,12 @@ class ParallelWorkQueue:
             self._laden.add(worker)
 
     def _collect(self, worker: PoolWorker, now_s: float) -> None:
-        runs, worker.finished = worker.finished, []
-        finished = [run for run in runs if run.failed is None and run.end is None]
-        if len(finished) < len(runs):
-            for run in runs:
+        finished, worker.finished = worker.finished, []
+        if self.is_deferred:  # else it was released at once
+            for run in finished:
                 if run.failed is not None or run.end is not None:
                     self._release(worker, run)
+            finished = [run for run in finished if not run.is_released]
         self.scheduler.finish(finished)
         if worker.spent_us is None:
             count, spent_us = worker.taken, (now_s - worker.began_s) * 1e6

@@ -178,7 +178,7 @@ class LoopExecutor(Generic[R]):
         slot.gate = None
 
     async def _work(self, slot: Slot[R]) -> None:
-        queue, takes_lists = self._queue, self._call.takes_lists
+        queue, takes_lists, publishes = self._queue, self._call.takes_lists, self._call.publishes
         call = self._claimed_call(slot) if self._call.keeps_claims else self._call.function
         began_s = time.monotonic()
         while True:
@@ -191,11 +191,9 @@ class LoopExecutor(Generic[R]):
             if takes_lists:
                 await self._process_list(slot, call)
             else:
-                for run in slot.pending:
-                    slot.current = run, iter(run.records)
-                    await self._process(slot, call)
-                run = None  # it is not kept while the slot waits
-            await queue.publish_async(slot)
+                await self._process(slot, call)
+            if publishes:
+                await queue.publish_async(slot)
             if self._latest is not slot:  # its handler has waited, and others went on
                 self._latest, began_s = slot, time.monotonic()
             elif time.monotonic() - began_s > _TURN_S:
@@ -203,32 +201,34 @@ class LoopExecutor(Generic[R]):
                 began_s = time.monotonic()
 
     async def _process(self, slot: Slot[R], call: Callable[[R], Awaitable[object]]) -> None:
-        assert slot.current is not None
-        run, records = slot.current
         queue, wants_all = self._queue, self._call.wants_all
-        processed: int | None = 0 if run.is_stale else None
-        if processed is None:
-            for record in records:
-                try:
-                    outcome = await call(record)
-                except asyncio.CancelledError as error:
-                    self._raise_if_ended()
-                    outcome = error
-                except GeneratorExit as error:
-                    if not self._loop.is_running():  # it was closed, this coroutine is collected
-                        raise
-                    outcome = error
-                except BaseException as error:  # noqa: BLE001 - the queue decides
-                    outcome = error
-                if (outcome is not None or wants_all) and not await queue.acknowledge_async(
-                    slot, run, record, outcome
-                ):
-                    processed = 1 + run.records.index(record)
-                    break
-        if processed is None and run.failed is None:
-            slot.finished.append(run)
-        else:
-            queue.done(slot, run, processed)
+        for run in slot.pending:
+            records = iter(run.records)
+            slot.current = run, records
+            processed: int | None = 0 if run.is_stale else None
+            if processed is None:
+                for record in records:
+                    try:
+                        outcome = await call(record)
+                    except asyncio.CancelledError as error:
+                        self._raise_if_ended()
+                        outcome = error
+                    except GeneratorExit as error:
+                        # The loop was closed, and this coroutine is collected.
+                        if not self._loop.is_running():
+                            raise
+                        outcome = error
+                    except BaseException as error:  # noqa: BLE001 - the queue decides
+                        outcome = error
+                    if (outcome is not None or wants_all) and not await queue.acknowledge_async(
+                        slot, run, record, outcome
+                    ):
+                        processed = 1 + run.records.index(record)
+                        break
+            if processed is None and run.failed is None:
+                slot.finished.append(run)
+            else:
+                queue.done(slot, run, processed)
 
     async def _process_list(self, slot: Slot[R], call: Callable[[Any], Awaitable[object]]) -> None:
         runs, records = take_list(slot)

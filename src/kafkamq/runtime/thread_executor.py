@@ -94,8 +94,8 @@ class ThreadExecutor(Generic[R]):
             self._queue.fail(error)
 
     def _work(self, slot: Slot[R], call: Callable[[Any], object]) -> None:
-        queue, takes_lists = self._queue, self._call.takes_lists
-        take, publish, process = queue.take, queue.publish, self._process_taken
+        queue, takes_lists, publishes = self._queue, self._call.takes_lists, self._call.publishes
+        take, process = queue.take, self._process_taken
         while True:
             if not take(slot):
                 if queue.is_stopped:
@@ -106,7 +106,8 @@ class ThreadExecutor(Generic[R]):
                 self._process_list(slot, call)
             else:
                 process(slot, call)
-            publish(slot)
+            if publishes:
+                queue.publish(slot)
 
     def _process_taken(self, slot: Slot[R], call: Callable[[R], object]) -> None:
         for run in slot.pending:
@@ -226,7 +227,8 @@ class ThreadExecutor(Generic[R]):
             else:
                 self._queue.done(slot, run, 1 + run.records.index(lost))
             self._process_taken(slot, call)
-        self._queue.publish(slot)
+        if self._call.publishes:
+            self._queue.publish(slot)
         return True
 
 

@@ -238,6 +238,7 @@ class HandlerCall:
     takes_lists: bool = False  # it takes lists
     # The queue wants to know of every outcome, not only of those that are not None.
     wants_all: bool = False
+    publishes: bool = False  # the queue has something to publish of what a slot has handled
     timeout_ms: int = 0  # after so long a call has failed; 0: never
     is_claimed: bool = False  # the end does not wait for handlers: it takes what they are at
     owner: object = None  # what its code is inside of (``inside``)

@@ -19,7 +19,7 @@ class RunSize:
     which a worker only waited for others to let go of the interpreter count as what they are.
     """
 
-    def __init__(self, *, max_records: int = 512, target_us: int = 5_000) -> None:
+    def __init__(self, *, max_records: int = 512, target_us: int = 10_000) -> None:
         if max_records < 1:
             raise ConfigError(f"max_records is {max_records}: it must be at least 1")
         if target_us < 1:
@@ -51,7 +51,7 @@ class RunSize:
             return 1
         limit = min(self._max_records, by_time)
         if not self.is_light:
-            limit = min(limit, -(-waiting_count // max(workers, 1)))
+            limit = min(limit, waiting_count // max(workers, 1))
         return max(1, limit)
 
 
