@@ -6,6 +6,7 @@ import multiprocessing
 import re
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
 import pytest
@@ -96,6 +97,17 @@ def test_ids_are_of_uuid_version_7_and_ascend() -> None:
     ids = [uuid7() for _ in range(20_000)]
     assert all(map(UUID7.fullmatch, ids))
     assert ids == sorted(set(ids))
+
+
+def test_ids_of_one_millisecond_are_as_many_as_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by several threads, which begin blocks of them beside each other."""
+    now_ns = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns)
+    ids = [uuid7() for _ in range(10_000)]
+    assert ids == sorted(set(ids))
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: {uuid7() for _ in range(5000)}, range(4)))
+    assert len(set(ids).union(*found)) == 30_000
 
 
 def _ids(pipe: multiprocessing.connection.Connection) -> None:

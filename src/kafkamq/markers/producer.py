@@ -128,6 +128,8 @@ class MarkersProducer(Producer):
 class AnyTopicProducer(Producer):
     """Sends to a queue that is a topic of its own (R38): keys and headers are the user's."""
 
+    _is_stamped = True
+
     def _headers_of(self, own: Headers, id: str, ttl_ms: int | None) -> Headers:
         facts = self._namespace.facts()
         if ttl_ms is not None and not facts.is_broker_time:

@@ -19,6 +19,9 @@ from kafkamq.types import ScheduleToken, SentMessage
 if TYPE_CHECKING:
     from kafkamq.queue.sender import Notes, Sender
 
+Place = tuple[int, int, int]
+"""Where a message stands: partition and offset; and the broker's time in milliseconds."""
+
 _SLICE_S = 0.25  # how often a waiting caller looks for wrong credentials
 _log = logging.getLogger(__name__)
 _lock = threading.Lock()  # of all deliveries: only taken where somebody waits
@@ -60,28 +63,17 @@ class Delivery:
     Kafka confirms or fails every send within ``message.timeout.ms`` (30 s).
     """
 
-    __slots__ = (
-        "_callbacks",
-        "_destination",
-        "_error",
-        "_event",
-        "_id",
-        "_offset",
-        "_partition",
-        "_timestamp_ms",
-    )
+    __slots__ = ("_callbacks", "_destination", "_id", "_outcome")
 
     def __init__(self, destination: Destination, id: str) -> None:
         self._destination = destination
         self._id = id
-        self._partition = self._offset = self._timestamp_ms = -1
-        self._error: KafkaError | None = None
-        self._event: threading.Event | None = None
+        self._outcome: Place | KafkaError | None = None
         self._callbacks: list[Callable[[Delivery], None]] | None = None
 
     def done(self) -> bool:
         """Whether Kafka has confirmed or failed it."""
-        return self._offset >= 0 or self._error is not None
+        return self._outcome is not None
 
     def result(self, timeout: float | timedelta | None = None) -> SentMessage:
         """Where the message stands; waits for it.
@@ -96,20 +88,15 @@ class Delivery:
         """
         if not self.done():
             self._wait(None if timeout is None else wait_seconds(timeout, may_be_endless=True))
-        if self._error is not None:
-            raise broker_error(self._error, self._destination.doing()) from None
-        queue_id, token = self._destination.queue_id, None
+        outcome = self._outcome
+        if not isinstance(outcome, tuple):
+            assert outcome is not None
+            raise broker_error(outcome, self._destination.doing()) from None
+        queue_id, topic, token = self._destination.queue_id, self._destination.topic, None
+        partition, offset, timestamp_ms = outcome
         if self._destination.is_delayed:
-            token = ScheduleToken(queue_id, self._partition, self._offset)
-        return SentMessage(
-            queue_id,
-            self._id,
-            self._destination.topic,
-            self._partition,
-            self._offset,
-            self._timestamp_ms,
-            token,
-        )
+            token = ScheduleToken(queue_id, partition, offset)
+        return SentMessage(queue_id, self._id, topic, partition, offset, timestamp_ms, token)
 
     def add_done_callback(self, function: Callable[[Delivery], None]) -> None:
         """Call ``function(delivery)`` when it is done, at once if it is done already.
@@ -122,15 +109,13 @@ class Delivery:
             self._call_back()
 
     def _wait(self, timeout: float | None) -> None:
-        with _lock:
-            event = self._event = self._event or threading.Event()
-        if self.done():  # reported before the event was there to be set
-            return
+        is_done = threading.Event()
+        self.add_done_callback(lambda _: is_done.set())
         deadline_s = None if timeout is None else time.monotonic() + timeout
         doing = self._destination.doing()
         while True:
             left_s = _SLICE_S if deadline_s is None else deadline_s - time.monotonic()
-            if event.wait(max(0.0, min(left_s, _SLICE_S))) or self.done():
+            if is_done.wait(max(0.0, min(left_s, _SLICE_S))) or self.done():
                 return
             self._destination.sender.check(doing)
             if left_s <= 0:
@@ -143,17 +128,14 @@ class Delivery:
         destination = self._destination
         try:
             if error is None:
-                partition = self._partition = record.partition() or 0
-                self._timestamp_ms = record.timestamp()[1]
-                self._offset = record.offset() or 0  # last: from here on it is done
+                partition = record.partition() or 0
+                self._outcome = partition, record.offset() or 0, record.timestamp()[1]
                 destination.notes.append((partition, record.latency() or 0.0))
             else:
                 # First: after a fatal error of the client the next line may fail.
-                self._error = error
-                self._error = destination.sender.failed(error)
+                self._outcome = error
+                self._outcome = destination.sender.failed(error)
                 destination.sender.recorder.failed(destination.queue_id)
-            if self._event is not None:
-                self._event.set()
             if self._callbacks is not None:
                 self._call_back()
         finally:

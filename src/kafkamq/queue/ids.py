@@ -10,9 +10,10 @@ from collections.abc import Callable
 from itertools import count
 
 _random = random.Random(os.urandom(32))  # fast; ids are labels, not secrets
-_Millisecond = tuple[int, str, Callable[[], int]]
-_NEVER: _Millisecond = (-1, "", int)
-_latest = [_NEVER]
+_TAILS = [f"{number:03x}" for number in range(4096)]
+_Latest = tuple[int, int, Callable[[], str], str, "count[int]"]
+_NEVER: _Latest = (0, 0, str, "", count())
+_latest = [_NEVER]  # from and until when it holds (ns), its next id, the head and blocks of all
 
 
 def _after_fork() -> None:
@@ -24,22 +25,33 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def uuid7() -> str:
-    """A UUID of version 7: ordered by its making, with 73 random bits for each millisecond.
+    """A UUID of version 7: ordered by its making, with 61 random bits for each millisecond.
 
-    Those of one millisecond count on from a random number (RFC 9562, section 6.2, method 1).
+    Those of one millisecond count on from a random number (RFC 9562, section 6.2, method 1). They
+    come in blocks, whose ids differ in their last digits only: these are taken from a table.
     """
-    latest = _latest[0]
-    time_ms = time.time_ns() // 1_000_000
-    if latest[0] != time_ms:
-        latest = _latest[0] = _begin(time_ms)
-    return f"{latest[1]}{latest[2]():012x}"
+    from_ns, until_ns, following, _, _ = _latest[0]
+    if from_ns <= time.time_ns() < until_ns:
+        try:
+            return following()
+        except StopIteration:
+            pass
+    return _begin()
 
 
-def _begin(time_ms: int) -> _Millisecond:
-    head, bits = f"{time_ms:012x}", _random.getrandbits(26)
-    prefix = f"{head[:8]}-{head[8:]}-{0x7000 | bits >> 14:04x}-{0x8000 | bits & 0x3FFF:04x}-"
-    # Of 48 bits for the counter, which so does not come to its end.
-    return time_ms, prefix, count(_random.getrandbits(47)).__next__
+def _begin() -> str:
+    """The first id of a block: of a new millisecond, or of one that has more than a block."""
+    time_ns = time.time_ns()
+    from_ns, until_ns, _, head, blocks = _latest[0]
+    if not from_ns <= time_ns < until_ns:
+        time_ms, bits = time_ns // 1_000_000, _random.getrandbits(26)
+        from_ns, until_ns, at = time_ms * 1_000_000, (time_ms + 1) * 1_000_000, f"{time_ms:012x}"
+        head = f"{at[:8]}-{at[8:]}-{0x7000 | bits >> 14:04x}-{0x8000 | bits & 0x3FFF:04x}-"
+        # Of 36 bits, which so do not come to their end.
+        blocks = count(_random.getrandbits(35))
+    following = map(f"{head}{next(blocks):09x}".__add__, _TAILS).__next__
+    _latest[0] = from_ns, until_ns, following, head, blocks
+    return following()
 
 
 def new_consumer_id() -> str:

@@ -28,6 +28,7 @@ class Producer:
     """
 
     _unkeyed: bytes | None = None  # the record's key of a message without one
+    _is_stamped = False  # whether its records have more headers than the sender's, id and TTL
 
     def __init__(self, sender: Sender, queue: QueueConfig) -> None:
         """Made by ``Queue.producer``: of a queue with a topic of its own, or of a subclass."""
@@ -153,15 +154,16 @@ class Producer:
             id = uuid7()
         else:
             size += len(checked_id(id))
-        own: Headers = ()
-        if headers is not None:
+        if headers is None and ttl is None and not self._is_stamped:
+            every: Headers = ((ID, id.encode()),)
+        else:
             own, own_bytes = checked_headers(headers)
             size += own_bytes
-        ttl_ms = None
-        if ttl is not None:
-            self._require(Feature.TTL, "send(ttl=...)")
-            ttl_ms = milliseconds(ttl, name="ttl")
-        every = self._headers_of(own, id, ttl_ms)
+            ttl_ms = None
+            if ttl is not None:
+                self._require(Feature.TTL, "send(ttl=...)")
+                ttl_ms = milliseconds(ttl, name="ttl")
+            every = self._headers_of(own, id, ttl_ms)
         facts = self._namespace.facts()
         if size > facts.max_message_bytes:
             raise ConfigError(
@@ -205,8 +207,6 @@ class Producer:
         self._sender.flush(timeout_s)
 
     def _headers_of(self, own: Headers, id: str, ttl_ms: int | None) -> Headers:
-        if not own and ttl_ms is None:
-            return ((ID, id.encode()),)
         return message_headers(own, id=id, ttl_ms=ttl_ms)
 
     # What a backend with a shared topic, or with delays, does otherwise.

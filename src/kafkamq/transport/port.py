@@ -135,11 +135,12 @@ class Producer(Protocol):
         value: str | bytes | None = None,
         key: str | bytes | None = None,
         partition: int = -1,
-        *,
+        callback: DeliveryReport | None = None,
         on_delivery: DeliveryReport | None = None,
+        timestamp: int = 0,
         headers: Any = None,
     ) -> None:
-        """Queue one record; never waits.
+        """Queue one record; never waits. ``callback`` and ``on_delivery`` are the same.
 
         Raises:
             BufferError: The queue is full: ``poll`` makes room.

@@ -193,7 +193,7 @@ class TransactionalProducer:
             deadline_s = 0.0
             while True:
                 try:
-                    produce(topic, value, key, partition, on_delivery=report, headers=own)
+                    produce(topic, value, key, partition, report, None, 0, own)
                     break
                 except BufferError:
                     now_s = time.monotonic()
