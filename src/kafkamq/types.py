@@ -251,7 +251,6 @@ class RangeRecord:
     """One record of the topic of range claims; never mutated. ``wire/ranges.py`` is its text."""
 
     type: RangeType
-    time_s: int  # epoch seconds by the sender's clock; nobody goes by it
     instance: str  # random, of one start of the sender's process
     client: str
     group: str
@@ -260,4 +259,4 @@ class RangeRecord:
     first: int = 0  # half-open
     next: int = 0
     frontier: int = 0  # the first offset that nobody has claimed, as the sender knows
-    seen: int = -1  # its sender had read all range records before this offset; -1: it does not say
+    seen: int = 0  # its sender had read all range records before this offset

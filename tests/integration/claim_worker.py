@@ -22,7 +22,7 @@ from kafkamq.claims import Cluster, Consumer
 from kafkamq.claims.at_most_once import AtMostOnceBatches
 from kafkamq.claims.engine import Engine
 from kafkamq.claims.rules.claimant import Claimant
-from kafkamq.claims.rules.ownership import SafeRules
+from kafkamq.claims.rules.log import SafeRules
 from kafkamq.claims.session import Fence
 from kafkamq.errors import KafkaMQError, LeaseLostError
 from kafkamq.types import MarshalType

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from kafkamq.claims.rules.range_log import HeldRange, RangeLog
-from kafkamq.claims.rules.range_member import RangeMember, RangeWrite
+from kafkamq.claims.rules.ranges import HeldRange, RangeLog, RangeMember, RangeWrite
 from kafkamq.types import RangeRecord, RangeType
 
 INTERVAL_S = 60
@@ -38,7 +37,7 @@ class RangeWorld:
         self.now_s = 10_000.0
         self.skew_s = 0.0  # of the broker's clock
         self.records: list[tuple[float, RangeRecord]] = []
-        self.truth = RangeLog(INTERVAL_S)  # reads everything at once
+        self.truth = RangeLog(GROUP, TOPIC, INTERVAL_S)  # reads everything at once
         self.processes: dict[str, Process] = {}
         self.started = 0
         self.crashes = 0
@@ -60,9 +59,9 @@ class RangeWorld:
             since_s = self.records[-1][0] - WINDOW_INTERVALS * INTERVAL_S
             later = (i for i, (at_s, _) in enumerate(self.records) if at_s >= since_s)
             first = next(later, len(self.records))
-        log = RangeLog(INTERVAL_S, since_s=since_s if first else None)
+        log = RangeLog(GROUP, TOPIC, INTERVAL_S, since_s=since_s if first else None)
         member = RangeMember(
-            log, client=name, instance=f"{name}{self.started}", group=GROUP, topic=TOPIC,
+            log, client=name, instance=f"{name}{self.started}",
             size=SIZE, ahead=0, interval_ms=INTERVAL_S * 1000,
         )  # fmt: skip
         self.processes[name] = Process(name, log, member, first)
@@ -77,9 +76,7 @@ class RangeWorld:
         process.in_flight.extend(process.member.tell([0], self.ms, self.broker_s()))
         for each in process.held():
             place = (0, each.first, each.next)
-            process.in_flight.append(
-                process.member.end(RangeType.FREE, place, self.ms, self.broker_s())
-            )
+            process.in_flight.append(process.member.end(RangeType.FREE, place, self.ms))
         while process.in_flight:
             self.land(process)
         del self.processes[process.name]
@@ -129,7 +126,7 @@ class RangeWorld:
         first, end = live[0].first, live[0].next
         done = min(first + count, end)
         self.worked.update(range(first, done))
-        write = process.member.end(RangeType.DONE, (0, first, done), self.ms, self.broker_s())
+        write = process.member.end(RangeType.DONE, (0, first, done), self.ms)
         if done < end:
             process.member.shorten(0, (first, end), done)
         process.in_flight.append(write)
@@ -143,8 +140,8 @@ class RangeWorld:
                 for offset in range(each.first, each.next):
                     other = owned.setdefault(offset, process.name)
                     assert other == process.name, f"two work on offset {offset}"
-        frontier = self.truth.frontier(GROUP, TOPIC, 0)
-        open_ = self.truth.abandoned(GROUP, TOPIC, 0, now_s=1e9)
+        frontier = self.truth.frontier(0)
+        open_ = self.truth.abandoned(0, now_s=1e9)
         missing = {offset for each in open_ for offset in range(each.first, each.next)}
         assert set(range(max(0, frontier))) <= self.worked | missing, "done, and nobody worked"
 

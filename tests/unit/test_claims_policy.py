@@ -17,9 +17,8 @@ from kafkamq.claims.partition_claims import (
     PartitionClaimsConfig,
     PartitionClaimsListener,
 )
-from kafkamq.claims.rules.audit import ClaimAudit
+from kafkamq.claims.rules.audit import ClaimAudit, ClaimEventKind, ClaimHistory
 from kafkamq.claims.rules.claimant import Claimant
-from kafkamq.claims.rules.history import ClaimEventKind, ClaimHistory
 from kafkamq.claims.rules.log import ClaimLog
 from kafkamq.claims.rules.policy import ClaimMode, ClaimPolicy, Prospect
 from kafkamq.claims.rules.steps import ClaimantConfig, End, Fetch, Stop

@@ -10,8 +10,7 @@ import pytest
 from tests.waiting import within
 
 from kafkamq.claims import RangeClaims, init_topic
-from kafkamq.claims.rules.range_log import RangeLog
-from kafkamq.claims.rules.range_member import RangeMember, RangeWrite
+from kafkamq.claims.rules.ranges import RangeLog, RangeMember, RangeWrite
 from kafkamq.claims.wire.ranges import decode_range, encode_range
 from kafkamq.errors import WireError
 from kafkamq.transport.clients import open_producer
@@ -27,7 +26,7 @@ class Told:
 
     def __init__(self) -> None:
         self.records: list[tuple[float, RangeRecord]] = []
-        self.log = RangeLog(INTERVAL_S)
+        self.log = RangeLog("g", "t", INTERVAL_S)
 
     def add(
         self,
@@ -37,19 +36,20 @@ class Told:
         first: int,
         next: int,
         frontier: int = 0,
-        seen: int = -1,
+        seen: int | None = None,  # all that there is
     ) -> int:
-        record = RangeRecord(type, int(at_s), who, who, "g", "t", 0, first, next, frontier, seen)
+        seen = len(self.records) if seen is None else seen
+        record = RangeRecord(type, who, who, "g", "t", 0, first, next, frontier, seen)
         self.log.apply(record, offset=len(self.records), broker_time_s=at_s)
         self.log.check()
         self.records.append((at_s, record))
         return len(self.records) - 1
 
     def held(self, who: str, log: RangeLog | None = None) -> list[tuple[int, int]]:
-        return [(e.first, e.next) for e in (log or self.log).held("g", "t", 0, who)]
+        return [(e.first, e.next) for e in (log or self.log).held(0, who)]
 
     def reader(self, first: int) -> RangeLog:
-        log = RangeLog(INTERVAL_S, since_s=self.records[first][0] if first else None)
+        log = RangeLog("g", "t", INTERVAL_S, since_s=self.records[first][0] if first else None)
         for offset in range(first, len(self.records)):
             at_s, record = self.records[offset]
             log.apply(record, offset=offset, broker_time_s=at_s)
@@ -58,17 +58,14 @@ class Told:
 
 
 def test_the_wire() -> None:
-    record = RangeRecord(CLAIM, 7, "i", "c", "g", "t", 3, 10, 20, 5)
+    record = RangeRecord(CLAIM, "i", "c", "g", "t", 3, 10, 20, 5, 9)
     value = encode_range(record)
-    assert value == b"ClaimRange/1/7/i/c/g/t/3/10/20/5"
+    assert value == b"ClaimRange/2/9/i/c/g/t/3/10/20/5"
     assert decode_range(value) == record
-    late = replace(record, time_s=0, seen=9)
-    assert encode_range(late) == b"ClaimRange/2/9/i/c/g/t/3/10/20/5"
-    assert decode_range(encode_range(late)) == late
     bad = [
         *(None, b"", b"ClaimRange", value + b"/1", value.replace(b"ClaimRange", b"Claim")),
         *(value.replace(b"/3/", b"/-3/"), value.replace(b"/g/", b"/\xff/"), b"/" * 20_000),
-        value.replace(b"/10/", b"/1_0/"),
+        *(value.replace(b"/10/", b"/1_0/"), value.replace(b"/2/", b"/1/")),
     ]
     for each in bad:
         with pytest.raises(WireError):
@@ -88,7 +85,7 @@ def test_rc2_ranges_follow_each_other_and_the_first_claim_wins() -> None:
     told.add(1, CLAIM, "c", 300, 300)
     assert (told.held("a"), told.held("b"), told.held("c")) == ([(100, 200)], [(200, 300)], [])
     assert told.log.refused == 4
-    assert told.log.frontier("g", "t", 0) == 300
+    assert told.log.frontier(0) == 300
 
 
 def test_rc2_what_a_silent_owner_held_is_claimed_again_as_it_was() -> None:
@@ -100,7 +97,7 @@ def test_rc2_what_a_silent_owner_held_is_claimed_again_as_it_was() -> None:
     assert told.held("b") == []
     token = told.add(20, CLAIM, "b", 0, 100)
     assert told.held("b") == [(0, 100)]
-    assert told.log.held("g", "t", 0, "b")[0].token == token
+    assert told.log.held(0, "b")[0].token == token
     told.add(21, BEAT, "a", 0, 100)  # a zombie
     told.add(21, DONE, "a", 0, 100)
     assert told.held("b") == [(0, 100)]
@@ -112,12 +109,12 @@ def test_rc4_done_in_parts_and_given_back() -> None:
     told.add(0, CLAIM, "a", 0, 100)
     told.add(1, DONE, "a", 0, 40)
     assert told.held("a") == [(40, 100)]
-    assert told.log.position("g", "t", 0) == 40
+    assert told.log.position(0) == 40
     told.add(2, FREE, "a", 40, 100)
     assert told.held("a") == []
     told.add(2, CLAIM, "b", 40, 100)
     told.add(3, DONE, "b", 40, 100)
-    assert told.log.position("g", "t", 0) == told.log.frontier("g", "t", 0) == 100
+    assert told.log.position(0) == told.log.frontier(0) == 100
 
 
 def test_rc3_a_reader_from_the_middle_waits_and_then_knows_all() -> None:
@@ -134,7 +131,7 @@ def test_rc3_a_reader_from_the_middle_waits_and_then_knows_all() -> None:
     log = told.reader(middle)
     assert log.is_warm
     assert told.held("a", log) == [(0, 100)]
-    assert log.frontier("g", "t", 0) == 200
+    assert log.frontier(0) == 200
 
 
 def test_rc3_a_reader_from_the_middle_claims_nothing_before_and_knows_zombies() -> None:
@@ -154,7 +151,7 @@ def test_rc3_who_read_from_the_beginning_knows_every_range() -> None:
     told.add(0, CLAIM, "a", 0, 100)
     told.add(1, BEAT, "z", 500, 600, 700)  # of a range that nobody gave it
     assert told.held("z") == []
-    assert told.log.frontier("g", "t", 0) == 100
+    assert told.log.frontier(0) == 100
     assert told.log.ignored == 1
 
 
@@ -168,8 +165,8 @@ def test_rc4_a_reader_from_the_middle_hears_what_is_abandoned() -> None:
     told.add(80, BEAT, "b", 100, 200, 200)
     assert told.log.ignored == 0
     log = told.reader(middle)
-    assert [(e.first, e.next) for e in log.abandoned("g", "t", 0, now_s=80)] == [(0, 100)]
-    assert log.position("g", "t", 0) == 0
+    assert [(e.first, e.next) for e in log.abandoned(0, now_s=80)] == [(0, 100)]
+    assert log.position(0) == 0
     told.add(81, CLAIM, "c", 0, 100)
     assert told.held("c") == told.held("c", told.reader(middle)) == [(0, 100)]
 
@@ -184,7 +181,7 @@ def test_rc4_what_was_only_told_to_be_free_belongs_to_who_beats_or_ends_it() -> 
     told.add(27, BEAT, "c", 0, 100, 100)
     log = told.reader(middle)
     assert told.held("c", log) == [(0, 100)]
-    assert log.abandoned("g", "t", 0, now_s=28) == []
+    assert log.abandoned(0, now_s=28) == []
     told.add(28, DONE, "c", 0, 60)
     told.add(29, FREE, "z", 60, 100, 100)  # who does not own it frees nothing
     assert told.held("c", told.reader(middle)) == told.held("c") == [(60, 100)]
@@ -205,8 +202,8 @@ def test_rc4_a_reader_from_the_middle_does_not_know_who_claimed_what_it_saw_free
     told.add(4, CLAIM, "b", 0, 100)
     told.add(5, DONE, "b", 0, 100)
     log = told.reader(middle)
-    assert not log.is_open("g", "t", 0, 0, 100)
-    assert not told.log.is_open("g", "t", 0, 0, 100)
+    assert not log.is_open(0, 0, 100)
+    assert not told.log.is_open(0, 0, 100)
 
 
 def a_late_sender(told: Told) -> tuple[int, int]:
@@ -224,8 +221,8 @@ def test_rc4_what_another_member_has_done_in_part_is_open() -> None:
     told.add(0, CLAIM, "a", 0, 100)
     told.add(31, CLAIM, "b", 0, 100, 100, 1)  # a was silent
     told.add(32, DONE, "b", 0, 20, 100, 2)
-    assert told.log.is_open("g", "t", 0, 0, 100)
-    assert not told.log.is_open("g", "t", 0, 0, 20)
+    assert told.log.is_open(0, 0, 100)
+    assert not told.log.is_open(0, 0, 20)
 
 
 @pytest.mark.parametrize("type", [FREE, BEAT])
@@ -233,9 +230,9 @@ def test_rc4_a_late_sender_does_not_bring_back_what_is_done(type: RangeType) -> 
     told = Told()
     seen, after = a_late_sender(told)
     told.add(28, type, "b", 0, 100, 100, seen)  # it decided so before it read the end
-    assert not told.log.is_open("g", "t", 0, 0, 100)
+    assert not told.log.is_open(0, 0, 100)
     for middle in (1, after - 2, after):  # who read the end, and who began behind it
-        assert not told.reader(middle).is_open("g", "t", 0, 0, 100), middle
+        assert not told.reader(middle).is_open(0, 0, 100), middle
 
 
 def test_rc4_who_claimed_what_a_late_sender_tells_free_may_hold_it() -> None:
@@ -245,8 +242,8 @@ def test_rc4_who_claimed_what_a_late_sender_tells_free_may_hold_it() -> None:
     middle = told.add(25, CLAIM, "c", 0, 100, 100, 2)
     told.add(26, FREE, "b", 0, 100, 100, middle)
     log = told.reader(middle)
-    assert log.is_open("g", "t", 0, 0, 100)
-    assert log.abandoned("g", "t", 0, now_s=45) == []
+    assert log.is_open(0, 0, 100)
+    assert log.abandoned(0, now_s=45) == []
     told.add(27, BEAT, "c", 0, 100, 100, middle + 1)
     assert told.held("c", told.reader(middle)) == told.held("c") == [(0, 100)]
 
@@ -260,7 +257,7 @@ def test_rc3_a_reader_from_the_middle_judges_claims_at_the_frontier_that_others_
     told.add(40, BEAT, "a", 0, 100, 100, 3)
     log = told.reader(middle)
     assert log.is_warm
-    assert log.frontier("g", "t", 0) == told.log.frontier("g", "t", 0) == 200
+    assert log.frontier(0) == told.log.frontier(0) == 200
 
 
 def test_rc3_a_range_whose_end_is_under_way_is_not_renewed_behind_it() -> None:
@@ -275,7 +272,7 @@ def test_rc3_a_range_whose_end_is_under_way_is_not_renewed_behind_it() -> None:
         return [(each.first, each.next) for each in found]
 
     assert beats(1) == [(0, 10)]
-    end = member.end(DONE, (0, 0, 10), 2000, 2)
+    end = member.end(DONE, (0, 0, 10), 2000)
     assert beats(5) == [(0, 0)]
     member.on_written(end, -1)  # nobody knows: it may not stand there
     assert beats(9) == [(0, 10)]
@@ -301,14 +298,14 @@ def test_rc4_what_is_abandoned_is_told_once_an_interval() -> None:
 def test_what_is_abandoned_at_a_time() -> None:
     told = Told()
     told.add(100, CLAIM, "a", 0, 100)
-    assert told.log.abandoned("g", "t", 0, now_s=119.9) == []
-    (left,) = told.log.abandoned("g", "t", 0, now_s=120)
+    assert told.log.abandoned(0, now_s=119.9) == []
+    (left,) = told.log.abandoned(0, now_s=120)
     assert (left.first, left.next) == (0, 100)
 
 
 def a_member(told: Told, who: str, ahead: int = 1) -> RangeMember:
     return RangeMember(
-        told.log, client=who, instance=who, group="g", topic="t", size=10, ahead=ahead,
+        told.log, client=who, instance=who, size=10, ahead=ahead,
         interval_ms=INTERVAL_S * 1000,
     )  # fmt: skip
 
@@ -392,7 +389,7 @@ def test_members_never_hold_the_same_offsets_and_all_is_done_once(seed: int) -> 
     told = Told()
     members = {
         who: RangeMember(
-            told.log, client=who, instance=who, group="g", topic="t", size=10, ahead=1,
+            told.log, client=who, instance=who, size=10, ahead=1,
             interval_ms=INTERVAL_S * 1000,
         )
         for who in "abc"
@@ -412,7 +409,7 @@ def test_members_never_hold_the_same_offsets_and_all_is_done_once(seed: int) -> 
                 if each.next <= 300:
                     done += range(each.first, each.next)
                     place = (partition, each.first, each.next)
-                    writes.append(member.end(DONE, place, now_ms, now_s))
+                    writes.append(member.end(DONE, place, now_ms))
                 break
         for write in writes:
             record = write.record

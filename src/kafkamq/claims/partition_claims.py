@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kafkamq.claims.broker_clock import lease_clock_ms
 from kafkamq.claims.engine import Engine
-from kafkamq.claims.rules.claimant import Claimant
+from kafkamq.claims.rules.claimant import Claimant, may_reclaim
 from kafkamq.claims.rules.log import ClaimState
 from kafkamq.claims.rules.policy import ClaimMode, ClaimPolicy, Prospect
 from kafkamq.claims.rules.steps import (
@@ -22,7 +22,6 @@ from kafkamq.claims.rules.steps import (
     Phase,
     Stop,
 )
-from kafkamq.claims.rules.work import may_reclaim
 from kafkamq.claims.session import NEVER_MS, ClaimSession, Listener
 from kafkamq.types import MarshalRecord, MarshalType
 

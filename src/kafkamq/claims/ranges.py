@@ -22,8 +22,7 @@ from kafkamq.claims.log_start import find_starts, group_starts
 from kafkamq.claims.member import check_id
 from kafkamq.claims.message import ClaimedMessage
 from kafkamq.claims.range_positions import RangePositions
-from kafkamq.claims.rules.range_log import HeldRange, RangeLog
-from kafkamq.claims.rules.range_member import RangeMember, RangeWrite
+from kafkamq.claims.rules.ranges import HeldRange, RangeLog, RangeMember, RangeWrite
 from kafkamq.claims.topic import require_topic, require_work
 from kafkamq.claims.wire.marshal import coordination_partition
 from kafkamq.claims.wire.ranges import RANGE_TOPIC, decode_range, encode_range
@@ -170,8 +169,6 @@ class RangeClaims:
             self._state,
             client=client_id,
             instance=uuid.uuid4().hex[:8],
-            group=group_id,
-            topic=topic,
             size=size,
             ahead=ahead,
             interval_ms=self._interval_ms,
@@ -258,7 +255,7 @@ class RangeClaims:
             writes = list(self._member.tell(partitions, now_ms, now_s))
             for partition, each in self._member.held(partitions):
                 place = (partition, each.first, each.next)
-                writes.append(self._member.end(RangeType.FREE, place, now_ms, now_s))
+                writes.append(self._member.end(RangeType.FREE, place, now_ms))
             for write in writes:
                 self._send(write)
         with suppress(BrokerError):  # the client failed: what was under way was not written
@@ -340,7 +337,7 @@ class RangeClaims:
                 claimed.first = next_offset  # what had no answer stands in the log
                 return
             self._require(claimed)
-            write = self._member.end(RangeType.DONE, place, lease_clock_ms(), self._clock.now_s())
+            write = self._member.end(RangeType.DONE, place, lease_clock_ms())
             if next_offset < claimed.next:
                 before = (claimed.first, claimed.next)
                 self._member.shorten(claimed.partition, before, next_offset)
@@ -358,7 +355,7 @@ class RangeClaims:
 
     def _is_open(self, partition: int, first: int, end: int) -> bool:
         """Also where another member has done a part of it since."""
-        return self._state.is_open(self.group_id, self.topic, partition, first, end)
+        return self._state.is_open(partition, first, end)
 
     def _require(self, claimed: ClaimedRange) -> None:
         with self._changed:
@@ -457,7 +454,7 @@ class RangeClaims:
         self._end_at_start = begin.ends[self._number]
         self._next_offset = start
         self._clock = BrokerClock(begin.latest_ms)
-        self._state = RangeLog(self._interval_ms / 1000, since_s=since_s)
+        self._state = RangeLog(self.group_id, self.topic, self._interval_ms / 1000, since_s=since_s)
         self._look(admin)
         self._reader.place({(range_topic, self._number): start})
         # A fetch that waits at the log's end must not hold the next range back for long.
@@ -473,10 +470,7 @@ class RangeClaims:
 
     def _commit(self, *, is_last: bool = False) -> None:
         with self._changed:
-            positions = {
-                number: self._state.position(self.group_id, self.topic, number)
-                for number in range(self._count)
-            }
+            positions = {number: self._state.position(number) for number in range(self._count)}
         self._positions.commit(positions, is_last=is_last)
 
     def _follow(self, topic: str, **settings: Any) -> Follower:

@@ -11,7 +11,7 @@ import typer
 
 from kafkamq.claims import Admin, Claim, Cluster, init_topic
 from kafkamq.claims.audit import scan_topic
-from kafkamq.claims.rules.history import ClaimEventKind, ClaimHistory
+from kafkamq.claims.rules.audit import ClaimEventKind, ClaimHistory
 from kafkamq.claims.wire.marshal import COORDINATION_TOPIC
 from kafkamq.cli import claims_log, output
 from kafkamq.cli.claims_log import Interval, Topic

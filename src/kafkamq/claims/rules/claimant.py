@@ -31,27 +31,122 @@ Sources: Marshal PROTOCOL.md, "Partition Assignment for Consumption" and "Consum
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from kafkamq.claims.rules.log import Claim, ClaimLog
-from kafkamq.claims.rules.positions import StartPosition
+from kafkamq.claims.rules.log import Claim, ClaimLog, ClaimState
+from kafkamq.claims.rules.progress import DeliveredOffsets, Health, StartPosition, start_position
 from kafkamq.claims.rules.steps import (
     HOLDING,
     ClaimantConfig,
+    Delivery,
     End,
     Fetch,
     Finish,
+    HandOut,
     LookUp,
     Phase,
     Step,
     Stop,
-    lost_text,
+    Write,
 )
-from kafkamq.claims.rules.work import ClaimWork, may_reclaim
-from kafkamq.claims.rules.writer import ClaimWriter
 from kafkamq.errors import LeaseLostError, StateError
-from kafkamq.types import MarshalType
+from kafkamq.types import MarshalRecord, MarshalType
 
-__all__ = ["Claimant", "Phase"]
+
+def may_reclaim(config: ClaimantConfig, claim: Claim) -> bool:
+    """C4: fresh only, though the Go client takes over any claim that holds."""
+    return (
+        config.reclaim
+        and claim.client == config.client
+        and claim.state is ClaimState.FRESH
+        and not claim.rivals
+    )
+
+
+@dataclass(slots=True)
+class ClaimBatch:
+    """At most once: what is to be handed out; it is announced, then committed."""
+
+    first_offset: int
+    next_offset: int
+    is_wanted: bool = True  # the application waits for it
+    is_announced: bool = False  # its ClaimingMessages was read back
+    is_sent: bool = False  # its heartbeat is on its way
+
+
+@dataclass(slots=True)
+class PendingWrite:
+    """The write that was not read back yet."""
+
+    ticket: int
+    type: MarshalType
+    sent_ms: int  # monotonic, before it was sent
+    position: int = 0  # what it says: the next offset to consume
+    offset: int = -1  # where it stands in the log; -1: not known
+
+
+class ClaimWriter:
+    """Names writes, remembers the pending one, and paces repetitions of failed ones."""
+
+    __slots__ = ("_config", "_steps", "_tickets", "pending", "retry_ms")
+
+    def __init__(self, config: ClaimantConfig, steps: list[Step]) -> None:
+        self._config = config
+        self._steps = steps  # what is written is appended here
+        self._tickets = 0
+        self.pending: PendingWrite | None = None
+        self.retry_ms = -(2**62)  # nothing is written before
+
+    def can_write(self, monotonic_ms: int) -> bool:
+        return self.pending is None and monotonic_ms >= self.retry_ms
+
+    def is_read(self, next_offset: int) -> bool:
+        """The pending write stands in the log, and the log was read up to it."""
+        return self.pending is not None and 0 <= self.pending.offset < next_offset
+
+    def on_written(self, ticket: int, offset: int) -> None:
+        if self.pending is not None and self.pending.ticket == ticket:
+            self.pending.offset = offset
+
+    def on_failed(self, ticket: int, monotonic_ms: int) -> bool:
+        """It may be in the log all the same; False: the ticket is not of the pending write."""
+        if self.pending is None or self.pending.ticket != ticket:
+            return False
+        self.pause(monotonic_ms)
+        return True
+
+    def pause(self, monotonic_ms: int) -> None:
+        self.pending = None
+        self.retry_ms = monotonic_ms + self._config.retry_ms
+
+    def clear(self, monotonic_ms: int) -> None:
+        self.pending = None
+        self.retry_ms = monotonic_ms
+
+    def write(
+        self,
+        type: MarshalType,
+        monotonic_ms: int,
+        now_s: float,
+        *,
+        offset: int = 0,
+        commit_offset: int = -1,
+        must_commit: bool = False,
+    ) -> None:
+        config = self._config
+        self._tickets += 1
+        self.pending = PendingWrite(self._tickets, type, monotonic_ms, offset)
+        record = MarshalRecord(
+            type,
+            time_s=int(now_s),
+            instance=config.instance,
+            client=config.client,
+            group=config.group,
+            topic=config.topic,
+            partition=config.partition,
+            offset=offset,
+        )
+        self._steps.append(Write(self._tickets, record, commit_offset, must_commit))
 
 
 class Claimant:
@@ -69,7 +164,11 @@ class Claimant:
         self._peers = peers
         self._steps: list[Step] = []
         self._writer = ClaimWriter(config, self._steps)
-        self._work = ClaimWork(config)
+        self._offsets = DeliveredOffsets(0)
+        self._start: StartPosition | None = None
+        self._health: Health | None = None  # its speed is watched
+        self._batch: ClaimBatch | None = None  # at most once: what was offered
+        self._untaken_offset: int | None = None  # of what C6 let be handed out, and nobody took
         self._since_offset = 0  # only what stands from here on in the log is of this attempt
         self._is_restart = False  # C4
         self._is_looking = False
@@ -88,21 +187,21 @@ class Claimant:
     @property
     def position(self) -> int:
         """Next offset to consume; -1 while it is not known."""
-        return self._work.position
+        return -1 if self._start is None else self._offsets.position
 
     @property
     def outstanding(self) -> int:
-        return self._work.outstanding
+        """At least once: how many messages were handed out and have no verdict."""
+        return self._offsets.outstanding
 
     @property
     def wants_batch(self) -> bool:
         """At most once: ``offer`` may be called."""
-        work = self._work
-        return work.is_at_most_once and self.phase is Phase.OWNING and work.batch is None
+        return self._is_at_most_once and self.phase is Phase.OWNING and self._batch is None
 
-    def read(self, monotonic_ms: int) -> None:
-        """All of its topic is held, so it is read from now on: only now may it be too slow."""
-        self._work.watch(monotonic_ms)
+    @property
+    def _is_at_most_once(self) -> bool:
+        return self.config.delivery is Delivery.AT_MOST_ONCE
 
     @property
     def lease_until_ms(self) -> int:
@@ -122,7 +221,9 @@ class Claimant:
             if not self._is_looking:
                 times.append(writer.retry_ms)
         elif writer.pending is None:
-            is_idle = phase in (Phase.OWNING, Phase.DRAINING) and not self._work.is_pressing
+            batch = self._batch  # one that is to be announced or committed does not wait
+            is_pressing = batch is not None and (batch.is_wanted or not batch.is_announced)
+            is_idle = phase in (Phase.OWNING, Phase.DRAINING) and not is_pressing
             times.append(max(writer.retry_ms, self._next_beat_ms if is_idle else writer.retry_ms))
         if phase is Phase.CLAIMING or phase in HOLDING:
             times.append(self.lease_until_ms)
@@ -149,13 +250,20 @@ class Claimant:
         """Answer to ``LookUp``; a negative ``committed_offset``: none."""
         self._is_looking = False
         if self.phase is Phase.LOOKING:
-            self._work.find_start(
-                self._claim(0.0), earliest_offset, latest_offset, committed_offset
+            start = start_position(
+                coordination_offset=self._coordination_offset(self._claim(0.0)),
+                committed_offset=committed_offset,
+                earliest_offset=earliest_offset,
+                latest_offset=latest_offset,
+                take_larger=self._is_at_most_once,
             )
+            self._begin_at(start)
             self.phase = Phase.STARTING
             self._writer.clear(monotonic_ms)
-        elif self.phase is Phase.OWNING:
-            reason = self._work.judge(latest_offset, monotonic_ms)
+        elif self.phase is Phase.OWNING and self._health is not None:
+            self._offsets.advance()
+            self._health.sample(self.position, latest_offset)
+            reason = self._health.judge(self.position, latest_offset, monotonic_ms)
             if reason is not None:  # C7
                 self.release(monotonic_ms, drain_ms=self.config.patience_ms, reason=reason)
 
@@ -169,18 +277,24 @@ class Claimant:
         """At least once: these messages go to the application now; False: they may not."""
         if not self.is_live(monotonic_ms):
             return False
-        self._work.deliver(offsets, monotonic_ms)
+        self._offsets.deliver(offsets)
+        self._saw_messages(monotonic_ms)
         return True
 
     def commit(self, offset: int) -> None:
         """At least once: the message is done."""
         if self.phase not in (Phase.OWNING, Phase.DRAINING):
-            raise LeaseLostError(lost_text(self.config, self._end, offset))
-        self._work.commit(offset)
+            reason = "" if self._end is None else f" ({self._end.value})"
+            raise LeaseLostError(
+                f"{self.config.topic}[{self.config.partition}] is not claimed any more{reason}:"
+                f" offset {offset} cannot be committed, its message may be with another consumer"
+            )
+        if not self._offsets.commit(offset):
+            raise StateError(f"offset {offset} was not handed out, or is committed already")
 
     def forget(self, offset: int) -> None:
         """At least once: no verdict will come, so a release does not wait for it (C3)."""
-        self._work.forget(offset)
+        self._offsets.forget(offset)
 
     def offer(
         self, first_offset: int, next_offset: int, monotonic_ms: int, *, is_wanted: bool = True
@@ -192,25 +306,40 @@ class Claimant:
         """
         if not self.wants_batch:
             raise StateError("a batch is offered while none is wanted")
-        self._work.offer(first_offset, next_offset, monotonic_ms, is_wanted=is_wanted)
+        if not self.position <= first_offset < next_offset:
+            raise StateError(
+                f"a batch from {first_offset} to {next_offset} is offered at {self.position}"
+            )
+        self._batch = ClaimBatch(first_offset, next_offset, is_wanted)
+        self._saw_messages(monotonic_ms)
 
     def want_batch(self) -> bool:
         """At most once: the application waits for the offered batch; False: there is none."""
-        return self._work.want_batch()
+        if self._batch is not None:
+            self._batch.is_wanted = True
+        return self._batch is not None
 
     def take_batch(self, monotonic_ms: int) -> bool:
         """At most once: what ``HandOut`` named goes to the application now; False: it may not."""
         if not self.is_live(monotonic_ms):
             return False
-        self._work.untaken_offset = None
+        self._untaken_offset = None
         return True
+
+    def read(self, monotonic_ms: int) -> None:
+        """Its messages are read from now on: only now may it be too slow."""
+        self._health = Health(self.config, monotonic_ms)
+
+    def _saw_messages(self, monotonic_ms: int) -> None:
+        if self._health is not None:
+            self._health.message_ms = monotonic_ms
 
     def beat_soon(self, monotonic_ms: int) -> None:
         """Write the position at the next ``plan``, rather than at the next heartbeat's turn.
 
         ``position`` is up to date after this, also while another write is under way.
         """
-        self._work.advance()
+        self._offsets.advance()
         self._next_beat_ms = min(self._next_beat_ms, monotonic_ms)
 
     def release(
@@ -231,7 +360,8 @@ class Claimant:
         self._release_offset = offset
         if self.phase is Phase.OWNING:
             self.phase = Phase.DRAINING
-            self._work.drop_unwanted()
+            if self._batch is not None and not self._batch.is_wanted:
+                self._batch = None  # nobody will ask for it; what was announced may be repeated
             self._drain_until_ms = monotonic_ms + drain_ms
             self._steps.append(Stop(self._end, is_lost=False))
         elif self.token >= 0:
@@ -252,7 +382,8 @@ class Claimant:
         """The steps to perform now; each is named once."""
         claim = self._claim(now_s)
         self._observe(claim, monotonic_ms, now_s)
-        is_drained = self._work.is_idle or monotonic_ms >= self._drain_until_ms
+        is_idle = not self._offsets.outstanding and self._batch is None
+        is_drained = is_idle or monotonic_ms >= self._drain_until_ms
         if self.phase is Phase.DRAINING and is_drained:
             self._begin_release(monotonic_ms)
         can_write = self._writer.can_write(monotonic_ms)
@@ -309,6 +440,14 @@ class Claimant:
     def _may_reclaim(self, claim: Claim, now_s: float) -> bool:
         return may_reclaim(self.config, claim) and self._log.is_ready(now_s=now_s)
 
+    def _coordination_offset(self, claim: Claim) -> int:
+        """Where several are possible: the larger one loses messages, the smaller one repeats."""
+        return claim.max_offset if self._is_at_most_once else claim.offset
+
+    def _begin_at(self, start: StartPosition) -> None:
+        self._start = start
+        self._offsets = DeliveredOffsets(start.offset)
+
     # ---- what the log says
 
     def _observe(self, claim: Claim, monotonic_ms: int, now_s: float) -> None:
@@ -331,9 +470,9 @@ class Claimant:
             if self._end is not None:  # it was released meanwhile
                 self._begin_release(monotonic_ms)
             elif self._is_restart:
-                reached = self._work.coordination_offset(claim)
+                reached = self._coordination_offset(claim)
                 if reached > self.position:  # the former instance came further meanwhile
-                    self._work.begin(StartPosition(reached))
+                    self._begin_at(StartPosition(reached))
                 self._confirm(claim, monotonic_ms)
             else:
                 self.phase = Phase.LOOKING
@@ -366,24 +505,27 @@ class Claimant:
         if pending.type is MarshalType.CLAIMING_MESSAGES:
             if claim.intent_at != pending.offset:  # C6: the claim did not hold at that record
                 self._give_up(End.EXPIRED, monotonic_ms)
-            elif self._work.batch is not None:
-                self._work.batch.is_announced = True
+            elif self._batch is not None:
+                self._batch.is_announced = True
             return
         self._lease_from_ms = pending.sent_ms  # C2
         self.confirmed_position = pending.position
         if self.phase is Phase.STARTING:
             self._own(monotonic_ms)
         elif monotonic_ms < self.lease_until_ms:
-            hand_out = self._work.hand_out_batch()
-            if hand_out is not None:
-                self._steps.append(hand_out)
+            batch = self._batch
+            if batch is not None and batch.is_announced and batch.is_sent:  # C6
+                self._batch = None
+                self._offsets = DeliveredOffsets(batch.next_offset)
+                self._untaken_offset = batch.first_offset
+                self._steps.append(HandOut(batch.first_offset, batch.next_offset))
 
     def _own(self, monotonic_ms: int) -> None:
-        start = self._work.start
+        start = self._start
         assert start is not None, "its position was looked up"
         self.phase = Phase.OWNING
         if not self.config.is_whole_topic:
-            self._work.watch(monotonic_ms)
+            self.read(monotonic_ms)
         self._steps.append(Fetch(start.offset, start.deleted, start.beyond))
 
     def _claim(self, now_s: float, log: ClaimLog | None = None) -> Claim:
@@ -397,7 +539,8 @@ class Claimant:
     # ---- work
 
     def _go_on(self, monotonic_ms: int, now_s: float, random_unit: float) -> None:
-        batch, position = self._work.batch, self._work.advance()
+        self._offsets.advance()  # C5
+        batch = self._batch
         if batch is not None and not batch.is_announced:  # C6
             self._writer.write(
                 MarshalType.CLAIMING_MESSAGES, monotonic_ms, now_s, offset=batch.next_offset
@@ -407,7 +550,7 @@ class Claimant:
             self._beat(batch.next_offset, monotonic_ms, now_s, random_unit, must_commit=True)
         elif monotonic_ms >= self._next_beat_ms:
             self.lateness_ms = monotonic_ms - self._next_beat_ms
-            self._beat(position, monotonic_ms, now_s, random_unit)
+            self._beat(self.position, monotonic_ms, now_s, random_unit)
             is_due = monotonic_ms - self._looked_ms >= self.config.interval_ms // 4
             if is_due and not self._is_looking and self.phase is Phase.OWNING:
                 self._look_up(monotonic_ms)  # C7: a flush is a heartbeat, and no check
@@ -453,7 +596,7 @@ class Claimant:
 
     def _begin_release(self, monotonic_ms: int) -> None:
         self.phase = Phase.RELEASING
-        self._work.batch = None
+        self._batch = None
         self._writer.clear(monotonic_ms)  # what is under way is in the log before what comes now
         self._give_up_ms = monotonic_ms + self.config.lease_ms
         if self._keeps_claim:
@@ -471,10 +614,10 @@ class Claimant:
         elif monotonic_ms >= self._give_up_ms:
             self._finish(self._end)
         elif self._writer.can_write(monotonic_ms):
-            position = self._work.advance()
+            self._offsets.advance()
             given = self._release_offset  # C6: nobody saw what was committed, and not taken
-            given = self._work.untaken_offset if given is None else given
-            offset = position if given is None else given
+            given = self._untaken_offset if given is None else given
+            offset = self.position if given is None else given
             # After its lease another may hold it, whose commits must not be undone.
             commits = offset >= 0 and monotonic_ms < self.lease_until_ms
             type = MarshalType.HEARTBEAT if self._keeps_claim else MarshalType.RELEASING_PARTITION

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from kafkamq.claims.rules.entry import Owner
+from kafkamq.claims.rules.log import Owner
 from kafkamq.claims.rules.steps import End
 
 _Place = tuple[str, int]

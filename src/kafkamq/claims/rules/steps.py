@@ -153,12 +153,3 @@ class Finish:
 
 
 Step = Write | LookUp | Fetch | HandOut | Stop | Finish
-
-
-def lost_text(config: ClaimantConfig, end: End | None, offset: int) -> str:
-    """What an error says when a verdict comes after the claim."""
-    reason = "" if end is None else f" ({end.value})"
-    return (
-        f"{config.topic}[{config.partition}] is not claimed any more{reason}: offset {offset}"
-        " cannot be committed, its message may be with another consumer"
-    )

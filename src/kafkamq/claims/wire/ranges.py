@@ -1,12 +1,11 @@
 """Records of range claims: text fields joined by ``/``, in the manner of Marshal's, but never on
 its topic: an unknown type there misleads Go clients.
 
-    TYPE/version/time/instance/client/group/topic/partition/first/next/frontier
+    TYPE/2/seen/instance/client/group/topic/partition/first/next/frontier
 
-``first`` and ``next`` are the half-open range; ``frontier`` is the first offset that nobody has
-claimed yet, as the sender knows it. A RangeBeat of a member that holds nothing has the range 0-0.
-``time`` decides nothing. Version 2 has in its place the offset up to which the sender has read the
-log.
+The sender has read the log before offset ``seen``. ``first`` and ``next`` are the half-open range;
+``frontier`` is the first offset that nobody has claimed yet, as the sender knows it. A RangeBeat of
+a member that holds nothing has the range 0-0.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ __all__ = ["RANGE_TOPIC", "RangeRecord", "RangeType", "decode_range", "encode_ra
 RANGE_TOPIC = "kafkamq.ranges"
 _MAX_BYTES = 10_000
 _FIELDS = 11
+_VERSION = 2  # before it a record did not say what its sender had read
 _NUMBER = re.compile(rb"[0-9]{1,18}")
 _TYPES = {type.value.encode(): type for type in RangeType}
 
@@ -28,14 +28,13 @@ _TYPES = {type.value.encode(): type for type in RangeType}
 def encode_range(record: RangeRecord) -> bytes:
     """The value of a Kafka record; its key is null."""
     ids = (record.instance, record.client, record.group, record.topic)
-    version, second = (1, record.time_s) if record.seen < 0 else (2, record.seen)
-    numbers = (second, record.partition, record.first, record.next, record.frontier)
+    numbers = (record.seen, record.partition, record.first, record.next, record.frontier)
     if any("/" in text for text in ids):
         raise WireError("an id holds a '/', which separates the fields")
     if any(not 0 <= number < 10**18 for number in numbers):
         raise WireError("a number of a range record is negative or too large")
     fields = (
-        *(record.type.value, version, second, *ids),
+        *(record.type.value, _VERSION, record.seen, *ids),
         *(record.partition, record.first, record.next, record.frontier),
     )
     return "/".join(map(str, fields)).encode()
@@ -51,14 +50,14 @@ def decode_range(value: bytes | None) -> RangeRecord:
         raise WireError("the type or the number of fields of a range record is unknown")
     if not all(_NUMBER.fullmatch(fields[at]) for at in (1, 2, 7, 8, 9, 10)):
         raise WireError("a range record holds a number that is none")
+    if int(fields[1]) < _VERSION:
+        raise WireError("a range record is of a version that is not read any more")
     try:
         instance, client, group, topic = (fields[at].decode() for at in (3, 4, 5, 6))
     except UnicodeDecodeError:
         raise WireError("a range record is not UTF-8") from None
-    has_seen = int(fields[1]) > 1
     return RangeRecord(
         type,
-        time_s=0 if has_seen else int(fields[2]),
         instance=instance,
         client=client,
         group=group,
@@ -67,5 +66,5 @@ def decode_range(value: bytes | None) -> RangeRecord:
         first=int(fields[8]),
         next=int(fields[9]),
         frontier=int(fields[10]),
-        seen=int(fields[2]) if has_seen else -1,
+        seen=int(fields[2]),
     )

@@ -46,3 +46,8 @@ class LogClock:
             return 0
         self.now_ms += step
         return step
+
+    def at(self, broker_s: float) -> int:
+        """What this clock shows at a broker's time, in s; never before the last record."""
+        broker_ms = round(broker_s * 1000)
+        return broker_ms if self.last_ms < 0 else self.now_ms + max(0, broker_ms - self.last_ms)

@@ -1,15 +1,25 @@
-"""Where a claimant stands: which offsets are done up to the first gap, and where it begins.
+"""How far a claimant is: where it begins, what is done up to the first gap, whether it keeps up.
 
-Sources: Marshal PROTOCOL.md, "At Least Once (ALO)"; the start is chosen as the Go client does.
+Once per heartbeat the position and the log's end are sampled, ten of each are kept, and a velocity
+is their range divided by their number less one. A claimant is *behind* when two more heartbeats at
+its velocity would not reach the end and the partition grows at least as fast; three times in a
+row, and it releases. It is *stuck* when it has seen no message for an interval, did not move, and
+there is something to read. That its own heartbeats are late is seen by its lease (C2).
+
+Sources: Marshal PROTOCOL.md, "At Least Once (ALO)"; start and health check are as in its Go client.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from kafkamq.claims.rules.steps import ClaimantConfig, End
 from kafkamq.errors import StateError
+
+SAMPLES = 10
+MAX_CYCLES_BEHIND = 3
 
 
 class DeliveredOffsets:
@@ -100,3 +110,45 @@ def start_position(
         start = max(latest_offset, earliest_offset)
     deleted = earliest_offset - known if 0 < known < earliest_offset else 0
     return StartPosition(start, deleted, beyond)
+
+
+def velocity(samples: Collection[int]) -> float:
+    """Range of the positive samples divided by their number less one."""
+    known = [sample for sample in samples if sample > 0]
+    if len(known) < 2:
+        return 0.0
+    return (max(known) - min(known)) / (len(known) - 1)
+
+
+class Health:
+    """The samples of one claim; velocities are offsets per heartbeat."""
+
+    __slots__ = ("_config", "cycles_behind", "latest_offsets", "message_ms", "positions")
+
+    def __init__(self, config: ClaimantConfig, monotonic_ms: int) -> None:
+        self.positions: deque[int] = deque(maxlen=SAMPLES)
+        self.latest_offsets: deque[int] = deque(maxlen=SAMPLES)
+        self.cycles_behind = 0
+        self.message_ms = monotonic_ms  # when the last message came
+        self._config = config
+
+    def sample(self, position: int, latest_offset: int) -> None:
+        self.positions.append(position)
+        self.latest_offsets.append(latest_offset)
+
+    def judge(self, position: int, latest_offset: int, monotonic_ms: int) -> End | None:
+        """Why the claim is to be given up; once per heartbeat."""
+        config = self._config
+        consumer, partition = velocity(self.positions), velocity(self.latest_offsets)
+        if not config.release_if_behind:
+            return None
+        is_silent = monotonic_ms - self.message_ms > config.interval_ms
+        if is_silent and not consumer and (partition > 0 or latest_offset > position):
+            return End.STUCK
+        if config.is_whole_topic:
+            return None
+        if position + int(consumer * 2) >= latest_offset or partition < consumer:
+            self.cycles_behind = 0
+            return None
+        self.cycles_behind += 1
+        return End.BEHIND if self.cycles_behind >= MAX_CYCLES_BEHIND else None

@@ -1,6 +1,7 @@
 """Claims of offset ranges: several members share one partition, and claim what comes next ahead.
 
-One log orders all claims; its fold says who holds which range:
+One log orders all claims. ``RangeLog`` folds it and says who holds which range; ``RangeMember``
+says what a member writes, and what it may work on:
 
 - RC1 Time is log time, as in S1: no sender's clock takes part.
 - RC2 A ClaimRange is accepted when it begins at the frontier, the first offset that nobody has
@@ -18,12 +19,19 @@ One log orders all claims; its fold says who holds which range:
   read all that stands before the reader's first record, and every RangeDone of that range. If the
   sender had not read a later ClaimRange of it, the claimer may hold the range: then it is not free.
 - RC5 The position is the first offset that is not done: what a restart of the whole group needs.
+- RC6 It holds one range to work on and ``ahead`` more, claimed before they are needed. Ranges that
+  have messages come first; among these, and among those without, abandoned ranges come first, then
+  those that begin at a frontier which is not beyond the log's end. Held ranges without messages do
+  not count when it claims ranges that have some.
+- RC7 It believes nothing before it has read it back. A claim or beat counts for one interval from
+  before it was sent, by the process's clock; then the range must not be worked on (as C2).
 
 Source: Marshal PROTOCOL.md, "TODO" (an idea there, without rules).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kafkamq.queue.rules.log_clock import LogClock
@@ -31,6 +39,9 @@ from kafkamq.types import RangeRecord, RangeType
 
 MAX_RANGES = 10_000  # of one partition that are not done; more are refused
 MAX_RANGE = 10_000_000  # offsets
+
+RangePlace = tuple[int, int, int]
+"""Partition, first and next offset of a range."""
 
 _Owner = tuple[str, str]
 
@@ -77,9 +88,9 @@ class _Notes:
             del noted[oldest]
 
     def are_known_to(self, record: RangeRecord) -> bool:
-        """Whether the sender had read what is noted of the range, or does not say how far."""
+        """Whether the sender had read what is noted of the range."""
         noted_at, _ = self._noted.get(record.first, (-1, 0))
-        return record.seen < 0 or (record.seen >= self._horizon and record.seen > noted_at)
+        return record.seen >= self._horizon and record.seen > noted_at
 
 
 @dataclass(slots=True)
@@ -95,13 +106,18 @@ class _Place:
 
 
 class RangeLog:
-    """State of all range claims after the records that were applied, in log order."""
+    """A group's claims on one topic after the records that were applied, in log order."""
 
-    def __init__(self, interval_s: float, *, since_s: float | None = None) -> None:
+    def __init__(
+        self, group: str, topic: str, interval_s: float, *, since_s: float | None = None
+    ) -> None:
+        """``since_s``: the broker's time since when all is read; None: from the beginning."""
+        self.group = group
+        self.topic = topic
         self._stale_ms = round(2000 * interval_s)
         self._since_ms = None if since_s is None else round(since_s * 1000)
         self._clock = LogClock()
-        self._places: dict[tuple[str, str, int], _Place] = {}
+        self._places: dict[int, _Place] = {}  # by partition
         self._begin = -1  # the first offset that was read
         self.next_offset = 0
         self.refused = 0
@@ -111,9 +127,9 @@ class RangeLog:
         self._clock.advance(max(0, round(broker_time_s * 1000)))  # RC1
         self.next_offset = offset + 1
         self._begin = offset if self._begin < 0 else self._begin
-        if record is None:
+        if record is None or (record.group, record.topic) != (self.group, self.topic):
             return
-        place = self._places.setdefault((record.group, record.topic, record.partition), _Place())
+        place = self._places.setdefault(record.partition, _Place())
         owner = (record.client, record.instance)
         if self._since_ms is not None:
             self._hear_frontier(place, record)
@@ -135,46 +151,46 @@ class RangeLog:
             return True
         return self._clock.now_ms - self._since_ms >= self._stale_ms
 
-    def frontier(self, group: str, topic: str, partition: int) -> int:
+    def frontier(self, partition: int) -> int:
         """The first offset that nobody has claimed; -1: nobody has claimed anything."""
-        place = self._places.get((group, topic, partition))
+        place = self._places.get(partition)
         return -1 if place is None else place.frontier
 
-    def position(self, group: str, topic: str, partition: int) -> int:
+    def position(self, partition: int) -> int:
         """RC5: the first offset that is not done; -1: nothing is known."""
-        place = self._places.get((group, topic, partition))
+        place = self._places.get(partition)
         if place is None:
             return -1
         return min((each.first for each in place.ranges.values()), default=place.frontier)
 
-    def is_open(self, group: str, topic: str, partition: int, first: int, end: int) -> bool:
+    def is_open(self, partition: int, first: int, end: int) -> bool:
         """Whether a range that is not done has one of these offsets."""
-        place = self._places.get((group, topic, partition))
+        place = self._places.get(partition)
         ranges = () if place is None else place.ranges.values()
         return any(each.first < end and first < each.next for each in ranges)
 
-    def held(self, group: str, topic: str, partition: int, instance: str) -> list[HeldRange]:
-        place = self._places.get((group, topic, partition))
+    def held(self, partition: int, instance: str) -> list[HeldRange]:
+        place = self._places.get(partition)
         found = [] if place is None else list(place.ranges.values())
         mine = (each for each in found if each.owner[1] == instance and not each.is_free)
         return sorted(mine, key=lambda each: each.first)
 
-    def abandoned(self, group: str, topic: str, partition: int, *, now_s: float) -> list[HeldRange]:
+    def abandoned(self, partition: int, *, now_s: float) -> list[HeldRange]:
         """What was freed, or whose owner is silent at the broker's ``now_s``."""
-        place = self._places.get((group, topic, partition))
+        place = self._places.get(partition)
         found = [] if place is None else list(place.ranges.values())
-        now_ms = self._now_ms(now_s)
+        now_ms = self._clock.at(now_s)
         return sorted(
             (each for each in found if each.is_free or now_ms - each.beat_ms >= self._stale_ms),
             key=lambda each: each.first,
         )
 
-    def untold(self, group: str, topic: str, partition: int, *, now_s: float) -> list[HeldRange]:
+    def untold(self, partition: int, *, now_s: float) -> list[HeldRange]:
         """RC4: what is abandoned, and nobody said so for an interval."""
-        now_ms = self._now_ms(now_s)
+        now_ms = self._clock.at(now_s)
         return [
             each
-            for each in self.abandoned(group, topic, partition, now_s=now_s)
+            for each in self.abandoned(partition, now_s=now_s)
             if now_ms - max(each.beat_ms, each.told_ms) >= self._stale_ms // 2
         ]
 
@@ -279,7 +295,7 @@ class RangeLog:
 
     def _is_sure(self, known: HeldRange, record: RangeRecord) -> bool:
         """Whether its sender had read the claim that made this its owner."""
-        return not known.is_hearsay or record.seen < 0 or record.seen > known.unsure_at
+        return not known.is_hearsay or record.seen > known.unsure_at
 
     def _belongs(self, known: HeldRange, record: RangeRecord, owner: _Owner) -> None:
         """Its owner lives, so it is not free, whatever was told of it."""
@@ -300,7 +316,7 @@ class RangeLog:
             and 0 < record.next - record.first <= MAX_RANGE
             and not self._overlaps(place, record)
             and len(place.ranges) < MAX_RANGES
-            and (record.seen < 0 or record.seen >= self._begin)  # RC4
+            and record.seen >= self._begin  # RC4
             and place.ended.are_known_to(record)
         )
 
@@ -326,7 +342,189 @@ class RangeLog:
     def _is_held(self, known: HeldRange) -> bool:
         return not known.is_free and self._clock.now_ms - known.beat_ms < self._stale_ms
 
-    def _now_ms(self, now_s: float) -> int:
-        if self._clock.last_ms < 0:
-            return round(now_s * 1000)
-        return self._clock.now_ms + max(0, round(now_s * 1000) - self._clock.last_ms)
+
+@dataclass(slots=True)
+class RangeWrite:
+    """Append ``record``; answer ``on_written``."""
+
+    record: RangeRecord
+    sent_ms: int
+    offset: int = -1  # where it stands in the log
+
+
+class RangeMember:
+    """One client of one group on one topic; its owner applies every record to ``log``."""
+
+    def __init__(
+        self,
+        log: RangeLog,
+        *,
+        client: str,
+        instance: str,
+        size: int,
+        ahead: int,
+        interval_ms: int,
+    ) -> None:
+        self._log = log
+        self._ids = (client, instance)
+        self._size = size
+        self._ahead = ahead
+        self._interval_ms = interval_ms
+        self._next_beat_ms = -(2**62)
+        self._pending: list[RangeWrite] = []
+        self._confirmed_ms: dict[RangePlace, int] = {}
+        self._is_leaving = False
+
+    def held(self, partitions: Sequence[int]) -> list[tuple[int, HeldRange]]:
+        instance = self._ids[1]
+        return [
+            (partition, each)
+            for partition in partitions
+            for each in self._log.held(partition, instance)
+        ]
+
+    def is_live(self, partition: int, each: HeldRange, monotonic_ms: int) -> bool:
+        """RC7: it may be worked on at this moment."""
+        since_ms = self._confirmed_ms.get((partition, each.first, each.next))
+        return since_ms is not None and monotonic_ms < since_ms + self._interval_ms
+
+    def leave(self) -> None:
+        self._is_leaving = True
+
+    def on_written(self, write: RangeWrite, offset: int) -> None:
+        """It stands there; -1: nobody knows."""
+        write.offset = offset
+        if offset < 0 and write in self._pending:
+            self._pending.remove(write)
+
+    def observe(self, partitions: Sequence[int]) -> None:
+        read = [each for each in self._pending if 0 <= each.offset < self._log.next_offset]
+        if not read:
+            return
+        self._pending = [each for each in self._pending if each not in read]
+        ours = {(partition, each.first, each.next) for partition, each in self.held(partitions)}
+        for write in read:
+            place = (write.record.partition, write.record.first, write.record.next)
+            if place in ours:
+                self._confirmed_ms[place] = write.sent_ms
+        old_ms = read[-1].sent_ms - 2 * self._interval_ms
+        self._confirmed_ms = {
+            place: at_ms
+            for place, at_ms in self._confirmed_ms.items()
+            if place in ours or at_ms > old_ms
+        }
+
+    def shorten(self, partition: int, before: tuple[int, int], first: int) -> None:
+        """A range is done up to ``first``: its rest is as live as it was."""
+        at_ms = self._confirmed_ms.get((partition, *before))
+        if at_ms is not None:
+            self._confirmed_ms[partition, first, before[1]] = at_ms
+
+    def plan(
+        self, monotonic_ms: int, now_s: float, *, ends: Mapping[int, int], bases: Mapping[int, int]
+    ) -> list[RangeWrite]:
+        """What to write now."""
+        writes: list[RangeWrite] = []
+        held = self.held(list(ends))
+        if monotonic_ms >= self._next_beat_ms:
+            self._next_beat_ms = monotonic_ms + self._interval_ms // 3
+            writes += self._beats(held, list(ends), monotonic_ms, now_s)
+        claims = sum(each.record.type is RangeType.CLAIM for each in self._pending)
+        if not claims and not self._is_leaving and self._log.is_warm:
+            for place in self._wanted(held, now_s, ends, bases):
+                writes.append(self._write(RangeType.CLAIM, *place, monotonic_ms))
+        self._pending += writes
+        return writes
+
+    def _wanted(
+        self,
+        held: Sequence[tuple[int, HeldRange]],
+        now_s: float,
+        ends: Mapping[int, int],
+        bases: Mapping[int, int],
+    ) -> list[RangePlace]:
+        """RC6: what to claim."""
+        most = self._ahead + 1
+        busy = sum(each.first < ends[partition] for partition, each in held)
+        if busy >= most:
+            return []
+        free = self._free(now_s, ends, bases)
+        full = sum(first < ends[partition] for partition, first, _ in free)  # they come first
+        return free[: max(min(full, most - busy), most - len(held))]
+
+    def _beats(
+        self,
+        held: Sequence[tuple[int, HeldRange]],
+        partitions: Sequence[int],
+        monotonic_ms: int,
+        now_s: float,
+    ) -> Iterator[RangeWrite]:
+        """RC3; a frontier is told after everything before it that nobody holds (RC4)."""
+        yield from self.tell(partitions, monotonic_ms, now_s)
+        # A beat behind the end of its range would recreate the range for who reads only that.
+        ending = {
+            (each.record.partition, each.record.first)
+            for each in self._pending
+            if each.record.type in (RangeType.DONE, RangeType.FREE)
+        }
+        for partition in partitions:
+            mine = [
+                (each.first, each.next)
+                for number, each in held
+                if number == partition and (number, each.first) not in ending
+            ]
+            for first, next_ in mine or [(0, 0)]:
+                yield self._write(RangeType.BEAT, partition, first, next_, monotonic_ms)
+
+    def tell(
+        self, partitions: Sequence[int], monotonic_ms: int, now_s: float
+    ) -> Iterator[RangeWrite]:
+        """RC4: what is abandoned, unless somebody said so lately."""
+        if not self._log.is_warm:  # it may be held by somebody who was not heard yet
+            return
+        for partition in partitions:
+            for each in self._log.untold(partition, now_s=now_s):
+                place = (partition, each.first, each.next)
+                yield self._write(RangeType.FREE, *place, monotonic_ms)
+
+    def end(self, type: RangeType, place: RangePlace, monotonic_ms: int) -> RangeWrite:
+        """Say that a range is done, or free."""
+        write = self._write(type, *place, monotonic_ms)
+        self._pending.append(write)
+        return write
+
+    def _free(
+        self, now_s: float, ends: Mapping[int, int], bases: Mapping[int, int]
+    ) -> list[RangePlace]:
+        """RC6."""
+        abandoned: list[RangePlace] = []
+        fresh: list[RangePlace] = []
+        for partition, end in ends.items():
+            left = self._log.abandoned(partition, now_s=now_s)
+            abandoned += [(partition, each.first, each.next) for each in left]
+            frontier = self._log.frontier(partition)
+            first = bases.get(partition, 0) if frontier < 0 else frontier
+            while first <= end and len(fresh) <= self._ahead:
+                fresh.append((partition, first, first + self._size))
+                first += self._size
+                if frontier < 0:  # RC2 takes any first claim: no second one before it is read back
+                    break
+        return sorted(abandoned + fresh, key=lambda place: place[1] >= ends[place[0]])
+
+    def _write(
+        self, type: RangeType, partition: int, first: int, next: int, sent_ms: int
+    ) -> RangeWrite:
+        client, instance = self._ids
+        record = RangeRecord(
+            type,
+            instance=instance,
+            client=client,
+            group=self._log.group,
+            topic=self._log.topic,
+            partition=partition,
+            first=first,
+            next=next,
+            frontier=max(0, self._log.frontier(partition)),
+            seen=self._log.next_offset,
+        )
+        return RangeWrite(record, sent_ms)
