@@ -9,7 +9,7 @@ import signal
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -40,6 +40,7 @@ from kafkamq.errors import (
 )
 from kafkamq.markers.tracker.ledger import Ledger, LedgerKey, read_positions
 from kafkamq.markers.tracker.local import LocalTracker
+from kafkamq.markers.tracker.settlement import Settler, SettleReport
 from kafkamq.metrics.catalog import LATENESS, SPARK_RUNNING
 from kafkamq.metrics.health import health
 from kafkamq.queue.wire.headers import read_message_headers
@@ -279,6 +280,33 @@ def test_a_later_start_takes_over_and_the_earlier_one_stops(
         with pytest.raises(FencedError):
             first.wait(PATIENCE_S)
     assert Counter(logs.copied()) == Counter(map(_pair, [*ids, *more]))
+    verdict(logs).require_ok()
+
+
+@pytest.mark.faults
+def test_a_fence_that_is_no_later_start_is_followed_by_another_start(
+    spark: SparkSession, logs: Logs, checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that had asked for the id before it died; nothing is written in any ledger."""
+    settle, fenced = Settler.settle, []
+
+    def settle_fenced(self: Settler, ledger: Ledger, *of: Any, **more: Any) -> SettleReport:
+        if fenced:
+            return settle(self, ledger, *of, **more)
+        fenced.append(ledger.key)
+        dead = Ledger(logs.config, ledger.key, engine="", epoch=0)
+        dead.fence()
+        dead.close()
+        return settle(self, ledger, *of, **more, reopen=False)  # it cannot be reached in time
+
+    monkeypatch.setattr(Settler, "settle", settle_fenced)
+    ids = logs.send(50)
+    logs.start(*ids, timeout_ms=300)
+    with tracking(logs, spark, checkpoint) as running:
+        wait_until(lambda: running.wait(0.05) or settled(logs, *ids), timeout_s=PATIENCE_S)
+        assert running.is_running
+    assert fenced
+    assert Counter(logs.copied()) == Counter(map(_pair, ids))
     verdict(logs).require_ok()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,14 +18,15 @@ from typing import Any
 
 import pytest
 from tests.sure_producer import Row, write_records
+from tests.waiting import wait_until, within
 
 from kafkamq.config import ServiceConfig, TrackerConfig
-from kafkamq.errors import KafkaMQError
+from kafkamq.errors import FencedError, KafkaMQError
 from kafkamq.markers.rules.batching import gather
 from kafkamq.markers.rules.delivery import each_message
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.tracker import settlement
-from kafkamq.markers.tracker.ledger import Ledger, LedgerKey
+from kafkamq.markers.tracker.ledger import Ledger, LedgerKey, is_later_start
 from kafkamq.markers.tracker.settlement import SettlementError, Settler, SettleReport
 from kafkamq.markers.wire.markers import (
     StartEncoder,
@@ -39,12 +41,13 @@ from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.partitions import key_partition
 from kafkamq.transport.admin import uuid_bytes
 from kafkamq.transport.clients import open_producer
+from kafkamq.transport.errors import OutcomeUnknownError
 from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
 from kafkamq.transport.memory.faults import UNKNOWN, Fault
 from kafkamq.transport.memory.log import LogRecord
 from kafkamq.transport.patience import Patience
 from kafkamq.transport.record import Place
-from kafkamq.transport.settings import producer_settings
+from kafkamq.transport.settings import producer_settings, transactional_settings
 from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome, expand
 
 CONFIG = ServiceConfig(bootstrap_servers="memory://settling-batches")
@@ -527,6 +530,21 @@ def killed(logs: Logs, at: int) -> bool:
     return False
 
 
+def settle_behind(logs: Logs, *, began: int = 1) -> int:
+    """As an owner does behind one that was killed; returns how often it began.
+
+    What that one had asked for may arrive behind our own start, and end our client. As no ledger
+    holds a later start, that is no reason to stop (R22).
+    """
+    try:
+        logs.settle(2)
+    except (FencedError, OutcomeUnknownError) as error:
+        if is_later_start(error) or began == 3:
+            raise
+        return settle_behind(logs, began=began + 1)
+    return began
+
+
 def run_killed(at: int) -> bool:
     """Killed once at that line; whoever comes then does the rest, and nothing twice."""
     create_topics(CONFIG, partitions=PARTITIONS, marker_partitions=1)
@@ -538,7 +556,7 @@ def run_killed(at: int) -> bool:
         logs.pass_time()
         was_hit = killed(logs, at)
         ends, logs.left = logs.left, []
-        logs.settle(2)
+        settle_behind(logs)
         assert logs.copies() == Counter(map(place, ids)), at
         assert Counter(logs.ends(Outcome.REDELIVERED)) == Counter(ids), at
         assert Counter(logs.ends(Outcome.DEAD_LETTERED)) == Counter(worn), at
@@ -549,6 +567,39 @@ def run_killed(at: int) -> bool:
         return was_hit
     finally:
         forget_cluster("settling-batches")
+
+
+def test_a_start_that_was_killed_fences_the_next_one_for_a_moment(logs: Logs) -> None:
+    """Its request for the id is on its way as it dies, and arrives behind the next one's."""
+    ids = logs.send(3)
+    logs.start(ids)
+    logs.pass_time()
+    cluster, killed, inits = logs.cluster, [], Counter[str]()
+    initialise = cluster.transactions.init
+
+    def count(name: str, timeout_ms: int) -> int:
+        inits[name] += 1
+        return initialise(name, timeout_ms)
+
+    def plan(kind: str, client: object, _: object) -> None:
+        if kind == "init_transactions" and not killed:
+            killed.append(client)
+            cluster.faults.cut.add(client)
+        elif kind == "produce" and client is not killed[0] and inits.total() == 1:
+            cluster.faults.cut.clear()
+            while inits.total() == 1:
+                cluster.wait(cluster.tick() + 1.0)
+
+    cluster.transactions.init = count
+    cluster.faults.plan = plan
+    name = LedgerKey.of_markers(CONFIG, 0).transactional_id
+    dying = open_producer(transactional_settings(CONFIG, transactional_id=name))
+    asking = threading.Thread(target=dying.init_transactions, daemon=True)
+    asking.start()
+    wait_until(lambda: killed)
+    assert settle_behind(logs) == 2
+    assert logs.copies() == Counter(map(place, ids))
+    asking.join(within(10))
 
 
 @pytest.mark.faults

@@ -378,6 +378,16 @@ def read_ledgers(
     return found
 
 
+def is_later_start(error: Exception) -> bool:
+    """Whether a ledger holds a later start than ours: no try of this one will do.
+
+    Any other ``FencedError`` says no more than that our client has ended. A start that was killed
+    may have asked for the id before it died, and its request arrives behind ours; or the broker was
+    the first to end a transaction that took too long.
+    """
+    return isinstance(error, FencedError) and error.code == "LATER_START"
+
+
 def latest(positions: Sequence[Position]) -> Position | None:
     """Of the latest start: the largest epoch."""
     return max(positions, key=lambda position: position.epoch, default=None)
@@ -511,8 +521,7 @@ def _claim_one(
             return one
         except (FencedError, TransactionAbortedError) as error:
             one.close()
-            is_later = isinstance(error, FencedError) and error.code == "LATER_START"
-            if is_later or time.monotonic() > deadline_s:
+            if is_later_start(error) or time.monotonic() > deadline_s:
                 raise
             # Engines that start at one moment would fence each other forever.
             time.sleep(random.uniform(0.02, 0.3))

@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, FencedError
 from kafkamq.markers.rules.delivery import Carry, Rows, Settle, size_of
-from kafkamq.markers.tracker.ledger import Ledger, OpenLedgers
+from kafkamq.markers.tracker.ledger import Ledger, OpenLedgers, is_later_start
 from kafkamq.markers.tracker.reading import Rereader
 from kafkamq.markers.tracker.rewriting import Part, Rewriter
 from kafkamq.transport.errors import (
@@ -279,7 +279,7 @@ class Settlement:
         except TransactionAbortedError as error:
             return error
         except (FencedError, OutcomeUnknownError) as error:
-            if not reopen or error.code == "LATER_START":
+            if not reopen or is_later_start(error):
                 raise
             self._unknown = error
             return error

@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import ConfigError, FencedError, KafkaMQError
-from kafkamq.markers.tracker.ledger import Claim, LedgerKey, claim, read_ledgers
+from kafkamq.markers.tracker.ledger import (
+    Claim,
+    LedgerKey,
+    claim,
+    is_later_start,
+    read_ledgers,
+)
 from kafkamq.markers.tracker.position import require_unbroken
 from kafkamq.markers.tracker.succession import SIGN_MS, Succession
 from kafkamq.markers.tracker.ticker import Ticker
@@ -179,7 +185,7 @@ class StandbyTracker(SparkTracker):
         )
 
     def _is_final(self, error: KafkaMQError) -> bool:
-        if not isinstance(error, FencedError):
+        if not is_later_start(error):
             return super()._is_final(error)
         if not self._is_passive:
             _log.warning("standing by again: %s", error)
@@ -189,10 +195,7 @@ class StandbyTracker(SparkTracker):
     def _relaunch(self) -> bool:
         self._is_passive = self._is_passive or self._succession.is_succeeded
         if not self._is_passive:
-            try:
-                return super()._relaunch()
-            except FencedError as error:
-                return self._is_final(error)  # False: it stands by from the next try on
+            return super()._relaunch()  # where a later start exists it stands by from then on
         try:
             self._launch(takeover=False)
         except KafkaMQError as error:

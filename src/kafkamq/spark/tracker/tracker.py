@@ -24,7 +24,13 @@ from kafkamq.errors import (
     WireError,
 )
 from kafkamq.markers.rules.hold import NEVER
-from kafkamq.markers.tracker.ledger import Claim, LedgerKey, claim, read_ledgers
+from kafkamq.markers.tracker.ledger import (
+    Claim,
+    LedgerKey,
+    claim,
+    is_later_start,
+    read_ledgers,
+)
 from kafkamq.markers.tracker.metrics import TrackerMetrics
 from kafkamq.markers.tracker.position import require_unbroken
 from kafkamq.markers.tracker.succession import Succession
@@ -57,7 +63,7 @@ _MAX_TURN_S = 90.0  # a restart of the query, with its pause, is one turn
 LONG_BATCH_S = 60.0  # then it is not ready
 MAX_BATCH_S = 600.0  # then it hangs
 # What no restart mends, or where a restart would do harm.
-FINAL = (FencedError, ConfigError, DataLossError, WireError, SparkGoneError)
+_FINAL = (ConfigError, DataLossError, WireError, SparkGoneError, StateError)
 
 
 class SparkTracker:
@@ -337,7 +343,7 @@ class SparkTracker:
             self._end_run()
 
     def _is_final(self, error: KafkaMQError) -> bool:
-        return isinstance(error, (*FINAL, StateError))
+        return is_later_start(error) or isinstance(error, _FINAL)
 
     def _step(self, run: Run) -> KafkaMQError | None:
         """A tenth of a second of minding; returns why the run is over."""
@@ -365,13 +371,18 @@ class SparkTracker:
         try:
             self._launch(takeover=False)
         except ConfigError as error:  # claim(takeover=False): another engine's epoch is the latest
-            raise FencedError(f"another engine took over: {error}") from error
-        except (*FINAL, StateError):
-            raise
+            failed: KafkaMQError = FencedError(
+                f"another engine took over: {error}", code="LATER_START", is_fatal=True
+            )
+            failed.__cause__ = error
         except KafkaMQError as error:
-            _log.warning("not started yet: %s", error)
-            return False
-        return True
+            failed = error
+        else:
+            return True
+        if self._is_final(failed):
+            raise failed
+        _log.warning("not started yet: %s", failed)
+        return False
 
     def _add_partitions(self, run: Run) -> None:
         """Claim marker partitions that were added; the source finds them by itself (R26)."""
