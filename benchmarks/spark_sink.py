@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from benchmarks.rows import scaled
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from kafkamq.spark.sink.sink import register_sink
+from kafkamq.spark import register
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,7 +38,7 @@ def sink_rates(
     spark: SparkSession, servers: str, *, batches: int, rounds: int
 ) -> dict[tuple[str, bool], list[float]]:
     """Rows per second of each round, by (format, with headers); rounds of both alternate."""
-    register_sink(spark)
+    register(spark)
     found: dict[tuple[str, bool], list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="kafkamq-bench-") as folder:
         _write_files(spark, f"{folder}/rows", batches + WARM_UP)

@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
-from tests.integration.tracker_logs import read_topic
+from tests.integration.tracker_logs import Logs, read_topic
 from tests.spark.test_source import produce
 from tests.waiting import deadline_after, within
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, StateError
+from kafkamq.queue.wire.keys import split_key
 from kafkamq.queue.wire.partitions import key_partition
 from kafkamq.spark.formats import register_source
+from kafkamq.spark.registering import register
 from kafkamq.spark.sink.ledger import SinkLedger
-from kafkamq.spark.sink.sink import by_slot, clear_sink_ledger, register_sink
+from kafkamq.spark.sink.sink import by_slot, clear_sink_ledger, write_stream
 from kafkamq.spark.sink.writer import DEDUP_HEADER
 from kafkamq.spark.tracker.query import query_failure
+from kafkamq.types import Headers, MarkerType
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -57,7 +60,7 @@ class Topics:
 
     def run(self, frame: DataFrame, checkpoint: str, **more: str) -> str:
         """Write what there is, then end; returns the query's id."""
-        register_sink(frame.sparkSession)
+        register(frame.sparkSession)
         query = (
             frame.writeStream.format("kafkamq-sink")
             .options(**self.options(), **more)
@@ -69,7 +72,7 @@ class Topics:
         return query.id
 
     def save(self, frame: DataFrame, **more: str) -> None:
-        register_sink(frame.sparkSession)
+        register(frame.sparkSession)
         frame.write.format("kafkamq-sink").mode("append").options(**self.options(), **more).save()
 
     def written(self) -> Written:
@@ -217,6 +220,79 @@ def test_a_write_in_foreach_batch_belongs_to_the_batch(
         assert query.awaitTermination(PATIENCE_S)
         Path(checkpoint, "commits", "0").unlink()
     assert topics.values() == numbers(60)
+
+
+def sent(logs: Logs, queue_id: str) -> list[tuple[bytes | None, bytes | None, Headers]]:
+    """User key, payload and headers of each message that was sent to a queue."""
+    records = read_topic(logs.bootstrap, logs.config.message_topic)
+    keys = [split_key(each.key()) for each in records]
+    return [
+        (key, each.value(), tuple(each.headers() or ()))
+        for each, (owner, key) in zip(records, keys, strict=True)
+        if owner == queue_id.encode()
+    ]
+
+
+def test_a_table_is_sent_to_a_queue_once_under_its_id(
+    spark: SparkSession, bootstrap: str, namespace: str
+) -> None:
+    logs = Logs(bootstrap, namespace)
+    register(spark, logs.config)
+    rows = spark.sql(
+        "SELECT CAST(id AS STRING) AS payload, CAST(id AS STRING) AS key, 'n' || id AS id, "
+        "array(named_struct('key', 'h', 'value', 'v')) AS headers, 1.5 AS ttl, "
+        "IF(id = 9, 600, 0) AS delay FROM range(10)"
+    )
+
+    def send(queue_id: str, frame: DataFrame = rows, sink_id: str = "nightly") -> None:
+        options = {"queue": queue_id, "sinkId": sink_id}
+        frame.write.format("kafkamq").options(**options).mode("append").save()
+
+    for queue_id in ("emails", "emails", "others"):
+        send(queue_id)
+    expected = [
+        (
+            b"%d" % number,
+            b"%d" % number,
+            (("h", b"v"), ("kafkamq-id", b"n%d" % number), ("kafkamq-ttl-ms", b"1500")),
+        )
+        for number in range(9)
+    ]
+    assert sorted(sent(logs, "emails")) == expected
+    assert sorted(sent(logs, "others")) == expected
+    delayed = [marker for _, marker in logs.said() if marker.type is MarkerType.SCHEDULE]
+    assert sorted((one.key, one.value, one.redeliver_after_ms) for one in delayed) == [
+        (b"emails\x009", b"9", 600_000),
+        (b"others\x009", b"9", 600_000),
+    ]
+    reserved = "array(named_struct('key', 'kafkamq-id', 'value', 'x'))"
+    for wrong, message in [
+        (f"SELECT 'x' AS payload, {reserved} AS headers", "names of the protocol cannot be sent"),
+        ("SELECT 'x' AS value", r"select value AS payload"),
+    ]:
+        with pytest.raises(Exception, match=message) as caught:
+            send("emails", spark.sql(wrong), sink_id="")
+        assert isinstance(query_failure(caught.value), ConfigError)
+    assert len(sent(logs, "emails")) == 9
+
+
+def test_a_stream_is_sent_to_a_queue_once(
+    spark: SparkSession, topics: Topics, bootstrap: str, namespace: str, checkpoint: str
+) -> None:
+    logs = Logs(bootstrap, namespace)
+    produce(topics.bootstrap, topics.into, 60, partition=-1)
+    odd = "CAST(CAST(value AS STRING) AS INT) % 2"
+    rows = topics.rows(spark).selectExpr("value AS payload", "key", f"{odd} AS delay")
+    for _ in range(2):
+        query = write_stream(
+            rows, logs.config, queue="emails", checkpoint=checkpoint, slots=2, available_now=True
+        )
+        assert query.awaitTermination(PATIENCE_S)
+        Path(checkpoint, "commits", "0").unlink()  # as if the driver had died before it noted it
+    delayed = [marker for _, marker in logs.said() if marker.type is MarkerType.SCHEDULE]
+    payloads = Counter(payload for _, payload, _ in sent(logs, "emails"))
+    assert payloads + Counter(marker.value for marker in delayed) == numbers(60)
+    assert len(delayed) == 30
 
 
 def test_without_transactions_each_row_is_marked(

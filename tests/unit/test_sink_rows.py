@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.spark.sink.ledger import TASKS, CellEntry, is_written, unconfirmed
 from kafkamq.spark.sink.options import parse_sink_options
-from kafkamq.spark.sink.rows import check_columns, read_rows, slot_column, slots_of
+from kafkamq.spark.sink.rows import (
+    check_columns,
+    check_message_columns,
+    read_rows,
+    slot_column,
+    slots_of,
+)
 
 _BYTES = st.one_of(st.none(), st.binary(max_size=8))
 _HEADERS = st.one_of(st.none(), st.lists(st.tuples(st.text(max_size=3), _BYTES), max_size=3))
@@ -110,13 +116,66 @@ def test_a_slot_has_the_same_rows_as_long_as_their_number_is_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "has_topics", "message"),
+    ("options", "columns", "message"),
     [
-        ({"topic": "t"}, False, "kafka.bootstrap.servers is missing"),
-        ({"kafka.bootstrap.servers": "a:1"}, False, "option topic is missing"),
-        ({"kafka.bootstrap.servers": "a:1"}, True, "option ledgerTopic is missing"),
+        ({"topic": "t"}, ("value",), "kafka.bootstrap.servers is missing"),
+        ({"kafka.bootstrap.servers": "a:1"}, ("value",), "option topic is missing"),
+        (
+            {"kafka.bootstrap.servers": "a:1"},
+            ("value", "topic"),
+            "option ledgerTopic is missing",
+        ),
+        (
+            {"kafka.bootstrap.servers": "a:1", "queue": "q", "topic": "t"},
+            ("payload",),
+            "queue excludes topic",
+        ),
+        ({"kafka.bootstrap.servers": "a:1", "queue": "a\0b"}, ("payload",), "queue_id is"),
     ],
 )
-def test_missing_options_are_named(options: dict[str, str], has_topics: bool, message: str) -> None:
+def test_missing_options_are_named(
+    options: dict[str, str], columns: tuple[str, ...], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
-        parse_sink_options(options, None, has_topics=has_topics)
+        parse_sink_options(options, None, dict.fromkeys(columns, "string"))
+
+
+@pytest.mark.parametrize(
+    ("types", "message"),
+    [
+        ({"value": "string"}, r"select value AS payload$"),
+        ({"payload": "string", "user_key": "binary"}, r"select user_key AS key$"),
+        ({"payload": "binary", "ttl_ms": "bigint"}, r"select ttl_ms / 1000 AS ttl$"),
+        ({"n": "int", "key": "string"}, r"select no n, to_json\(struct\(\*\)\) AS payload$"),
+        ({"payload": "struct<a:int>"}, r"payload is struct<a:int>: .*; to_json\(payload\)$"),
+        ({"payload": "binary", "headers": "map<string,binary>"}, r"map_entries\(headers\)$"),
+        ({"payload": "binary", "delay": "interval minute"}, "delay is interval minute.*seconds$"),
+        ({"payload": "binary", "id": "bigint"}, "column id is bigint: it must be string; cast"),
+    ],
+)
+def test_columns_that_a_message_does_not_have_are_refused_with_what_to_write(
+    types: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_message_columns(types)
+
+
+def test_each_column_of_a_message_counts_for_its_identity() -> None:
+    import pyarrow as pa
+
+    def identity(**columns: object) -> int:
+        rows = {"payload": [b"x"], "id": ["a"], "delay": [1.5], "ttl": [None]}
+        schema = pa.schema(
+            [
+                ("payload", pa.binary()),
+                ("id", pa.string()),
+                ("delay", pa.float64()),
+                ("ttl", pa.float64()),
+            ]
+        )
+        changed = {**rows, **{name: [value] for name, value in columns.items()}}
+        return int(read_rows(pa.RecordBatch.from_pydict(changed, schema=schema)).identities[0])
+
+    assert identity() == identity()
+    assert len({identity(), identity(id="b"), identity(delay=1.0), identity(ttl=1.5)}) == 4
+    assert identity(ttl=1.5, delay=None) != identity(), "a value counts in its column"

@@ -1,12 +1,14 @@
-"""Kafka as a Spark source without connector jars: ``format("kafkamq")``, batch and streaming.
+"""Kafka in Spark without connector jars: ``format("kafkamq")``, batch and streaming.
 
     register_source(spark, config)
     spark.read.format("kafkamq").option("view", "deliveries").load()
     spark.readStream.format("kafkamq").option("topic", "orders").load()
+    rows.write.format("kafkamq").option("queue", "emails").mode("append").save()
 
-Options are in ``options.py``, the columns of each view in ``columns.py``. Readers are
-``read_committed`` and assigned (no consumer group takes part); a position outside a log is an
-error, never a jump, unless ``failOnDataLoss`` says otherwise (R23).
+What writing does is in ``sink/``, and for acknowledgements in ``queues/ending.py``. Options are in
+``options.py``, the columns of each view in ``columns.py``. Readers are ``read_committed`` and
+assigned (no consumer group takes part); a position outside a log is an error, never a jump, unless
+``failOnDataLoss`` says otherwise (R23).
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from kafkamq.spark.options import SourceOptions, parse_source_options
 from kafkamq.spark.queues.ending import BatchEndWriter, StreamEndWriter, parse_ack_options
 from kafkamq.spark.queues.leasing import QueueReader
 from kafkamq.spark.session import active
+from kafkamq.spark.sink.options import SinkOptions, parse_sink_options
+from kafkamq.spark.sink.writer import BatchWriter, StreamWriter
 from kafkamq.spark.source.columns import columns_of
 from kafkamq.spark.source.filters import NOTHING_PUSHED, push
 from kafkamq.spark.source.planning import batch_ranges
@@ -115,11 +119,21 @@ class KafkaSource(DataSource):
     def streamWriter(  # noqa: N802 - Spark's
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
-        """For ``writeStream`` with ``mode`` = ``ack``: the verdicts, nothing else."""
-        return StreamEndWriter(parse_ack_options(self.options, self.service), schema)
+        """Verdicts with ``mode`` = ``ack``; else rows for topics or a queue."""
+        if "mode" in self.options:
+            return StreamEndWriter(parse_ack_options(self.options, self.service), schema)
+        return StreamWriter(self._for_sink(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        return BatchEndWriter(parse_ack_options(self.options, self.service), schema)
+        if overwrite:
+            raise ConfigError("mode is overwrite: a topic can only be appended to; mode('append')")
+        if "mode" in self.options:
+            return BatchEndWriter(parse_ack_options(self.options, self.service), schema)
+        return BatchWriter(self._for_sink(schema))
+
+    def _for_sink(self, schema: StructType) -> SinkOptions:
+        types = {field.name: field.dataType.simpleString() for field in schema.fields}
+        return parse_sink_options(self.options, self.service, types)
 
     def _checked(self, schema: StructType) -> SourceOptions:
         options = parse_source_options(self.options, self.service)

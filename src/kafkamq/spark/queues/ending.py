@@ -43,8 +43,8 @@ def parse_ack_options(options: Mapping[str, str], service: ServiceConfig | None)
     given = {name.lower(): value for name, value in options.items()}
     if given.get("mode") != "ack":
         raise ConfigError(
-            f"mode is {given.get('mode', '')!r}: writing to format('kafkamq') acknowledges, with "
-            "option mode = ack; to write rows to a topic use format('kafkamq-sink')"
+            f"mode is {given.get('mode', '')!r}: to acknowledge it must be ack; to write rows "
+            "leave it out, and name a topic or a queue"
         )
     unknown = sorted(name for name in given if name not in _KNOWN and not name.startswith("kafka."))
     if unknown:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError, StateError, WireError
 from kafkamq.markers.wire.ledger import Position, decode_position, encode_position
+from kafkamq.queue.namespace import Namespace
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.commits import metadata_of
 from kafkamq.transport.errors import Meaning, OutcomeUnknownError, TransactionAbortedError, meaning
@@ -123,6 +124,7 @@ class SinkLedger:
         self.topic = topic
         self.sink = sink
         self.prefix = f"kafkamq.{topic}.{sink}"
+        self.namespace = Namespace(config)
         self._admin = Admin(config)
         self._hasty_admin = Admin(config, timeout_s=_HASTE_S)
         self.is_alone = is_alone
@@ -189,6 +191,7 @@ class SinkLedger:
         return [None if each.offset < 0 else _decode(each.metadata) for each in found]
 
     def close(self) -> None:
+        self.namespace.close()
         self._admin.close()
         self._hasty_admin.close()
 

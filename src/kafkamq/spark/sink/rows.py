@@ -1,7 +1,8 @@
 """The rows of the Kafka sink, column by column, and the identity of each.
 
-An identity is 64 bits of a row's content: topic, partition, key, value and headers. It does not
-depend on order, task or machine, so that a repeated batch can be compared with what was written.
+Rows are records of a topic, or messages of a queue. An identity is 64 bits of a row's content, of
+all its columns. It does not depend on order, task or machine, so that a repeated batch can be
+compared with what was written.
 """
 
 from __future__ import annotations
@@ -26,6 +27,16 @@ SINK_COLUMNS: Mapping[str, str] = {
 }
 """Columns that rows may have; ``value`` they must. Strings are written as UTF-8."""
 
+MESSAGE_COLUMNS: Mapping[str, str] = {
+    "payload": "BINARY",
+    "key": "BINARY",
+    "id": "STRING",
+    "headers": SINK_COLUMNS["headers"],
+    "delay": "DOUBLE",  # until it enters the queue, in s
+    "ttl": "DOUBLE",  # in the queue, in s
+}
+"""Columns that rows may have which are messages of a queue; ``payload`` they must."""
+
 MAX_SLOTS = 4096  # of a frame that is cut by its rows' content
 IDENTITY = "_identity"
 _SLOT = "_slot_of_"
@@ -40,8 +51,24 @@ _TYPES = {
     "topic": ("string",),
     IDENTITY: ("bigint",),
 }
+_NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal")
+_MESSAGE_TYPES = {
+    "payload": _TYPES["value"],
+    **{name: _TYPES[name] for name in ("key", "headers", IDENTITY)},
+    "id": ("string",),
+    "delay": _NUMBERS,
+    "ttl": _NUMBERS,
+}
+_MEANT = {
+    "value": "value AS payload",
+    "result": "result AS payload",
+    "user_key": "user_key AS key",
+    "ttl_ms": "ttl_ms / 1000 AS ttl",
+}
+_LABELS = ("id", "delay", "ttl")
 _ROW = 0x243F_6A88_85A3_08D3
 _HEADER = 0x1319_8A2E_0370_7344
+_MESSAGE = 0xA409_3822_299F_31D0
 _MIX = 0x9E37_79B9_7F4A_7C15  # odd, so that nothing is lost by multiplying
 
 
@@ -71,13 +98,33 @@ def check_columns(types: Mapping[str, str]) -> None:
     check_types(types)
 
 
-def check_types(types: Mapping[str, str]) -> None:
-    """Refuse columns of the sink that have another type; see ``check_columns``."""
+def check_message_columns(types: Mapping[str, str]) -> None:
+    """Refuse columns that a message of a queue does not have."""
+    types = {name: kind for name, kind in types.items() if slots_of([name]) is None}
+    wrong = [name for name in types if name not in _MESSAGE_TYPES]
+    if wrong or "payload" not in types:
+        said = [_MEANT.get(name, f"no {name}") for name in wrong]
+        if not any("payload" in each for each in (*types, *said)):
+            said.append("to_json(struct(*)) AS payload")
+        raise ConfigError(
+            f"the rows have the columns {', '.join(types)}: a message needs `payload` and knows "
+            f"{', '.join(MESSAGE_COLUMNS)}; select {', '.join(said)}"
+        )
+    check_types(types, _MESSAGE_TYPES)
+
+
+def check_types(types: Mapping[str, str], known: Mapping[str, Sequence[str]] = _TYPES) -> None:
+    """Refuse columns that have another type than is known of them."""
     for name, found in types.items():
-        if found not in _TYPES[name]:
-            raise ConfigError(
-                f"column {name} is {found}: it must be {' or '.join(_TYPES[name])}; cast it before"
-            )
+        if found in known[name] or found.partition("(")[0] in known[name]:
+            continue
+        instead = "cast it before"
+        if found.startswith(("struct", "array", "map")):
+            instead = f"write map_entries({name})" if name == "headers" else f"to_json({name})"
+        elif known[name] is _NUMBERS:
+            instead = "write it as a number of seconds"
+        wanted = " or ".join(known[name])
+        raise ConfigError(f"column {name} is {found}: it must be {wanted}; {instead}")
 
 
 @dataclass(slots=True)
@@ -90,6 +137,7 @@ class Rows:
     partitions: list[int | None] | None
     topics: list[str | None] | None
     identities: np.ndarray[Any, Any]  # uint64
+    labels: Sequence[Sequence[Any]] | None = None  # of messages: ids, delays, TTLs
 
     def __len__(self) -> int:
         return len(self.values)
@@ -102,18 +150,24 @@ def read_rows(batch: pa.RecordBatch) -> Rows:
         for name, column in zip(batch.schema.names, batch.columns, strict=True)
         if column.null_count < len(column)
     }
-    values = _bytes(columns.get("value"), len(batch))
+    values = _bytes(columns.get("value", columns.get("payload")), len(batch))
     keys = _bytes(columns["key"], len(batch)) if "key" in columns else None
     headers, header_marks = _headers(columns.get("headers"))
     partitions = columns["partition"].to_pylist() if "partition" in columns else None
     topics = columns["topic"].to_pylist() if "topic" in columns else None
+    labels = None
+    if "payload" in batch.schema.names:
+        nothing = [None] * len(batch)
+        labels = [columns[each].to_pylist() if each in columns else nothing for each in _LABELS]
     if IDENTITY in columns:
         import numpy as np
 
         identities = columns[IDENTITY].to_numpy(zero_copy_only=False).astype(np.uint64)
     else:
         identities = _identities(values, keys, header_marks, partitions, topics)
-    return Rows(values, keys, headers, partitions, topics, identities)
+        if labels is not None:
+            identities = _mixed([identities, *map(_hashes, labels)], _MESSAGE)
+    return Rows(values, keys, headers, partitions, topics, identities, labels)
 
 
 def _bytes(column: pa.Array | None, count: int) -> list[bytes | None]:

@@ -1,23 +1,20 @@
-"""A Kafka sink for Spark that writes every row exactly once: ``format("kafkamq-sink")``.
+"""A Kafka sink for Spark that writes every row exactly once, to topics or into a queue.
 
-    register_sink(spark)
-    writer = rows.writeStream.format("kafkamq-sink").option("topic", "orders")
+    register(spark)
+    writer = rows.writeStream.format("kafkamq").option("topic", "orders")
     writer = writer.option("kafka.bootstrap.servers", "localhost:9092")
     query = writer.option("checkpointLocation", "/data/checkpoints/orders").start()
 
 Spark repeats a batch that it does not know to be finished. Here each task writes its rows in one
 transaction that also commits, in a ledger, which batch they were; a batch which the ledger holds
-already is skipped (``sink_ledger.py`` has the rules). Options are in ``sink_options.py``; what is
-promised and what is not, in ``docs/sink.md``.
+already is skipped (``ledger.py`` has the rules). Options are in ``options.py``; what is promised
+and what is not, in ``docs/sink.md``.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
-
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamWriter
-from pyspark.sql.types import StructType
+from typing import TYPE_CHECKING
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
@@ -28,80 +25,38 @@ from kafkamq.spark.checkpoint import (
     read_note,
     write_note,
 )
+from kafkamq.spark.formats import register_source
 from kafkamq.spark.grouping import group_key
 from kafkamq.spark.parallelism import cores
-from kafkamq.spark.session import activate, active
+from kafkamq.spark.session import activate
 from kafkamq.spark.sink.ledger import clear
-from kafkamq.spark.sink.options import SinkOptions, parse_sink_options
-from kafkamq.spark.sink.rows import IDENTITY, MAX_SLOTS, SINK_COLUMNS, check_columns, slot_column
-from kafkamq.spark.sink.writer import BatchWriter, StreamWriter
+from kafkamq.spark.sink.options import sink_name
+from kafkamq.spark.sink.rows import (
+    IDENTITY,
+    MAX_SLOTS,
+    MESSAGE_COLUMNS,
+    SINK_COLUMNS,
+    check_columns,
+    check_message_columns,
+    slot_column,
+)
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = [
-    "SINK_COLUMNS",
-    "KafkaSink",
-    "by_slot",
-    "clear_sink_ledger",
-    "register_sink",
-    "write_stream",
-]
-
-
-def register_sink(
-    spark: SparkSession, config: ServiceConfig | None = None, *, name: str = "kafkamq-sink"
-) -> str:
-    """Make ``format(name)`` known to a session; returns the name."""
-    given, format_name = config, name
-
-    class RegisteredSink(KafkaSink):
-        service = given
-
-        @classmethod
-        def name(cls) -> str:
-            return format_name
-
-    with active(spark):  # where Spark looks whether somebody else's has that name
-        spark.dataSource.register(RegisteredSink)
-    return name
-
-
-class KafkaSink(DataSource):
-    """The data source; ``register_sink`` makes one with its cluster inside."""
-
-    service: ClassVar[ServiceConfig | None] = None
-
-    @classmethod
-    def name(cls) -> str:
-        return "kafkamq-sink"
-
-    def streamWriter(  # noqa: N802 - Spark's
-        self, schema: StructType, overwrite: bool
-    ) -> DataSourceStreamWriter:
-        return StreamWriter(self._checked(schema))
-
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        if overwrite:
-            raise ConfigError("mode is overwrite: a topic can only be appended to; mode('append')")
-        return BatchWriter(self._checked(schema))
-
-    def _checked(self, schema: StructType) -> SinkOptions:
-        types = {field.name: field.dataType.simpleString() for field in schema.fields}
-        check_columns(types)
-        return parse_sink_options(self.options, self.service, has_topics="topic" in types)
+__all__ = ["SINK_COLUMNS", "by_slot", "clear_sink_ledger", "write_stream"]
 
 
 def by_slot(frame: DataFrame, slots: int) -> DataFrame:
-    """The rows of a frame, cut by their content and not by tasks: for ``format("kafkamq-sink")``.
+    """The rows of a frame, cut by their content and not by tasks, for ``format("kafkamq")``.
 
     A row goes to the slot that a hash of its content names, and a slot is one transaction of the
     batch. So a batch is the same to the ledger however many cores or tasks a later start has; the
     price is a shuffle. Keep the number for the life of a checkpoint.
 
     Args:
-        frame: Rows with the sink's columns (``SINK_COLUMNS``).
+        frame: Rows with the columns of a sink or of messages (``payload``).
         slots: Transactions of a batch.
 
     Raises:
@@ -111,13 +66,17 @@ def by_slot(frame: DataFrame, slots: int) -> DataFrame:
 
     if not 1 <= slots <= MAX_SLOTS:
         raise ConfigError(f"slots is {slots}: it must be from 1 to {MAX_SLOTS}")
-    check_columns(dict(frame.dtypes))
-    columns: list[Column] = [
-        (fn.col(name) if name in frame.columns else fn.lit(None)).cast(kind).alias(name)
-        for name, kind in SINK_COLUMNS.items()
-    ]
-    rows = frame.select(*columns)
-    parts = [fn.col("topic"), fn.col("partition"), fn.col("key"), fn.col("value")]
+    kinds, check = SINK_COLUMNS, check_columns
+    if "payload" in frame.columns:
+        kinds, check = MESSAGE_COLUMNS, check_message_columns
+    check(dict(frame.dtypes))
+    rows = frame.select(
+        *(
+            (fn.col(name) if name in frame.columns else fn.lit(None)).cast(kind).alias(name)
+            for name, kind in kinds.items()
+        )
+    )
+    parts = [fn.col(name) for name in reversed(list(kinds)) if name != "headers"]
     rows = rows.withColumn(IDENTITY, fn.xxhash64(*parts, fn.to_json(fn.col("headers"))))
     slot = slot_column(slots)
     rows = rows.withColumn(slot, fn.pmod(fn.col(IDENTITY), fn.lit(slots)).cast("int"))
@@ -132,6 +91,7 @@ def write_stream(
     *,
     checkpoint: str,
     topic: str = "",
+    queue: str = "",
     slots: int | None = None,
     trigger_s: float = 1.0,
     available_now: bool = False,
@@ -139,16 +99,19 @@ def write_stream(
 ) -> StreamingQuery:
     """Start a query that writes a streaming DataFrame to Kafka, each row exactly once.
 
-    As ``format("kafkamq-sink")`` with rows from ``by_slot``, the number of slots kept in the
+    As ``writeStream.format("kafkamq")`` with rows from ``by_slot``, the number of slots kept in the
     checkpoint, and the ledger in the namespace's own topic.
 
     Args:
         frame: Rows with the columns ``value``, and if they have them ``key``, ``headers``,
             ``partition`` and ``topic`` (``SINK_COLUMNS``). A null partition: by murmur2 of the
-            key, as Kafka's own clients choose; without a key by the row's content.
+            key, as Kafka's own clients choose; without a key by the row's content. With
+            ``queue`` the columns of its messages: ``payload``, and ``key``, ``id``, ``headers``,
+            ``delay`` and ``ttl``.
         config: The cluster, Kafka's properties and the ledger topic.
         checkpoint: Spark's folder for this query.
         topic: For rows that name none.
+        queue: Send to this queue.
         slots: Transactions of a batch. None: one for each core, and at later starts more, if there
             are more cores. Another number than the checkpoint's is taken when no batch of the
             earlier start is left to be repeated.
@@ -161,11 +124,13 @@ def write_stream(
         StateError: Later, from the query: the checkpoint is older than its ledger.
     """
     spark = frame.sparkSession
-    if not topic and "topic" not in frame.columns:
-        raise ConfigError("topic is missing: name one, or give the rows a column `topic`")
+    if not (topic or queue or "topic" in frame.columns):
+        raise ConfigError(
+            "topic is missing: name one, or give the rows a column `topic`; or name a queue"
+        )
     note = _note(spark, config, checkpoint, slots)
     name = f"kafkamq_{note.engine.replace('-', '_')}"
-    register_sink(spark, replace(config, kafka=dict(config.kafka)), name=name)
+    register_source(spark, replace(config, kafka=dict(config.kafka)), name=name)
     activate(spark)
     writer = (
         by_slot(frame, note.tasks)
@@ -174,8 +139,8 @@ def write_stream(
         .option("ledgerTopic", config.ledger_topic)
         .option("sinkId", note.engine)
     )
-    if topic:
-        writer = writer.option("topic", topic)
+    for option, value in (("topic", topic), ("queue", queue)):
+        writer = writer.option(option, value) if value else writer
     if query_name:
         writer = writer.queryName(query_name)
     if available_now:
@@ -207,7 +172,9 @@ def _note(
     return note
 
 
-def clear_sink_ledger(config: ServiceConfig, *, topic: str, sink_id: str) -> int:
+def clear_sink_ledger(
+    config: ServiceConfig, *, topic: str = "", sink_id: str, queue: str = ""
+) -> int:
     """Forget what a sink has written; returns how many entries were deleted.
 
     Only when its checkpoint is deleted and none of its queries runs: a batch that is repeated
@@ -216,7 +183,9 @@ def clear_sink_ledger(config: ServiceConfig, *, topic: str, sink_id: str) -> int
 
     Args:
         config: The cluster, and Kafka's properties.
-        topic: The option ``ledgerTopic``, or ``topic`` when that was left out.
+        topic: The option ``ledgerTopic``, or ``topic`` when that was left out; of a queue, too,
+            may it be left out.
         sink_id: The option ``sinkId``, or the id of the streaming query (``query.id``).
+        queue: The option ``queue``.
     """
-    return clear(config, topic=topic, sink=sink_id)
+    return clear(config, topic=topic or config.ledger_topic, sink=sink_name(sink_id, queue))

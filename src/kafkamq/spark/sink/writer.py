@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
-from typing import TYPE_CHECKING, Any, Protocol
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
@@ -17,11 +17,12 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from kafkamq.config import ServiceConfig
+from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import ConfigError, StateError
+from kafkamq.markers.producer import MarkersProducer
 from kafkamq.spark.batches import BATCH_ID, QUERY_ID, RUN_ID
 from kafkamq.spark.sink.ledger import TASKS, Cell, SinkLedger
-from kafkamq.spark.sink.options import Guarantee, SinkOptions
+from kafkamq.spark.sink.options import Guarantee, SinkOptions, sink_name
 from kafkamq.spark.sink.rows import Rows, read_rows, slot_column, slots_of
 from kafkamq.transport.errors import KafkaError, broker_error
 from kafkamq.transport.log_reader import log_reader
@@ -29,15 +30,19 @@ from kafkamq.transport.producer import IdempotentProducer
 from kafkamq.transport.record import Record
 from kafkamq.transport.settings import producer_settings
 from kafkamq.transport.transactions import NewRecord
+from kafkamq.types import Headers
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from kafkamq.queue.sender import Notes, Sender
 
 DEDUP_HEADER = "kafkamq-sink-row"
 """With ``guarantee=at-least-once``: ``sink/batch/cell/identity/n``, equal on copies of one row."""
 
 _FLUSH_S = 120.0
 _MAX_LEDGERS = 8  # of sinks that a worker process writes for
+_MAX_AHEAD_BYTES = 64 * 1024 * 1024  # of rows that a task makes before a queue's transaction opens
 
 
 @dataclass
@@ -75,7 +80,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 "): exactly-once writing needs a streaming query on PySpark 4.2"
             )
         place = _Place(
-            sink=self._options.sink_id or query,
+            sink=sink_name(self._options.sink_id or query, self._options.queue_id),
             batch=int(batch),
             run=run,
             task=context.partitionId(),
@@ -95,12 +100,13 @@ class BatchWriter(DataSourceArrowWriter):
         assert context is not None, "Spark writes in tasks"
         batch = context.getLocalProperty(BATCH_ID)
         query = context.getLocalProperty(QUERY_ID) if batch else None
+        name = self._options.sink_id or query or ""
         place = _Place(
-            sink=self._options.sink_id or query or f"write-{self._token}",
+            sink=sink_name(name or f"write-{self._token}", self._options.queue_id),
             batch=int(batch or 0),
             run=self._token,
             task=context.partitionId(),
-            is_alone=not (self._options.sink_id or query),
+            is_alone=not name,
         )
         return _write(self._options, place, iterator)
 
@@ -108,10 +114,12 @@ class BatchWriter(DataSourceArrowWriter):
 def _write(
     options: SinkOptions, place: _Place, batches: Iterator[pa.RecordBatch]
 ) -> WriterCommitMessage:
-    targets = _Targets(options)
     if options.guarantee is Guarantee.AT_LEAST_ONCE:
-        return _write_marked(options.config, place, targets, batches)
+        return _write_marked(options.config, place, _Targets(options), batches)
     ledger = _ledger(options, place)
+    targets: _Targets | _Messages = _Targets(options)
+    if options.queue_id:
+        targets, batches = _Messages(options.queue_id, ledger), _made_ahead(batches)
     cells: dict[int, Cell] = {}
     done = Written(0, 0)
     try:
@@ -132,6 +140,17 @@ def _write(
         for cell in cells.values():
             cell.close()
     return done
+
+
+def _made_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows, made first: nobody reads on behind a transaction while it is open."""
+    made, size = [], 0
+    for batch in batches:
+        made.append(batch)
+        size += batch.nbytes
+        if size > _MAX_AHEAD_BYTES:
+            break
+    return chain(made, batches)
 
 
 def _by_cell(
@@ -229,13 +248,60 @@ class _Targets:
         return count
 
 
+class _Messages:
+    """Sends rows to a queue as its own producer does, within a transaction."""
+
+    def __init__(self, queue_id: str, ledger: SinkLedger) -> None:
+        self.namespace = ledger.namespace
+        self.namespace.refresh_if_old()
+        self.recorder = self
+        self._made: list[NewRecord] = []
+        queue = QueueConfig(queue_id=queue_id)
+        self._producer = MarkersProducer(cast("Sender", self), queue)
+
+    def notes_of(self, queue_id: str, *, is_delayed: bool) -> Notes:
+        """Of deliveries, which a transaction does not report."""
+        return deque(maxlen=0)
+
+    def produce(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        partition: int,
+        headers: Headers | None,
+        report: object,
+    ) -> None:
+        """Take what the producer has made of a message, or of a delayed one."""
+        self._made.append((topic, partition, key, value, headers or ()))
+
+    def send(self, rows: Rows, sender: _Sender) -> None:
+        keys, headers = rows.keys or repeat(None), rows.headers or repeat(())
+        for payload, key, of_row, id, delay, ttl in zip(
+            rows.values, keys, headers, *rows.labels or (), strict=False
+        ):
+            named = dict(of_row)
+            if len(named) < len(of_row):
+                raise ConfigError("headers name one twice: a message has each once")
+            self._producer.send(
+                payload,
+                key=key,
+                headers=cast("dict[str, bytes]", named),
+                delay=float(delay or 0),
+                ttl=None if ttl is None else float(ttl),
+                id=id,
+            )
+        made, self._made = self._made, []
+        sender.produce_records(made)
+
+
 _ledgers: dict[tuple[object, ...], SinkLedger] = {}
 
 
 def _ledger(options: SinkOptions, place: _Place) -> SinkLedger:
     """This process's; a worker writes many batches in its life."""
     key = (os.getpid(), options.config.bootstrap_servers, *sorted(options.config.kafka.items()),
-           options.ledger_topic, place.sink)  # fmt: skip
+           options.config.namespace, options.ledger_topic, place.sink)  # fmt: skip
     found = _ledgers.get(key)
     if found is None:
         while len(_ledgers) >= _MAX_LEDGERS:
