@@ -13,12 +13,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from tests.faults.figures import say
 from tests.integration.tracker_logs import Logs, read_topic, tracker_process
 from tests.spark.processes import driver
-from tests.spark.queue_driver import TIMEOUT_S, children_of, queue_driver
-from tests.spark.test_queues_crash import open_messages, output
+from tests.spark.queue_driver import (
+    TIMEOUT_S,
+    children_of,
+    open_messages,
+    output,
+    output_topic,
+    queue_driver,
+)
 from tests.waiting import wait_until, within
 
 from kafkamq.queue.names import group_of
@@ -41,9 +46,7 @@ def send(logs: Logs, first: int, count: int) -> None:
 
 def test_each_output_is_there_once(bootstrap: str, namespace: str, tmp_path: Path) -> None:
     logs = Logs(bootstrap, namespace)
-    out = f"{namespace}-out"
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(out, 2, 1)])[out].result(within(30))
+    out = output_topic(logs)
     seed = random.SystemRandom().randrange(10**6)
     chance = random.Random(seed)
     killed: Counter[str] = Counter()
@@ -112,9 +115,7 @@ def test_a_query_that_is_paused_beside_its_successor(
 ) -> None:
     """The machine of a driver stands still for a minute; it is started elsewhere, and goes on."""
     logs = Logs(bootstrap, namespace)
-    out = f"{namespace}-out"
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(out, 2, 1)])[out].result(within(30))
+    out = output_topic(logs)
     group = group_of(logs.config, "work")
     places = [(group, (logs.config.message_topic, number)) for number in range(2)]
 
@@ -142,8 +143,7 @@ def test_a_query_that_is_paused_beside_its_successor(
         try:
             with queue_driver(logs, tmp_path / "checkpoint", out) as later:
                 wait_until(has(2 * MESSAGES, later), timeout_s=PATIENCE_S)
-                while time.monotonic() < until_s:
-                    time.sleep(0.5)
+                wait_until(lambda: time.monotonic() >= until_s, timeout_s=2 * PAUSE_S)
                 before = position()
                 os.killpg(paused.pid, signal.SIGCONT)
                 send(logs, 2 * MESSAGES, MESSAGES)
@@ -185,9 +185,7 @@ def test_what_kills_its_python_worker_becomes_a_dead_letter(
 ) -> None:
     """The query is started again at once, however often; the others of its batch are done."""
     logs = Logs(bootstrap, namespace)
-    out, said = f"{namespace}-out", tmp_path / "said"
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(out, 2, 1)])[out].result(within(30))
+    out, said = output_topic(logs), tmp_path / "said"
     for number in range(8):
         logs._producer.produce(logs.config.message_topic, b"%d" % number, b"work", 0)
     logs._producer.confirm(30)

@@ -22,7 +22,7 @@ from tests.integration.cli_tools import Commands
 from tests.integration.queue_logs import delete_group, receive_all
 from tests.integration.secured import Right
 from tests.integration.tracker_logs import Logs, read_topic
-from tests.waiting import deadline_after, within
+from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq import Service
 from kafkamq.config import ServiceConfig, TrackerConfig
@@ -212,12 +212,7 @@ def track(config: ServiceConfig, logs: Logs) -> None:
     """Run the local tracker until it has settled all."""
     load_tracker(logs)
     with LocalTracker(config, TrackerConfig(position_interval_ms=200)).in_thread() as tracker:
-        deadline_s = time.monotonic() + WAIT_S
-        while not is_settled(config, logs) and time.monotonic() < deadline_s:
-            if tracker.is_over:
-                return  # leaving the block raises why
-            time.sleep(0.1)
-    assert is_settled(config, logs), "not all was settled"
+        wait_until(lambda: tracker.is_over or is_settled(config, logs), "all is settled")
 
 
 def track_on_spark(config: ServiceConfig, logs: Logs) -> None:
@@ -282,9 +277,7 @@ def operate(config: ServiceConfig, logs: Logs) -> None:
     more.run("create", "--partitions", "1", "--marker-partitions", "1")
     load_tracker(logs)
     with LocalTracker(logs.config).in_thread():
-        deadline_s = time.monotonic() + WAIT_S
-        while not logs.dead_letters() and time.monotonic() < deadline_s:
-            time.sleep(0.1)
+        wait_until(logs.dead_letters, "a dead letter")
     with Service(logs.bootstrap, config.namespace) as service:
         receive_all(service.queue("a").consumer(), 1)[0].ack(wait=True)
         (found,) = commands.json("stat")

@@ -1,14 +1,19 @@
-"""A driver that works on a queue in a process of its own; what its output topic must hold."""
+"""A driver that works on a queue in a process of its own, its output topic, and what is open."""
 
 from __future__ import annotations
 
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.integration.tracker_logs import Logs
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from tests.integration.tracker_logs import Logs, read_topic
 from tests.spark.processes import below, command_of, driver
+from tests.waiting import within
+
+from kafkamq.types import MarkerType, MessageId
 
 TIMEOUT_S = 4.0
 
@@ -44,3 +49,28 @@ def queue_driver(logs: Logs, checkpoint: Path, topic: str) -> Iterator[subproces
 def children_of(driver_pid: int, name: str) -> list[int]:
     """Processes below a driver whose command line has that name in it."""
     return [pid for pid in below(driver_pid) if name in command_of(pid)]
+
+
+def output_topic(logs: Logs) -> str:
+    """A new topic for what a query returns."""
+    name = f"{logs.config.namespace}-out"
+    admin = AdminClient({"bootstrap.servers": logs.bootstrap})
+    admin.create_topics([NewTopic(name, 2, 1)])[name].result(within(30))
+    return name
+
+
+def output(logs: Logs, topic: str) -> Counter[bytes]:
+    return Counter(message.value() or b"" for message in read_topic(logs.bootstrap, topic))
+
+
+def open_messages(logs: Logs) -> set[MessageId]:
+    """STARTed, and without an END that settles them."""
+    found: set[MessageId] = set()
+    for _, marker in logs.said():
+        if marker.message_id is None:
+            continue
+        if marker.type is MarkerType.START:
+            found.add(marker.message_id)
+        elif marker.type is MarkerType.END and marker.outcome.name != "NACK":
+            found.discard(marker.message_id)
+    return found

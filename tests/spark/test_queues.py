@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from tests.integration.tracker_logs import Logs, read_topic
+from tests.spark.queue_driver import output_topic
 from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq.errors import ConfigError, FencedError
@@ -106,13 +106,6 @@ def test_each_row_gets_its_verdict(spark: SparkSession, logs: Logs, checkpoint: 
     assert committed(logs, "emails") == {0: 7, 1: 2}, "others' messages are passed"
 
 
-def out_topic(logs: Logs) -> str:
-    name = f"{logs.config.namespace}-out"
-    admin = AdminClient({"bootstrap.servers": logs.bootstrap})
-    admin.create_topics([NewTopic(name, 2, 1)])[name].result(within(30))
-    return name
-
-
 def repeat_last_batch(checkpoint: str) -> None:
     """As if the driver had died before Spark knew that the batch was done."""
     commits = Path(checkpoint, "commits")
@@ -124,7 +117,7 @@ def repeat_last_batch(checkpoint: str) -> None:
 def test_output_and_ends_are_one_transaction_and_repeated_batches_write_nothing_twice(
     spark: SparkSession, logs: Logs, checkpoint: str
 ) -> None:
-    out = out_topic(logs)
+    out = output_topic(logs)
     ids = [logs.send(value=b"%d" % n, key=b"emails", partition=n % 2)[0] for n in range(30)]
 
     def run() -> AckQuery:
@@ -233,10 +226,7 @@ def test_leases_are_renewed_while_a_batch_is_worked_on(
         ]
 
     def waits(frame: DataFrame, batch: int) -> None:
-        deadline_s = deadline_after(60)
-        while len(renewals()) < 3:
-            assert time.monotonic() < deadline_s, "nothing renews"
-            time.sleep(0.1)
+        wait_until(lambda: len(renewals()) >= 3, "renewals")
 
     query = ack(
         read_queue(spark, "emails", redelivery_timeout=within(3.0)),

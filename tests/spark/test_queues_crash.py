@@ -7,12 +7,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
-from tests.integration.tracker_logs import Logs, read_topic, tracker_process
-from tests.spark.queue_driver import queue_driver
-from tests.waiting import wait_until, within
-
-from kafkamq.types import MarkerType, MessageId
+from tests.integration.tracker_logs import Logs, tracker_process
+from tests.spark.queue_driver import open_messages, output, output_topic, queue_driver
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(580)]
 
@@ -20,30 +17,11 @@ PATIENCE_S = 200.0
 MESSAGES = 900
 
 
-def open_messages(logs: Logs) -> set[MessageId]:
-    """STARTed, and without an END that settles them."""
-    found: set[MessageId] = set()
-    for _, marker in logs.said():
-        if marker.message_id is None:
-            continue
-        if marker.type is MarkerType.START:
-            found.add(marker.message_id)
-        elif marker.type is MarkerType.END and marker.outcome.name != "NACK":
-            found.discard(marker.message_id)
-    return found
-
-
-def output(logs: Logs, topic: str) -> Counter[bytes]:
-    return Counter(message.value() or b"" for message in read_topic(logs.bootstrap, topic))
-
-
 def test_a_driver_that_is_killed_while_it_acknowledges(
     bootstrap: str, namespace: str, tmp_path: Path
 ) -> None:
     logs = Logs(bootstrap, namespace)
-    out = f"{namespace}-out"
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(out, 2, 1)])[out].result(within(30))
+    out = output_topic(logs)
     expected = Counter(b"%d" % number for number in range(MESSAGES))
     for number in range(MESSAGES):
         logs._producer.produce(logs.config.message_topic, b"%d" % number, b"work", number % 2)

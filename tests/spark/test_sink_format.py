@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from tests.integration.tracker_logs import Logs, read_topic
 from tests.spark.test_source import produce
-from tests.waiting import deadline_after, within
+from tests.waiting import wait_until, within
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, StateError
@@ -43,10 +42,9 @@ class Topics:
         self.config = ServiceConfig(bootstrap_servers=bootstrap)
         self.into, self.out = f"{prefix}.in", f"{prefix}.out"
         admin = AdminClient({"bootstrap.servers": bootstrap})
-        for created in admin.create_topics([NewTopic(self.into, 2, 1), NewTopic(self.out, 2, 1)]):
-            del created
-        while not {self.into, self.out} <= set(admin.list_topics(timeout=within(30)).topics):
-            time.sleep(0.05)
+        topics = [NewTopic(self.into, 2, 1), NewTopic(self.out, 2, 1)]
+        for created in admin.create_topics(topics).values():
+            created.result(within(30))
 
     def rows(self, spark: SparkSession) -> DataFrame:
         name = register_source(spark, self.config)
@@ -114,10 +112,7 @@ def _second_task_fails(topics: Topics, flag: Path) -> Callable[[Iterator[Any]], 
         assert context is not None
         if context.partitionId() == 1 and Path(path).exists():
             ledger = SinkLedger(config, topic=out, sink=str(context.getLocalProperty(QUERY_ID)))
-            deadline_s = deadline_after(60)
-            while ledger.entry(0) is None:
-                assert time.monotonic() < deadline_s, "the first task has not written"
-                time.sleep(0.1)
+            wait_until(lambda: ledger.entry(0) is not None, "the first task has written")
             raise RuntimeError("the job was killed")
         yield from batches
 

@@ -167,7 +167,8 @@ def test_a_restart_fires_what_fell_due_meanwhile_once_and_behind_its_tick(
         first = {status.epoch for status in running.statuses().values()}
     before = logs.copied()
     logs.end(*ids[::3])
-    time.sleep(4.5)  # the leases end while nobody tracks
+    ended_ms = max(message.timestamp()[1] for message, _ in logs.markers()) + 4000
+    wait_until(lambda: time.time() * 1000 > ended_ms, "the leases end while nobody tracks")
     with tracking(logs, spark, checkpoint) as running:
         late = set(ids) - set(ids[::3])
         wait_until(lambda: settled(logs, *late - _ids(before)), timeout_s=PATIENCE_S)

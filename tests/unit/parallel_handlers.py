@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.waiting import deadline_after, wait_until
 
@@ -19,8 +22,29 @@ from kafkamq import Ack, Nack, OutgoingRecord
 from kafkamq.parallel.consumer import ParallelConsumer
 from kafkamq.parallel.record import PlainRecord
 
+if TYPE_CHECKING:
+    import pytest
+
 PARENT = "KAFKAMQ_TEST_PARENT"  # the process of the test, for what only a child can do
 SEEN = "KAFKAMQ_TEST_SEEN"  # a file
+FAIL = "raise ImportError('no libfoo')"
+WAIT = "(pathlib.Path(__file__).parent / 'begun').touch(); time.sleep(600)"  # as for a lock
+
+
+def handler_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, statement: str
+) -> Callable[..., object]:
+    """A handler whose module runs the statement where another process imports it."""
+    name = f"elsewhere_{uuid.uuid4().hex}"
+    (folder / f"{name}.py").write_text(
+        "import os, pathlib, time\n"
+        f"if os.getpid() != {os.getpid()}:\n"
+        f"    {statement}\n"
+        "def handle(message) -> None: ...\n"
+    )
+    monkeypatch.syspath_prepend(str(folder))
+    handler: Callable[..., object] = importlib.import_module(name).handle
+    return handler
 
 
 def note(record: PlainRecord) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import importlib
 import logging
-import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +19,7 @@ from unittest.mock import MagicMock
 import pytest
 from pydantic import BaseModel
 from tests.contract.handlers import die_or_hang
+from tests.unit.parallel_handlers import FAIL, handler_elsewhere
 from tests.unit.test_handlers import Model, Order, parsed
 from tests.waiting import within
 
@@ -221,17 +220,9 @@ def test_a_handler_that_no_process_can_load_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else each of its messages would end as a dead letter that no handler ever saw."""
-    (tmp_path / "loads_here_only.py").write_text(
-        "import os\n"
-        "if os.environ.setdefault('LOADED_BY', str(os.getpid())) != str(os.getpid()):\n"
-        "    raise ImportError('no libfoo')\n"
-        "def handle(payload: bytes) -> None: ...\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("LOADED_BY", str(os.getpid()))
     service = MemoryService()
     queue = service.queue("q")
-    queue.handler(processes=1)(importlib.import_module("loads_here_only").handle)
+    queue.handler(processes=1)(handler_elsewhere(monkeypatch, tmp_path, FAIL))
     queue.producer().send(b"x")
     with pytest.raises(ConfigError, match="no libfoo"):
         Worker(service).start()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import math
 import os
 import signal
-import sys
 import threading
 import time
 from collections import Counter
@@ -19,6 +17,7 @@ from typing import Any
 
 import pytest
 from tests.contract import handlers
+from tests.unit.parallel_handlers import WAIT, handler_elsewhere
 from tests.waiting import wait_until, within
 
 from kafkamq import (
@@ -443,17 +442,8 @@ def test_a_worker_whose_process_does_not_come_up_hears_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process waits in an import, as for a lock or a server."""
-    (tmp_path / "waits_elsewhere.py").write_text(
-        "import os, pathlib, time\n"
-        "if os.environ.setdefault('LOADED_BY', str(os.getpid())) != str(os.getpid()):\n"
-        "    (pathlib.Path(__file__).parent / 'begun').touch()\n"
-        "    time.sleep(600)\n"
-        "def handle(message) -> None: ...\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("LOADED_BY", str(os.getpid()))
     service, queue = queue_of()
-    queue.handler(processes=1)(importlib.import_module("waits_elsewhere").handle)
+    queue.handler(processes=1)(handler_elsewhere(monkeypatch, tmp_path, WAIT))
     worker = Worker(service, telemetry=False)
     runs = threading.Thread(target=worker.run, daemon=True)
     runs.start()
@@ -462,7 +452,6 @@ def test_a_worker_whose_process_does_not_come_up_hears_a_stop(
     runs.join(within(60))
     assert not runs.is_alive()
     assert worker.failure is None
-    sys.modules.pop("waits_elsewhere")
 
 
 # asyncio.

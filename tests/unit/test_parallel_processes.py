@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import os
 import pickle
 import signal
@@ -430,16 +429,7 @@ def test_a_process_that_does_not_come_up_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its module waits when it is imported, as for a lock or a server."""
-    (tmp_path / "waits_elsewhere.py").write_text(
-        "import os, pathlib, time\n"
-        "if os.environ.setdefault('LOADED_BY', str(os.getpid())) != str(os.getpid()):\n"
-        "    (pathlib.Path(__file__).parent / 'begun').touch()\n"
-        "    time.sleep(600)\n"
-        "def handle(record) -> None: ...\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("LOADED_BY", str(os.getpid()))
-    work = Work(importlib.import_module("waits_elsewhere").handle)
+    work = Work(handlers.handler_elsewhere(monkeypatch, tmp_path, handlers.WAIT))
     work.executor.start()
     wait_until((tmp_path / "begun").exists)
     work.shelf.stop()
