@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from tests.integration.queue_logs import tracked
+from tests.integration.queue_logs import make_service, tracked
 from tests.waiting import deadline_after
 
 from kafkamq import Backoff, Consumer, Message, Queue, Service
@@ -101,11 +101,12 @@ class World:
 def world_of(name: str, bootstrap: str, namespace: str) -> Iterator[World]:
     """A service, and a tracker where there are markers."""
     with ExitStack() as stack:
+        service: Service
         if name in DOUBLES:
-            service: Service = stack.enter_context(MemoryService(namespace))
+            service = stack.enter_context(MemoryService(namespace))
+            service.create_topics(partitions=2, marker_partitions=2)
         else:
-            service = stack.enter_context(Service(bootstrap, namespace))
-        service.create_topics(partitions=2, marker_partitions=2)
+            service = stack.enter_context(make_service(bootstrap, namespace))
         if name in ("markers", SINGLE):
             stack.enter_context(tracked(service.config))
         yield World(name, service)

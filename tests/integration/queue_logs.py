@@ -20,6 +20,7 @@ from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.message import Message
 from kafkamq.queue.service import Service
+from kafkamq.queue.topics import create_topics
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome, expand
 
 __all__ = [
@@ -52,12 +53,17 @@ class MarkerRecord:
 
 @contextmanager
 def make_service(
-    bootstrap: str, namespace: str, *, partitions: int = 2, **kafka: str
+    bootstrap: str, namespace: str, *, partitions: int = 2, ledger_partitions: int = 2, **kafka: str
 ) -> Iterator[Service]:
     """A namespace with its topics; Kafka's properties with ``_`` for ``.``."""
     settings = {name.replace("_", "."): value for name, value in kafka.items()}
     with Service(bootstrap, namespace, kafka=settings) as service:
-        service.create_topics(partitions=partitions, marker_partitions=2)
+        create_topics(
+            service.config,
+            partitions=partitions,
+            marker_partitions=2,
+            ledger_partitions=ledger_partitions,
+        )
         yield service
 
 

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Message
 from tests.integration.cli_tools import Commands
 from tests.integration.parallel_tools import fill, make, make_topic, topic_settings
-from tests.integration.queue_logs import receive_all
+from tests.integration.queue_logs import make_service, receive_all
 from tests.integration.raw_producer import write_raw
 from tests.sure_producer import SureProducer
 from tests.waiting import wait_until, within
@@ -116,9 +116,8 @@ class Letters:
 
 @pytest.fixture
 def letters(bootstrap: str, namespace: str) -> Letters:
-    commands = Commands(bootstrap, namespace)
-    commands.run("create", "--partitions", "2", "--marker-partitions", "1", "--json")
-    return Letters(commands)
+    with make_service(bootstrap, namespace):
+        return Letters(Commands(bootstrap, namespace))
 
 
 def test_a_redriven_message_is_itself_and_starts_again(letters: Letters) -> None:

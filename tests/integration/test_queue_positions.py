@@ -219,7 +219,7 @@ def test_a_new_queue_reads_no_more_of_the_ledger_than_may_be_its_own(
             yield record
 
     monkeypatch.setattr("kafkamq.markers.positions.scan", counted)
-    with make_service(bootstrap, namespace, partitions=2) as service:
+    with make_service(bootstrap, namespace, partitions=2, ledger_partitions=32) as service:
         ledger = service.config.ledger_topic
         send(service, "a", *payloads(0, 20))
         with service.queue("a").consumer() as consumer:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.integration.cli_tools import Commands
+from tests.integration.queue_logs import make_service
 from tests.waiting import wait_until, within
 
 from kafkamq import Service
@@ -32,10 +33,11 @@ def config(bootstrap: str, namespace: str) -> ServiceConfig:
 
 @pytest.fixture
 def service(config: ServiceConfig) -> Iterator[Service]:
-    with Service(config.bootstrap_servers, config.namespace) as made:
-        made.create_topics(partitions=2, marker_partitions=2)
-        with LocalTracker(config).in_thread():
-            yield made
+    with (
+        make_service(config.bootstrap_servers, config.namespace) as made,
+        LocalTracker(config).in_thread(),
+    ):
+        yield made
 
 
 def lives(service: Service, count: int = 20) -> None:

@@ -75,6 +75,7 @@ class Logs:
             self.config,
             partitions=self.partitions,
             marker_partitions=self.marker_partitions,
+            ledger_partitions=2,  # each partition costs the broker more than most tests do
             marker_retention_ms=self.marker_retention_ms,
             max_lease_ms=self.max_lease_ms,
         )

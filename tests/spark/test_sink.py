@@ -37,7 +37,7 @@ PATIENCE_S = 120.0
 @pytest.fixture
 def config(bootstrap: str, namespace: str) -> ServiceConfig:
     config = ServiceConfig(bootstrap_servers=bootstrap, namespace=namespace)
-    create_topics(config, partitions=2, marker_partitions=1)
+    create_topics(config, partitions=2, marker_partitions=1, ledger_partitions=2)
     admin = AdminClient({"bootstrap.servers": bootstrap})
     topics = [NewTopic(f"{namespace}.{name}", 2, 1) for name in ("in", "out")]
     for created in admin.create_topics(topics).values():

@@ -95,6 +95,8 @@ _DEFAULTS = {
     # After a kill the controller refuses the broker until its old session ends: 9 s by default.
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
+    # A controller that has nothing to do writes a record each 500 ms by default.
+    "metadata.max.idle.interval.ms": "30000",
     # Small: the default for compaction alone is a buffer of 128 MB.
     "log.cleaner.dedupe.buffer.size": "4194304",
     "num.network.threads": "2",
