@@ -23,7 +23,7 @@ NONE := 5# how pytest says that PYTEST_ARGS select nothing there
 ARGS ?=
 # Tests start hundreds of processes: none of them is to compile what another one has.
 export PYTHONDONTWRITEBYTECODE :=
-COMPILE := $(BIN)/python -m compileall -q src tests
+COMPILE := $(BIN)/python -m compileall -q src harness tests
 # Pytest's workers compile for themselves, with its own `assert`: this one leaves it to them.
 COLLECT := $(BIN)/python -m pytest --collect-only -qq >/dev/null || true
 
@@ -84,7 +84,7 @@ postgres: ## Debian's PostgreSQL for the test of its example, by apt
 	apt-get install --quiet=2 --yes --no-install-recommends postgresql
 
 sim: $(VENV)/.installed ## seeds of the simulator: SEEDS=A..B
-	$(BIN)/python -m kafkamq.testing.simulation $(SEEDS) $(ARGS)
+	$(BIN)/python -m harness.simulation $(SEEDS) $(ARGS)
 
 mutants: $(VENV)/.installed ## break each rule on a copy of the tree: its tests must fail; ARGS="--only R15"
 	$(BIN)/python tools/run_mutants.py --jobs $(JOBS) $(ARGS)

@@ -38,10 +38,10 @@ from benchmarks.spark_sparse import sparse_row
 from benchmarks.spark_sustained import in_flight_rows, rate_before, sustained_rows
 from benchmarks.spark_tracker import cpu_s, idle_cores, wait_until_live
 from confluent_kafka import Consumer, TopicPartition
+from harness.spark_cluster import EXECUTOR_SETTINGS, LocalSpark
 
 from kafkamq.config import ServiceConfig
 from kafkamq.dev import LocalKafka
-from kafkamq.dev.spark_cluster import EXECUTOR_SETTINGS, LocalSpark
 from kafkamq.markers.wire.markers import StartEncoder, decode_marker, encode_end
 from kafkamq.queue.topics import create_topics
 from kafkamq.queue.wire.partitions import marker_key, marker_partition

@@ -1,4 +1,4 @@
-"""Fixtures that all tests share; `kafka_broker` comes from kafkamq's own pytest plugin."""
+"""Fixtures that all tests share; kafkamq's pytest plugin and `harness.fixtures` have the others."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from kafkamq.dev import LocalKafka
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+pytest_plugins = ["harness.fixtures"]
 
 # Started in the background by a shell, the tests would ignore Ctrl-C, and so would every process
 # that they start and interrupt: an ignored signal is inherited, a handled one is not.

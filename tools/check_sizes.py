@@ -15,7 +15,7 @@ MAX_FILE_LINES = 800
 MAX_FUNCTION_LINES = 70
 MAX_COLUMNS = 100
 MAX_FILES = 25  # in a folder of the product
-FOLDERS = ("src", "tests", "tools", "benchmarks", "examples")
+FOLDERS = ("src", "harness", "tests", "tools", "benchmarks", "examples")
 GENERATED = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
 
 

@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))  # the tests are not installed
 
 from tests.mutants import MUTANTS, MisfitError, Mutant, mutated  # noqa: E402
 
-FOLDERS = ("src", "tests", "tools")
+FOLDERS = ("src", "harness", "tests", "tools")
 TIMEOUT_S = 300
 _FAILED = 1  # pytest: some tests failed
 

@@ -25,12 +25,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from harness.faults import Event, Recorder, read_histories
+
 from kafkamq import Consumer, LeaseLostError, Message, Queue, Service
 from kafkamq.config import Backoff, ServiceConfig
 from kafkamq.queue.dead_letters import read_dead_letters
 from kafkamq.queue.producer import Producer
 from kafkamq.runtime.signals import stop_on_signals
-from kafkamq.testing.faults import Event, Recorder, read_histories
 from kafkamq.types import DeadLetterReason, MessageId
 
 __all__ = ["Chain", "Key", "Progress", "body", "is_rejected", "judge", "queue_of", "service_of"]

@@ -17,15 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tests.faults.figures import say
-from tests.waiting import deadline_after, wait_until, within
-
-from kafkamq.config import ServiceConfig
-from kafkamq.errors import KafkaMQError
-from kafkamq.markers.reader import group_of
-from kafkamq.queue.topics import create_topics
-from kafkamq.testing.checker import check_logs
-from kafkamq.testing.faults import (
+from harness.faults import (
     NamespaceRecords,
     Part,
     Recorder,
@@ -36,6 +28,14 @@ from kafkamq.testing.faults import (
     read_histories,
     read_namespace,
 )
+from tests.faults.figures import say
+from tests.waiting import deadline_after, wait_until, within
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import KafkaMQError
+from kafkamq.markers.reader import group_of
+from kafkamq.queue.topics import create_topics
+from kafkamq.testing.checker import check_logs
 
 __all__ = ["Actor", "Stage"]
 
@@ -54,7 +54,7 @@ class Actor:
         with log.open("ab") as output:
             self.process = subprocess.Popen(
                 [
-                    *launcher, sys.executable, "-m", "kafkamq.testing.faults.actors",
+                    *launcher, sys.executable, "-m", "harness.faults.actors",
                     role, json.dumps(asdict(part)),
                 ],
                 stdout=output, stderr=output, stdin=subprocess.DEVNULL,

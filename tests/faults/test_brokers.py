@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from harness.faults import KafkaCluster
 from tests.faults.stage import Stage
 
 from kafkamq.markers.reader import group_of
-from kafkamq.testing.faults import KafkaCluster
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.faults import KafkaCluster
+from harness.network import why_no_network
 from tests.faults.stage import Stage
 
 from kafkamq.dev.environment import cache_dir_from, java_from
-from kafkamq.dev.network import why_no_network
-from kafkamq.testing.faults import KafkaCluster
 
 
 @pytest.fixture

@@ -8,9 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
+from harness.faults import KafkaCluster
 from tests.faults.stage import Stage
-
-from kafkamq.testing.faults import KafkaCluster
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1500)]
 

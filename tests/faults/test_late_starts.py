@@ -12,6 +12,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     NewTopic,
 )
+from harness.faults import KafkaCluster
 from tests.sure_producer import SureProducer
 from tests.waiting import deadline_after, wait_until, within
 
@@ -22,7 +23,6 @@ from kafkamq.queue.message import Message
 from kafkamq.queue.names import group_of
 from kafkamq.queue.service import Service
 from kafkamq.queue.wire.partitions import marker_partition
-from kafkamq.testing.faults import KafkaCluster
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
 

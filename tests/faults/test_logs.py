@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
+from harness.faults import committed_positions, read_records
 from tests.faults.stage import Stage
 from tests.integration.tracker_logs import Logs
 from tests.sure_producer import SureProducer
@@ -29,7 +30,6 @@ from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.service import Service
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.partitions import marker_partition
-from kafkamq.testing.faults import committed_positions, read_records
 from kafkamq.testing.history import LogRecord
 from kafkamq.types import MessageId, Outcome
 

@@ -6,6 +6,7 @@ import time
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from harness.faults import KafkaCluster
 from tests.faults.test_late_starts import ALONE
 from tests.integration.queue_logs import die, make_service, receive_all, tracked
 from tests.integration.test_batch_holds import Stage, impatient, places
@@ -15,7 +16,6 @@ from tests.waiting import wait_until, within
 from kafkamq.config import ServiceConfig
 from kafkamq.queue.names import group_of
 from kafkamq.queue.wire.partitions import marker_partition
-from kafkamq.testing.faults import KafkaCluster
 from kafkamq.types import Outcome
 
 __all__ = ["impatient"]

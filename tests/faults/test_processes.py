@@ -7,10 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
+from harness.faults import KafkaCluster
 from tests.faults.stage import Actor, Stage
 from tests.waiting import deadline_after
-
-from kafkamq.testing.faults import KafkaCluster
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(500)]
 

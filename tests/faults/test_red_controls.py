@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from harness.faults import KafkaCluster, Recorder, digest
 from tests.faults.stage import Stage
 from tests.waiting import within
 
 from kafkamq.markers.reader import group_of
-from kafkamq.testing.faults import KafkaCluster, Recorder, digest
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(200)]
 

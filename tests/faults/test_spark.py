@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from harness.faults import Network, read_namespace, why_no_network
 from tests.faults.figures import say
 from tests.integration.cli_tools import Commands
 from tests.integration.tracker_logs import Logs
@@ -20,7 +21,6 @@ from tests.spark.tracker_driver import tracker_driver
 from tests.waiting import deadline_after, wait_until
 
 from kafkamq.testing.checker import check_logs
-from kafkamq.testing.faults import Network, read_namespace, why_no_network
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(900)]

@@ -8,13 +8,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from harness.faults import read_namespace
+from harness.spark_cluster import EXECUTOR_SETTINGS, LocalSpark
 from tests.integration.tracker_logs import Logs
 from tests.spark.tracker_driver import tracker_driver
 from tests.waiting import wait_until
 
-from kafkamq.dev.spark_cluster import EXECUTOR_SETTINGS, LocalSpark
 from kafkamq.testing.checker import check_logs
-from kafkamq.testing.faults import read_namespace
 from kafkamq.types import MessageId, Outcome
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(600)]

@@ -12,12 +12,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     NewTopic,
 )
+from harness.faults import KafkaCluster
 from tests.integration.tracker_logs import Logs, tracker_process
 from tests.spark.tracker_driver import tracker_driver
 from tests.waiting import wait_until, within
 
 from kafkamq.markers.tracker.status_reader import StatusReader
-from kafkamq.testing.faults import KafkaCluster
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(400)]
 

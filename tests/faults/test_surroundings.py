@@ -7,6 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
+from harness.faults import (
+    BrokerClock,
+    KafkaCluster,
+    SlowLink,
+    why_no_clock,
+    why_no_network,
+)
 from tests.faults.stage import Stage
 from tests.integration.queue_logs import (
     die,
@@ -20,13 +27,6 @@ from tests.waiting import wait_until
 from kafkamq.dev import Listener, LocalKafka, cache_dir_from, java_from
 from kafkamq.errors import KafkaMQError
 from kafkamq.queue.names import group_of
-from kafkamq.testing.faults import (
-    BrokerClock,
-    KafkaCluster,
-    SlowLink,
-    why_no_clock,
-    why_no_network,
-)
 from kafkamq.transport.admin import Admin
 from kafkamq.types import Outcome
 

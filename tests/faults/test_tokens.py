@@ -9,14 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
+from harness.faults import read_namespace
+from harness.simulation.said import Said
+from harness.simulation.settlers import untrue
 from tests.integration.queue_logs import make_service, tracked
 from tests.waiting import wait_until, within
 
 from kafkamq.testing import check_logs
-from kafkamq.testing.faults import read_namespace
 from kafkamq.testing.history import read_timelines
-from kafkamq.testing.simulation.said import Said
-from kafkamq.testing.simulation.settlers import untrue
 from kafkamq.types import MessageId, Outcome
 
 ROOT = Path(__file__).parents[2]

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
+from harness.faults import read_namespace
 from tests.integration.queue_logs import (
     die,
     make_service,
@@ -39,7 +40,6 @@ from kafkamq.queue.service import Service
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.testing import check_logs
 from kafkamq.testing.checker import Verdict
-from kafkamq.testing.faults import read_namespace
 from kafkamq.transport.patience import Patience
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 

@@ -14,10 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.waiting import wait_until, within
-
-from kafkamq.dev import network
-from kafkamq.testing.faults import (
+from harness import network
+from harness.faults import (
     BrokerClock,
     Network,
     NetworkError,
@@ -25,6 +23,7 @@ from kafkamq.testing.faults import (
     why_no_clock,
     why_no_network,
 )
+from tests.waiting import wait_until, within
 
 needs_network = pytest.mark.skipif(bool(why_no_network()), reason=why_no_network() or "it can")
 _LISTEN = "import socket; s = socket.create_server(('', 7000)); input(); s.accept()"
@@ -82,7 +81,7 @@ def test_a_small_disk_is_full(tmp_path: Path) -> None:
 def test_a_network_ends_with_its_owner() -> None:
     """Also when that is killed: nothing is left on the machine."""
     program = (
-        "from kafkamq.testing.faults import Network\n"
+        "from harness.faults import Network\n"
         "net = Network(); print(net.add('one').pid, net.gateway, flush=True); input()"
     )
     owner = subprocess.Popen(

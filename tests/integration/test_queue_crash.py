@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
+from harness.faults import read_namespace
 from tests.integration.queue_logs import ends, make_service, read_topic, tracked
 from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq.queue.service import Service
 from kafkamq.testing import check_logs
-from kafkamq.testing.faults import read_namespace
 from kafkamq.types import Outcome
 
 WORKER = Path(__file__).with_name("queue_worker.py")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
+from harness.naive import Identity, NaiveEntry, NaiveState, State
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -17,7 +18,6 @@ from tests.examples import examples
 from kafkamq.markers.rules.attempts import Attempt, Attempts, OpenAttempt
 from kafkamq.markers.rules.delivery import DueCause
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
-from kafkamq.testing.naive import Identity, NaiveEntry, NaiveState, State
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
 PARTITION = 1

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from harness.agreement import check_agreement, cut_batches, plan_of_batches
+from harness.random_markers import random_markers
 from tests.examples import examples
 
 from kafkamq.markers.rules.delivery import DueCause, Settle
 from kafkamq.markers.rules.hold import NEVER
 from kafkamq.markers.rules.pages import LIMITS, PageLimits
-from kafkamq.testing.agreement import check_agreement, cut_batches, plan_of_batches
-from kafkamq.testing.random_markers import random_markers
 
 CARRY_AFTER_MS = (NEVER, 5000, 30_000)
 FEW = PageLimits(listed=4, kept=2, page=3, least=2)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
+from harness.agreement import StateStore
+from harness.naive import Identity, NaiveState, NaiveTracker, State
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -24,8 +26,6 @@ from tests.examples import examples
 from kafkamq.markers.rules.delivery import Carry, DueCause, Settle, each_message, row_order
 from kafkamq.markers.rules.hold import CHUNK_OFFSETS, DUE, NEVER
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
-from kafkamq.testing.agreement import StateStore
-from kafkamq.testing.naive import Identity, NaiveState, NaiveTracker, State
 from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, Outcome, expand
 
 PARTITION = 3

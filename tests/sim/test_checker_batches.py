@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from harness.faults.history import Event
+from harness.faults.invariants import check_run
 
 from kafkamq.dev.demo.recorder import DemoRecorder
 from kafkamq.markers.rules.batching import gather
 from kafkamq.markers.wire.markers import encode_marker
 from kafkamq.queue.wire.headers import Origin, copy_headers, dead_letter_headers
 from kafkamq.testing.checker import Verdict, check_logs
-from kafkamq.testing.faults.history import Event
-from kafkamq.testing.faults.invariants import check_run
 from kafkamq.testing.history import LogRecord
 from kafkamq.types import (
     DeadLetterReason,

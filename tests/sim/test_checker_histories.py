@@ -5,12 +5,12 @@ model's, record by record. On random logs they must tell the same life of each m
 from __future__ import annotations
 
 import pytest
+from harness.naive import Identity, NaiveState, State
+from harness.random_markers import MarkerRecord, random_markers
 
 from kafkamq.markers.rules.delivery import DueCause
 from kafkamq.markers.wire.markers import encode_marker
 from kafkamq.testing.history import Ending, LogRecord, Timeline, Why, read_timelines
-from kafkamq.testing.naive import Identity, NaiveState, State
-from kafkamq.testing.random_markers import MarkerRecord, random_markers
 from kafkamq.types import Marker, MarkerType, MessageId
 
 CAUSES = {

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import pytest
+from harness.simulation.limits import Behaviour, Faults, Limits, WorkerSettings
+from harness.simulation.simulator import Simulation, simulate
 
 from kafkamq.markers.wire.markers import decode_marker, encode_end, encode_marker
 from kafkamq.queue.wire.headers import DELIVERY_COUNT, ORIGIN, REASON
 from kafkamq.testing.checker import CheckFailedError, Verdict, check_logs
 from kafkamq.testing.history import LogRecord
-from kafkamq.testing.simulation.limits import Behaviour, Faults, Limits, WorkerSettings
-from kafkamq.testing.simulation.simulator import Simulation, simulate
 from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome
 
 LIMITS = Limits(

@@ -9,12 +9,11 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from harness.simulation.claims.draw import ClaimLimits, ClaimUse
+from harness.simulation.claims.run import ClaimSimulation, simulate_claims
+from harness.simulation.claims.states import CLAIM_STATES
+from harness.simulation.limits import Faults
 from tests.examples import examples
-
-from kafkamq.testing.simulation.claims.draw import ClaimLimits, ClaimUse
-from kafkamq.testing.simulation.claims.run import ClaimSimulation, simulate_claims
-from kafkamq.testing.simulation.claims.states import CLAIM_STATES
-from kafkamq.testing.simulation.limits import Faults
 
 SEEDS = 60
 STATE_SEEDS = 100  # all states are reached by so many

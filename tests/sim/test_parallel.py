@@ -9,12 +9,11 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from harness.simulation.limits import Faults
+from harness.simulation.parallel.draw import Manner, ParallelLimits, Use
+from harness.simulation.parallel.run import ParallelSimulation, simulate_parallel
+from harness.simulation.parallel.states import PARALLEL_STATES
 from tests.examples import examples
-
-from kafkamq.testing.simulation.limits import Faults
-from kafkamq.testing.simulation.parallel.draw import Manner, ParallelLimits, Use
-from kafkamq.testing.simulation.parallel.run import ParallelSimulation, simulate_parallel
-from kafkamq.testing.simulation.parallel.states import PARALLEL_STATES
 
 SEEDS = 100
 CHUNK = 20

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
+from harness.simulation.scheduler import Scheduler
+from harness.simulation.swapping import swapped
 
 from kafkamq.errors import BrokerError
 from kafkamq.markers.rules.leases import Leases
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.queue import Queue
 from kafkamq.queue.service import Service
-from kafkamq.testing.simulation.scheduler import Scheduler
-from kafkamq.testing.simulation.swapping import swapped
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
 from kafkamq.transport.memory.consumer import Consumer as KafkaConsumer

@@ -8,12 +8,12 @@ from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
 import pytest
+from harness.simulation.executors import Executors, Queues
+from harness.simulation.primitives import Threading
+from harness.simulation.scheduler import Scheduler, SimulationOver, StuckError
+from harness.simulation.swapping import leftovers, load_shells, swapped
 
 from kafkamq.queue import delivery
-from kafkamq.testing.simulation.executors import Executors, Queues
-from kafkamq.testing.simulation.primitives import Threading
-from kafkamq.testing.simulation.scheduler import Scheduler, SimulationOver, StuckError
-from kafkamq.testing.simulation.swapping import leftovers, load_shells, swapped
 from kafkamq.transport import clock
 
 NOT_SIMULATED: list[str] = []

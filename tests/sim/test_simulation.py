@@ -14,12 +14,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from tests.examples import examples
-
-from kafkamq.queue.wire.headers import DELIVERY_COUNT, ORIGIN, REASON
-from kafkamq.testing.checker import LogRecord
-from kafkamq.testing.history import read_timelines
-from kafkamq.testing.simulation.limits import (
+from harness.simulation.limits import (
     Behaviour,
     Faults,
     Limits,
@@ -27,9 +22,14 @@ from kafkamq.testing.simulation.limits import (
     WorkerSettings,
     draw_limits,
 )
-from kafkamq.testing.simulation.simulator import Simulation, simulate
-from kafkamq.testing.simulation.stage import SWAPPED
-from kafkamq.testing.simulation.states import IDLE, STATES
+from harness.simulation.simulator import Simulation, simulate
+from harness.simulation.stage import SWAPPED
+from harness.simulation.states import IDLE, STATES
+from tests.examples import examples
+
+from kafkamq.queue.wire.headers import DELIVERY_COUNT, ORIGIN, REASON
+from kafkamq.testing.checker import LogRecord
+from kafkamq.testing.history import read_timelines
 
 SEEDS = 125
 QUICK_SEEDS = examples(SEEDS)

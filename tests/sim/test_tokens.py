@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from harness.simulation.limits import Limits, draw_token_limits
+from harness.simulation.said import Said
+from harness.simulation.simulator import Simulation, simulate
 from tests.examples import examples
 
 from kafkamq.errors import LeaseLostError, StateError
 from kafkamq.markers.tokens.settler import Settler
 from kafkamq.testing.checker import CheckFailedError
-from kafkamq.testing.simulation.limits import Limits, draw_token_limits
-from kafkamq.testing.simulation.said import Said
-from kafkamq.testing.simulation.simulator import Simulation, simulate
 from kafkamq.types import Outcome
 
 SEEDS = 4

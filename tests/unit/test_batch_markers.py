@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
+from harness.naive import NaiveTracker
 from tests.unit.worker_parts import FixedNamespace, Parts, record, starts_of
 from tests.waiting import wait_until, within
 
@@ -31,7 +32,6 @@ from kafkamq.queue.message import Message
 from kafkamq.queue.rules.broker_time import BrokerClock
 from kafkamq.queue.service import Service
 from kafkamq.runtime.worker import Worker
-from kafkamq.testing.naive import NaiveTracker
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster

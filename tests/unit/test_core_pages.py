@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 
+from harness.agreement import StateStore
 from tests.unit.core_fold import START_MS
 
 from kafkamq.markers.rules.hold import CHUNK_OFFSETS, ENDED_MEMORY_MS
 from kafkamq.markers.rules.pages import LIMITS, PageLimits
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.rules.snapshot import restore_tracker, take_snapshot
-from kafkamq.testing.agreement import StateStore
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
 HOUR_MS = 3_600_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from harness.agreement import StateStore
 from tests.unit.core_fold import START_MS, Fold, T, message
 
 from kafkamq.errors import UnsupportedVersionError, WireError
@@ -12,7 +13,6 @@ from kafkamq.markers.rules.delivery import DueCause, Settle
 from kafkamq.markers.rules.hold import CHUNK_OFFSETS
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.rules.snapshot import STATE_VERSION, restore_tracker, take_snapshot
-from kafkamq.testing.agreement import StateStore
 from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, Outcome
 
 SECRET = b"do not store me"

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from harness.faults import Event, HistoryError, Recorder, check_run, digest, read_histories
 
 from kafkamq.markers.wire.markers import encode_end, encode_start, encode_tick
-from kafkamq.testing.faults import Event, HistoryError, Recorder, check_run, digest, read_histories
 from kafkamq.testing.history import LogRecord
 from kafkamq.types import MessageId, Outcome
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from harness.naive import NaiveTracker
+from harness.random_markers import MarkerRecord, random_markers
 from tests.unit.web_logs import FakeRecord, Logs, is_whole
 
 from kafkamq.markers.wire.markers import encode_marker
 from kafkamq.queue.dead_letters import done_key, redriven_place
-from kafkamq.testing.naive import NaiveTracker
-from kafkamq.testing.random_markers import MarkerRecord, random_markers
 from kafkamq.transport.record import LOG_APPEND_TIME
 from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, Outcome, expand
 from kafkamq.web import lookups

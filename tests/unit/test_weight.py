@@ -44,7 +44,7 @@ def test_importing_the_package_loads_no_other() -> None:
         "kafkamq.markers.tracker.local: LocalTracker",
         "kafkamq.metrics: Counter, health",
         "kafkamq.testing: MemoryService",
-        "kafkamq.testing.faults: KafkaCluster",
+        "harness.faults: KafkaCluster",
     ],
 )
 def test_without_any_extra(names: str) -> None:

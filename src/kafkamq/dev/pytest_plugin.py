@@ -1,5 +1,4 @@
-"""Pytest fixtures `kafka_broker`, one real broker, `kafka_cluster`, three that can fail, and
-`schema_registry`, a real registry.
+"""Pytest fixtures `kafka_broker`, one real broker, and `schema_registry`, a real registry.
 
 Each starts when the first test asks for it, and serves the whole session. ``--kafka-version`` (or
 ``kafkamq_kafka_version`` in the ini file) chooses another version of Kafka; ``KAFKAMQ_CACHE``,
@@ -16,7 +15,6 @@ import pytest
 
 if TYPE_CHECKING:
     from kafkamq.dev.broker import LocalKafka
-    from kafkamq.dev.cluster import KafkaCluster
     from kafkamq.dev.registry import LocalRegistry
 
 
@@ -37,7 +35,7 @@ def kafka_broker(request: pytest.FixtureRequest) -> Iterator[LocalKafka]:
     from kafkamq.dev.environment import cache_dir_from, java_from
 
     with LocalKafka(
-        _version(request.config, DEFAULT_VERSION),
+        chosen_version(request.config, DEFAULT_VERSION),
         cache_dir=cache_dir_from(os.environ),
         java=java_from(os.environ),
     ) as broker:
@@ -56,34 +54,7 @@ def schema_registry() -> Iterator[LocalRegistry]:
         yield registry
 
 
-@pytest.fixture(scope="session")
-def _kafka_cluster(request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
-    from kafkamq.dev.artifacts import DEFAULT_VERSION
-    from kafkamq.dev.cluster import KafkaCluster
-    from kafkamq.dev.environment import cache_dir_from, java_from
-    from kafkamq.dev.network import why_no_network
-
-    if reason := why_no_network():
-        pytest.skip(f"no cluster on this machine: {reason}")
-    with KafkaCluster(
-        _version(request.config, DEFAULT_VERSION),
-        cache_dir=cache_dir_from(os.environ),
-        java=java_from(os.environ),
-    ) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def kafka_cluster(_kafka_cluster: KafkaCluster) -> Iterator[KafkaCluster]:
-    """Three running brokers in network namespaces, shared by the session, healed between tests.
-
-    Skips, and says why, where there can be no network namespaces (they need root).
-    """
-    _kafka_cluster.heal()
-    yield _kafka_cluster
-    _kafka_cluster.heal()
-
-
-def _version(config: pytest.Config, default: str) -> str:
+def chosen_version(config: pytest.Config, default: str) -> str:
+    """The version of Kafka that the session's options name."""
     chosen = config.getoption("--kafka-version") or config.getini("kafkamq_kafka_version")
     return str(chosen or default)

@@ -1,1 +1,0 @@
-"""Public paths that stay; the code is in the folders of its feature."""
