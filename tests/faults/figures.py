@@ -11,7 +11,7 @@ __all__ = ["MARK", "say"]
 
 MARK = "figures: "
 """How lines begin that the summary repeats."""
-_REPORT = os.environ.get("KAFKAMQ_FAULTS_REPORT", "")  # JSON lines, for guarantees.md
+_REPORT = os.environ.get("KAFKAMQ_FAULTS_REPORT", "")  # JSON lines, for evidence.md
 
 
 def say(row: Mapping[str, object]) -> None:

@@ -299,7 +299,7 @@ class LeasesMachine(RuleBasedStateMachine):
         """R7: the delayed START of an older owner, within 60 s of the change of owners.
 
         Not of what was extended: it would end that early, and who is paused then is not told that
-        its verdict came late (a limit of R9 that docs/guarantees.md names).
+        its verdict came late (a limit of R9 that docs/protocol.md names).
         """
         held = [known for known in self.held() if id(known) not in self.extended]
         if not held:

@@ -131,8 +131,8 @@ class Service:
             max_lease: Seconds that a message can be held in all, whatever renews it.
             backoff: Of nacked messages.
             max_in_flight: Messages held and not settled, per consumer.
-            exactly_once: STARTs and offsets in one transaction (guarantees.md): at some 50 ms.
-            delivery: Or "at-most-once": acknowledged before it is handed out (guarantees.md).
+            exactly_once: STARTs and offsets in one transaction (protocol.md): at some 50 ms.
+            delivery: Or "at-most-once": acknowledged before it is handed out (protocol.md).
             batch_markers: One marker for many messages (R28-R30); False beside older releases.
             receive_buffer: STARTed ahead of ``receive``, at first.
             next_message_timeout: Longest wait of one turn of an iteration.
