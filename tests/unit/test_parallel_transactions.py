@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import uuid
 from collections import Counter
@@ -11,19 +12,21 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from tests.unit.test_parallel_work_queue import PLACE, Placed, Room
-from tests.waiting import wait_until
+from tests.waiting import wait_until, within
 
 from kafkamq import ParallelConsumer
 from kafkamq.errors import BrokerError
 from kafkamq.parallel import transactions
 from kafkamq.parallel.commits import Assignment
+from kafkamq.parallel.failure_policy import FailurePolicy
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import OutgoingRecord
 from kafkamq.parallel.rules.flow import FlowLimits, PartitionFlow, StallDetector
 from kafkamq.parallel.rules.offsets import OffsetTracker
 from kafkamq.parallel.streams import MAX_WAITING, ProducedStream
-from kafkamq.parallel.transactions import TransactionCommitter
+from kafkamq.parallel.transactions import TransactionCommitter, TransactionPublisher
 from kafkamq.parallel.work_queue import PoolRun, PoolWorker
+from kafkamq.runtime.steps import take_async
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.memory.cluster import cluster_of
 from kafkamq.transport.memory.faults import Fault
@@ -53,12 +56,20 @@ class Producer:
         self.commits = Commits()
         self.aborts = 0
         self.is_refused = False
+        self.room: threading.Event | None = None  # what a record waits for
         self.reports: list[Callable[[], None]] = []  # of what was produced, until a commit
 
     def begin(self) -> None:
         self.open = []
 
+    def offer(self, record: tuple[Any, ...], *, on_delivery: Callable[..., None]) -> bool:
+        if self.room is None:
+            self.produce(record, on_delivery=on_delivery)
+        return self.room is None
+
     def produce(self, record: tuple[Any, ...], *, on_delivery: Callable[..., None]) -> None:
+        if self.room is not None:
+            assert self.room.wait(within(5))
         value = record[3]
         self.open.append(value)
         if len(value) > 100:
@@ -130,6 +141,10 @@ class Hall(Room):
         flow, stalls = PartitionFlow(FlowLimits()), StallDetector(stall_after_ms=1000)
         return Assignment(self.partition, flow, stalls, 0, self.partition.tracker.version)
 
+    def send(self, worker: PoolWorker) -> None:
+        for _ in self.committer.send(worker):
+            pass
+
     def rewind(self) -> None:
         self.rewinds += 1
 
@@ -166,7 +181,7 @@ def test_results_and_offsets_go_together(monkeypatch: pytest.MonkeyPatch) -> Non
     hall = Hall(monkeypatch)
     worker = hall.handled("abc")
     assert refused(hall, worker) == []
-    hall.committer.send(worker)
+    hall.send(worker)
     assert not hall.committer._commit()
     assert hall.producer.committed == [b"0", b"1", b"2"]
     assert [each.offset for each in hall.producer.offsets] == [3]
@@ -177,7 +192,7 @@ def test_a_transaction_does_not_go_without_its_map(monkeypatch: pytest.MonkeyPat
     hall = Hall(monkeypatch)
     worker = hall.handled("abc")
     refused(hall, worker)
-    hall.committer.send(worker)
+    hall.send(worker)
     hall.commits.refuses = KafkaError.OFFSET_METADATA_TOO_LARGE
     with pytest.raises(BrokerError, match=r"raise offset\.metadata\.max\.bytes"):
         hall.committer._commit()
@@ -188,7 +203,7 @@ def test_results_of_a_partition_that_has_gone_are_aborted(monkeypatch: pytest.Mo
     hall = Hall(monkeypatch)
     worker = hall.handled("abc")
     refused(hall, worker)
-    hall.committer.send(worker)
+    hall.send(worker)
     hall.queue.scheduler.close(hall.partition)  # behind the commit of its revocation
     assert hall.committer._commit()
     assert (hall.producer.committed, hall.producer.offsets) == ([], [])
@@ -202,7 +217,7 @@ def test_what_a_member_did_is_committed_by_that_member_alone(
     hall = Hall(monkeypatch)
     worker = hall.handled("abc")
     refused(hall, worker)
-    hall.committer.send(worker)
+    hall.send(worker)
     send_offsets = hall.producer.send_offsets
 
     def late(*args: Any, **more: Any) -> None:
@@ -216,12 +231,55 @@ def test_what_a_member_did_is_committed_by_that_member_alone(
     assert (hall.producer.aborts, hall.rewinds) == (1, 1)
 
 
+def test_what_is_of_a_log_that_went_meanwhile_is_not_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its topic was made again while its offsets were on their way: the member is the same."""
+    hall = Hall(monkeypatch)
+    worker = hall.handled("abc")
+    refused(hall, worker)
+    hall.send(worker)
+    send_offsets = hall.producer.send_offsets
+
+    def late(*args: Any, **more: Any) -> None:
+        send_offsets(*args, **more)
+        hall.queue.scheduler.close(hall.partition)
+
+    monkeypatch.setattr(hall.producer, "send_offsets", late)
+    assert hall.committer._commit()
+    assert hall.producer.committed == []
+    assert (hall.producer.aborts, hall.rewinds) == (1, 1)
+
+
+def test_an_event_loop_goes_on_while_a_transaction_has_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hall = Hall(monkeypatch)
+    room = hall.producer.room = threading.Event()
+    policy = FailurePolicy(hall.queue.config, hall.stats, pytest.fail, pytest.fail, pytest.fail)
+    publisher = TransactionPublisher(hall.queue, hall.committer, policy)
+    worker = hall.handled("abc")
+
+    async def others() -> None:
+        await asyncio.sleep(0.01)
+        assert hall.committer.gate.locked()
+        room.set()
+
+    async def both() -> None:
+        await asyncio.gather(take_async(publisher.publish(worker)), others())
+
+    asyncio.run(asyncio.wait_for(both(), within(30)))
+    assert not hall.committer.gate.locked()
+    assert not hall.committer._commit()
+    assert hall.producer.committed == [b"0", b"1", b"2"]
+
+
 def test_results_of_an_old_assignment_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     hall = Hall(monkeypatch)
     worker = hall.handled("abc")
     refused(hall, worker)
     hall.queue.scheduler.close(hall.partition)
-    hall.committer.send(worker)
+    hall.send(worker)
     assert not hall.committer._commit()
     assert hall.producer.committed == []
     assert hall.producer.aborts == 0
@@ -232,7 +290,7 @@ def test_who_is_to_blame_has_had_an_attempt(monkeypatch: pytest.MonkeyPatch) -> 
     sizes = {1: 300, 2: 200}  # Kafka refuses the batch for the larger one's sake
     worker = hall.handled("abc", sizes)
     assert refused(hall, worker) == []
-    hall.committer.send(worker)
+    hall.send(worker)
     assert hall.committer._commit()
     assert hall.producer.aborts == 1
     hall.again()
@@ -260,7 +318,7 @@ def test_a_record_that_another_worker_gives_up_waits_for_it(
     sizes = {1: 300}
     worker = hall.handled("abc", sizes)
     assert refused(hall, worker) == []
-    hall.committer.send(worker)
+    hall.send(worker)
     assert hall.committer._commit()
     hall.again()
     worker = hall.handled("abc", sizes)
@@ -270,7 +328,7 @@ def test_a_record_that_another_worker_gives_up_waits_for_it(
     other = hall.workers[1]
     assert hall.queue.take(other) == []
     hall.committer.give_up(record)
-    hall.committer.send(worker)
+    hall.send(worker)
     assert [each.offset for run in hall.queue.take(other) for each in run.records] == [0, 1, 2]
 
 
@@ -278,12 +336,12 @@ def test_who_is_done_after_all_is_to_blame_for_nothing(monkeypatch: pytest.Monke
     hall = Hall(monkeypatch)
     worker = hall.handled("ab", {1: 200})
     refused(hall, worker)
-    hall.committer.send(worker)
+    hall.send(worker)
     hall.committer._commit()
     hall.again()
     worker = hall.handled("ab")
     assert len(refused(hall, worker)) == 1
-    hall.committer.send(worker)  # as a dead letter is in place: done without a result
+    hall.send(worker)  # as a dead letter is in place: done without a result
     assert not hall.committer._commit()
     assert hall.producer.committed == [b"0"]
     assert hall.committer._blamed == {}
@@ -310,14 +368,14 @@ def test_results_are_told_behind_the_commit_once(monkeypatch: pytest.MonkeyPatch
     hall.committer.on_produced = ear
     worker = hall.handled("abc")
     refused(hall, worker)
-    hall.committer.send(worker)
+    hall.send(worker)
     hall.producer.report()
     assert ear.told == []  # Kafka has them, in a transaction that may be aborted
     assert not hall.committer._commit()
     assert ear.told == [(0, b"0", 0, 100), (1, b"1", 0, 101), (2, b"2", 0, 102)]
     worker = hall.handled("d")
     refused(hall, worker)
-    hall.committer.send(worker)
+    hall.send(worker)
     hall.committer._commit()
     assert [value for _, value, _, _ in ear.told[3:]] == [b"3"]
 
@@ -328,7 +386,7 @@ def test_of_what_is_aborted_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     hall.committer.on_produced = ear
     worker = hall.handled("abc", {1: 200})
     refused(hall, worker)
-    hall.committer.send(worker)
+    hall.send(worker)
     late = hall.producer.reports.copy()
     assert hall.committer._commit()
     assert hall.producer.aborts == 1
@@ -336,7 +394,7 @@ def test_of_what_is_aborted_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     hall.again()
     worker = hall.handled("a")
     refused(hall, worker)
-    hall.committer.send(worker)
+    hall.send(worker)
     for report in late:
         report()
     hall.committer._commit()
@@ -354,9 +412,9 @@ def test_a_transaction_with_much_to_tell_is_committed_early(
     for keys, count in (("ab", 0), ("cd", 1)):
         worker = hall.handled(keys)
         refused(hall, worker)
-        hall.committer.send(worker)
+        hall.send(worker)
         hall.producer.report()
-        hall.committer.send(hall.workers[1])
+        hall.send(hall.workers[1])
         assert len(asked) == count
 
 

@@ -117,9 +117,9 @@ def place_of(report: Record) -> tuple[int, int]:
     return -1 if partition is None else partition, -1 if offset is None else offset
 
 
-def granted(attempt: Attempt | None) -> Steps[None]:
+def granted(what: Attempt | Future[None] | None) -> Steps[None]:
     """Wait until it succeeds."""
-    while attempt is not None and not (yield attempt, _SLICE_S):
+    while what is not None and not (yield what, _SLICE_S):
         pass
 
 

@@ -16,11 +16,12 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import TypeAlias, cast
 
 from kafkamq.errors import BrokerError, KafkaMQError, StateError
-from kafkamq.parallel.commits import Assignment, Committer
+from kafkamq.parallel.commits import Assignment, Committer, Plan
 from kafkamq.parallel.config import ParallelConfig, tell
 from kafkamq.parallel.failure_policy import FailurePolicy
 from kafkamq.parallel.record import Failure, ParallelRecord
@@ -93,19 +94,24 @@ class TransactionCommitter(Committer):
         self._producer.init()
         super().start()
 
-    def send(self, worker: PoolWorker) -> None:
-        """Inside the gate: put a worker's results into the transaction and settle what it did."""
+    def send(self, worker: PoolWorker) -> Iterator[None]:
+        """Inside the gate: put a worker's results into the transaction and settle what it did.
+
+        Before it may wait, it yields: who must not wait lets another thread do the rest.
+        """
         for run in worker.finished:
             outputs, run.outputs = run.outputs, None
             if outputs and not run.is_stale:
                 self._partitions.add(run.partition)
                 for record, result in outputs:
-                    self._send_one(record, cast("Sequence[OutgoingRecord]", result))
+                    yield from self._send_one(record, cast("Sequence[OutgoingRecord]", result))
         self._work_queue.collect(worker)
         if len(self._produced) >= MAX_UNTOLD:
             self.request()
 
-    def _send_one(self, record: ParallelRecord, results: Sequence[OutgoingRecord]) -> None:
+    def _send_one(
+        self, record: ParallelRecord, results: Sequence[OutgoingRecord]
+    ) -> Iterator[None]:
         if self._failure is not None:
             return
         # Of this transaction: what Kafka confirms when it is aborted already is told to nobody.
@@ -128,19 +134,22 @@ class TransactionCommitter(Committer):
 
         try:
             for out in results:
-                if not self._has_begun:
-                    self._producer.begin()
-                    self._has_begun = True
-                headers = tuple(out.header_list())
-                self._producer.produce(
-                    (out.topic, out.partition, out.key, out.value, headers),
-                    on_delivery=partial(delivered, out),
-                )
+                self._begin()
+                new = (out.topic, out.partition, out.key, out.value, tuple(out.header_list()))
+                told = partial(delivered, out)
+                if not self._producer.offer(new, on_delivery=told):
+                    yield
+                    self._producer.produce(new, on_delivery=told)
         except Exception as error:  # noqa: BLE001 - the transaction is not whole, whatever it is
             self._failure = error
             is_kafkas = isinstance(error, KafkaMQError)  # such as a transaction that has failed
             if not is_kafkas or meaning(error) is Meaning.TOO_LARGE:
                 self._blame(record, error)
+
+    def _begin(self) -> None:
+        if not self._has_begun:
+            self._producer.begin()
+            self._has_begun = True
 
     def _blame(self, record: ParallelRecord, error: BaseException) -> None:
         place = _place(record)
@@ -204,17 +213,13 @@ class TransactionCommitter(Committer):
             try:
                 if self._failure is not None:
                     raise self._failure
-                if not self._partitions <= {
-                    assignment.partition for assignment, _, _ in plan.parts
-                }:
-                    raise StateError("it holds results of a partition that has gone")
-                if not self._has_begun:
-                    self._producer.begin()
-                self._has_begun = True
+                self._begin()
                 timeout_s = self._config.commit_timeout_ms / 1000
                 if plan.commits:
                     targets = [each.target for each in plan.commits]
                     self._producer.send_offsets(targets, member, timeout_s=timeout_s)
+                if not self._is_current(plan):
+                    raise StateError("it is of a partition that has gone")
                 self._producer.commit(timeout_s=timeout_s)
                 self._has_begun = False
                 self._partitions.clear()
@@ -239,6 +244,11 @@ class TransactionCommitter(Committer):
         if plan.commits:
             self.confirm(plan)
         return any(verdict.ceiling is not None for _, _, verdict in plan.parts)
+
+    def _is_current(self, plan: Plan) -> bool:
+        """Whether the partitions last that it holds results or offsets of."""
+        parts = {assignment.partition for assignment, _, _ in plan.parts}
+        return self._partitions <= parts and plan.is_current()
 
     def _tell_produced(self) -> None:
         """Inside the gate: while somebody is told, the next transaction does not grow."""
@@ -306,7 +316,30 @@ class TransactionPublisher:
                 run.put_off(record, due_ms)
         gate = self._committer.gate
         yield from granted(lambda timeout_s: gate.acquire(timeout=timeout_s))
+        passing, sent = self._pass(worker), cast("Future[None]", Future())
+        if next(passing, True):
+            return
+        rest = partial(_finish, passing, sent)
         try:
-            self._committer.send(worker)
+            threading.Thread(target=rest, name="kafkamq-results", daemon=True).start()
+        except RuntimeError:  # no thread can begin
+            rest()
+        yield from granted(sent)
+        sent.result()
+
+    def _pass(self, worker: PoolWorker) -> Iterator[None]:
+        try:
+            yield from self._committer.send(worker)
         finally:
-            gate.release()
+            self._committer.gate.release()
+
+
+def _finish(passing: Iterator[None], sent: Future[None]) -> None:
+    """Send what may have to wait for Kafka, which must not happen on an event loop."""
+    try:
+        for _ in passing:
+            pass
+    except BaseException as error:  # noqa: BLE001 - raised by who waits for it
+        sent.set_exception(error)
+    else:
+        sent.set_result(None)

@@ -146,6 +146,18 @@ class TransactionalProducer:
         """Queue one record of the open transaction; waits (bounded) while the queue is full."""
         self.produce_records((record,), timeout_s=timeout_s, on_delivery=on_delivery)
 
+    def offer(self, record: NewRecord, *, on_delivery: Delivered) -> bool:
+        """Queue one record if that can be done without waiting; False: ``produce`` says why not."""
+        topic, partition, key, value, headers = record
+        own = list(headers) if headers else None
+        try:
+            self._ready().produce(
+                topic, value, key, partition, on_delivery=on_delivery, headers=own
+            )
+        except (BufferError, KafkaException):
+            return False
+        return True
+
     def produce_many(
         self,
         topic: str,
