@@ -1,20 +1,22 @@
-"""A driver that writes a queue's messages to a Delta table as docs/spark.md says it.
+"""A driver that writes a queue's messages to a Delta table with ``ack(table=...)``.
 
 In a process of its own: Delta must be there when the JVM starts. It reads commands from its input:
 
 - ``break``: run the query; its batch fails when it is written, before the ENDs;
 - ``die``: the same, and the process kills itself there;
 - ``run``: run the query until the queue is empty;
-- ``rows``: print what is in the table, as JSON.
+- ``rows``: print what is in the table, as JSON;
+- ``pruned``: print how many files the table has, and into how many a late batch has to look;
+- ``refused``: print what is said of tables that cannot be merged into.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,24 +25,21 @@ from pyspark.errors import PySparkException
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.artifacts import fetch_modules
 from kafkamq.dev.modules import parse_list
-from kafkamq.errors import KafkaMQError
-from kafkamq.spark import ack, map_messages, read_queue, register
+from kafkamq.errors import ConfigError, KafkaMQError
+from kafkamq.spark import Batch, ack, map_messages, read_queue, register, write_once
 from kafkamq.spark.session import build_session
+from kafkamq.spark.tables import origin_ranges
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+MAX_ROWS = 10
+LATE = 8  # offsets from here on are in the last file
 _LIST = Path(__file__).with_name("delta-4.4.0.txt")
-_DOCS = Path(__file__).parents[2] / "docs" / "spark.md"
-_BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
-
-
-def documented() -> Any:
-    """``write_once`` out of the page."""
-    (block,) = [text for text in _BLOCK.findall(_DOCS.read_text("utf-8")) if "MERGE INTO" in text]
-    names: dict[str, Any] = {}
-    exec(block, names)
-    return names["write_once"]
+_SCHEMA = (
+    "origin_topic STRING, origin_partition INT, origin_offset BIGINT, origin_timestamp TIMESTAMP, "
+    "result BINARY"
+)
 
 
 def by_batch_number(table: str) -> Any:
@@ -54,6 +53,32 @@ def by_batch_number(table: str) -> Any:
         return frame.select("ack_token", "verdict", "delay", "reason")
 
     return write
+
+
+def pruned(spark: SparkSession) -> list[str]:
+    done = spark.table("done").alias("done")
+    late = done.where(origin_ranges(done.where(f"origin_offset >= {LATE}")))
+    return [str(len(frame.inputFiles())) for frame in (done, late)]
+
+
+def refused(spark: SparkSession, rows: DataFrame, folder: str) -> list[str]:
+    def create(name: str, columns: str, kind: str) -> None:
+        spark.sql(f"CREATE TABLE {name} ({columns}) USING {kind} LOCATION '{folder}/{name}'")
+
+    create("plain", _SCHEMA, "parquet")
+    create("short", "result BINARY", "delta")
+    create("wide", f"{_SCHEMA}, more INT", "delta")
+    spark.conf.set("spark.sql.catalog.ice", "org.apache.iceberg.spark.SparkCatalog")
+
+    def said_of(table: str, frame: DataFrame = rows) -> str:
+        try:
+            ack(frame, checkpoint="unused", table=table)
+        except ConfigError as error:
+            return str(error)
+        return "nothing"
+
+    tables = [said_of(name) for name in ("plain", "short", "wide", "ice.db.done", "nowhere")]
+    return [*tables, said_of("done", rows.drop("origin_offset"))]
 
 
 def session() -> SparkSession:
@@ -70,49 +95,61 @@ def session() -> SparkSession:
     )
 
 
+def broken(write: Any, *, is_killed: bool) -> Any:
+    """A function for ``each_batch`` behind which nothing is acknowledged."""
+
+    def write_and_end(frame: DataFrame, batch: Batch) -> None:
+        assert batch.query_id, "the query's, in all its runs"
+        write(frame, batch)
+        if is_killed:
+            os.killpg(os.getpgid(0), signal.SIGKILL)
+        raise KafkaMQError("written, and then broken on purpose")
+
+    return write_and_end
+
+
 def main(bootstrap: str, namespace: str, folder: str, recipe: str, timeout: str) -> None:
     spark = session()
     register(spark, ServiceConfig(bootstrap_servers=bootstrap, namespace=namespace))
     table = f"{folder}/done"
-    spark.sql(
-        "CREATE TABLE IF NOT EXISTS done (origin_topic STRING, origin_partition INT, "
-        "origin_offset BIGINT, origin_timestamp TIMESTAMP, result BINARY) "
-        f"USING delta LOCATION '{table}'"
-    )
-    write = documented() if recipe == "documented" else by_batch_number(table)
+    spark.sql(f"CREATE TABLE IF NOT EXISTS done ({_SCHEMA}) USING delta LOCATION '{table}'")
+    output: dict[str, Any] = {"table": "done"}
+    write: Any = lambda frame, _: write_once(frame, "done")  # noqa: E731
+    if recipe == "by batch number":
+        write = by_batch_number(table)
+        output = {"each_batch": write}
 
     def handle(message: Any) -> bytes:
         return bytes(message.payload)
 
-    def run(each_batch: Any) -> None:
-        stream = read_queue(spark, "work", redelivery_timeout=float(timeout), max_deliveries=9)
-        query = ack(
-            map_messages(stream, handle),
-            checkpoint=f"{folder}/checkpoint",
-            each_batch=each_batch,
-            available_now=True,
+    def rows() -> DataFrame:
+        stream = read_queue(
+            spark, "work", redelivery_timeout=float(timeout), max_deliveries=99, max_rows=MAX_ROWS
         )
-        query.wait()
+        return map_messages(stream, handle)
 
+    def run(output: dict[str, Any]) -> list[str]:
+        ack(rows(), checkpoint=f"{folder}/checkpoint", available_now=True, **output).wait()
+        return []
+
+    def fail(*, is_killed: bool) -> list[str]:
+        try:
+            return run({"each_batch": broken(write, is_killed=is_killed)})
+        except (KafkaMQError, PySparkException) as error:
+            assert "broken on purpose" in str(error), error  # noqa: PT017 - no test of pytest's
+            return []
+
+    commands: dict[str, Callable[[], list[str]]] = {
+        "break": lambda: fail(is_killed=False),
+        "die": lambda: fail(is_killed=True),
+        "run": lambda: run(output),
+        "rows": lambda: [bytes(row.result).decode() for row in spark.table("done").collect()],
+        "pruned": lambda: pruned(spark),
+        "refused": lambda: refused(spark, rows(), folder),
+    }
     for line in sys.stdin:
-        command = line.strip()
-
-        def ends(frame: DataFrame, batch: int, command: str = command) -> None:
-            write(frame, batch)
-            if command == "die":
-                os.killpg(os.getpgid(0), signal.SIGKILL)
-            raise KafkaMQError("written, and then broken on purpose")
-
-        if command in ("break", "die"):
-            try:
-                run(ends)
-            except (KafkaMQError, PySparkException) as error:
-                assert "broken on purpose" in str(error), error  # noqa: PT017 - no test of pytest's
-        elif command == "run":
-            run(write)
-        rows = spark.table("done").collect() if command == "rows" else []
-        said = json.dumps([bytes(row.result).decode() for row in rows])
-        sys.stdout.write(f"said {said}\n")
+        said = commands[line.strip()]()
+        sys.stdout.write(f"said {json.dumps(said)}\n")
         sys.stdout.flush()
 
 

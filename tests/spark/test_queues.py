@@ -410,6 +410,12 @@ def test_what_cannot_work_is_said(spark: SparkSession, logs: Logs, checkpoint: s
         ack(stream, checkpoint=checkpoint, topic="nowhere", slots=0)
     with pytest.raises(ConfigError, match=r"column value is int: .*cast it"):
         ack(stream.selectExpr("ack_token", "1 AS value"), checkpoint=checkpoint, topic="nowhere")
+    with pytest.raises(ConfigError, match="slots is for output to a topic"):
+        ack(stream, checkpoint=checkpoint, slots=2)
+    with pytest.raises(ConfigError, match="topic and table exclude each other"):
+        ack(stream, checkpoint=checkpoint, topic="nowhere", table="done")
+    with pytest.raises(ConfigError, match="trigger_s and available_now exclude each other"):
+        ack(stream, checkpoint=checkpoint, trigger_s=2.0, available_now=True)
     with pytest.raises(ConfigError, match="map_messages needs"):
         map_messages(stream.select("ack_token"), lambda message: None)
     with pytest.raises(ConfigError, match="is for a stream"):

@@ -13,10 +13,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kafkamq.spark.batches import Batch
     from kafkamq.spark.handlers import StreamMessage, map_messages
     from kafkamq.spark.queue_streams import Acknowledged, AckQuery, ack, read_queue
     from kafkamq.spark.registering import register
     from kafkamq.spark.sink.sink import by_slot, clear_sink_ledger, write_stream
+    from kafkamq.spark.tables import write_once
     from kafkamq.spark.views import Views, register_views
 
 __all__ = [
@@ -24,6 +26,8 @@ __all__ = [
     "read_queue",
     "map_messages",
     "ack",
+    "write_once",
+    "Batch",
     "AckQuery",
     "Acknowledged",
     "StreamMessage",
@@ -35,10 +39,12 @@ __all__ = [
 ]
 
 _HOMES = {
+    "kafkamq.spark.batches": ("Batch",),
     "kafkamq.spark.handlers": ("StreamMessage", "map_messages"),
     "kafkamq.spark.queue_streams": ("AckQuery", "Acknowledged", "ack", "read_queue"),
     "kafkamq.spark.registering": ("register",),
     "kafkamq.spark.sink.sink": ("by_slot", "clear_sink_ledger", "write_stream"),
+    "kafkamq.spark.tables": ("write_once",),
     "kafkamq.spark.views": ("Views", "register_views"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -18,6 +18,23 @@ RUN_ID = "spark.jobGroup.id"
 """Of this start of the query."""
 
 
+class Batch(int):
+    """The number of a batch, as functions for ``each_batch`` get it.
+
+    Attributes:
+        query_id: Spark's id of the query, the same in all its runs.
+        is_repeated: Whether an earlier run of the query has planned it, and may have written it.
+    """
+
+    query_id: str
+    is_repeated: bool
+
+    def __new__(cls, number: int, *, query_id: str, is_repeated: bool) -> Batch:
+        made = super().__new__(cls, number)
+        made.query_id, made.is_repeated = query_id, is_repeated
+        return made
+
+
 def current_batch() -> int:
     """The number of the batch that this task works for."""
     context = TaskContext.get()

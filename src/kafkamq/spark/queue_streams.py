@@ -5,8 +5,9 @@
     query = ack(done, checkpoint="/data/emails")       # a verdict for each row
 
 ``ack`` writes the verdicts; with ``topic`` the rows' output goes to Kafka in the same transaction,
-and with ``each_batch`` a function of yours writes it elsewhere first. How a batch is STARTed and
-renewed: ``leasing.py``, ``starting.py``; how it is committed: ``committing.py``.
+with ``table`` it goes to a Delta table before, each message once, and with ``each_batch`` a
+function of yours writes it elsewhere. How a batch is STARTed and renewed: ``leasing.py``,
+``starting.py``; how it is committed: ``committing.py``.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kafkamq.config import Backoff, ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.queue.wire.keys import join_key
+from kafkamq.spark.batches import QUERY_ID, Batch
 from kafkamq.spark.checkpoint import CheckpointNote, last_batch, read_note, write_note
 from kafkamq.spark.failures import (
     QueryFailedError,
@@ -39,6 +42,8 @@ from kafkamq.spark.queues.committing import (
 )
 from kafkamq.spark.queues.ending import write_ends
 from kafkamq.spark.sink.rows import MAX_SLOTS, check_types
+from kafkamq.spark.sink.sink import start_query
+from kafkamq.spark.tables import check_table, write_once
 from kafkamq.transport.admin import Admin
 
 if TYPE_CHECKING:
@@ -47,7 +52,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-EachBatch = Callable[["DataFrame", int], "DataFrame | None"]
+EachBatch = Callable[["DataFrame", Batch], "DataFrame | None"]
 """Writes a batch's output, idempotently by the messages' origins; returns rows with verdicts, or
 None: all are acknowledged."""
 
@@ -173,10 +178,11 @@ def ack(
     *,
     checkpoint: str = "",
     topic: str = "",
+    table: str = "",
     each_batch: EachBatch | None = None,
     backoff: Backoff | None = None,
     slots: int | None = None,
-    trigger_s: float = 1.0,
+    trigger_s: float | None = None,
     available_now: bool = False,
     query_name: str = "",
     on_late: Callable[[list[str]], None] | None = None,
@@ -193,14 +199,16 @@ def ack(
         topic: Write the rows' ``value``, ``key``, ``headers``, ``partition`` and ``topic`` to
             Kafka in the transaction of the ENDs: exactly once for ``read_committed`` readers. The
             topic of rows that name none.
-        each_batch: Called with each batch and its number before the ENDs: writes the output to
-            another place. A message may come again in a later batch, as a copy with the same
-            ``origin_`` columns; docs/spark.md has a recipe that writes it once. What it returns
-            has the verdicts; None: all rows are acknowledged.
+        table: Insert the rows of acked messages into this Delta table before the ENDs, each
+            message once: ``write_once``.
+        each_batch: Called with each batch and its number (a ``Batch``) before the ENDs: writes
+            the output to another place. A message may come again in a later batch, as a copy
+            with the same ``origin_`` columns; ``write_once`` goes by them. What it returns has
+            the verdicts; None: the batch's own rows have.
         backoff: Delay of a nack that names none.
         slots: Transactions of a batch, with ``topic``. None: one for each core, later more if
             executors join. Another number holds from the next batch that is planned.
-        trigger_s: Shortest time between two batches.
+        trigger_s: Shortest time between two batches; None: 1 s.
         available_now: Work on what is there, then end.
         query_name: How Spark calls it.
         on_late: Called with the places (partition/offset) of messages whose ENDs came too late.
@@ -208,6 +216,36 @@ def ack(
     Raises:
         ConfigError: Columns, topic or checkpoint cannot work.
     """
+    outputs = {"topic": topic, "table": table, "each_batch": each_batch}
+    _require(frame, checkpoint, slots, [name for name, value in outputs.items() if value])
+    if each_batch is None:
+        check_columns(frame.schema)
+    if table:
+        check_table(frame, table)
+        each_batch = partial(_write_once, table)
+    spark = frame.sparkSession
+    config = config or registered_config(spark)
+    settings = AckSettings(
+        config=replace(config, kafka=dict(config.kafka)), backoff=backoff or Backoff()
+    )
+    batches = _Batches(settings, each_batch, on_late, planned=last_batch(spark, checkpoint))
+    if topic or ("topic" in frame.columns and each_batch is None):
+        _require_output(frame, config, topic)
+        batches.commits, batches.cut = _committing(spark, settings, checkpoint, topic, slots)
+    elif slots is not None:
+        raise ConfigError("slots is for output to a topic, and there is none")
+    writer = frame.writeStream.foreachBatch(batches.run).option("checkpointLocation", checkpoint)
+    query = start_query(
+        writer, trigger_s=trigger_s, available_now=available_now, query_name=query_name
+    )
+    return AckQuery(query, batches.total)
+
+
+def _write_once(table: str, frame: DataFrame, batch: Batch) -> None:
+    write_once(frame, table)
+
+
+def _require(frame: DataFrame, checkpoint: str, slots: int | None, outputs: list[str]) -> None:
     if not frame.isStreaming:
         raise ConfigError(
             "ack() is for a stream; inside of foreachBatch write verdicts with "
@@ -217,26 +255,8 @@ def ack(
         raise ConfigError("checkpoint is missing: name a folder that outlives the driver")
     if slots is not None and not 1 <= slots <= MAX_SLOTS:
         raise ConfigError(f"slots is {slots}: it must be from 1 to {MAX_SLOTS}")
-    if topic and each_batch is not None:
-        raise ConfigError("topic and each_batch exclude each other: output goes to one place")
-    if each_batch is None:
-        check_columns(frame.schema)
-    spark = frame.sparkSession
-    config = config or registered_config(spark)
-    settings = AckSettings(
-        config=replace(config, kafka=dict(config.kafka)), backoff=backoff or Backoff()
-    )
-    batches = _Batches(settings, each_batch, on_late)
-    if topic or ("topic" in frame.columns and each_batch is None):
-        _require_output(frame, config, topic)
-        batches.commits, batches.cut = _committing(spark, settings, checkpoint, topic, slots)
-    writer = frame.writeStream.foreachBatch(batches.run).option("checkpointLocation", checkpoint)
-    if query_name:
-        writer = writer.queryName(query_name)
-    if available_now:
-        return AckQuery(writer.trigger(availableNow=True).start(), batches.total)
-    every = f"{round(trigger_s * 1000)} milliseconds"
-    return AckQuery(writer.trigger(processingTime=every).start(), batches.total)
+    if len(outputs) > 1:
+        raise ConfigError(f"{' and '.join(outputs)} exclude each other: output goes to one place")
 
 
 def _require_output(frame: DataFrame, config: ServiceConfig, topic: str) -> None:
@@ -315,6 +335,8 @@ class _Batches:
         settings: AckSettings,
         each_batch: EachBatch | None,
         on_late: Callable[[list[str]], None] | None,
+        *,
+        planned: int,
     ) -> None:
         self.total = Acknowledged()
         self.commits: CommitSettings | None = None
@@ -322,6 +344,7 @@ class _Batches:
         self._settings = settings
         self._each_batch = each_batch
         self._on_late = on_late
+        self._planned = planned  # the last batch of earlier runs
 
     def run(self, frame: DataFrame, batch: int) -> None:
         """Output first, ENDs last."""
@@ -338,7 +361,10 @@ class _Batches:
             # Handlers before it run once, whatever the function does with it.
             frame.persist()
             try:
-                found = self._each_batch(frame, batch)
+                query_id = frame.sparkSession.sparkContext.getLocalProperty(QUERY_ID) or ""
+                is_repeated = batch <= self._planned
+                number = Batch(batch, query_id=query_id, is_repeated=is_repeated)
+                found = self._each_batch(frame, number)
                 self._end(frame if found is None else found)
             finally:
                 frame.unpersist()

@@ -13,6 +13,7 @@ and what is not, in ``docs/sink.md``.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,7 @@ from kafkamq.spark.sink.rows import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 __all__ = ["SINK_COLUMNS", "by_slot", "clear_sink_ledger", "write_stream"]
 
@@ -93,7 +95,7 @@ def write_stream(
     topic: str = "",
     queue: str = "",
     slots: int | None = None,
-    trigger_s: float = 1.0,
+    trigger_s: float | None = None,
     available_now: bool = False,
     query_name: str = "",
 ) -> StreamingQuery:
@@ -115,7 +117,7 @@ def write_stream(
         slots: Transactions of a batch. None: one for each core, and at later starts more, if there
             are more cores. Another number than the checkpoint's is taken when no batch of the
             earlier start is left to be repeated.
-        trigger_s: Shortest time between two batches.
+        trigger_s: Shortest time between two batches; None: 1 s.
         available_now: Write what is there, then end.
         query_name: How Spark calls it.
 
@@ -141,11 +143,25 @@ def write_stream(
     )
     for option, value in (("topic", topic), ("queue", queue)):
         writer = writer.option(option, value) if value else writer
+    return start_query(
+        writer, trigger_s=trigger_s, available_now=available_now, query_name=query_name
+    )
+
+
+def start_query(
+    writer: DataStreamWriter, *, trigger_s: float | None, available_now: bool, query_name: str
+) -> StreamingQuery:
+    """Start a query that its writer describes but for its trigger and its name."""
     if query_name:
         writer = writer.queryName(query_name)
     if available_now:
+        if trigger_s is not None:
+            raise ConfigError("trigger_s and available_now exclude each other: give one of them")
         return writer.trigger(availableNow=True).start()
-    return writer.trigger(processingTime=f"{round(trigger_s * 1000)} milliseconds").start()
+    every_s = 1.0 if trigger_s is None else trigger_s
+    if not 0 <= every_s < math.inf:
+        raise ConfigError(f"trigger_s is {trigger_s}: it must be seconds, from 0")
+    return writer.trigger(processingTime=f"{round(every_s * 1000)} milliseconds").start()
 
 
 def _note(

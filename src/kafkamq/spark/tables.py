@@ -1,0 +1,133 @@
+"""Writes messages of a queue into a Delta or Iceberg table, each of them once.
+
+A batch's number does not tell what is written already: copies of its messages come in later batches
+(docs/spark.md). The origin of a message does, which all its copies share. So rows are merged by it:
+``MERGE INTO`` inserts what the table does not have, all rows of a message or none. The condition
+also names the ranges of the batch's offsets, by which the table's format leaves out the files that
+cannot have them: each batch reads the origins of a few files, not of the whole table.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kafkamq.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ORIGIN = ("origin_topic", "origin_partition", "origin_offset", "origin_timestamp")
+"""The columns of ``read_queue`` that tell a message from all others, and that its copies share."""
+
+_VIEW = "kafkamq_batch"
+_CHUNK = 10_000  # offsets; those of a batch are told by the ranges that they have in each
+_MAX_RANGES = 64
+_NO_ICEBERG = "Iceberg has no runtime for Spark 4.2 yet: use a Delta table"
+
+
+def check_table(frame: DataFrame, table: str) -> list[str]:
+    """The table's columns, which the rows must have, the origin among them.
+
+    Raises:
+        ConfigError: It cannot be merged into, or the rows do not fit it.
+    """
+    columns = _described(frame.sparkSession, table)
+    for owner, names, advice in (
+        (f"table {table} has", columns, "the messages in it are known by them"),
+        ("the rows have", frame.columns, "keep them through your transformations"),
+    ):
+        if missing := [name for name in ORIGIN if name not in names]:
+            raise ConfigError(f"{owner} no column {', '.join(missing)}: {advice}")
+    if unknown := [name for name in columns if name not in frame.columns]:
+        raise ConfigError(
+            f"the rows have no column {', '.join(unknown)}, as table {table} has: select them"
+        )
+    return columns
+
+
+def _described(spark: SparkSession, table: str) -> list[str]:
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # no hints
+    from pyspark.errors import PySparkException
+
+    try:
+        rows = spark.sql(f"DESCRIBE TABLE EXTENDED {table}").collect()
+        columns = spark.table(table).columns
+    except (PySparkException, Py4JError) as error:
+        text = str(error).partition("\n")[0]
+        advice = f". {_NO_ICEBERG}" if "iceberg" in str(error).lower() else ""
+        raise ConfigError(f"table {table} cannot be read: {text}{advice}") from error
+    kinds = {row.data_type.lower() for row in rows if row.col_name == "Provider"}
+    if "iceberg" in kinds and spark.version.startswith("4.2"):
+        raise ConfigError(f"table {table} is of Iceberg. {_NO_ICEBERG}")
+    if kinds.isdisjoint(("delta", "iceberg")):
+        raise ConfigError(
+            f"table {table} is of {', '.join(kinds) or 'no known format'}: MERGE INTO needs one of "
+            "Delta or Iceberg; write other tables in each_batch, at least once"
+        )
+    return columns
+
+
+def write_once(frame: DataFrame, table: str) -> None:
+    """Insert the rows of messages that the table does not have, all rows of a message together.
+
+    For ``each_batch``; ``ack(table=...)`` does it and needs no function. Rows of messages that are
+    nacked or rejected are left out. A batch costs a ``MERGE``: its rows are shuffled, the origins
+    in the files that may have them are read and joined, and a few files are written. The table
+    keeps origins for as long as messages may come again.
+
+    Args:
+        frame: Rows with the columns of the table, ``ack_token`` and, where not all is well,
+            ``verdict``. It is read twice: persist it, unless ``ack`` gave it to you.
+        table: A Delta (or Iceberg) table with the columns ``ORIGIN``, by its name in SQL.
+
+    Raises:
+        ConfigError: The table cannot be merged into, or the rows do not fit it.
+    """
+    rows = _accepted(frame).select(*check_table(frame, table))
+    ranges = origin_ranges(frame)
+    if not ranges:
+        return
+    spark = frame.sparkSession
+    rows.createOrReplaceTempView(_VIEW)
+    same = " AND ".join(f"done.{name} <=> new.{name}" for name in ORIGIN)
+    spark.sql(
+        f"MERGE INTO {table} AS done USING {_VIEW} AS new ON {same} AND ({ranges}) "
+        "WHEN NOT MATCHED THEN INSERT *"
+    ).collect()
+    spark.catalog.dropTempView(_VIEW)
+
+
+def _accepted(frame: DataFrame) -> DataFrame:
+    """Rows of messages that are acked, and of the copies of one message those of one copy."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as fn
+
+    if "ack_token" not in frame.columns:
+        raise ConfigError("the rows have no column ack_token: keep it through your transformations")
+    rows = frame
+    if "verdict" in frame.columns:
+        is_ack = fn.lower(fn.coalesce("verdict", fn.lit("ack"))) == "ack"
+        copy = Window.partitionBy(*ORIGIN, "ack_token")
+        rows = rows.withColumn("_is_done", fn.min(is_ack).over(copy)).where("_is_done")
+    first = fn.min("ack_token").over(Window.partitionBy(*ORIGIN))
+    return rows.withColumn("_copy", first).where("_copy = ack_token")
+
+
+def origin_ranges(frame: DataFrame) -> str:
+    """Where the batch's origins are, as a condition on the table; empty: there are no rows."""
+    from pyspark.sql import functions as fn
+
+    def found(chunk: int) -> list[str]:
+        chunks = frame.groupBy(
+            "origin_topic", "origin_partition", fn.floor(fn.col("origin_offset") / chunk)
+        ).agg(fn.min("origin_offset").alias("first"), fn.max("origin_offset").alias("last"))
+        return [
+            f"(done.origin_partition = {row.origin_partition} "
+            f"AND done.origin_offset BETWEEN {row.first} AND {row.last})"
+            for row in chunks.limit(_MAX_RANGES + 1).collect()
+        ]
+
+    ranges = found(_CHUNK)
+    if len(ranges) > _MAX_RANGES:
+        ranges = found(1 << 62)
+    return " OR ".join(ranges)
