@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kafkamq.config import ServiceConfig, TrackerConfig
@@ -27,7 +27,7 @@ from kafkamq.markers.rules.delivery import (
 )
 from kafkamq.markers.rules.hold import lowest
 from kafkamq.markers.tracker.reading import Found, FoundAction, Rereader
-from kafkamq.markers.wire.markers import encode_end, encode_known_end, encode_schedule
+from kafkamq.markers.wire.markers import encode_known_end, encode_schedule, identity_encoder
 from kafkamq.markers.wire.message_batches import encode_batches
 from kafkamq.queue.wire.headers import (
     DELIVERY_COUNT,
@@ -76,6 +76,7 @@ class Part:
         partition: Of the markers, that the rows are of.
         rows: How many are done with it, those that are awaited among them.
         awaited: Of these.
+        identities: Encoders of ``encode_identity``, by log.
     """
 
     partition: int
@@ -89,6 +90,7 @@ class Part:
     payload_lost: int = 0
     # By outcome and reason: messages whose START was of batches, and whose END will be, too (R32).
     ended: dict[tuple[Outcome, str], list[tuple[MessageBatch, None]]] = field(default_factory=dict)
+    identities: dict[tuple[int, bytes, int], Callable[[int], bytes]] = field(default_factory=dict)
 
     def add(
         self,
@@ -423,7 +425,12 @@ class Rewriter:
         if start is not None and start.batches:
             part.end_batch(outcome, reason, message_id, 1)
             return
-        value = encode_end(message_id, outcome, reason=reason, of_schedule=found.row.of_schedule)
+        log = message_id.partition, *message_id.log
+        identify = part.identities.get(log)
+        if identify is None:
+            identify = part.identities[log] = identity_encoder(*log)
+        said = outcome, "", 0, reason, found.row.of_schedule
+        value = encode_known_end(identify(message_id.offset), *said)
         key = marker_key(message_id.partition, message_id.offset)
         part.add(self._config.marker_topic, part.partition, key, value)
 
