@@ -14,8 +14,7 @@ from kafkamq.parallel.calls import called_for, fan_out_of, processes_of
 from kafkamq.parallel.config import is_async_handler
 from kafkamq.parallel.engine import Engine, State
 from kafkamq.parallel.failure_policy import FailurePolicy
-from kafkamq.parallel.health import Health, health_of
-from kafkamq.parallel.metrics import watch_engine
+from kafkamq.parallel.health import Health, health_of, watch_engine
 from kafkamq.parallel.options import ParallelOptions, make_config
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import Handling, OnProduced, Produced, ProducePublisher, Publisher

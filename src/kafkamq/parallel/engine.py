@@ -15,12 +15,11 @@ from kafkamq.errors import StateError
 from kafkamq.parallel.commits import Assignment, Committer
 from kafkamq.parallel.config import CommitMode, ParallelConfig, Partition, tell
 from kafkamq.parallel.dead_letters import ParallelDeadLetters
-from kafkamq.parallel.positions import Position
 from kafkamq.parallel.record import ParallelRecord, make_records
 from kafkamq.parallel.result_producer import ResultProducer
 from kafkamq.parallel.rules.flow import PartitionFlow, Stall, StallDetector
 from kafkamq.parallel.rules.partitions import PartitionState
-from kafkamq.parallel.source import Source
+from kafkamq.parallel.source import Position, Source
 from kafkamq.parallel.stats import Stats
 from kafkamq.parallel.transactions import TransactionCommitter
 from kafkamq.parallel.wire.offset_zstd import require_zstandard

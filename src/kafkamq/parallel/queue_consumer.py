@@ -18,7 +18,7 @@ from kafkamq.errors import BrokerError, DeadlineExceededError
 from kafkamq.parallel.config import Partition
 from kafkamq.parallel.consumer import ParallelBase
 from kafkamq.parallel.engine import Engine, State
-from kafkamq.parallel.metrics import watch_engine
+from kafkamq.parallel.health import watch_engine
 from kafkamq.parallel.record import Failure, ParallelRecord
 from kafkamq.parallel.rules.partitions import PartitionPhase
 from kafkamq.parallel.work_queue import ParallelWorkQueue, PoolWorker

@@ -1,24 +1,48 @@
-"""Where a parallel consumer's records come from: its member of the group, and where that reads."""
+"""Where a parallel consumer's records come from: its member of the group, and where that reads.
+
+Reading begins at the committed offset, with the map of what is done beyond it.
+"""
 
 from __future__ import annotations
 
 import logging
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
+from time import monotonic, sleep
 from typing import Protocol
 
-from kafkamq.errors import BrokerError, ConfigError, DataLossError, KafkaMQError
+from kafkamq.errors import BrokerError, ConfigError, DataLossError, KafkaMQError, WireError
 from kafkamq.parallel.config import ParallelConfig, Partition
-from kafkamq.parallel.positions import Position, data_loss, find_positions
 from kafkamq.parallel.rules.offsets import OffsetTracker
 from kafkamq.parallel.stats import Stats
-from kafkamq.transport.commits import CommitTurns
+from kafkamq.parallel.wire import offsets as offset_maps
+from kafkamq.transport.commits import CommitTurns, OffsetCommit
 from kafkamq.transport.errors import Meaning, is_retriable, meaning
 from kafkamq.transport.group_consumer import GroupConsumer
 from kafkamq.transport.record import Record
 
+_REQUEST_S = 5.0
+_PATIENCE_S = 30.0
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where reading begins.
+
+    Attributes:
+        offset: The first record to poll.
+        tracker: What is done from there on.
+        is_committed: Whether the group has committed it.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    tracker: OffsetTracker
+    is_committed: bool
 
 
 class Membership(Protocol):
@@ -105,7 +129,7 @@ class Source:
         if low <= position <= high:
             start = position
         else:
-            error_text = data_loss(self._config, place, position, low, high)
+            error_text = self._data_loss(place, position, low, high)
             if self._config.on_data_loss == "raise":
                 raise DataLossError(
                     f"{error_text}; go on at the log's start with on_data_loss='skip', or set the"
@@ -120,6 +144,19 @@ class Source:
             self._member.restarted(Position(*place, start, OffsetTracker(start), False))
             self.resume([place])  # the member knows of no pause any more
         return is_another
+
+    def _data_loss(self, place: Partition, position: int, low: int, high: int) -> str:
+        """What to say of a position outside the log."""
+        where = f"{place[0]}[{place[1]}] of group {self._config.group_id!r}"
+        if position < low:
+            return (
+                f"{low - position} records of {where} are gone: they were deleted before they were"
+                f" read; the position is {position}, the log starts at {low}"
+            )
+        return (
+            f"the position {position} of {where} is beyond the log's end {high}: the topic was"
+            " truncated or recreated"
+        )
 
     def rewind(self, begun: Mapping[Partition, int]) -> list[Position]:
         """Read these again from what is committed; where nothing is, from where they began."""
@@ -138,7 +175,74 @@ class Source:
     def _find(
         self, partitions: Sequence[Partition], begun: Mapping[Partition, int] | None = None
     ) -> list[Position]:
-        return find_positions(self._group, partitions, self._config, self._stats, begun or {})
+        """Ask the group's coordinator, and the log's ends where they matter.
+
+        Raises:
+            BrokerError: No answer, or a refusal.
+            DataLossError: Nothing is committed and ``start`` is "none".
+            WireError: Foreign metadata, and the policy is to raise.
+        """
+        deadline_s = monotonic() + _PATIENCE_S
+        while True:
+            try:
+                found = self._group.committed_with_metadata(partitions, timeout_s=_REQUEST_S)
+                return [self._position(each, begun or {}) for each in found]
+            except KafkaMQError as error:  # noqa: PERF203 - the loop is the repetition
+                if not is_retriable(error) or monotonic() > deadline_s:
+                    raise
+                _log.info("where to read is not known yet", extra={"error": str(error)})
+                sleep(0.1)
+
+    def _position(self, found: OffsetCommit, begun: Mapping[Partition, int]) -> Position:
+        topic, partition, offset = found.topic, found.partition, found.offset
+        if offset < 0:
+            start = begun.get((topic, partition))
+            if start is None:
+                return self._first(topic, partition)
+            return Position(topic, partition, start, OffsetTracker(start), False)
+        if not found.metadata:
+            return Position(topic, partition, offset, OffsetTracker(offset), True)
+        _, end = self._group.bounds((topic, partition), timeout_s=_REQUEST_S)
+        try:
+            found_map = offset_maps.decode(offset, found.metadata, log_end=end)
+        except WireError as error:
+            if self._config.on_foreign_metadata == "raise":
+                raise WireError(
+                    f"the commit metadata of group {self._config.group_id} is no offset map"
+                    f" ({error.reason}); on_foreign_metadata='ignore' starts at the committed"
+                    " offset",
+                    topic=topic,
+                    partition=partition,
+                    offset=offset,
+                ) from error
+            self._stats.maps_ignored += 1
+            _log.warning(
+                "commit metadata that is no offset map is ignored; what was done beyond the"
+                " committed offset is done again",
+                extra={
+                    "topic": topic,
+                    "partition": partition,
+                    "error": error.reason,
+                    "chars": len(found.metadata),
+                },
+            )
+            return Position(topic, partition, offset, OffsetTracker(offset), True)
+        tracker = OffsetTracker(
+            offset, highest_seen=found_map.highest_seen, incompletes=found_map.incompletes
+        )
+        return Position(topic, partition, offset, tracker, True)
+
+    def _first(self, topic: str, partition: int) -> Position:
+        """A group without a commit for the partition."""
+        if self._config.start == "none":
+            raise DataLossError(
+                f"group {self._config.group_id} has no committed offset for {topic}[{partition}],"
+                " and start is 'none': commit one, or choose start='earliest' or 'latest'",
+                code="NO_OFFSET",
+            )
+        low, high = self._group.bounds((topic, partition), timeout_s=_REQUEST_S)
+        offset = low if self._config.start == "earliest" else high
+        return Position(topic, partition, offset, OffsetTracker(offset), False)
 
     def _note_member(self) -> None:
         """Before each poll, and in each callback of a rebalance.
