@@ -32,7 +32,7 @@ from kafkamq import (
     aio,
 )
 from kafkamq.runtime.calls import Calls
-from kafkamq.runtime.processes import RemoteMessages
+from kafkamq.runtime.messages import RemoteMessages
 from kafkamq.runtime.work_queue import Slot
 from kafkamq.testing import Clock, MemoryService
 

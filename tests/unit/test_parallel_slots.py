@@ -19,7 +19,7 @@ def test_a_slot_that_is_relieved_before_its_first_record_gives_its_key_back() ->
     slot = pool._woken.popleft()
     assert room.queue.take(slot)
     run = next(slot.pending)
-    slot.current, slot.is_at_run = (run, iter(run.records)), True
+    slot.current = run, iter(run.records)
     room.queue.recall([other])
     record = pool.advance(slot)
     if record is None:  # its key is free for whoever comes next

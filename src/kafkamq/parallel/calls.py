@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from kafkamq.errors import ConfigError
@@ -86,11 +87,7 @@ def processes_of(
         call=call,
         count=config.processes,
         pack=ParallelRecord.fields,
-        place=_place,
+        place=attrgetter("place"),
         timeout_ms=config.timeout_ms,
         owner=config,
     )
-
-
-def _place(record: ParallelRecord) -> tuple[str, int, int]:
-    return record.place

@@ -20,7 +20,6 @@ from kafkamq.parallel.consumer import ParallelBase
 from kafkamq.parallel.engine import Engine, State
 from kafkamq.parallel.health import watch_engine
 from kafkamq.parallel.record import Failure, ParallelRecord
-from kafkamq.parallel.rules.partitions import PartitionPhase
 from kafkamq.parallel.work_queue import ParallelWorkQueue, PoolWorker
 from kafkamq.queue.backend import ConsumerPlan
 from kafkamq.queue.dead_letter_writer import DeadLetterOutbox
@@ -35,7 +34,6 @@ from kafkamq.transport.clock import monotonic_ms
 class Slot(PoolWorker):
     """One record at a time."""
 
-    is_at_run: bool = False
     is_busy: bool = False  # its record is in the application's hands
 
 
@@ -117,21 +115,19 @@ class SlotPool:
 
     def _next(self, slot: Slot) -> ParallelRecord | None:
         while True:
-            if slot.is_at_run:
-                assert slot.current is not None
+            if slot.current is not None:
                 run, records = slot.current
-                if run.shard.partition.phase is PartitionPhase.CLOSED:
+                if run.is_stale:
                     self._work_queue.done(slot, run, 0)
-                    slot.is_at_run = False
+                    slot.current = None
                     continue
                 record = next(records, None)
                 if record is not None:
                     return record
                 self._leave_run(slot)
-            run_or_none = next(slot.pending, None)
-            if run_or_none is not None:
-                slot.current = run_or_none, iter(run_or_none.records)
-                slot.is_at_run = True
+            begun = next(slot.pending, None)
+            if begun is not None:
+                slot.current = begun, iter(begun.records)
             elif not self._work_queue.take(slot):
                 return None
 
@@ -142,7 +138,7 @@ class SlotPool:
         if run.failed is not None and run.is_serial:
             processed = 1 + run.records.index(run.failed[0][0])
         self._work_queue.done(slot, run, processed)
-        slot.is_at_run = False
+        slot.current = None
 
 
 class _Puller(ParallelBase):

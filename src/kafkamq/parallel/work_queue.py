@@ -299,8 +299,9 @@ class ParallelWorkQueue:
         for run in list(worker.pending):
             relieved += len(run.records)
             self.scheduler.release(run, processed=0)
-        if worker.current is not None:
-            run, records = worker.current
+        current = worker.current  # its owner may be through with it in this moment
+        if current is not None:
+            run, records = current
             if not run.is_released:
                 rest = list(records)
                 relieved += len(rest)
@@ -333,8 +334,9 @@ class ParallelWorkQueue:
             for worker in self._workers:
                 if worker.give_back is not None:
                     worker.give_back()
-                if worker.current is not None and worker.current[0].partition is partition:
-                    for _ in worker.current[1]:
+                current = worker.current
+                if current is not None and current[0].partition is partition:
+                    for _ in current[1]:
                         pass
 
     def has_in_flight(self, partitions: Sequence[PartitionState[ParallelRecord]]) -> bool:

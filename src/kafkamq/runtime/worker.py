@@ -8,11 +8,19 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
 from kafkamq.config import QueueConfig, ServiceConfig, milliseconds, wait_seconds
-from kafkamq.errors import ConfigError, KafkaMQError, StateError
+from kafkamq.errors import (
+    BrokerError,
+    ConfigError,
+    DeadlineExceededError,
+    KafkaMQError,
+    StateError,
+)
+from kafkamq.metrics.health import Handlers, health
 from kafkamq.queue.backend import ConsumerPlan
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.handler import HandlerSpec
@@ -20,21 +28,27 @@ from kafkamq.queue.message import Message
 from kafkamq.queue.rules.capabilities import Feature, require
 from kafkamq.runtime.calls import Calls, Middleware
 from kafkamq.runtime.event_loop import LoopThread
-from kafkamq.runtime.feeder import Feeder
 from kafkamq.runtime.inside import is_inside
 from kafkamq.runtime.loop_executor import LoopExecutor
-from kafkamq.runtime.messages import MessageQueue
+from kafkamq.runtime.messages import MessageQueue, RemoteMessages, processes_for
 from kafkamq.runtime.process_executor import ProcessExecutor
-from kafkamq.runtime.processes import RemoteMessages, processes_for
+from kafkamq.runtime.rules.pace import RateLimit
 from kafkamq.runtime.rules.run_ahead import RunAhead
 from kafkamq.runtime.signals import apart, stop_on_signals
 from kafkamq.runtime.telemetry import Telemetry, is_available
 from kafkamq.runtime.thread_executor import ThreadExecutor
 from kafkamq.runtime.work_queue import Executor, HandlerCall
-from kafkamq.types import Backend
+from kafkamq.transport.errors import is_retriable
+from kafkamq.types import Backend, Reject
 
 DRAIN_S = 30.0
 _SLICE_S = 0.1
+_RECEIVE_S = 0.25
+_ROOM_S = 0.05
+_PAUSE_S = 0.25
+_JOIN_S = 0.1  # a hurry is noticed so soon
+_MAX_TURN_S = 120.0  # each wait of a turn is bounded; who takes longer hangs in the client
+_SPENT = Reject("its worker ended over the last of its attempts")
 _log = logging.getLogger(__name__)
 
 
@@ -185,10 +199,10 @@ class Worker:
         return specs
 
     def _make(self, spec: HandlerSpec, telemetry: Telemetry | None) -> Feeder:
-        room, faults = threading.Event(), list[BaseException]()
+        faults = list[BaseException]()
         calls = Calls(spec, self._middleware, telemetry)
         of_kind = RemoteMessages if spec.processes else MessageQueue
-        queue = of_kind(calls, room, faults.append, self._stopping)
+        queue = of_kind(calls, threading.Event(), faults.append, self._stopping)
         executor = self._executor(spec, calls, queue)
         plan = ConsumerPlan(
             on_lease_lost=self._told,
@@ -196,24 +210,8 @@ class Worker:
             concurrency=spec.concurrency,
             handler_timeout_ms=spec.timeout_ms,
         )
-        ahead = RunAhead(
-            concurrency=spec.concurrency * max(1, spec.batch_size),
-            maximum=max(spec.queue.max_in_flight, 1),
-            is_ahead=_may_take_ahead(spec),
-        )
         consumer = self._service.open_consumer(spec, plan)
-        feeder = Feeder(
-            spec,
-            consumer,
-            calls,
-            queue,
-            executor,
-            room,
-            ahead,
-            faults,
-            telemetry,
-            self._hung_after_ms,
-        )
+        feeder = Feeder(consumer, queue, executor, faults, telemetry, self._hung_after_ms)
         self._feeders.append(feeder)
         return feeder
 
@@ -352,6 +350,158 @@ class Worker:
             self._is_hurried.set()
 
         return stop_on_signals(stop, at_once=stop_at_once)
+
+
+@dataclass(eq=False, repr=False)
+class Feeder:
+    """One handler at work: receives the messages of its queue for its executor."""
+
+    consumer: Consumer
+    queue: MessageQueue
+    executor: Executor
+    faults: list[BaseException]
+    telemetry: Telemetry | None
+    hung_after_ms: int | None
+
+    def __post_init__(self) -> None:
+        self.calls, self.room = self.queue.handler_calls, self.queue.room
+        self.spec = spec = self.calls.spec
+        self.ahead = RunAhead(
+            concurrency=spec.concurrency * max(1, spec.batch_size),
+            maximum=max(spec.queue.max_in_flight, 1),
+            is_ahead=_may_take_ahead(spec),
+        )
+        self._rate = None if spec.max_rate is None else RateLimit(spec.max_rate)
+        self._receive_s = _RECEIVE_S
+        if spec.batch_linger_ms:
+            self._receive_s = min(_RECEIVE_S, max(0.01, spec.batch_linger_ms / 1000))
+        self._submitted = 0
+        self._stopping = threading.Event()
+        self._paused = threading.Event()
+        name = f"kafkamq-feed-{spec.queue.queue_id}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._loop = health.add(
+            f"receiving of {spec.queue.queue_id}",
+            max_age_s=_MAX_TURN_S,
+            is_ready=lambda: not self.faults,
+        )
+        longest_ms = self.hung_after_ms or spec.queue.max_lease_ms
+        self._handlers = Handlers(
+            f"handlers of {spec.queue.queue_id}", longest_ms / 1000, self.executor.slots
+        )
+        health.watch(self._handlers)
+
+    @property
+    def failure(self) -> BaseException | None:
+        return self.faults[0] if self.faults else None
+
+    @property
+    def handled(self) -> int:
+        return self.queue.finished
+
+    def start(self) -> None:
+        self.executor.start()
+        self._thread.start()
+
+    def pause(self) -> None:
+        """Receive nothing more until ``resume``; what is in the queue goes on."""
+        self._paused.set()
+
+    def resume(self) -> None:
+        self._paused.clear()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.room.set()
+
+    def finish(self, deadline_s: float, is_hurried: threading.Event) -> None:
+        """After ``stop``: wait for what was begun until ``deadline_s``, or a hurry, and end.
+
+        What was not begun is released, what has not ended by then is nacked; also released is what
+        that would make a dead letter.
+        """
+        health.remove(self._loop)
+        health.remove(self._handlers)
+        try:
+            if self._thread.ident is not None:  # else another queue could not start
+                self._finish_handlers(deadline_s, is_hurried)
+        finally:
+            self.consumer.close(max(10.0, deadline_s - time.monotonic()))
+
+    def _finish_handlers(self, deadline_s: float, is_hurried: threading.Event) -> None:
+        self._thread.join(_RECEIVE_S * 8 + 5.0)
+        self.consumer.put_back(self.queue.stop())
+        left_s = deadline_s - time.monotonic()
+        while not (has_ended := self.executor.join(max(0.0, min(left_s, _JOIN_S)))):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or is_hurried.is_set():
+                break
+        if not has_ended:
+            _log.warning(
+                "handlers have not ended in time; their messages are given back",
+                extra={"queue": self.spec.queue.queue_id},
+            )
+        self.executor.cancel()
+        self.consumer.put_back(self.calls.spared)
+
+    def _run(self) -> None:
+        try:
+            while not (self._stopping.is_set() or self.faults):
+                self._loop.beat()
+                self.queue.tend()
+                if self._paused.is_set():
+                    self._stopping.wait(_ROOM_S)
+                else:
+                    self._turn()
+        except BaseException as error:  # noqa: BLE001 - the worker raises it
+            self.faults.append(error)
+
+    def _turn(self) -> None:
+        self.room.clear()
+        finished = self.queue.finished
+        now_ms = time.monotonic() * 1000
+        wanted = self.ahead.wanted(self._submitted - finished, finished, int(now_ms))
+        if self._rate is not None:
+            wanted = min(wanted, self._rate.available(now_ms))
+        if wanted <= 0:
+            self.room.wait(_ROOM_S)
+            return
+        began_ns = time.time_ns()
+        try:
+            messages = self.consumer.receive_many(wanted, self._receive_s)
+        except (BrokerError, DeadlineExceededError) as error:
+            if not is_retriable(error) or self.consumer.has_failed:
+                raise
+            _log.warning("receiving failed and goes on", extra={"error": str(error)})
+            self._stopping.wait(_PAUSE_S)
+            return
+        except StateError:
+            if self._stopping.is_set():
+                return
+            raise
+        if messages:
+            self._tell(len(messages), began_ns)
+            self._hand_on(messages)
+
+    def _hand_on(self, messages: Sequence[Message]) -> None:
+        """To the handlers; a message whose attempts are spent is not tried again."""
+        fine = [message for message in messages if not self.calls.is_spent(message)]
+        if len(fine) < len(messages):
+            for message in messages:
+                if self.calls.is_spent(message):
+                    self.calls.acknowledge(message, _SPENT)
+        self._submitted += len(fine)
+        self.queue.add(fine)
+        if self._rate is not None:
+            self._rate.spend(len(fine))
+
+    def _tell(self, count: int, began_ns: int) -> None:
+        if self.telemetry is None:
+            return
+        try:
+            self.telemetry.received(self.spec.queue.queue_id, count, began_ns)
+        except Exception:  # noqa: BLE001 - of what the application set for telemetry
+            _log.exception("a batch could not be recorded")
 
 
 def _may_take_ahead(spec: HandlerSpec) -> bool:
