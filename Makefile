@@ -59,7 +59,8 @@ test: lint ## lint, then all tests but the fault suite
 	@tools/check_machine java
 	@test "$(CI)" != true || test -e /usr/bin/chromium || $(MAKE) --no-print-directory chromium
 	@test "$(CI)" != true || test -e /usr/lib/postgresql || $(MAKE) --no-print-directory postgres
-	$(BIN)/python -m pytest -m "not faults" -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not faults" -n $(JOBS) --dist loadfile --durations=20 --durations-min=5 \
+		$(PYTEST_ARGS)
 
 test-faults: $(VENV)/.installed ## kills, cuts and long runs; PART=rules, queues, brokers or spark, all without it
 	@tools/check_machine java

@@ -102,8 +102,22 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.config.cache.set("kafkamq/exit_status", int(exitstatus))
 
 
+_last: dict[str, tuple[float, str]] = {}  # of each worker: when it ended a test, and which
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    worker = getattr(report, "worker_id", None)
+    if worker is not None and report.when == "teardown":
+        _last[worker] = report.stop, report.nodeid
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Repeat the figures of fault tests, also of those that passed."""
+    """Say who kept the others waiting at the end; repeat the figures of fault tests."""
+    if _last:
+        terminalreporter.section("each worker's last test, and how long before the end of all")
+        ends = sorted(_last.values(), reverse=True)
+        for stop_s, nodeid in ends:
+            terminalreporter.write(f"-{ends[0][0] - stop_s:.0f} s {nodeid}\n")
     found = [
         line.removeprefix(MARK)
         for outcome in ("passed", "failed")
