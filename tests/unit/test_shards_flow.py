@@ -23,7 +23,6 @@ def test_fetching_stops_when_full_and_starts_again_when_half_empty() -> None:
     assert [flow.fetch(count) for count in (0, 99, 100, 99, 51, 50, 99, 130, 60, 0)] == [
         True, True, False, False, False, True, True, False, False, True
     ]  # fmt: skip
-    assert flow.is_fetching
 
 
 def test_holes_of_a_map_do_not_count_as_held() -> None:

@@ -27,8 +27,8 @@ class ResultProducer:
     def __init__(self, config: ParallelConfig) -> None:
         self._config = config
         self._lock = threading.Lock()
-        self._shared: ThreadedProducer | None = None
-        self._alone: ThreadedProducer | None = None  # each record in a batch of its own
+        # By whether each record goes in a batch of its own.
+        self._producers: dict[bool, ThreadedProducer] = {}
         self._is_closed = False
 
     def send(
@@ -49,12 +49,12 @@ class ResultProducer:
                 on_delivery(error, message)
                 return
             try:  # Kafka refuses a whole batch for its size: whose fault it is shows alone
-                self._send(self._open_alone(), record, on_delivery)
+                self._send(self._open(is_alone=True), record, on_delivery)
             except KafkaMQError as failure:  # it may fit another time
                 on_delivery(failure, message)
 
         try:
-            self._send(self._open_shared(), record, delivered, timeout_s)
+            self._send(self._open(is_alone=False), record, delivered, timeout_s)
         except DeadlineExceededError:
             return False
         except BrokerError as error:
@@ -82,31 +82,23 @@ class ResultProducer:
         """Flush, and end; what is not confirmed by then fails. Idempotent."""
         with self._lock:
             self._is_closed = True
-            producers = [each for each in (self._shared, self._alone) if each is not None]
+            producers = list(self._producers.values())
         for producer in producers:
             with suppress(KafkaMQError):
                 producer.close(timeout_s)
 
-    def _open_shared(self) -> ThreadedProducer:
+    def _open(self, *, is_alone: bool) -> ThreadedProducer:
+        settings = {"batch_num_messages": 1} if is_alone else {}
         with self._lock:
-            if self._shared is None:
-                self._shared = self._opened()
-            return self._shared
-
-    def _open_alone(self) -> ThreadedProducer:
-        with self._lock:
-            if self._alone is None:
-                self._alone = self._opened(batch_num_messages=1)
-            return self._alone
-
-    def _opened(self, **settings: object) -> ThreadedProducer:
-        if self._is_closed:
-            raise StateError("the consumer is closed; it sends no more")
-        service = self._config.service
-        return ThreadedProducer(
-            service,
-            producer_settings(service, partitioner="murmur2_random", **settings),
-            name="kafkamq-results",
-            verb="sending",
-            on_start=partial(enter, self._config),
-        )
+            if is_alone not in self._producers:
+                if self._is_closed:
+                    raise StateError("the consumer is closed; it sends no more")
+                service = self._config.service
+                self._producers[is_alone] = ThreadedProducer(
+                    service,
+                    producer_settings(service, partitioner="murmur2_random", **settings),
+                    name="kafkamq-results",
+                    verb="sending",
+                    on_start=partial(enter, self._config),
+                )
+            return self._producers[is_alone]

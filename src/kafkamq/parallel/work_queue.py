@@ -165,13 +165,13 @@ class ParallelWorkQueue:
         if self._batch_linger_s and waiting < size and not self._has_lingered(now_s):
             return []
         rate = self._rate
-        if rate is None:
-            runs = scheduler.take(int(now_s * 1000), size, max_run=self._max_run(limit))
-        else:
+        if rate is not None:
             size = min(size, rate.available(now_s * 1000))
             if not size:
                 return []
-            runs = scheduler.take(int(now_s * 1000), size, max_run=self._max_run(limit))
+        max_run = self._max_run(limit) if limit else None
+        runs = scheduler.take(int(now_s * 1000), size, max_run=max_run)
+        if rate is not None:
             rate.spend(sum([len(run.records) for run in runs]))
         if runs:
             self._batch_since_s = None
@@ -196,10 +196,8 @@ class ParallelWorkQueue:
             self._batch_since_s = now_s
         return now_s - self._batch_since_s >= self._batch_linger_s
 
-    def _max_run(self, limit: int) -> int | None:
+    def _max_run(self, limit: int) -> int:
         """A process has several handlers: what it takes is for all of them."""
-        if not limit:
-            return None
         width = sum([worker.width for worker in self._workers])
         runs = self.scheduler.ready_runs(min(limit, width))
         return max(1, min(limit // max(runs, 1), MAX_RUN))

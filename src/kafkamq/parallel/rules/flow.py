@@ -85,11 +85,6 @@ class PartitionFlow:
         fitting = self._limits.max_open_bytes / max(self._record_bytes, 1.0)
         self._max_open = max(1, min(self._limits.max_open, int(fitting)))
 
-    @property
-    def is_fetching(self) -> bool:
-        """What ``fetch`` decided last."""
-        return self._is_fetching
-
     def fetch(self, open_count: int) -> bool:
         """Whether to fetch on, with so many records polled and not done."""
         if self._is_fetching:

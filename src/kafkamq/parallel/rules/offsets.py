@@ -71,7 +71,6 @@ class OffsetTracker:
         self._highest_succeeded = self._map_end - 1
         # In order: restored holes first, then what was polled behind the map.
         self._open: dict[int, None] = dict.fromkeys(incompletes)
-        self._vanished = 0
         self._version = 0
 
     # Views.
@@ -94,11 +93,6 @@ class OffsetTracker:
     def restored_count(self) -> int:
         """Holes of the map that are still to be polled."""
         return len(self._restored)
-
-    @property
-    def vanished_count(self) -> int:
-        """Holes of the map that were not in the log any more."""
-        return self._vanished
 
     @property
     def version(self) -> int:
@@ -200,7 +194,6 @@ class OffsetTracker:
             hole = restored.popleft()
             if hole not in polled:
                 del self._open[hole]
-                self._vanished += 1
         self._next_offset = position
 
     def _drop_map(self, position: int) -> None:
