@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from kafkamq.claims import Cluster, Consumer
-from kafkamq.claims.at_most_once import AtMostOnceBatches
 from kafkamq.claims.engine import Engine
+from kafkamq.claims.reading import AtMostOnceBatches
 from kafkamq.claims.rules.claimant import Claimant
 from kafkamq.claims.rules.log import SafeRules
 from kafkamq.claims.session import Fence

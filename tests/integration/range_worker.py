@@ -1,6 +1,6 @@
 """A member that shares a partition by ranges, as a process, for tests that kill it.
 
-Every message that it is handed is one line of its trace: ``offset token lease_clock_ms``.
+Every message that it is handed is one line of its trace: ``offset token monotonic_ms``.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from kafkamq.claims import RangeClaims
-from kafkamq.claims.broker_clock import lease_clock_ms
 from kafkamq.errors import LeaseLostError
+from kafkamq.transport.clock import monotonic_ms
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,7 +56,7 @@ def main() -> None:
         for claimed in member:
             try:
                 for message in claimed:
-                    line = f"{message.offset} {message.token} {lease_clock_ms()}\n"
+                    line = f"{message.offset} {message.token} {monotonic_ms()}\n"
                     os.write(trace, line.encode())
                     time.sleep(0.002)
                 claimed.done()

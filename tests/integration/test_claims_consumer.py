@@ -198,7 +198,7 @@ def test_partitions_that_are_added_are_claimed(topics: ClaimTopics) -> None:
         consumer.wait_for_claims(2)
         admin = AdminClient({"bootstrap.servers": topics.bootstrap})
         admin.create_partitions([NewPartitions(topics.work, 3)])[topics.work].result(within(10))
-        consumer._claims._count_ms = 0  # rather than ten seconds from now
+        consumer._count_ms = 0  # rather than ten seconds from now
         consumer.wait_for_claims(3)
 
 

@@ -47,7 +47,7 @@ def test_members_share_one_partition_and_a_silent_one_is_replaced(bootstrap: str
     wait_until(lambda: len(first.held()) == 2)
     lost = first.next_range(60.0)
     assert lost is not None
-    first._is_closed = True  # no heartbeat any more
+    first.engine.stop()  # no heartbeat any more
 
     def work(member: RangeClaims, name: str) -> None:
         for claimed in member:

@@ -72,8 +72,7 @@ def test_what_comes_while_a_task_is_cancelled_is_for_the_next() -> None:
         made.gate.set()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        with pytest.deprecated_call(match="receive"):
-            assert str(await consumer.poll(1)) == "message 0"
+        assert str(await consumer.receive(1)) == "message 0"
         await consumer.close()
         with pytest.raises(StateError):
             await consumer.receive(1)

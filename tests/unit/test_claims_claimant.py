@@ -11,7 +11,7 @@ import pytest
 from tests.unit.claim_fold import GROUP, TOPIC
 from tests.unit.claimant_world import ClaimantWorld
 
-from kafkamq.claims.held_partitions import HeldPartitions
+from kafkamq.claims.holding import Holding
 from kafkamq.claims.rules.steps import (
     ClaimantConfig,
     Delivery,
@@ -352,20 +352,17 @@ def test_c3_while_it_drains_it_heartbeats() -> None:
     assert "ReleasingPartition 1" in world.written(world.go())
 
 
-class Flushing(HeldPartitions):
+class Flushing(Holding):
     """The holder of one claim; ``meanwhile`` is what happens while a flush waits."""
 
     def __init__(self, world: ClaimantWorld, meanwhile: Callable[[], object]) -> None:
         self.waits = 0
         self._meanwhile = meanwhile
         session = ClaimSession(world.claimant, 0, Listener(), start=Fetch(0))
-        claims: Any = SimpleNamespace(sessions={session.place: session}, held=dict)
-        if world.claimant.phase is Phase.OWNING:
-            claims.held = lambda: claims.sessions
         engine: Any = SimpleNamespace(
             lock=nullcontext(), drive=lambda _: None, wait_until=self._wait_until
         )
-        self._claims, self._engine = claims, engine
+        self._sessions, self._engine = {session.place: session}, engine
 
     def _wait_until(self, is_done: Callable[[], bool], *_: object) -> None:
         while not is_done():

@@ -11,12 +11,7 @@ from tests.unit.claim_fold import GROUP, TOPIC
 from tests.waiting import wait_until, within
 
 from kafkamq.claims import Cluster, init_topic
-from kafkamq.claims.broker_clock import lease_clock_ms
-from kafkamq.claims.partition_claims import (
-    PartitionClaims,
-    PartitionClaimsConfig,
-    PartitionClaimsListener,
-)
+from kafkamq.claims.holding import ClaimOptions, Holding
 from kafkamq.claims.rules.audit import ClaimAudit, ClaimEventKind, ClaimHistory
 from kafkamq.claims.rules.claimant import Claimant
 from kafkamq.claims.rules.log import ClaimLog
@@ -24,6 +19,7 @@ from kafkamq.claims.rules.policy import ClaimMode, ClaimPolicy, Prospect
 from kafkamq.claims.rules.steps import ClaimantConfig, End, Fetch, Stop
 from kafkamq.claims.session import ClaimSession
 from kafkamq.transport.clients import open_producer
+from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
 from kafkamq.types import MarshalRecord, MarshalType
 
@@ -148,8 +144,8 @@ def test_who_claims_one_topic_gets_its_share_of_a_member_that_claims_two() -> No
         with cluster.member("one", "group").consumer("a", **options) as one:
             wait_until(lambda: len(both.claims) == 5)
             assert sorted(topic for topic, _ in both.claims) == ["a", "a", "b", "b", "b"]
-            given_ms = lease_clock_ms()
-            wait_until(lambda: lease_clock_ms() > given_ms + 2500)  # handlers may be slow
+            given_ms = monotonic_ms()
+            wait_until(lambda: monotonic_ms() > given_ms + 2500)  # handlers may be slow
             for message in messages:
                 assert message is not None
                 message.commit()
@@ -316,21 +312,19 @@ def test_g4_a_partition_that_was_lost_before_all_are_held_is_not_read() -> None:
     """It would be read, and never be dropped: its end was told before."""
     told: list[int] = []
 
-    class Listening(PartitionClaimsListener):
-        def on_gained(self, session: ClaimSession, step: Fetch) -> None:
-            told.append(session.place[1])
+    def tell(topic: str, partition: int, token: int) -> None:
+        told.append(partition)
 
-    config = PartitionClaimsConfig(topics=(TOPIC,), mode=ClaimMode.TOPIC)
-    engine: Any = SimpleNamespace(interval_ms=60_000, log=SimpleNamespace(peers=None))
-    claims = PartitionClaims(
-        engine,
-        Listening(),
+    options = ClaimOptions(
         client="me",
         instance="1",
         group=GROUP,
-        config=config,
         counts={TOPIC: 2},
+        mode=ClaimMode.TOPIC,
+        on_claim=tell,
     )
+    engine: Any = SimpleNamespace(interval_ms=60_000, log=SimpleNamespace(peers=None))
+    claims = Holding(engine, options)
 
     def session(number: int) -> ClaimSession:
         names = {"client": "me", "instance": "1", "group": GROUP, "topic": TOPIC}

@@ -13,16 +13,16 @@ from tests.waiting import wait_until, within
 
 from kafkamq import LeaseLostError, Queue, Service
 from kafkamq.claims import consumer as claims_consumer
-from kafkamq.claims import held_partitions
-from kafkamq.claims import partition_reader as reader
+from kafkamq.claims import holding
 from kafkamq.claims import queue_consumer as claims
-from kafkamq.claims.broker_clock import lease_clock_ms
+from kafkamq.claims import reading as reader
 from kafkamq.claims.queue_consumer import ClaimsConsumer
 from kafkamq.claims.rules.steps import End
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import BrokerError
 from kafkamq.queue.backend import ConsumerPlan
 from kafkamq.transport.clients import open_producer
+from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.memory.cluster import cluster_of
 from kafkamq.types import Backend
 
@@ -68,7 +68,7 @@ class Claims:
     """In the place of a consumer of claims; ``live`` are the tokens whose commits count."""
 
     is_closed = False
-    has_read = False
+    has_read = is_full = False
 
     def __init__(self, on_claim, on_lost, **_: object) -> None:
         self.on_claim, self.on_lost = on_claim, on_lost
@@ -279,8 +279,8 @@ def test_what_was_read_ahead_is_not_handed_out_after_a_long_pause(
         assert message is not None
         message.ack()
         # A process that was stopped goes on, and the application's thread is the first to run.
-        for module in (held_partitions, claims_consumer):
-            monkeypatch.setattr(module, "lease_clock_ms", lambda: lease_clock_ms() + 60_000)
+        for module in (holding, claims_consumer):
+            monkeypatch.setattr(module, "monotonic_ms", lambda: monotonic_ms() + 60_000)
         assert consumer.receive_many(10, 0.1) == []
         monkeypatch.undo()
 
@@ -366,6 +366,33 @@ def test_who_may_be_handed_no_more_behind_a_slow_message_does_not_spin(
         assert len(looks) < 100  # it was thousands
         slow.ack()
         assert consumer.receive(within(30)) is not None
+
+
+@pytest.mark.parametrize(("partitions", "count"), [(1, 1), (4, 5)])
+def test_who_waits_for_retries_alone_hardly_looks_for_messages(
+    bills: Bills, monkeypatch: pytest.MonkeyPatch, partitions: int, count: int
+) -> None:
+    """It did so 200 times a second, whether anything else could be handed out or not."""
+    for partition in range(partitions):
+        bills.produce(partition, count)
+    looks: list[float] = []
+    fill = reader.PartitionReader.fill
+
+    def note(each: reader.PartitionReader, timeout_s: float) -> None:
+        looks.append(timeout_s)
+        fill(each, timeout_s)
+
+    with bills.queue.consumer() as consumer:
+        for _ in range(partitions):
+            message = consumer.receive(within(30))
+            assert message is not None
+            message.nack(delay=600)
+        consumer.receive(0.1)  # it has read all that there is
+        monkeypatch.setattr(reader.PartitionReader, "fill", note)
+        assert consumer.receive_many(1, 0.4) == []
+        assert len(looks) < 20
+        bills.produce(0, 1)  # behind the one that waits
+        assert consumer.receive_many(1, 0.1) == []
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ its claim.
 from __future__ import annotations
 
 import asyncio
-import warnings
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -24,7 +23,7 @@ from typing import Any, Generic, TypeVar
 from kafkamq import claims as sync
 from kafkamq.aio.threads import Entered, attribute, in_thread, same, shown, twin
 from kafkamq.claims import Batch, ClaimedMessage
-from kafkamq.claims.outputs import Outputs
+from kafkamq.claims.message import Outputs
 from kafkamq.errors import StateError
 
 _POLL_S = 0.5
@@ -186,11 +185,6 @@ class Consumer(_Holder[sync.Consumer]):
     async def receive(self, timeout: float = 1.0) -> ClaimedMessage | None:
         """See ``kafkamq.claims.Consumer.receive``."""
         return await self._owner.run("receive", lambda: self._sync.receive(timeout))
-
-    async def poll(self, timeout: float = 1.0) -> ClaimedMessage | None:
-        """Deprecated: as ``receive``."""
-        warnings.warn("poll() is now receive()", DeprecationWarning, stacklevel=2)
-        return await self.receive(timeout)
 
     async def next_batch(self, timeout: float = 1.0) -> Batch | None:
         """See ``kafkamq.claims.Consumer.next_batch``."""

@@ -19,10 +19,9 @@ from kafkamq.lazy import loader
 
 if TYPE_CHECKING:
     from kafkamq.claims.admin import Admin, Position
-    from kafkamq.claims.cluster import Cluster
+    from kafkamq.claims.cluster import Cluster, Member
     from kafkamq.claims.consumer import Consumer
-    from kafkamq.claims.hold import Hold
-    from kafkamq.claims.member import Member
+    from kafkamq.claims.holding import Hold
     from kafkamq.claims.message import Batch, ClaimedMessage, CommitToken
     from kafkamq.claims.ranges import ClaimedRange, RangeClaims
     from kafkamq.claims.rules.log import Claim, ClaimState
@@ -46,10 +45,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "kafkamq.claims.cluster": ("Cluster",),
-    "kafkamq.claims.member": ("Member",),
+    "kafkamq.claims.cluster": ("Cluster", "Member"),
     "kafkamq.claims.consumer": ("Consumer",),
-    "kafkamq.claims.hold": ("Hold",),
+    "kafkamq.claims.holding": ("Hold",),
     "kafkamq.claims.admin": ("Admin", "Position"),
     "kafkamq.claims.message": ("ClaimedMessage", "Batch", "CommitToken"),
     "kafkamq.claims.rules.log": ("Claim", "ClaimState"),

@@ -9,17 +9,16 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TypeAlias
 
-from kafkamq.claims.broker_clock import lease_clock_ms
 from kafkamq.claims.cluster import Cluster
 from kafkamq.claims.engine import Engine
-from kafkamq.claims.member import check_id
 from kafkamq.claims.rules.claimant import Claimant
 from kafkamq.claims.rules.position_change import Place, PositionChange, WriteGroup
 from kafkamq.claims.rules.steps import ClaimantConfig
-from kafkamq.claims.session import ClaimSession, Fence, Listener
-from kafkamq.claims.topic import require_work
+from kafkamq.claims.session import ClaimSession, Listener
+from kafkamq.claims.topic import check_id, require_work
 from kafkamq.config import milliseconds
 from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError
+from kafkamq.transport.clock import monotonic_ms
 from kafkamq.types import MarshalRecord, MarshalType
 
 Position: TypeAlias = int | str | datetime
@@ -62,12 +61,12 @@ class Admin:
         lasts_s = milliseconds(for_, name="for_", minimum=1000) / 1000
         self._cluster.ready(timeout)
         for _ in range(_MAX_PAUSES):
-            before_s, began_ms = self._engine.log.clock.now_s(), lease_clock_ms()
+            before_s, began_ms = self._engine.now_s(), monotonic_ms()
             until_s = int(before_s + lasts_s) + 1
             self._write(until_s, timeout)
             # The record itself tells the broker's time, which an idle log did not.
-            passed_s = (lease_clock_ms() - began_ms) / 1000
-            if abs(self._engine.log.clock.now_s() - before_s - passed_s) < _MAX_DRIFT_S:
+            passed_s = (monotonic_ms() - began_ms) / 1000
+            if abs(self._engine.now_s() - before_s - passed_s) < _MAX_DRIFT_S:
                 break
         return float(until_s)
 
@@ -119,7 +118,7 @@ class Admin:
             return {}
         engine = self._engine
         self._cluster.ready()
-        engine.offset_service.open(self.group_id)
+        engine.offsets_of(self.group_id)
         targets = self._resolve(positions)
         patience_s = 2 * engine.interval_ms / 1000 + _PATIENCE_S if timeout is None else timeout
         change = _Change(engine, self.group_id, self._ids, targets, round(patience_s * 1000))
@@ -134,7 +133,7 @@ class Admin:
         with engine.lock:
             record = MarshalRecord(
                 MarshalType.RELEASE_GROUP,
-                time_s=int(engine.log.clock.now_s()),
+                time_s=int(engine.now_s()),
                 instance=instance,
                 client=client,
                 group=self.group_id,
@@ -192,26 +191,6 @@ class Admin:
         return self._engine.admin.offsets_for_times(topic, wanted)
 
 
-class _ChangeSession(ClaimSession):
-    """A claimant of a change: what is looked up goes through the change."""
-
-    __slots__ = ("_change",)
-
-    def __init__(
-        self,
-        claimant: Claimant,
-        number: int,
-        listener: _Change,
-        fence: Fence,
-        change: PositionChange,
-    ) -> None:
-        super().__init__(claimant, number, listener, fence)
-        self._change = change
-
-    def offsets(self, earliest: int, latest: int, committed: int, monotonic_ms: int) -> None:
-        self._change.on_offsets(self.place, earliest, latest, committed, monotonic_ms=monotonic_ms)
-
-
 class _Change(Listener):
     """One change of positions, driven by the engine's turns; nothing is read."""
 
@@ -238,7 +217,7 @@ class _Change(Listener):
             instance=instance,
             pauses={number: logs[number].paused_until(group) for number in numbers},
             read_to=lambda number: logs[number].next_offset,
-            monotonic_ms=lease_clock_ms(),
+            monotonic_ms=monotonic_ms(),
             patience_ms=patience_ms,
             retry_ms=200,
         )
@@ -276,7 +255,6 @@ class _Change(Listener):
     def _claimant(self, place: Place) -> Claimant:
         topic, partition = place
         engine, (client, instance) = self._engine, self._ids
-        number = engine.partition_of(topic)
         config = ClaimantConfig(
             client=client,
             instance=instance,
@@ -289,11 +267,14 @@ class _Change(Listener):
             release_if_behind=False,
             ignores_pause=True,
         )
-        peers = engine.log.peers[number] if engine.log.peers else None
-        claimant = Claimant(engine.log.logs[number], config, peers=peers)
-        fence = engine.offset_service.fence(self._group, topic, partition)
-        self._sessions[place] = _ChangeSession(claimant, number, self, fence, self._change)
-        return claimant
+        session = self._sessions[place] = engine.attempt(config, self, is_fenced=True)
+        return session.claimant
+
+    def on_offsets(self, session: ClaimSession, earliest: int, latest: int, committed: int) -> None:
+        """They go through the change, for the limits of the target."""
+        self._change.on_offsets(
+            session.place, earliest, latest, committed, monotonic_ms=monotonic_ms()
+        )
 
     def _tick(self, now_ms: int, now_s: float) -> None:
         for place, step in self._change.plan(now_ms, now_s, random_unit=random.random()):
@@ -307,7 +288,7 @@ class _Change(Listener):
     def _write_group(self, step: WriteGroup) -> None:
         def report(offset: int) -> None:
             if offset < 0:
-                self._change.on_group_failed(step.ticket, lease_clock_ms())
+                self._change.on_group_failed(step.ticket, monotonic_ms())
             else:
                 self._change.on_group_written(step.ticket, offset)
 

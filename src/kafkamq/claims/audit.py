@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, field
 
-from kafkamq.claims.coordination_log import interval_of
+from kafkamq.claims.log_engine import interval_of
 from kafkamq.claims.rules.audit import ClaimAudit, ClientAudit
 from kafkamq.claims.topic import find_topic
 from kafkamq.claims.wire.marshal import decode_value

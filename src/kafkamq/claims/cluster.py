@@ -1,24 +1,31 @@
-"""A process's view of one coordination topic, and its members."""
+"""A process's view of one coordination topic, and its members: what they ask of claims."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from typing import Any, TypeVar
 
+from kafkamq.claims.consumer import Consumer
 from kafkamq.claims.engine import Engine, Stats
-from kafkamq.claims.member import Member, check_id
+from kafkamq.claims.holding import ClaimOptions, Hold
 from kafkamq.claims.metrics import watch_engine
 from kafkamq.claims.rules.log import Claim
-from kafkamq.claims.topic import check_rules, require_topic
+from kafkamq.claims.rules.policy import ClaimMode
+from kafkamq.claims.rules.steps import Delivery
+from kafkamq.claims.topic import check_id, check_rules, require_topic, require_work
 from kafkamq.claims.wire.marshal import COORDINATION_TOPIC
-from kafkamq.config import ServiceConfig, milliseconds
+from kafkamq.config import ServiceConfig, milliseconds, one_of
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.transport.admin import Admin as KafkaAdmin
 
 _log = logging.getLogger(__name__)
 _START_S = 30.0
+_READY_S = 60.0
+_Holder = TypeVar("_Holder", Consumer, Hold)
 
 
 class Cluster:
@@ -65,7 +72,7 @@ class Cluster:
         self._members: list[Member] = []
         self._is_closed = False
         try:
-            self._engine.start()
+            self._engine.start(range(topic.partitions))
             self._forget_metrics = watch_engine(self._engine)
         except BaseException:
             self._engine.close(5.0)
@@ -131,7 +138,7 @@ class Cluster:
     def claims(self, group_id: str | None = None) -> list[Claim]:
         """Every partition that the read part of the topic names; of one group, or of all."""
         with self._engine.lock:
-            now_s = self._engine.log.clock.now_s()
+            now_s = self._engine.now_s()
             return [
                 claim
                 for log in self._engine.log.logs
@@ -142,7 +149,7 @@ class Cluster:
     def paused_until(self, group_id: str) -> float:
         """When the group's pause ends, epoch s by the broker; 0.0: it is not paused."""
         with self._engine.lock:
-            now_s = self._engine.log.clock.now_s()
+            now_s = self._engine.now_s()
             until = max((log.paused_until(group_id) for log in self._engine.log.logs), default=0)
             return float(until) if until > now_s else 0.0
 
@@ -156,3 +163,167 @@ class Cluster:
             member.close(max(0.5, deadline_s - time.monotonic()))
         self._forget_metrics()
         self._engine.close(max(1.0, deadline_s - time.monotonic()))
+
+
+class Member:
+    """One client of one group; ``Cluster.member`` makes it. Thread-safe."""
+
+    def __init__(self, engine: Engine, client_id: str, group_id: str) -> None:
+        self.client_id = client_id
+        self.group_id = group_id
+        self.instance_id = uuid.uuid4().hex[:8]  # new at each start
+        self._engine = engine
+        self._holders: list[Consumer | Hold] = []
+
+    def __repr__(self) -> str:
+        return f"Member({self.client_id}, {self.group_id})"
+
+    def claim_of(self, topic: str, partition: int) -> Claim:
+        """What is known of a partition's claim in this group."""
+        engine = self._engine
+        with engine.lock:
+            log = engine.log.logs[engine.partition_of(topic)]
+            now_s = engine.now_s()
+            return log.claim(self.group_id, topic, partition, now_s=now_s)
+
+    def claimed(self, topic: str, partition: int) -> bool:
+        """Whether somebody in this group holds a partition."""
+        return self.claim_of(topic, partition).is_valid
+
+    def consumer(
+        self,
+        topics: str | Sequence[str],
+        *,
+        delivery: str = "at-least-once",
+        claims: str = "balanced",
+        max_claims: int | None = None,
+        reclaim: bool = True,
+        release_if_behind: bool = True,
+        batch: int = 500,
+        queue: int = 1000,
+        fenced: bool = False,
+        on_data_loss: str = "raise",
+        on_claim: Callable[[str, int, int], None] | None = None,
+        on_lost: Callable[[str, int, str], None] | None = None,
+    ) -> Consumer:
+        """A consumer that claims partitions and reads what it holds.
+
+        Args:
+            topics: What to claim.
+            delivery: ``at-least-once``: messages come one by one or in batches, are committed, and
+                come again after a crash if no heartbeat said so. ``at-most-once``: messages come
+                by ``batches()`` only, are never handed out twice and cannot be committed.
+            claims: ``balanced``: a few partitions a round, so that members share. ``greedy``:
+                everything free, at once. ``topic``: whole topics as a unit.
+            max_claims: The most partitions (``topic``: topics) to hold; None: no limit.
+            reclaim: After a restart, take up at once what the same client held.
+            release_if_behind: Give a partition up when this member is too slow for it.
+            batch: The most messages of a batch.
+            queue: How many messages are read ahead, about.
+            fenced: A transactional producer for each partition, so that no former owner can commit
+                or produce through ``transaction``. At most once always has it.
+            on_data_loss: ``raise``, or ``skip`` with a warning, when the position lies outside
+                the log.
+            on_claim: Told topic, partition and fencing token of each claim; must not block.
+            on_lost: Told topic, partition and reason of each claim that ends; must not block.
+
+        Raises:
+            ConfigError: A setting cannot work, or the group goes by another heartbeat interval.
+            BrokerError: A topic does not exist.
+            DeadlineExceededError: The coordination topic could not be read.
+        """
+        if batch < 1 or queue < 1:
+            raise ConfigError(f"batch is {batch} and queue {queue}: they must be >= 1")
+        if on_data_loss not in ("raise", "skip"):
+            raise ConfigError(f"on_data_loss is {on_data_loss!r}: it must be 'raise' or 'skip'")
+        options = self._options(
+            topics,
+            delivery=one_of(Delivery, "delivery", delivery),
+            mode=one_of(ClaimMode, "claims", claims),
+            max_claims=_limit(max_claims),
+            reclaim=reclaim,
+            release_if_behind=release_if_behind,
+            is_fenced=fenced,
+            batch=batch,
+            queue=queue,
+            on_data_loss=on_data_loss,
+            on_claim=on_claim,
+            on_lost=on_lost,
+        )
+        return self._begin(Consumer(self._engine, options))
+
+    def hold(
+        self,
+        topics: str | Sequence[str],
+        *,
+        claims: str = "balanced",
+        max_claims: int | None = None,
+        reclaim: bool = True,
+        release_if_behind: bool = False,
+        fenced: bool = False,
+        on_claim: Callable[[str, int, int], None] | None = None,
+        on_lost: Callable[[str, int, str], None] | None = None,
+    ) -> Hold:
+        """Claims without messages, for who reads by other means; see ``consumer``.
+
+        Raises:
+            As ``consumer``.
+        """
+        options = self._options(
+            topics,
+            mode=one_of(ClaimMode, "claims", claims),
+            max_claims=_limit(max_claims),
+            reclaim=reclaim,
+            release_if_behind=release_if_behind,
+            is_fenced=fenced,
+            shares=False,
+            on_claim=on_claim,
+            on_lost=on_lost,
+        )
+        return self._begin(Hold(self._engine, options))
+
+    def _options(self, topics: str | Sequence[str], **options: Any) -> ClaimOptions:
+        """See that this member can claim these topics, and wait until the claims are read."""
+        names = (topics,) if isinstance(topics, str) else tuple(dict.fromkeys(topics))
+        if not names:
+            raise ConfigError("topics is empty: name at least one")
+        for name in names:
+            check_id("topic", name)
+        if any(not holder.is_closed for holder in self._holders):
+            raise StateError(
+                "this member holds claims already: close its consumer, or make another member with"
+                " another client_id"
+            )
+        engine = self._engine
+        engine.open_writer()  # it connects while the claims are read
+        counts = {name: require_work(engine.admin, name) for name in names}
+        engine.wait_until(lambda: engine.is_ready, _READY_S, "reading the claims")
+        with engine.lock:
+            engine.log.check_intervals(self.group_id)
+        engine.offsets_of(self.group_id)
+        # A client that comes back within one process is another instance, as after a restart.
+        self.instance_id = uuid.uuid4().hex[:8]
+        return ClaimOptions(
+            client=self.client_id,
+            instance=self.instance_id,
+            group=self.group_id,
+            counts=counts,
+            **options,
+        )
+
+    def _begin(self, holder: _Holder) -> _Holder:
+        self._holders.append(holder)
+        holder.begin()
+        return holder
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Close its consumers and holds. Idempotent."""
+        deadline_s = time.monotonic() + timeout
+        for holder in self._holders:
+            holder.close(timeout=max(0.5, deadline_s - time.monotonic()))
+
+
+def _limit(max_claims: int | None) -> int:
+    if max_claims is not None and max_claims < 1:
+        raise ConfigError(f"max_claims is {max_claims}: it must be >= 1, or None for no limit")
+    return max_claims or 0

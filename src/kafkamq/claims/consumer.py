@@ -4,40 +4,23 @@ from __future__ import annotations
 
 import logging
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
-from kafkamq.claims.at_most_once import AtMostOnceBatches
-from kafkamq.claims.broker_clock import lease_clock_ms
 from kafkamq.claims.engine import Engine
-from kafkamq.claims.held_partitions import HeldPartitions
-from kafkamq.claims.message import Batch, ClaimedMessage, CommitToken
-from kafkamq.claims.outputs import Outputs
-from kafkamq.claims.partition_claims import PartitionClaims, PartitionClaimsListener
-from kafkamq.claims.partition_reader import PartitionReader
+from kafkamq.claims.holding import ClaimOptions, Holding
+from kafkamq.claims.message import Batch, ClaimedMessage, CommitToken, Outputs
+from kafkamq.claims.reading import AtMostOnceBatches, PartitionReader
 from kafkamq.claims.rules.steps import Delivery, End, Fetch, HandOut, Phase
 from kafkamq.claims.session import ClaimSession
 from kafkamq.errors import DataLossError, LeaseLostError, StateError
+from kafkamq.transport.clock import monotonic_ms
 
 _log = logging.getLogger(__name__)
 _SLICE_S = 0.05
-_FOR_EVER_S = 1e9
 
 
-@dataclass(frozen=True, kw_only=True)
-class ConsumerConfig:
-    """How messages are handed out."""
-
-    batch: int = 500
-    queue: int = 1000
-    on_data_loss: str = "raise"
-    on_claim: Callable[[str, int, int], None] | None = None
-    on_lost: Callable[[str, int, str], None] | None = None
-
-
-class Consumer(HeldPartitions, PartitionClaimsListener):
+class Consumer(Holding):
     """Claims partitions and hands out their messages; ``Member.consumer`` makes it.
 
     One thread receives; ``commit``, ``flush`` and ``stop`` may be called by any. Iterable and a
@@ -45,32 +28,22 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
     message that is not committed.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        begin: Callable[[PartitionClaimsListener], PartitionClaims],
-        config: ConsumerConfig,
-    ) -> None:
-        """``begin`` makes the claims, which tell this consumer what is its own."""
-        self._engine = engine
-        self._claims = begin(self)
-        self._config = config
+    def __init__(self, engine: Engine, options: ClaimOptions) -> None:
+        super().__init__(engine, options)
         self._failure: Exception | None = None
         self._turn: ClaimSession | None = None  # whose messages come now
         self._left_of_turn = 0
         self._handed_out: dict[tuple[str, int], int] = {}  # up to where, ever
         self._is_stopped = False
-        self.is_closed = False
-        is_once = self._claims.config.delivery is Delivery.AT_MOST_ONCE
+        is_once = options.delivery is Delivery.AT_MOST_ONCE
         self._reader = PartitionReader(
-            engine.config,
-            self._claims.group,
-            queue=config.queue,
+            engine,
+            options.group,
+            queue=options.queue,
             commit=None if is_once else self._commit,
             on_gone=self._gone,
         )
-        self._batches = AtMostOnceBatches(engine, self._reader, config.batch) if is_once else None
-        self._claims.start()
+        self._batches = AtMostOnceBatches(engine, self._reader, options.batch) if is_once else None
 
     def __iter__(self) -> Iterator[ClaimedMessage]:
         """Messages, until ``stop``."""
@@ -110,11 +83,6 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
                 return None
         return None
 
-    def poll(self, timeout: float = 1.0) -> ClaimedMessage | None:
-        """Deprecated: as ``receive``."""
-        warnings.warn("poll() is now receive()", DeprecationWarning, stacklevel=2)
-        return self.receive(timeout)
-
     def next_batch(self, timeout: float = 1.0) -> Batch | None:
         """The next messages of one partition, at most ``batch``; None as for ``receive``.
 
@@ -152,7 +120,7 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
             session = self._turn
             buffer = self._reader.buffers.get(session) if session is not None else None
             if buffer and session is not None:
-                size = min(len(buffer), self._config.batch)
+                size = min(len(buffer), self._options.batch)
                 messages = tuple(buffer.popleft() for _ in range(size))
                 if self._may_hand_out(session, [message.offset for message in messages]):
                     return Batch(*session.place, session.claimant.token, messages)
@@ -161,15 +129,17 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
     def read(self, timeout: float) -> None:
         """Read ahead; waits no longer than that, and only where nothing was read yet."""
         self.check()
-        if self._reader.is_idle and timeout > 0:
-            with self._engine.changed:
-                self._engine.changed.wait(timeout)
         self._reader.fill(timeout)
 
     @property
     def has_read(self) -> bool:
         """Messages were read, and wait to be handed out."""
-        return any(self._reader.buffers.values())
+        return self._reader.has_read
+
+    @property
+    def is_full(self) -> bool:
+        """Messages of each partition that is held were read: no other ones can be handed out."""
+        return self._reader.is_full
 
     def take_read(
         self, n: int, credit_of: Callable[[tuple[str, int]], int]
@@ -192,10 +162,10 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
         if self._batches is None:
             return True
         with self._engine.lock:
-            session = self._claims.sessions.get((batch.topic, batch.partition))
+            session = self._sessions.get((batch.topic, batch.partition))
             if session is None or session.claimant.token != batch.token:
                 return False
-            is_taken = session.claimant.take_batch(lease_clock_ms())
+            is_taken = session.claimant.take_batch(monotonic_ms())
             self._engine.stats.handed_out += len(batch) if is_taken else 0
             return is_taken
 
@@ -210,7 +180,7 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
 
     def _next_turn(self, deadline_s: float) -> bool:
         """Fill the buffers, and take the next; False: there was nothing before the deadline."""
-        self._left_of_turn = self._config.batch
+        self._left_of_turn = self._options.batch
         left_s = deadline_s - time.monotonic()
         self.read(max(0.0, min(_SLICE_S, left_s)))
         self._turn = self._reader.next_buffer()
@@ -221,7 +191,7 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
 
     def _may_hand_out(self, session: ClaimSession, offsets: tuple[int, ...] | list[int]) -> bool:
         with self._engine.lock:
-            if not session.claimant.hand_out(offsets, lease_clock_ms()):
+            if not session.claimant.hand_out(offsets, monotonic_ms()):
                 return False
             stats, next_offset = self._engine.stats, self._handed_out.get(session.place, 0)
             stats.handed_out += len(offsets)
@@ -253,7 +223,7 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
     def _commit(self, token: CommitToken) -> None:
         place = (token.topic, token.partition)
         with self._engine.lock:
-            session = self._claims.sessions.get(place)
+            session = self._sessions.get(place)
             if session is None or session.claimant.token != token.token:
                 raise LeaseLostError(
                     f"the claim of {token.topic}[{token.partition}] under which offset"
@@ -267,7 +237,7 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
     def forget(self, message: ClaimedMessage) -> None:
         """It is dropped without a verdict: the end of its claim does not wait for one."""
         with self._engine.lock:
-            session = self._claims.sessions.get((message.topic, message.partition))
+            session = self._sessions.get((message.topic, message.partition))
             if session is not None and session.claimant.token == message.token:
                 session.claimant.forget(message.offset)
                 self._engine.plan_soon(session)
@@ -286,7 +256,7 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
         """
         place = (of.topic, of.partition)
         with self._engine.lock:
-            session = self._claims.sessions.get(place)
+            session = self._sessions.get(place)
         if session is None or not self.is_held(*place, of.token):
             raise LeaseLostError(f"the claim of {of.topic}[{of.partition}] has ended")
         if session.fence is None:
@@ -294,9 +264,9 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
         with session.fence.transaction() as producer:
             yield Outputs(producer)
 
-    # ---- what the claims tell, under the engine's lock
+    # ---- what becomes of a partition, under the engine's lock
 
-    def on_gained(self, session: ClaimSession, step: Fetch) -> None:
+    def _gained(self, session: ClaimSession, step: Fetch) -> None:
         """Held: read it, unless its position is not in the log."""
         topic, partition = session.place
         if step.deleted or step.beyond:
@@ -305,27 +275,25 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
                 + (f"{step.deleted} messages were deleted unread" if step.deleted else "")
                 + (f"it is {step.beyond} behind the log's end" if step.beyond else "")
             )
-            if self._config.on_data_loss == "raise":
+            if self._options.on_data_loss == "raise":
                 self._lose(session, text, step.offset - step.deleted + step.beyond)
                 return
             _log.warning("%s; going on at %d", text, step.offset)
         if self._batches is not None:
             self._batches.add(session)
         self._reader.gain(session, step.offset)
-        if self._config.on_claim is not None:
-            self._config.on_claim(topic, partition, session.claimant.token)
+        super()._gained(session, step)
 
-    def on_batch(self, session: ClaimSession, step: HandOut) -> None:
+    def on_hand_out(self, session: ClaimSession, step: HandOut) -> None:
         if self._batches is not None:
             self._batches.hand_out(session, step)
 
-    def on_lost(self, session: ClaimSession, reason: End, *, is_lost: bool) -> None:
+    def _ended(self, session: ClaimSession, reason: End) -> None:
         """What is queued of it is dropped: ``_may_hand_out`` refuses it."""
         self._reader.drop(session)
         if self._batches is not None:
             self._batches.remove(session)
-        if self._config.on_lost is not None:
-            self._config.on_lost(*session.place, reason.value)
+        super()._ended(session, reason)
 
     def _gone(self, session: ClaimSession) -> None:
         """The next message was deleted while it was held, or its offset is beyond the end."""
@@ -335,18 +303,18 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
             text = (
                 f"messages of {topic}[{partition}] from {position} on are not in the log any more"
             )
-            if self._config.on_data_loss == "raise":
+            if self._options.on_data_loss == "raise":
                 self._lose(session, text, position)
             else:  # a new session begins at the log's start
                 _log.warning("%s; claiming it again", text)
-                self._claims.claim_again(session)
+                self._claim_again(session)
 
     def _lose(self, session: ClaimSession, text: str, offset: int) -> None:
         self._failure = DataLossError(
             f"{text}; set on_data_loss='skip' to go on, or choose a position with"
             " `kafkamq claims set-position`"
         )
-        self._claims.release(session, offset=offset)
+        self._release(session, offset=offset)
 
     # ---- the end
 
@@ -355,7 +323,7 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
         self._is_stopped = True
 
     def close(self, *, release: bool = True, drain: float = 0.0, timeout: float = 30.0) -> None:
-        """As ``HeldPartitions.close``; messages that were not handed out are dropped."""
+        """As ``Hold.close``; messages that were not handed out are dropped."""
         if not self.is_closed:
             self._is_stopped = True
             super().close(release=release, drain=drain, timeout=timeout)

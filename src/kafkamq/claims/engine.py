@@ -1,39 +1,38 @@
-"""Drives the claims of a process: reads the log, decides, performs their steps.
-
-One thread owns the log's reader. Everything else happens under one lock, in whatever thread has
-news: what an application's thread asks for is planned and sent at once, not at the next turn.
-"""
+"""The claims of a process: folds the coordination log, and performs its claimants' steps."""
 
 from __future__ import annotations
 
-import logging
 import random
-import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
-from kafkamq.claims.broker_clock import lease_clock_ms
-from kafkamq.claims.coordination_log import INTERVAL_HEADER, CoordinationLog
-from kafkamq.claims.offset_service import GroupOffsetService, OffsetAnswers, OffsetService
-from kafkamq.claims.rules.steps import End, Fetch, Finish, HandOut, LookUp, Step, Stop, Write
-from kafkamq.claims.session import NEVER_MS, ClaimSession
+from kafkamq.claims.log_engine import LogEngine, interval_of
+from kafkamq.claims.offset_service import OffsetAnswers, OffsetService
+from kafkamq.claims.rules.claimant import Claimant
+from kafkamq.claims.rules.log import ClaimLog
+from kafkamq.claims.rules.steps import (
+    ClaimantConfig,
+    End,
+    Fetch,
+    Finish,
+    HandOut,
+    LookUp,
+    Step,
+    Stop,
+    Write,
+)
+from kafkamq.claims.session import NEVER_MS, ClaimSession, Listener
 from kafkamq.claims.topic import CoordinationTopic
-from kafkamq.claims.wire.marshal import coordination_partition, encode_value
+from kafkamq.claims.wire.marshal import coordination_partition, decode_value, encode_value
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError, StateError, WireError
-from kafkamq.transport.admin import Admin
-from kafkamq.transport.errors import KafkaError, Meaning, broker_error, meaning
-from kafkamq.transport.producer import IdempotentProducer
+from kafkamq.errors import ConfigError, WireError
+from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.record import Record
-from kafkamq.transport.settings import producer_settings
-from kafkamq.types import MarshalRecord
+from kafkamq.types import MarshalRecord, MarshalType
 
-_log = logging.getLogger(__name__)
-_BUSY_S = 0.002  # a write is under way: its report may come after its record
-_IDLE_S = 0.05
-_TOPOLOGY_MS = 5000
+_MAX_CLIENTS = 10_000
 Ticker = Callable[[int, float], None]
 
 
@@ -51,96 +50,149 @@ class Stats:
     redelivered: int = 0  # handed out though a former session of this process had them already
 
 
-class Engine:
+@dataclass(slots=True)
+class ClientClock:
+    """How far a client's clock is off, and what it takes for the interval."""
+
+    skew_s: float = 0.0  # the time it wrote minus the broker's
+    interval_ms: int = 0  # 0: it did not say
+    instance: str = ""
+    records: int = 0
+
+
+class CoordinationLog:
+    """The world state of all coordination partitions.
+
+    Attributes:
+        logs: The state of each coordination partition under the rules in use.
+        peers: The same under the Go clients' rules; empty unless they take part.
+        clients: By group and client: what its records tell of its clock.
+        reasons: How often records were malformed, by reason.
+        foreign_intervals: By group and client: intervals that are not ours.
+    """
+
+    def __init__(self, *, rules: str, has_broker_time: bool, interval_ms: int) -> None:
+        """``rules`` is ``safe`` or ``peer``; there is no log before ``open``."""
+        self.logs: list[ClaimLog] = []
+        self.peers: list[ClaimLog] = []
+        self.clients: dict[tuple[str, str], ClientClock] = {}
+        self.reasons: Counter[str] = Counter()
+        self.foreign_intervals: dict[tuple[str, str], int] = {}
+        self._rules = rules
+        self._has_broker_time = has_broker_time
+        self._interval_ms = interval_ms
+
+    @property
+    def bad_records(self) -> int:
+        """Malformed ones, and those of impossible partitions."""
+        return sum(log.malformed + log.impossible for log in self.logs)
+
+    def open(self, since_s: float | None) -> None:
+        """Add the next partition, of which all records since then will be applied."""
+        interval_s = self._interval_ms / 1000
+        if self._has_broker_time:
+            self.logs.append(ClaimLog("safe", interval_s, since_s=since_s))
+        else:
+            self.logs.append(ClaimLog("peer", interval_s))
+        if self._rules == "peer":
+            self.peers.append(ClaimLog("peer", interval_s))
+
+    def apply(self, message: Record, number: int, at: int, time_ms: int) -> MarshalRecord | None:
+        """Fold one record; None: it could not be decoded."""
+        record = None
+        try:
+            record = decode_value(message.value())
+        except WireError as error:
+            self.reasons[error.reason] += 1
+        observed_s, time_s = time.time(), time_ms / 1000
+        self.logs[number].apply(record, offset=at, observed_at_s=observed_s, broker_time_s=time_s)
+        if self.peers:
+            peer = self.peers[number]
+            peer.apply(record, offset=at, observed_at_s=observed_s, broker_time_s=time_s)
+        if record is not None:
+            self._meet(record, time_ms, message)
+        return record
+
+    def check_intervals(self, group: str) -> None:
+        """Refuse a group whose members do not agree on the interval."""
+        for (of_group, client), other_ms in self.foreign_intervals.items():
+            if of_group == group:
+                raise ConfigError(
+                    f"heartbeat_interval is {self._interval_ms / 1000:g} s here and"
+                    f" {other_ms / 1000:g} s for client {client} of group {group}: all clients of"
+                    " a coordination topic must agree, or claims end too early; use another"
+                    " coordination topic for another interval"
+                )
+
+    def _meet(self, record: MarshalRecord, broker_ms: int, message: Record) -> None:
+        key = (record.group, record.client)
+        client = self.clients.get(key)
+        if client is None:
+            if len(self.clients) >= _MAX_CLIENTS:
+                self.clients.pop(next(iter(self.clients)))
+            client = self.clients[key] = ClientClock()
+        client.skew_s = record.time_s - broker_ms / 1000
+        client.records += 1
+        if record.instance == client.instance:
+            return
+        client.instance = record.instance
+        client.interval_ms = interval_ms = interval_of(message)
+        is_member = record.type is not MarshalType.RELEASE_GROUP
+        if interval_ms and interval_ms != self._interval_ms and is_member:
+            self.foreign_intervals[key] = interval_ms
+
+
+class Engine(LogEngine):
     """Runs the claimants of one cluster object."""
 
     def __init__(
         self, config: ServiceConfig, topic: CoordinationTopic, *, rules: str, interval_ms: int
     ) -> None:
-        self.config = config
-        self.topic = topic
-        self.rules = rules
-        self.interval_ms = interval_ms
-        self.lock = threading.RLock()  # guards the log's state and every claimant
-        # Notified when an application's thread may have something to do.
-        self.changed = threading.Condition(self.lock)
-        self.on_turn: Callable[[], None] = lambda: None  # called after each turn of its loop
-        self.error: KafkaMQError | None = None  # why nothing can be claimed any more
-        self.log = CoordinationLog(config, topic, rules=rules, interval_ms=interval_ms)
-        self.stats = Stats()
-        self.admin = Admin(config, timeout_s=15.0)
-        self.offset_service = OffsetService(
-            config,
-            self.admin,
-            OffsetAnswers(self._found, self._not_found, self._committed, self.refuse),
+        super().__init__(config, topic, interval_ms=interval_ms, owner="Cluster")
+        self.log = CoordinationLog(
+            rules=rules, has_broker_time=topic.has_broker_time, interval_ms=interval_ms
         )
-        self._producer: IdempotentProducer | None = None
+        self.stats = Stats()
+        self._answers = OffsetAnswers(self._found, self._not_found, self._committed, self.refuse)
+        self._offsets: dict[str, OffsetService] = {}  # by group
         self._sessions: dict[ClaimSession, None] = {}  # in a fixed order
         self._dirty: dict[ClaimSession, None] = {}
         self._by_place: dict[tuple[str, str, int], ClaimSession] = {}
         self._tickers: list[Ticker] = []
-        self._under_way = 0  # writes without a report
         self._overdue: dict[tuple[ClaimSession, int], tuple[int, Write]] = {}
-        self._topology_ms = 0
-        self._is_stopping = False
-        self._thread = threading.Thread(target=self._run, name="kafkamq-claims", daemon=True)
-
-    # ---- life
-
-    def start(self) -> None:
-        self.log.start(self.admin)
-        self._topology_ms = lease_clock_ms() + _TOPOLOGY_MS
-        self._thread.start()
-
-    def open_writer(self) -> IdempotentProducer:
-        """Connect what writes, unless it is; who only reads needs no right to write."""
-        with self.lock:
-            if self._producer is None:
-                patience_ms = max(1000, min(10_000, self.interval_ms // 2))
-                settings = producer_settings(
-                    self.config, message_timeout_ms=patience_ms, linger_ms=0
-                )
-                self._producer = IdempotentProducer(self.config, settings, owner="Cluster")
-            return self._producer
 
     def close(self, timeout_s: float) -> None:
-        """End thread and clients; what is claimed stays so until it goes stale. Idempotent."""
-        self._is_stopping = True
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(timeout_s)
-        if self._producer is not None:
-            self._producer.close(min(timeout_s, 5.0))
-        self.offset_service.close(min(timeout_s, 5.0))
-        if not self._thread.is_alive():
-            self.log.close()
-        self.admin.close()
-        self.fail(StateError("this Cluster is closed"))
-
-    def check(self) -> None:
-        """Raise what ended the engine."""
-        if self.error is not None:
-            raise self.error
-
-    def wait_until(self, is_so: Callable[[], bool], timeout_s: float, doing: str) -> None:
-        """Wait for a condition; evaluated under the lock."""
-        deadline_s = time.monotonic() + timeout_s
-        with self.changed:
-            while not is_so():
-                self.check()
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0:
-                    raise DeadlineExceededError(f"{doing} did not end within {timeout_s:g} s")
-                self.changed.wait(min(left_s, 0.1))
-
-    @property
-    def is_ready(self) -> bool:
-        """Every record that was there at the start is read."""
-        return self.log.is_caught_up and bool(self.log.logs)
+        self.stop()
+        for service in self._offsets.values():
+            service.close(min(timeout_s, 5.0))
+        super().close(timeout_s)
 
     # ---- what members use, under the lock
 
     def partition_of(self, topic: str) -> int:
         return coordination_partition(topic, self.topic.partitions)
+
+    def now_s(self) -> float:
+        """The broker's time, late by what a record takes to arrive."""
+        return self.clock.now_s()
+
+    def offsets_of(self, group: str) -> OffsetService:
+        """The group's offsets; the first call makes a client and threads, and takes a while."""
+        if group not in self._offsets:
+            self._offsets[group] = OffsetService(self.config, self.admin, group, self._answers)
+        return self._offsets[group]
+
+    def attempt(
+        self, config: ClaimantConfig, listener: Listener, *, is_fenced: bool
+    ) -> ClaimSession:
+        """A claimant that has written nothing yet."""
+        number = self.partition_of(config.topic)
+        peers = self.log.peers[number] if self.log.peers else None
+        claimant = Claimant(self.log.logs[number], config, peers=peers)
+        fence = None
+        if is_fenced:
+            fence = self.offsets_of(config.group).fence(config.topic, config.partition)
+        return ClaimSession(claimant, number, listener, fence)
 
     def add(self, session: ClaimSession) -> None:
         """Drive a claimant from now on, until it is over."""
@@ -152,7 +204,7 @@ class Engine:
     def held_ages(self) -> dict[tuple[str, ...], float]:
         """Seconds since the last heartbeat of what is held, by group, topic and partition."""
         with self.lock:
-            now_s = self.log.clock.now_s()
+            now_s = self.clock.now_s()
             found: dict[tuple[str, ...], float] = {}
             for (group, topic, partition), session in self._by_place.items():
                 if session.start is not None:
@@ -174,8 +226,8 @@ class Engine:
         self._dirty.pop(session, None)
         claimant = session.claimant
         steps = claimant.plan(
-            lease_clock_ms(),
-            self.log.clock.now_s(),
+            monotonic_ms(),
+            self.clock.now_s(),
             random_unit=random.random(),
             wall_s=time.time(),
         )
@@ -191,7 +243,7 @@ class Engine:
         if isinstance(step, Write):
             self._write(session, step)
         elif isinstance(step, LookUp):
-            self._offsets_of(session).lookups.put(session)
+            self._service_of(session).lookups.put(session)
         elif isinstance(step, Fetch):
             session.start = step
             self.stats.won += 1
@@ -208,79 +260,31 @@ class Engine:
 
     def send(self, partition: int, record: MarshalRecord, report: Callable[[int], None]) -> None:
         """Append a record; ``report`` is called with its offset, or -1 when that is not known."""
-        try:
-            self.open_writer().produce(
-                self.topic.name,
-                encode_value(record),
-                None,
-                partition,
-                ((INTERVAL_HEADER, str(self.interval_ms).encode()),),
-                partial(self._delivered, report),
-            )
-            self._under_way += 1
-        except (BrokerError, WireError) as error:
-            _log.warning("a coordination record could not be sent", extra={"error": str(error)})
-            report(-1)
+        self.append(partition, encode_value(record), report)
 
-    def fail(self, error: KafkaMQError) -> None:
-        """Nothing can be claimed any more: everything is lost."""
-        with self.lock:
-            if self.error is None:
-                self.error = error
-            for session in list(self._sessions):
-                session.listener.on_stop(session, Stop(End.UNCERTAIN, is_lost=True))
-                self._finish(session, Finish(End.UNCERTAIN, session.claimant.position))
-            self.changed.notify_all()
-
-    def refuse(self, error: KafkaMQError) -> None:
-        """Fail if a right is missing, which no waiting mends; other errors pass."""
-        if meaning(error) is Meaning.FORBIDDEN:
-            self._is_stopping = True  # it would only try again
-            self.fail(error)
+    def on_failure(self) -> None:
+        for session in list(self._sessions):
+            session.listener.on_stop(session, Stop(End.UNCERTAIN, is_lost=True))
+            self._finish(session, Finish(End.UNCERTAIN, session.claimant.position))
 
     # ---- the thread
 
-    def _run(self) -> None:
-        try:
-            while not self._is_stopping:
-                records = self.log.poll(self._wait_s())
-                if self._producer is not None:
-                    self._producer.serve(0)
-                with self.lock:
-                    was_ready = self.is_ready
-                    found = self.log.fold(records)
-                    if records or self.is_ready is not was_ready:
-                        self._saw(found)
-                    self._turn()
-                self._check_topology()
-                self.on_turn()
-        except KafkaMQError as error:
-            _log.error("claims end: %s", error)
-            self.fail(error)
-        except Exception as error:  # noqa: BLE001 - claims must not be believed without a reader
-            _log.exception("claims end")
-            self.fail(BrokerError(f"the claims' reader failed: {error!r}", is_fatal=True))
+    def open_log(self, partition: int, since_s: float | None) -> None:
+        self.log.open(since_s)
 
-    def _wait_s(self) -> float:
-        if self._under_way:
-            return _BUSY_S
-        return _IDLE_S if self.is_ready else _BUSY_S
+    def fold(self, message: Record, partition: int, offset: int, broker_ms: int) -> None:
+        record = self.log.apply(message, partition, offset, broker_ms)
+        if record is None:
+            return
+        if not record.topic:  # ReleaseGroup
+            group = record.group
+            self._dirty |= {t: None for t in self._sessions if t.claimant.config.group == group}
+            return
+        session = self._by_place.get((record.group, record.topic, record.partition))
+        if session is not None:
+            self._dirty[session] = None
 
-    def _saw(self, records: list[MarshalRecord]) -> None:
-        by_place, dirty = self._by_place, self._dirty
-        for record in records:
-            if not record.topic:  # ReleaseGroup
-                dirty.update(
-                    (t, None) for t in self._sessions if t.claimant.config.group == record.group
-                )
-                continue
-            session = by_place.get((record.group, record.topic, record.partition))
-            if session is not None:
-                dirty[session] = None
-        self.changed.notify_all()
-
-    def _turn(self) -> None:
-        now_ms = lease_clock_ms()
+    def turn(self, now_ms: int) -> None:
         self._skip_overdue(now_ms)
         due = [t for t in self._sessions if t in self._dirty or t.wake_ms <= now_ms]
         for session in due:
@@ -288,15 +292,10 @@ class Engine:
                 self.drive(session)
         if self.is_ready:
             for ticker in list(self._tickers):
-                ticker(now_ms, self.log.clock.now_s())
+                ticker(now_ms, self.clock.now_s())
 
-    def _check_topology(self) -> None:
-        if lease_clock_ms() >= self._topology_ms:
-            self._topology_ms = lease_clock_ms() + _TOPOLOGY_MS
-            self.log.check_topology()
-
-    def _offsets_of(self, session: ClaimSession) -> GroupOffsetService:
-        return self.offset_service.of(session.claimant.config.group)
+    def _service_of(self, session: ClaimSession) -> OffsetService:
+        return self._offsets[session.claimant.config.group]
 
     # ---- writing
 
@@ -307,8 +306,8 @@ class Engine:
         session.open_commits += 1
         if not step.must_commit:
             patience_ms = min(2000, session.claimant.config.lease_ms // 4)
-            self._overdue[session, step.ticket] = (lease_clock_ms() + patience_ms, step)
-        self._offsets_of(session).commits.put((session, step))
+            self._overdue[session, step.ticket] = (monotonic_ms() + patience_ms, step)
+        self._service_of(session).commits.put((session, step))
 
     def _skip_overdue(self, now_ms: int) -> None:
         """Heartbeats do not wait forever for offsets that are committed as well."""
@@ -325,15 +324,15 @@ class Engine:
         if is_committed or not step.must_commit:
             self._produce(session, step)
         else:
-            session.claimant.on_failed(step.ticket, lease_clock_ms())
+            session.claimant.on_failed(step.ticket, monotonic_ms())
         if session.fence is not None and not session.fence.is_usable:
-            session.claimant.release(lease_clock_ms(), reason=End.FENCED)
+            session.claimant.release(monotonic_ms(), reason=End.FENCED)
         self.plan_soon(session)
 
     def _produce(self, session: ClaimSession, step: Write) -> None:
         def report(offset: int) -> None:
             if offset < 0:
-                session.claimant.on_failed(step.ticket, lease_clock_ms())
+                session.claimant.on_failed(step.ticket, monotonic_ms())
             else:
                 session.claimant.on_written(step.ticket, offset)
             self.plan_soon(session)
@@ -344,28 +343,16 @@ class Engine:
         if session in self._sessions:  # others are driven by whoever made them
             self._dirty[session] = None
 
-    def _delivered(
-        self, report: Callable[[int], None], error: KafkaError | None, message: Record
-    ) -> None:
-        with self.lock:
-            self._under_way -= 1
-            offset = message.offset()
-            is_known = error is None and offset is not None and offset >= 0
-            report(offset if is_known and offset is not None else -1)
-            if error is not None:
-                _log.warning("a coordination record was not written", extra={"error": error.str()})
-                self.refuse(broker_error(error, f"writing {self.topic.name}"))
-
     # ---- answers of the offset service, from its threads
 
     def _found(self, session: ClaimSession, earliest: int, latest: int, committed: int) -> None:
         with self.lock:
-            session.offsets(earliest, latest, committed, lease_clock_ms())
+            session.listener.on_offsets(session, earliest, latest, committed)
             self._drive_if_ours(session)
 
     def _not_found(self, session: ClaimSession) -> None:
         with self.lock:
-            session.claimant.on_lookup_failed(lease_clock_ms())
+            session.claimant.on_lookup_failed(monotonic_ms())
             self._drive_if_ours(session)
 
     def _committed(self, session: ClaimSession, step: Write, is_committed: bool) -> None:
@@ -388,5 +375,5 @@ class Engine:
         if self._by_place.get(key) is session:
             del self._by_place[key]
         if session.fence is not None:
-            self.offset_service.close_fence(config.group, session.fence)
+            self._service_of(session).end(session.fence)
         session.listener.on_finish(session, step)

@@ -1,12 +1,13 @@
-"""Messages of claimed partitions, and what names one when its position is committed."""
+"""What an application is given of a claimed partition: messages, batches, and its outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from kafkamq.errors import StateError
 from kafkamq.transport.record import Record, headers_of
+from kafkamq.transport.transactions import TransactionalProducer
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +106,27 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.messages)
+
+
+class Outputs:
+    """The open transaction of one claimed partition; ``Consumer.transaction`` makes it."""
+
+    def __init__(self, producer: TransactionalProducer) -> None:
+        self._producer = producer
+
+    def send(
+        self,
+        topic: str,
+        payload: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Mapping[str, bytes | None] | None = None,
+        partition: int = -1,
+    ) -> None:
+        """Queue one record; it is there when the block has ended.
+
+        Raises:
+            FencedError: Another owner took the partition over.
+            BrokerError: Kafka refused.
+        """
+        self._producer.produce((topic, partition, key, payload, tuple((headers or {}).items())))

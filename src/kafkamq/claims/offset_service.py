@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
@@ -96,8 +95,8 @@ class _Batcher(Generic[T]):
                 return
 
 
-class GroupOffsetService:
-    """The threads and the client of one group.
+class OffsetService:
+    """The threads and the client of one group; its makers call it under the engine's lock.
 
     ``lookups`` finds the offsets of sessions' partitions; ``commits`` commits the offset of a
     session's write. A write without an offset commits nothing, and waits for those before it.
@@ -106,12 +105,13 @@ class GroupOffsetService:
     def __init__(
         self, config: ServiceConfig, admin: Admin, group: str, answers: OffsetAnswers
     ) -> None:
+        self._config = config
         self._admin = admin
         self._group = group
         self._answers = answers
         self._client = GroupOffsets(config, group)
         self._fences = ThreadPoolExecutor(_FENCE_THREADS, f"kafkamq-fence-{group}")
-        self.metadata = self._client.membership()
+        self._membership = self._client.membership()
         self.lookups = _Batcher(f"kafkamq-lookup-{group}", self._look_up)
         self.commits = _Batcher(f"kafkamq-commit-{group}", self._commit, self._serve)
 
@@ -135,7 +135,12 @@ class GroupOffsetService:
                     return
         answer(counts)
 
+    def fence(self, topic: str, partition: int) -> Fence:
+        """A fence for a partition that is about to be claimed."""
+        return Fence(self._config, self._group, topic, partition, self._membership)
+
     def end(self, fence: Fence) -> None:
+        """End its client, off this thread."""
         self._fences.submit(fence.close)
 
     # ---- looking up
@@ -249,37 +254,3 @@ class GroupOffsetService:
             "a position could not be committed to Kafka",
             extra={"group": self._group, "place": session.place, "error": error_text},
         )
-
-
-class OffsetService:
-    """Offsets of all groups of a process; called under the engine's lock, never blocks."""
-
-    def __init__(self, config: ServiceConfig, admin: Admin, answers: OffsetAnswers) -> None:
-        self._make = partial(GroupOffsetService, config, admin)
-        self._config = config
-        self._answers = answers
-        self._groups: dict[str, GroupOffsetService] = {}
-
-    def open(self, group: str) -> None:
-        """Make the group's client and threads; the only call that may take a while."""
-        if group not in self._groups:
-            self._groups[group] = self._make(group, self._answers)
-
-    def fence(self, group: str, topic: str, partition: int) -> Fence:
-        """A fence for a partition that is about to be claimed."""
-        return Fence(self._config, group, topic, partition, self._groups[group].metadata)
-
-    def of(self, group: str) -> GroupOffsetService:
-        """That of an open group."""
-        return self._groups[group]
-
-    def close_fence(self, group: str, fence: Fence) -> None:
-        """End its client, off this thread."""
-        of_group = self._groups.get(group)
-        if of_group is not None:
-            of_group.end(fence)
-
-    def close(self, timeout_s: float) -> None:
-        for of_group in self._groups.values():
-            of_group.close(timeout_s)
-        self._groups.clear()

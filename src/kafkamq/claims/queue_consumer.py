@@ -26,7 +26,8 @@ from kafkamq.queue.topic_message import TopicMessage
 from kafkamq.transport.clock import monotonic_ms
 
 _SLICE_S = 0.05
-_BLOCKED_S = 0.005  # between looks for messages, while a verdict may let others follow
+_IDLE_S = 0.25
+_BETWEEN_S = 0.005  # looks at Kafka, where a verdict may let messages follow, too
 _JOIN_S = 2.0
 _GIVEN_BACK = frozenset(
     end.value for end in (End.PAUSED, End.BEHIND, End.STUCK, End.SHARED, End.RELEASED, End.KEPT)
@@ -109,22 +110,27 @@ class ClaimsConsumer(TopicConsumer[_Held]):
                     self._claims.read(wait_s)
             with self._changed:
                 self._check_failure()
+                now_ms = monotonic_ms()
                 messages = self._take(n)
                 left_s = deadline_s - time.monotonic()
                 if messages or left_s <= 0 or self._closing.is_set() or self._hurry.is_set():
                     return messages
-                wait_s = min(left_s, _SLICE_S)
-                if self._is_blocked():  # a verdict comes sooner than a fetch ends
-                    self._changed.wait(min(wait_s, _BLOCKED_S))
-                    wait_s = 0.0
+                wait_s = self._wait_here(left_s, now_ms)
 
-    def _is_blocked(self) -> bool:
-        """Whether something may be handed out without another one's being read."""
-        if self._claims.has_read:  # then reading does not wait either
-            return True
-        if self._retries.next_due_ms() is not None or self.in_flight >= self._queue.max_in_flight:
-            return True
-        return any(each.open_count >= self._credit for each in self._partitions.values())
+    def _wait_here(self, left_s: float, now_ms: int) -> float:
+        """Wait for what happens in this process; returns how long to wait for Kafka."""
+        due_ms = self._retries.next_due_ms()
+        if due_ms is not None and due_ms > now_ms:
+            left_s = min(left_s, (due_ms - now_ms) / 1000)
+        if self._claims.is_full or self.in_flight >= self._queue.max_in_flight:
+            # Nothing that is read can be handed out before a verdict, or a retry's time.
+            self._changed.wait(min(left_s, _IDLE_S))
+            return 0.0
+        if self._claims.has_read:
+            # A verdict lets more of one partition follow, Kafka may have some of another one.
+            self._changed.wait(min(left_s, _BETWEEN_S))
+            return 0.0
+        return min(left_s, _SLICE_S)
 
     def _fill(self, n: int) -> None:
         now_ms = monotonic_ms()

@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from kafkamq.claims.broker_clock import BrokerClock, lease_clock_ms
-from kafkamq.claims.log_start import find_starts, group_starts
-from kafkamq.claims.member import check_id
+from kafkamq.claims.log_engine import LogEngine, follow
 from kafkamq.claims.message import ClaimedMessage
-from kafkamq.claims.range_positions import RangePositions
 from kafkamq.claims.rules.ranges import HeldRange, RangeLog, RangeMember, RangeWrite
-from kafkamq.claims.topic import require_topic, require_work
+from kafkamq.claims.topic import CoordinationTopic, check_id, require_topic, require_work
 from kafkamq.claims.wire.marshal import coordination_partition
 from kafkamq.claims.wire.ranges import RANGE_TOPIC, decode_range, encode_range
 from kafkamq.config import ServiceConfig, milliseconds
@@ -38,26 +34,169 @@ from kafkamq.errors import (
     WireError,
 )
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.errors import (
-    KafkaError,
-    Meaning,
-    broker_error,
-    is_retriable,
-    meaning,
-)
-from kafkamq.transport.follower import Follower
-from kafkamq.transport.producer import IdempotentProducer
+from kafkamq.transport.clock import monotonic_ms
+from kafkamq.transport.commits import GroupOffsets, PendingCommit
 from kafkamq.transport.record import Record
-from kafkamq.transport.settings import producer_settings
 from kafkamq.types import RangeType
 
 _log = logging.getLogger(__name__)
-_BUSY_S, _IDLE_S = 0.002, 0.05
 _ENDS_S = 0.5  # how often the log's ends are asked for
 _SLICE_S = 0.1
-_RECORDS = 5000  # of one poll
 _BATCH = 200  # messages of one poll
-_WINDOW_INTERVALS = 20  # what is abandoned is told by members, of which there may be none a while
+
+
+class _RangeEngine(LogEngine):
+    """The log of range claims, and what one member writes to it."""
+
+    window_intervals = 20  # who tells of what is abandoned may be away for a while
+    state: RangeLog
+    member: RangeMember
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        ranges: CoordinationTopic,
+        topic: str,
+        group_id: str,
+        *,
+        interval_ms: int,
+        skips: bool,
+        join: Callable[[RangeLog], RangeMember],
+    ) -> None:
+        """``join`` makes the member when the log is known."""
+        super().__init__(config, ranges, interval_ms=interval_ms, owner="RangeClaims")
+        self.ends: dict[int, int] = {}  # of the partitions that are worked on
+        self._work = topic
+        self._group_id = group_id
+        self._join = join
+        self._number = coordination_partition(topic, ranges.partitions)
+        self._look_s = 0.0
+        self._offsets = GroupOffsets(config, group_id)
+        self._committed: dict[int, int] = {}
+        self._begun: list[PendingCommit] = []
+        try:
+            self.partitions = range(require_work(self.admin, topic))
+            self._bases = _group_starts(self.admin, topic, self.partitions, group_id, skips=skips)
+            self.open_writer()
+            self._look()
+            self.start([self._number])
+        except BaseException:
+            self.close(5.0)
+            raise
+
+    def open_log(self, partition: int, since_s: float | None) -> None:
+        interval_s = self.interval_ms / 1000
+        self.state = RangeLog(self._group_id, self._work, interval_s, since_s=since_s)
+        self.member = self._join(self.state)
+
+    def fold(self, message: Record, partition: int, offset: int, broker_ms: int) -> None:
+        try:
+            record = decode_range(message.value())
+        except WireError:
+            record = None
+        self.state.apply(record, offset=offset, broker_time_s=broker_ms / 1000)
+
+    def turn(self, now_ms: int) -> None:
+        self.member.observe(self.partitions)
+        if self.is_ready:
+            shuffled = dict(random.sample(sorted(self.ends.items()), len(self.ends)))
+            now_s = self.clock.now_s()
+            for write in self.member.plan(now_ms, now_s, ends=shuffled, bases=self._bases):
+                self.send(write)
+        self.changed.notify_all()
+
+    def look_around(self) -> None:
+        if time.monotonic() >= self._look_s:
+            self._look()
+            self._commit()
+
+    def _look(self) -> None:
+        self._look_s = time.monotonic() + _ENDS_S
+        bounds = self.admin.log_bounds(self._work, self.partitions)
+        self.ends = {number: end for number, (_, end) in bounds.items()}
+
+    def send(self, write: RangeWrite) -> None:
+        """Append a record of the member; under the lock."""
+        report = partial(self.member.on_written, write)
+        self.append(self._number, encode_range(write.record), report)
+
+    def held(self) -> list[tuple[int, HeldRange]]:
+        """Partition and range of everything that is held, claimed ahead or not; under the lock."""
+        return self.member.held(self.partitions)
+
+    def end(self, type: RangeType, partition: int, first: int, next: int) -> RangeWrite:
+        """Say that a range is done, or free; under the lock."""
+        write = self.member.end(type, (partition, first, next), monotonic_ms())
+        self.send(write)
+        return write
+
+    def leave(self, timeout_s: float) -> None:
+        """Give back what is held, and wait until that is written."""
+        self.stop()
+        with self.lock:
+            self.member.leave()
+            now_s = self.clock.now_s()
+            for write in list(self.member.tell(self.partitions, monotonic_ms(), now_s)):
+                self.send(write)
+            for partition, each in self.held():
+                self.end(RangeType.FREE, partition, each.first, each.next)
+        with suppress(BrokerError):  # the client failed: what was under way was not written
+            self.open_writer().wait_for(lambda: not self.under_way, timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        super().close(timeout_s)
+        if not self.is_running:
+            if self.is_ready:
+                self._commit(is_last=True)
+            self._offsets.close()
+
+    def _commit(self, *, is_last: bool = False) -> None:
+        """RC5: positions for a restart of the whole group; the last ones are waited for."""
+        with self.lock:
+            positions = {number: self.state.position(number) for number in self.partitions}
+        try:
+            self._offsets.serve()  # its events must go somewhere
+            for pending in self._begun:
+                if pending.error is not None:  # it is committed again
+                    for each in pending.offsets:
+                        self._committed.pop(each.partition, None)
+            self._begun = [each for each in self._begun if not each.is_answered]
+            known = {} if is_last else self._committed
+            news = {at: n for at, n in positions.items() if n > known.get(at, 0)}
+            self._committed.update(news)
+            places = {(self._work, number): at for number, at in news.items()}
+            if places and is_last:
+                self._offsets.commit(places)
+            elif places:
+                self._begun.append(self._offsets.begin(places))
+        except (KafkaMQError, RuntimeError):
+            _log.debug("positions of ranges could not be committed")
+
+
+def _group_starts(
+    admin: Admin, topic: str, partitions: Sequence[int], group_id: str, *, skips: bool
+) -> dict[int, int]:
+    """By partition: the group's position, or the log's start, where nobody has claimed anything.
+
+    Raises:
+        DataLossError: A position lies outside the log, and that is not to be skipped.
+    """
+    bounds = admin.log_bounds(topic, partitions)
+    wanted = [(group_id, (topic, number)) for number in partitions]
+    found = {}
+    for place in admin.committed(wanted, stable=False):
+        first, end = bounds[place.partition]
+        known = place.offset if place.offset >= 0 else first
+        found[place.partition] = min(max(known, first), end)
+        if found[place.partition] != known:
+            text = (
+                f"the position of {topic}[{place.partition}] of group {group_id!r}"
+                f" is {known}, and the log has {first} to {end}"
+            )
+            if not skips:
+                raise DataLossError(f"{text}; set on_data_loss='skip' to go on")
+            _log.warning("%s; going on at %d", text, found[place.partition])
+    return found
 
 
 class ClaimedRange:
@@ -107,8 +246,6 @@ class RangeClaims:
     said last. Messages of a partition are in order within a range only.
     """
 
-    _state: RangeLog
-    _clock: BrokerClock
     _reading: ClaimedRange | None = None
 
     def __init__(
@@ -154,27 +291,32 @@ class RangeClaims:
         self.topic = topic
         self.group_id = group_id
         self._skips = on_data_loss == "skip"
-        self._interval_ms = milliseconds(heartbeat_interval, name="heartbeat_interval", minimum=500)
-        self._config = ServiceConfig(bootstrap_servers=bootstrap_servers, kafka=dict(kafka or {}))
-        self._changed = threading.Condition(threading.RLock())
-        self._error: KafkaMQError | None = None
         self._is_stopped = self._is_closed = False
         self._given: set[int] = set()  # tokens of ranges that the application has
         self._waiting: dict[int, int] = {}  # by token: positions of those that it had so far
         self._ending: dict[int, int] = {}  # by token: said to be done up to there, without answer
-        self._under_way = 0
-        with Admin(self._config) as admin:
-            self._open(admin, range_topic)
-        self._member = RangeMember(
-            self._state,
-            client=client_id,
-            instance=uuid.uuid4().hex[:8],
-            size=size,
-            ahead=ahead,
-            interval_ms=self._interval_ms,
+        interval_ms = milliseconds(heartbeat_interval, name="heartbeat_interval", minimum=500)
+        config = ServiceConfig(bootstrap_servers=bootstrap_servers, kafka=dict(kafka or {}))
+        with Admin(config) as admin:
+            ranges = require_topic(admin, range_topic, rules="safe", interval_ms=interval_ms)
+        self.engine = _RangeEngine(
+            config,
+            ranges,
+            topic,
+            group_id,
+            interval_ms=interval_ms,
+            skips=self._skips,
+            join=partial(
+                RangeMember,
+                client=client_id,
+                instance=uuid.uuid4().hex[:8],
+                size=size,
+                ahead=ahead,
+                interval_ms=interval_ms,
+            ),
         )
-        self._thread = threading.Thread(target=self._run, name="kafkamq-ranges", daemon=True)
-        self._thread.start()
+        # A fetch that waits at the log's end must not hold the next range back for long.
+        self._data = follow(config, topic, group_id=group_id, fetch_wait_max_ms=20)
 
     def __enter__(self) -> RangeClaims:
         return self
@@ -196,9 +338,9 @@ class RangeClaims:
             BrokerError: What no waiting can mend.
         """
         deadline_s = time.monotonic() + timeout
-        with self._changed:
+        with self.engine.lock:
             while not self._is_stopped:
-                self._check()
+                self.engine.check()
                 if held := self._to_give():
                     partition, each = min(held, key=lambda found: found[1].token)
                     self._given.add(each.token)
@@ -208,31 +350,30 @@ class RangeClaims:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     return None
-                self._changed.wait(min(left_s, _SLICE_S))
+                self.engine.changed.wait(min(left_s, _SLICE_S))
         return None
 
     def _to_give(self) -> list[tuple[int, HeldRange]]:
         """What the application does not have, and has messages for it."""
-        with self._changed:
+        engine = self.engine
+        with engine.lock:
             return [
                 (partition, each)
-                for partition, each in self._member.held(range(self._count))
+                for partition, each in engine.held()
                 if each.token not in self._given
-                and max(each.first, self._waiting.get(each.token, 0)) < self._ends.get(partition, 0)
-                and self._member.is_live(partition, each, lease_clock_ms())
+                and max(each.first, self._waiting.get(each.token, 0))
+                < engine.ends.get(partition, 0)
+                and engine.member.is_live(partition, each, monotonic_ms())
             ]
 
     def held(self) -> list[tuple[int, int, int]]:
         """Partition, first and next offset of everything that is held, claimed ahead or not."""
-        with self._changed:
-            return [
-                (partition, each.first, each.next)
-                for partition, each in self._member.held(range(self._count))
-            ]
+        with self.engine.lock:
+            return [(number, each.first, each.next) for number, each in self.engine.held()]
 
     def forget(self, claimed: ClaimedRange) -> None:
         """It is done as a whole."""
-        with self._changed:
+        with self.engine.lock:
             self._given.discard(claimed.token)
 
     @property
@@ -249,24 +390,9 @@ class RangeClaims:
         if self._is_closed:
             return
         self._is_closed = self._is_stopped = True
-        with self._changed:
-            self._member.leave()
-            now_ms, now_s, partitions = lease_clock_ms(), self._clock.now_s(), range(self._count)
-            writes = list(self._member.tell(partitions, now_ms, now_s))
-            for partition, each in self._member.held(partitions):
-                place = (partition, each.first, each.next)
-                writes.append(self._member.end(RangeType.FREE, place, now_ms))
-            for write in writes:
-                self._send(write)
-        with suppress(BrokerError):  # the client failed: what was under way was not written
-            self._producer.wait_for(lambda: not self._under_way, timeout)
-        self._thread.join(timeout)
-        if not self._thread.is_alive():
-            self._commit(is_last=True)
-            self._reader.close()
-            self._positions.close()
+        self.engine.leave(timeout)
+        self.engine.close(timeout)
         self._data.close()
-        self._producer.close()
 
     # ---- of one range
 
@@ -291,9 +417,9 @@ class RangeClaims:
                 else:
                     self._data.place({place: claimed.position})
             records = self._data.poll(_BATCH, _SLICE_S)
-            is_at_end = claimed.position >= self._ends.get(claimed.partition, 0)
+            is_at_end = claimed.position >= self.engine.ends.get(claimed.partition, 0)
             if not records and is_at_end and self._to_give():  # those have not to wait
-                with self._changed:
+                with self.engine.lock:
                     self._given.discard(claimed.token)
                     self._waiting[claimed.token] = claimed.position
                 return
@@ -331,153 +457,40 @@ class RangeClaims:
         """See ``ClaimedRange.done``."""
         if not claimed.first < next_offset <= claimed.next:
             raise StateError(f"{claimed!r} cannot be done up to {next_offset}")
-        with self._changed:
+        with self.engine.lock:
             place = (claimed.partition, claimed.first, next_offset)
             if self._ending.pop(claimed.token, 0) == next_offset and not self._is_open(*place):
                 claimed.first = next_offset  # what had no answer stands in the log
                 return
             self._require(claimed)
-            write = self._member.end(RangeType.DONE, place, lease_clock_ms())
+            write = self.engine.end(RangeType.DONE, *place)
             if next_offset < claimed.next:
                 before = (claimed.first, claimed.next)
-                self._member.shorten(claimed.partition, before, next_offset)
-            self._send(write)
-            deadline_s = time.monotonic() + self._interval_ms / 1000
-            while not 0 <= write.offset < self._next_offset:
-                self._check()
+                self.engine.member.shorten(claimed.partition, before, next_offset)
+            deadline_s = time.monotonic() + self.engine.interval_ms / 1000
+            while not 0 <= write.offset < self.engine.state.next_offset:
+                self.engine.check()
                 if time.monotonic() > deadline_s:
                     self._ending[claimed.token] = next_offset
                     raise DeadlineExceededError(f"{claimed!r} could not be written as done")
-                self._changed.wait(_SLICE_S)
+                self.engine.changed.wait(_SLICE_S)
             if self._is_open(*place):
                 self._lost(claimed)  # it was another one's before that stood in the log
             claimed.first = next_offset
 
     def _is_open(self, partition: int, first: int, end: int) -> bool:
         """Also where another member has done a part of it since."""
-        return self._state.is_open(partition, first, end)
+        return self.engine.state.is_open(partition, first, end)
 
     def _require(self, claimed: ClaimedRange) -> None:
-        with self._changed:
-            self._check()
-            for partition, each in self._member.held([claimed.partition]):
+        with self.engine.lock:
+            self.engine.check()
+            for partition, each in self.engine.member.held([claimed.partition]):
                 is_it = each.token == claimed.token and each.first == claimed.first
-                if is_it and self._member.is_live(partition, each, lease_clock_ms()):
+                if is_it and self.engine.member.is_live(partition, each, monotonic_ms()):
                     return
         self._lost(claimed)
 
     def _lost(self, claimed: ClaimedRange) -> NoReturn:
         self._given.discard(claimed.token)  # it may be ours again, when a beat comes through
         raise LeaseLostError(f"{claimed!r} is not held any more: another member may work on it")
-
-    def _check(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    # ---- the thread
-
-    def _run(self) -> None:
-        look_s = time.monotonic() + _ENDS_S
-        try:
-            with Admin(self._config) as admin:
-                while not self._is_closed:
-                    self._turn(_BUSY_S if self._under_way else _IDLE_S)
-                    if time.monotonic() >= look_s:
-                        look_s = time.monotonic() + _ENDS_S
-                        self._look(admin)
-                        self._commit()
-        except KafkaMQError as error:
-            _log.error("range claims end: %s", error)
-            self._error = error
-        except Exception as error:  # noqa: BLE001 - ranges must not be believed without a reader
-            _log.exception("range claims end")
-            self._error = BrokerError(f"the reader of range claims failed: {error!r}")
-
-    def _turn(self, wait_s: float) -> None:
-        records = self._reader.poll(_RECORDS, wait_s)
-        self._reader.require_inside()
-        self._producer.serve(0)
-        with self._changed:
-            for record in records:
-                self._fold(record)
-            self._member.observe(range(self._count))
-            if self._next_offset >= self._end_at_start:
-                now_s = self._clock.now_s()
-                shuffled = random.sample(sorted(self._ends.items()), len(self._ends))
-                for write in self._member.plan(
-                    lease_clock_ms(), now_s, ends=dict(shuffled), bases=self._bases
-                ):
-                    self._send(write)
-            self._changed.notify_all()
-
-    def _fold(self, message: Record) -> None:
-        offset = message.offset()
-        assert offset is not None, "records have a place"
-        try:
-            record = decode_range(message.value())
-        except WireError:
-            record = None
-        time_ms = message.timestamp()[1]
-        self._state.apply(record, offset=offset, broker_time_s=time_ms / 1000)
-        self._next_offset = offset + 1
-        if self._next_offset >= self._end_at_start:
-            self._clock.saw(time_ms)
-
-    def _send(self, write: RangeWrite) -> None:
-        try:
-            value, report = encode_range(write.record), partial(self._delivered, write)
-            self._producer.produce(self._range_topic, value, None, self._number, None, report)
-            self._under_way += 1
-        except BrokerError as error:
-            _log.warning("a range record could not be sent", extra={"error": str(error)})
-            self._member.on_written(write, -1)
-
-    def _delivered(self, write: RangeWrite, error: KafkaError | None, message: Record) -> None:
-        with self._changed:
-            self._under_way -= 1
-            offset = message.offset()
-            self._member.on_written(write, -1 if error is not None or offset is None else offset)
-            if error is not None and meaning(error) is Meaning.FORBIDDEN:
-                self._error = broker_error(error, f"writing {self._range_topic}")
-
-    def _open(self, admin: Admin, range_topic: str) -> None:
-        """Check the topics, find out where to begin, and connect."""
-        ranges = require_topic(admin, range_topic, rules="safe", interval_ms=self._interval_ms)
-        self._count = require_work(admin, self.topic)
-        self._bases = group_starts(admin, self.topic, self._count, self.group_id, skips=self._skips)
-        self._number = coordination_partition(self.topic, ranges.partitions)
-        self._range_topic = range_topic
-        self._reader = self._follow(range_topic, isolation_level="read_uncommitted")
-        window_ms = _WINDOW_INTERVALS * self._interval_ms
-        begin = find_starts(admin, self._reader, ranges, window_ms=window_ms)
-        start, since_s = begin.starts[self._number]
-        self._end_at_start = begin.ends[self._number]
-        self._next_offset = start
-        self._clock = BrokerClock(begin.latest_ms)
-        self._state = RangeLog(self.group_id, self.topic, self._interval_ms / 1000, since_s=since_s)
-        self._look(admin)
-        self._reader.place({(range_topic, self._number): start})
-        # A fetch that waits at the log's end must not hold the next range back for long.
-        self._data = self._follow(self.topic, group_id=self.group_id, fetch_wait_max_ms=20)
-        self._positions = RangePositions(self._config, self.topic, self.group_id)
-        timeout_ms = max(1000, self._interval_ms // 2)
-        settings = producer_settings(self._config, message_timeout_ms=timeout_ms, linger_ms=0)
-        self._producer = IdempotentProducer(self._config, settings, owner="RangeClaims")
-
-    def _look(self, admin: Admin) -> None:
-        bounds = admin.log_bounds(self.topic, range(self._count))
-        self._ends = {number: end for number, (_, end) in bounds.items()}
-
-    def _commit(self, *, is_last: bool = False) -> None:
-        with self._changed:
-            positions = {number: self._state.position(number) for number in range(self._count)}
-        self._positions.commit(positions, is_last=is_last)
-
-    def _follow(self, topic: str, **settings: Any) -> Follower:
-        return Follower(
-            self._config,
-            f"reading {topic}",
-            ignores=partial(is_retriable, or_missing=True),
-            enable_partition_eof=True,
-            **settings,
-        )

@@ -11,6 +11,7 @@ from kafkamq.claims.rules.claimant import Claimant
 from kafkamq.claims.rules.steps import Fetch, Finish, HandOut, Stop
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import LeaseLostError
+from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.record import TopicPartition
 from kafkamq.transport.transactions import TransactionalProducer
 
@@ -101,6 +102,10 @@ class Fence:
 class Listener:
     """Who is told of a session's steps; called under the engine's lock, so it must be quick."""
 
+    def on_offsets(self, session: ClaimSession, earliest: int, latest: int, committed: int) -> None:
+        """The answer to ``LookUp`` has come."""
+        session.claimant.on_offsets(earliest, latest, committed, monotonic_ms=monotonic_ms())
+
     def on_fetch(self, session: ClaimSession, step: Fetch) -> None:
         """The partition is held: read it."""
 
@@ -131,7 +136,3 @@ class ClaimSession:
     @property
     def place(self) -> tuple[str, int]:
         return self.claimant.config.topic, self.claimant.config.partition
-
-    def offsets(self, earliest: int, latest: int, committed: int, monotonic_ms: int) -> None:
-        """The answer to ``LookUp``."""
-        self.claimant.on_offsets(earliest, latest, committed, monotonic_ms=monotonic_ms)

@@ -15,6 +15,7 @@ from kafkamq.queue.topics import Finding, log_settings
 from kafkamq.transport.admin import Admin, TopicInfo
 
 _DAY_S = 86_400
+_MAX_ID_CHARACTERS = 249
 _MIN_INTERVALS_KEPT = 6  # readers begin three intervals back; the rest is for those that were slow
 
 
@@ -26,6 +27,15 @@ def coordination_topic(config: ServiceConfig) -> str:
 def heartbeat_s(queue: QueueConfig) -> float:
     """Of claims: a silent worker is replaced after two of them."""
     return max(0.5, queue.redelivery_timeout_ms / 2000)
+
+
+def check_id(name: str, value: str) -> None:
+    """See that an id can stand in a record."""
+    if not 0 < len(value) <= _MAX_ID_CHARACTERS or "/" in value or not value.isprintable():
+        raise ConfigError(
+            f"{name} is {value!r}: it must be 1-{_MAX_ID_CHARACTERS} printable characters without"
+            " '/', which separates the fields of a record"
+        )
 
 
 @dataclass(frozen=True, slots=True)

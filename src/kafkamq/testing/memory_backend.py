@@ -12,7 +12,7 @@ import threading
 from collections.abc import Hashable
 from concurrent.futures import Future
 from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, cast
 
 from kafkamq.config import QueueConfig, ServiceConfig
@@ -144,6 +144,7 @@ class _MemoryConsumer(TopicConsumer[_Held]):
         self._memory = memory
         self._changed = memory.changed
         self._ordering = plan.ordering
+        self._deadline_ms()  # a lock that no broker gives is refused here
         with memory.changed:
             memory.consumers.append(self)
 
@@ -355,15 +356,9 @@ def _expires_ms(message: _Held) -> int:
 class _ShareDouble(_MemoryConsumer):
     """Locks end and are not renewed; a broker counts deliveries and has no delays."""
 
-    def __init__(
-        self,
-        memory: MemoryQueue,
-        queue: QueueConfig,
-        plan: ConsumerPlan,
-        outbox: DeadLetterOutbox,
-    ) -> None:
-        self._lock_ms = share_lock_ms(queue, _SHARE_LIMITS)
-        super().__init__(memory, queue, plan, outbox)
+    @cached_property
+    def _lock_ms(self) -> int:
+        return share_lock_ms(self._queue, _SHARE_LIMITS)
 
     @property
     def max_deliveries(self) -> int:

@@ -1,0 +1,333 @@
+"""What every log of claims has in a process: its reader, its writer, its clock and one thread.
+
+Where to begin is told by the log itself: some heartbeat intervals before its *last* record, by the
+broker's time. So neither the process's clock nor the number of records matters. What was written
+before is not needed: who holds something has written since.
+
+The reader is ``read_uncommitted``, as Go clients are: everybody must see the same records, and a
+transaction that somebody leaves open in the topic must not hold the claims back.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from kafkamq.claims.topic import CoordinationTopic
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError, StateError, WireError
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.clock import monotonic_ms
+from kafkamq.transport.errors import KafkaError, Meaning, broker_error, is_retriable, meaning
+from kafkamq.transport.follower import Follower
+from kafkamq.transport.producer import IdempotentProducer
+from kafkamq.transport.record import Record, headers_of
+from kafkamq.transport.settings import producer_settings
+
+INTERVAL_HEADER = "kafkamq-interval-ms"
+"""What the sender takes for the heartbeat interval; Go clients write none (60 s)."""
+
+_BUSY_S = 0.002  # a write is under way: its report may come after its record
+_IDLE_S = 0.05
+_BATCH = 5000
+_TOPOLOGY_MS = 5000
+_MAX_ABSENCES = 4  # then the topic is gone, and not only unknown to a broker
+_log = logging.getLogger(__name__)
+
+
+class BrokerClock:
+    """The broker's time as the last record tells it; before the first one, the wall clock.
+
+    Nothing is decided by it that the log would not confirm: it only says when a claim is worth
+    writing, and what goes into the records' time.
+    """
+
+    def __init__(self, latest_record_ms: int = -1) -> None:
+        """``latest_record_ms``: the broker's time of the log's last record; -1: there is none."""
+        self._now_ms = max(latest_record_ms, time.time_ns() // 1_000_000)
+        self._seen_ms = monotonic_ms()
+
+    def saw(self, broker_ms: int) -> None:
+        """A record was appended at ``broker_ms``, just now."""
+        self._now_ms = broker_ms
+        self._seen_ms = monotonic_ms()
+
+    def now_s(self) -> float:
+        """The broker's time, late by what a record takes to arrive."""
+        return (self._now_ms + monotonic_ms() - self._seen_ms) / 1000
+
+
+def follow(config: ServiceConfig, topic: str, **settings: Any) -> Follower:
+    """A reader that goes on when brokers or the topic are away for a while."""
+    return Follower(
+        config,
+        f"reading {topic}",
+        ignores=partial(is_retriable, or_missing=True),
+        enable_partition_eof=True,
+        **settings,
+    )
+
+
+class LogEngine:
+    """Reads a topic of claims and writes to it; whoever derives from it folds what is read.
+
+    One thread owns the reader, and calls ``fold`` and ``turn``. Everything else happens under one
+    lock, in whatever thread has news: what an application's thread asks for is planned and sent at
+    once, not at the next turn.
+    """
+
+    window_intervals = 3  # an owner is heard twice within two; the third is for jumps of the clock
+
+    def __init__(
+        self, config: ServiceConfig, topic: CoordinationTopic, *, interval_ms: int, owner: str
+    ) -> None:
+        """Nothing is read before ``start``; ``owner`` is whose closing error texts tell of."""
+        self.config = config
+        self.topic = topic
+        self.interval_ms = interval_ms
+        self.lock = threading.RLock()  # guards what is folded
+        # Notified when an application's thread may have something to do.
+        self.changed = threading.Condition(self.lock)
+        self.on_turn: Callable[[], None] = lambda: None  # called after each turn of its loop
+        self.error: KafkaMQError | None = None  # why nothing can be claimed any more
+        self.admin = Admin(config, timeout_s=15.0)
+        self.clock = BrokerClock()
+        self.is_ready = False  # every record that was there at the start is read
+        self.under_way = 0  # writes without a report
+        self._owner = owner
+        self._follower: Follower | None = None
+        self._producer: IdempotentProducer | None = None
+        self._missing: dict[int, int] = {}  # partition -> the end that was there at the start
+        self._ends: dict[int, int] = {}  # the same, forever
+        self._absences = 0
+        self._topology_ms = 0
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name="kafkamq-claims", daemon=True)
+
+    # ---- what is folded; of whoever derives from it
+
+    def open_log(self, partition: int, since_s: float | None) -> None:
+        """All records since then, by the broker's time in s, will be told; None: all there are."""
+        raise NotImplementedError
+
+    def fold(self, message: Record, partition: int, offset: int, broker_ms: int) -> None:
+        """Apply one record; under the lock."""
+        raise NotImplementedError
+
+    def turn(self, now_ms: int) -> None:
+        """Do what is due; under the lock, after records were folded and at least 20 times a s."""
+        raise NotImplementedError
+
+    def look_around(self) -> None:
+        """Ask what may take a while, between two turns; without the lock."""
+
+    def on_failure(self) -> None:
+        """All is lost: ``error`` says why; under the lock."""
+
+    # ---- life
+
+    def start(self, partitions: Sequence[int]) -> None:
+        """Find out where to begin in these partitions, and begin."""
+        name = self.topic.name
+        self._follower = follow(
+            self.config, name, isolation_level="read_uncommitted", queued_min_messages=100_000
+        )
+        bounds = self.admin.log_bounds(name, partitions)
+        latest = self.admin.latest_times(name, partitions) if self.topic.has_broker_time else {}
+        self.clock = BrokerClock(max(latest.values(), default=-1))
+        now_ms, window_ms = time.time_ns() // 1_000_000, self.window_intervals * self.interval_ms
+        since = {number: latest.get(number, now_ms) - window_ms for number in partitions}
+        starts = self._follower.offsets_for_times(
+            name, {number: max(0, at) for number, at in since.items()}
+        )
+        for number, offset in sorted(starts.items()):
+            first, self._ends[number] = bounds[number]
+            start = self._ends[number] if offset < 0 else max(offset, first)
+            self.open_log(number, None if start == 0 else since[number] / 1000)
+            starts[number] = start
+            if start < self._ends[number]:
+                self._missing[number] = self._ends[number]
+        self.is_ready = not self._missing
+        self._follower.place({(name, number): start for number, start in starts.items()})
+        self._topology_ms = monotonic_ms() + _TOPOLOGY_MS
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let the thread end; ``close`` waits for it."""
+        self._is_stopping = True
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+    def close(self, timeout_s: float) -> None:
+        """End thread and clients; what is claimed stays so until it goes stale. Idempotent."""
+        self.stop()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+        if self._producer is not None:
+            self._producer.close(min(timeout_s, 5.0))
+        if self._follower is not None and not self._thread.is_alive():
+            self._follower.close()
+        self.admin.close()
+        self.fail(StateError(f"this {self._owner} is closed"))
+
+    def fail(self, error: KafkaMQError) -> None:
+        """Nothing can be claimed any more: everything is lost."""
+        with self.lock:
+            if self.error is None:
+                self.error = error
+            self.on_failure()
+            self.changed.notify_all()
+
+    def refuse(self, error: KafkaMQError) -> None:
+        """Fail if a right is missing, which no waiting mends; other errors pass."""
+        if meaning(error) is Meaning.FORBIDDEN:
+            self._is_stopping = True  # it would only try again
+            self.fail(error)
+
+    def check(self) -> None:
+        """Raise what ended the engine."""
+        if self.error is not None:
+            raise self.error
+
+    def wait_until(self, is_so: Callable[[], bool], timeout_s: float, doing: str) -> None:
+        """Wait for a condition; evaluated under the lock."""
+        deadline_s = time.monotonic() + timeout_s
+        with self.changed:
+            while not is_so():
+                self.check()
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    raise DeadlineExceededError(f"{doing} did not end within {timeout_s:g} s")
+                self.changed.wait(min(left_s, 0.1))
+
+    # ---- writing, under the lock
+
+    def open_writer(self) -> IdempotentProducer:
+        """Connect what writes, unless it is; who only reads needs no right to write."""
+        with self.lock:
+            if self._producer is None:
+                patience_ms = max(1000, min(10_000, self.interval_ms // 2))
+                settings = producer_settings(
+                    self.config, message_timeout_ms=patience_ms, linger_ms=0
+                )
+                self._producer = IdempotentProducer(self.config, settings, owner=self._owner)
+            return self._producer
+
+    def append(self, partition: int, value: bytes, report: Callable[[int], None]) -> None:
+        """Write a record; ``report`` is called with its offset, or -1 when that is not known."""
+        headers = ((INTERVAL_HEADER, str(self.interval_ms).encode()),)
+        delivered = partial(self._delivered, report)
+        try:
+            self.open_writer().produce(self.topic.name, value, None, partition, headers, delivered)
+            self.under_way += 1
+        except (BrokerError, WireError) as error:
+            _log.warning("a record of claims could not be sent", extra={"error": str(error)})
+            report(-1)
+
+    def _delivered(
+        self, report: Callable[[int], None], error: KafkaError | None, message: Record
+    ) -> None:
+        with self.lock:
+            self.under_way -= 1
+            offset = message.offset()
+            report(-1 if error is not None or offset is None else offset)
+            if error is not None:
+                _log.warning("a record of claims was not written", extra={"error": error.str()})
+                self.refuse(broker_error(error, f"writing {self.topic.name}"))
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopping:
+                self._step()
+        except KafkaMQError as error:
+            _log.error("claims end: %s", error)
+            self.fail(error)
+        except Exception as error:  # noqa: BLE001 - claims must not be believed without a reader
+            _log.exception("claims end")
+            self.fail(BrokerError(f"the claims' reader failed: {error!r}", is_fatal=True))
+
+    def _step(self) -> None:
+        assert self._follower is not None, "started"
+        is_busy = self.under_way or not self.is_ready
+        records = self._follower.poll(_BATCH, _BUSY_S if is_busy else _IDLE_S)
+        self._follower.require_inside()
+        if self._producer is not None:
+            self._producer.serve(0)
+        with self.lock:
+            was_ready = self.is_ready
+            self._fold(records, self._follower)
+            if records or self.is_ready is not was_ready:
+                self.changed.notify_all()
+            self.turn(monotonic_ms())
+        if monotonic_ms() >= self._topology_ms:
+            self._topology_ms = monotonic_ms() + _TOPOLOGY_MS
+            self._check_topology(self._follower)
+        self.look_around()
+        self.on_turn()
+
+    def _fold(self, records: Sequence[Record], follower: Follower) -> None:
+        reached: dict[int, int] = {}
+        times: dict[int, int] = {}
+        for message in records:
+            number, offset = message.partition(), message.offset()
+            assert number is not None, "records have a place"
+            assert offset is not None, "records have a place"
+            reached[number], times[number] = offset + 1, message.timestamp()[1]
+            self.fold(message, number, offset, times[number])
+        if self.topic.has_broker_time:
+            # Only a log's present end was appended just now; what is read late is of the past.
+            fresh = [
+                times[number]
+                for number, next_offset in reached.items()
+                if next_offset
+                >= max(follower.known_end((self.topic.name, number)), self._ends[number] + 1)
+            ]
+            if fresh:
+                self.clock.saw(max(fresh))
+        if self._missing:
+            reached |= {number: offset for (_, number), offset in follower.ends.items()}
+            self._missing = {
+                number: end for number, end in self._missing.items() if reached.get(number, 0) < end
+            }
+            self.is_ready = not self._missing
+
+    def _check_topology(self, follower: Follower) -> None:
+        """See that the topic is as it was."""
+        name, partitions = self.topic.name, self.topic.partitions
+        count = -1
+        try:
+            count = follower.partition_count(name, timeout_s=2.0)
+        except KafkaMQError as error:
+            if meaning(error) is not Meaning.NO_TOPIC:
+                return  # no broker answers: leases end by themselves
+        # A broker that has just started may not know its topics yet.
+        self._absences = self._absences + 1 if count < 0 else 0
+        if self._absences >= _MAX_ABSENCES:
+            raise BrokerError(
+                f"coordination topic {name} is gone: all claims are given up; create it with"
+                " `kafkamq claims init`",
+                code="COORDINATION_TOPIC_GONE",
+                is_fatal=True,
+            )
+        if count >= 0 and count != partitions:
+            raise BrokerError(
+                f"coordination topic {name} has {count} partitions, and had"
+                f" {partitions}: a topic's claims may be in another one now, so all are given up;"
+                " restart every client of the topic",
+                code="COORDINATION_TOPIC_CHANGED",
+                is_fatal=True,
+            )
+
+
+def interval_of(message: Record) -> int:
+    """What its sender goes by, in ms; 0: it does not say."""
+    value = dict(headers_of(message)).get(INTERVAL_HEADER)
+    return int(value[:12]) if value is not None and value.isdigit() else 0
