@@ -188,8 +188,6 @@ def test_whole_topics_begin_with_their_key() -> None:
         ("a", 1),
         ("a", 2),
     ]
-    assert topic.complete_topics(partial) == []
-    assert topic.complete_topics(held(0, 1, 2, topic="a") + free(1, "b")) == ["a"]
     topic.on_end("a", 1, End.TAKEN, 0, was_held=True)
     topic.on_end("b", 1, End.RELEASED, 0, was_held=True)
     assert topic.take_broken_topics() == {"a"}

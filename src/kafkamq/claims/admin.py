@@ -163,8 +163,15 @@ class Admin:
                     f"{topic} has {count} partitions: positions are set for {sorted(wanted)}"
                 )
             bounds = admin.log_bounds(topic, list(wanted))
-            times = {number: at for number, at in wanted.items() if isinstance(at, datetime)}
-            by_time = self._offsets_at(topic, times) if times else {}
+            times = {}
+            for number, at in wanted.items():
+                if isinstance(at, datetime):
+                    if at.tzinfo is None:
+                        raise ConfigError(
+                            f"the time {at} has no time zone: give one, for example UTC"
+                        )
+                    times[number] = round(at.timestamp() * 1000)
+            by_time = admin.offsets_for_times(topic, times) if times else {}
             for number, at in wanted.items():
                 first, end = bounds[number]
                 if isinstance(at, datetime):
@@ -181,14 +188,6 @@ class Admin:
                         " 'earliest', 'latest' or a datetime"
                     )
         return found
-
-    def _offsets_at(self, topic: str, times: Mapping[int, datetime]) -> dict[int, int]:
-        wanted = {}
-        for number, at in times.items():
-            if at.tzinfo is None:
-                raise ConfigError(f"the time {at} has no time zone: give one, for example UTC")
-            wanted[number] = round(at.timestamp() * 1000)
-        return self._engine.admin.offsets_for_times(topic, wanted)
 
 
 class _Change(Listener):

@@ -15,7 +15,6 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import WireError
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.follower import Follower
-from kafkamq.transport.record import Record
 from kafkamq.types import MarshalRecord
 
 _BATCH = 5000
@@ -71,7 +70,13 @@ def scan_topic(config: ServiceConfig, topic: str, *, follow: bool = False) -> It
             for record in follower.poll(_BATCH, 0.5):
                 number, offset = record.partition() or 0, record.offset() or 0
                 if follow or offset < bounds[number][1]:
-                    yield _scanned(record, number, offset)
+                    found, reason = None, ""
+                    try:
+                        found = decode_value(record.value())
+                    except WireError as error:
+                        reason = error.reason
+                    time_ms = record.timestamp()[1]
+                    yield Scanned(number, offset, time_ms, found, reason, interval_of(record))
                 reached[number] = offset + 1
             follower.require_inside()
             reached |= {number: offset for (_, number), offset in follower.ends.items()}
@@ -80,16 +85,6 @@ def scan_topic(config: ServiceConfig, topic: str, *, follow: bool = False) -> It
             }
     finally:
         follower.close()
-
-
-def _scanned(message: Record, partition: int, offset: int) -> Scanned:
-    record, reason = None, ""
-    try:
-        record = decode_value(message.value())
-    except WireError as error:
-        reason = error.reason
-    time_ms = message.timestamp()[1]
-    return Scanned(partition, offset, time_ms, record, reason, interval_of(message))
 
 
 def audit_topic(config: ServiceConfig, topic: str, *, interval_s: float) -> TopicAudit:

@@ -94,7 +94,7 @@ class Cluster:
 
     @property
     def heartbeat_interval(self) -> float:
-        """Seconds."""
+        """Seconds between two heartbeats; a silent owner is replaced after two of them."""
         return self._engine.interval_ms / 1000
 
     @property
@@ -104,7 +104,7 @@ class Cluster:
 
     @property
     def engine(self) -> Engine:
-        """For the other modules of this package."""
+        """The engine is for the other modules of this package."""
         return self._engine
 
     def ready(self, timeout: float = _START_S) -> None:

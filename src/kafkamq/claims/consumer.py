@@ -72,13 +72,11 @@ class Consumer(Holding):
         self.check()
         deadline_s = time.monotonic() + timeout
         while not self._is_stopped:
-            session = self._turn
-            buffer = self._reader.buffers.get(session) if session is not None else None
-            while buffer and session is not None and self._left_of_turn > 0:
-                message = buffer.popleft()
+            session, buffers = self._turn, self._reader.buffers
+            while session is not None and buffers.get(session) and self._left_of_turn > 0:
                 self._left_of_turn -= 1
-                if self._may_hand_out(session, (message.offset,)):
-                    return message
+                if found := self._take_of(session, 1):
+                    return found[0]
             if not self._next_turn(deadline_s):
                 return None
         return None
@@ -117,13 +115,8 @@ class Consumer(Holding):
                 continue
             if not self._next_turn(deadline_s):
                 return None
-            session = self._turn
-            buffer = self._reader.buffers.get(session) if session is not None else None
-            if buffer and session is not None:
-                size = min(len(buffer), self._options.batch)
-                messages = tuple(buffer.popleft() for _ in range(size))
-                if self._may_hand_out(session, [message.offset for message in messages]):
-                    return Batch(*session.place, session.claimant.token, messages)
+            if self._turn is not None and (found := self._take_of(self._turn, self._options.batch)):
+                return Batch(*self._turn.place, self._turn.claimant.token, tuple(found))
         return None
 
     def read(self, timeout: float) -> None:
@@ -149,13 +142,7 @@ class Consumer(Holding):
         ``credit_of`` says how many of a topic's partition; partitions take turns.
         """
         session = self._reader.next_buffer(credit_of)
-        if session is None:
-            return []
-        buffer = self._reader.buffers[session]
-        size = min(n, credit_of(session.place), len(buffer))
-        found = [buffer.popleft() for _ in range(size)]
-        is_ours = self._may_hand_out(session, [message.offset for message in found])
-        return found if is_ours else []
+        return [] if session is None else self._take_of(session, min(n, credit_of(session.place)))
 
     def take(self, batch: Batch) -> bool:
         """The application has the batch from now on; False: it may not, for its claim has ended."""
@@ -189,16 +176,20 @@ class Consumer(Holding):
                 self._engine.changed.wait(min(_SLICE_S, left_s))
         return self._turn is not None or left_s > 0
 
-    def _may_hand_out(self, session: ClaimSession, offsets: tuple[int, ...] | list[int]) -> bool:
+    def _take_of(self, session: ClaimSession, limit: int) -> list[ClaimedMessage]:
+        """What was read under this claim, handed out now; none when the claim has ended."""
+        buffer = self._reader.buffers[session]
+        found = [buffer.popleft() for _ in range(min(limit, len(buffer)))]
+        offsets = [message.offset for message in found]
         with self._engine.lock:
             if not session.claimant.hand_out(offsets, monotonic_ms()):
-                return False
+                return []
             stats, next_offset = self._engine.stats, self._handed_out.get(session.place, 0)
             stats.handed_out += len(offsets)
             if offsets[0] < next_offset:
                 stats.redelivered += sum(offset < next_offset for offset in offsets)
             self._handed_out[session.place] = max(next_offset, offsets[-1] + 1)
-            return True
+        return found
 
     def check(self) -> None:
         """Raise what ended it."""
@@ -289,7 +280,7 @@ class Consumer(Holding):
             self._batches.hand_out(session, step)
 
     def _ended(self, session: ClaimSession, reason: End) -> None:
-        """What is queued of it is dropped: ``_may_hand_out`` refuses it."""
+        """What is queued of it is dropped: ``_take_of`` hands out nothing of it."""
         self._reader.drop(session)
         if self._batches is not None:
             self._batches.remove(session)

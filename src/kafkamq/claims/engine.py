@@ -84,7 +84,7 @@ class CoordinationLog:
 
     @property
     def bad_records(self) -> int:
-        """Malformed ones, and those of impossible partitions."""
+        """How many records were malformed, or of impossible partitions."""
         return sum(log.malformed + log.impossible for log in self.logs)
 
     def open(self, since_s: float | None) -> None:

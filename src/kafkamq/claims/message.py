@@ -61,10 +61,7 @@ class ClaimedMessage:
 
     @property
     def headers(self) -> dict[str, bytes | None]:
-        """Its headers; of a name that occurs more than once, the last.
-
-        Empty when a name is no text.
-        """
+        """Headers by name, the last of each; none at all where a name is no text."""
         return dict(headers_of(self._record))
 
     @property
@@ -96,12 +93,12 @@ class Batch:
 
     @property
     def first_offset(self) -> int:
-        """Of the first message."""
+        """The offset of the first message."""
         return self.messages[0].offset
 
     @property
     def next_offset(self) -> int:
-        """Behind the last message."""
+        """The offset behind the last message."""
         return self.messages[-1].offset + 1
 
     def __len__(self) -> int:

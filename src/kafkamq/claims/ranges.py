@@ -372,7 +372,7 @@ class RangeClaims:
             return [(number, each.first, each.next) for number, each in self.engine.held()]
 
     def forget(self, claimed: ClaimedRange) -> None:
-        """It is done as a whole."""
+        """Take note that a range is done as a whole."""
         with self.engine.lock:
             self._given.discard(claimed.token)
 
@@ -397,7 +397,6 @@ class RangeClaims:
     # ---- of one range
 
     def read(self, claimed: ClaimedRange) -> Iterator[ClaimedMessage]:
-        """See ``ClaimedRange.__iter__``."""
         try:
             yield from self._read(claimed)
         except KafkaMQError:  # ``next_range`` gives it again, for as long as it is ours
@@ -454,7 +453,6 @@ class RangeClaims:
             self._data.drop([place])
 
     def done(self, claimed: ClaimedRange, next_offset: int) -> None:
-        """See ``ClaimedRange.done``."""
         if not claimed.first < next_offset <= claimed.next:
             raise StateError(f"{claimed!r} cannot be done up to {next_offset}")
         with self.engine.lock:
@@ -479,7 +477,7 @@ class RangeClaims:
             claimed.first = next_offset
 
     def _is_open(self, partition: int, first: int, end: int) -> bool:
-        """Also where another member has done a part of it since."""
+        """Whether a part of it is not done, whoever did the rest."""
         return self.engine.state.is_open(partition, first, end)
 
     def _require(self, claimed: ClaimedRange) -> None:

@@ -149,7 +149,7 @@ def _is_full(session: ClaimSession, offset: int) -> bool:
 
 @dataclass(slots=True)
 class _Buffer:
-    """One partition: what is offered of what was read."""
+    """The batch that one partition offers of what was read."""
 
     session: ClaimSession
     offered: tuple[ClaimedMessage, ...] = ()

@@ -39,7 +39,7 @@ class Fence:
 
     @property
     def is_usable(self) -> bool:
-        """False: another took over, or it failed; its claim must be given up."""
+        """Whether it still fences; else another took over, or it failed: give the claim up."""
         return not self._is_initialised or self.producer.is_ready
 
     def init(self, timeout_s: float) -> None:

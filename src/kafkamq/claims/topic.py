@@ -25,7 +25,7 @@ def coordination_topic(config: ServiceConfig) -> str:
 
 
 def heartbeat_s(queue: QueueConfig) -> float:
-    """Of claims: a silent worker is replaced after two of them."""
+    """The heartbeat interval of a queue's claims: two of them are its redelivery timeout."""
     return max(0.5, queue.redelivery_timeout_ms / 2000)
 
 
@@ -40,10 +40,10 @@ def check_id(name: str, value: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CoordinationTopic:
-    """A topic that was found fit."""
+    """A coordination topic that was found fit."""
 
-    name: str  # its name
-    partitions: int  # how many it has; a change ends every claim
+    name: str
+    partitions: int  # a change ends every claim
     has_broker_time: bool = True  # its records carry the broker's time
     warnings: tuple[str, ...] = ()  # what should be changed, though it works
 
@@ -98,21 +98,16 @@ def init_topic(
     with Admin(config, timeout_s=timeout) as admin:
         created = False
         if topic not in admin.topics([topic]):
-            created = _create(admin, topic, partitions, replication_factor, round(retention * 1000))
+            settings = log_settings(admin, replication_factor)
+            settings = {**settings, "retention.ms": str(round(retention * 1000))}
+            wanted = {topic: (partitions, settings)}
+            created = bool(admin.create_topics(wanted, replication_factor=replication_factor))
         require_topic(admin, topic, rules=rules, interval_ms=round(heartbeat_interval * 1000))
         return created
 
 
-def _create(
-    admin: Admin, topic: str, partitions: int, replication_factor: int, retention_ms: int
-) -> bool:
-    settings = {**log_settings(admin, replication_factor), "retention.ms": str(retention_ms)}
-    wanted = {topic: (partitions, settings)}
-    return bool(admin.create_topics(wanted, replication_factor=replication_factor))
-
-
 def check_rules(rules: str) -> None:
-    """Raises ``ConfigError`` unless it is the name of a rule set."""
+    """Refuse what is not the name of a rule set."""
     if rules not in ("safe", "peer"):
         raise ConfigError(f"rules is {rules!r}: it must be 'safe' or 'peer'")
 
@@ -129,7 +124,7 @@ def require_work(admin: Admin, topic: str) -> int:
 
 
 def find_topic(admin: Admin, topic: str) -> TopicInfo:
-    """A coordination topic as it is; ConfigError: there is none."""
+    """Look up a coordination topic; there being none is a ``ConfigError``."""
     found = admin.topics([topic]).get(topic)
     if found is None:
         raise ConfigError(
@@ -140,7 +135,7 @@ def find_topic(admin: Admin, topic: str) -> TopicInfo:
 
 
 def require_topic(admin: Admin, topic: str, *, rules: str, interval_ms: int) -> CoordinationTopic:
-    """The topic, if claims can rest on it."""
+    """Look up a coordination topic, and refuse one that claims cannot rest on."""
     found = find_topic(admin, topic)
     findings = list(topic_findings(found, rules=rules, interval_ms=interval_ms))
     refusals = [str(finding) for finding in findings if finding.level == "refuse"]

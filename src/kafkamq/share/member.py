@@ -57,7 +57,7 @@ class ShareMessage(TopicMessage["Member"]):
 
     @property
     def key_of_place(self) -> tuple[int, int, int]:
-        """Its record; a recreated topic has other times."""
+        """What names its record; in a topic that was created again it has another time."""
         place = self.message_id
         return place.partition, place.offset, self.timestamp_ms
 
@@ -111,7 +111,7 @@ class Member:
         self._open[_place_of(message)] = message
 
     def acknowledge(self, message: ShareMessage, kind: int, *, is_late: bool = False) -> None:
-        """AcknowledgeType a message so; any thread. ``is_late``: its lock has ended."""
+        """Acknowledge a message so, from any thread; ``is_late``: its lock has ended."""
         if not is_late:  # from here on it waits for its answer, wherever it is meanwhile
             self._unconfirmed[_place_of(message)] = message
         self._verdicts.put((message, kind, is_late))
@@ -131,7 +131,7 @@ class Member:
         return len(self._unconfirmed)
 
     def stop(self) -> None:
-        """Fetch no more; see ``await_quiet``."""
+        """Fetch no more; ``await_quiet`` waits for that."""
         self._closing.set()
 
     def await_quiet(self, timeout_s: float) -> None:
@@ -143,7 +143,7 @@ class Member:
         self._is_quiet.wait(timeout_s)
 
     def leave(self) -> None:
-        """Give back what is held, and leave the group; see ``join``."""
+        """Give back what is held, and leave the group; ``join`` waits for that."""
         self._may_leave.set()
 
     def join(self, timeout_s: float) -> bool:
@@ -212,7 +212,7 @@ class Member:
             raise KafkaException(failure)
 
     def _serve(self, timeout_s: float) -> None:
-        """AcknowledgeType what has a verdict, and send that."""
+        """Acknowledge what has a verdict, and send that."""
         late: list[ShareMessage] = []
         count = 0
         try:

@@ -76,20 +76,20 @@ class Moves:
         return message.broker_count + 1 >= self._limit
 
     def bury(self, message: ShareMessage, verdict: Verdict) -> None:
-        """M1; with the lock held."""
+        """Write a dead letter (M1); with the lock held."""
         move = _Move(message, verdict, message.delivery_count + 1)
         self._open[message.key_of_place] = move
         move.letter = self._dead_letters.write(message, *verdict)
         self._watch(message.key_of_place, move, move.letter, AcknowledgeType.REJECT)
 
     def send_back(self, message: ShareMessage, count: int) -> None:
-        """M3; ``count`` is that of its next delivery; with the lock held."""
+        """Copy a message to the tail (M3); its next delivery has that count. With the lock held."""
         move = _Move(message, None, count)
         self._open[message.key_of_place] = move
         self._copy(message, move)
 
     def take_over(self, message: ShareMessage) -> bool:
-        """M4: whether a record that has come is one of these; with the lock held."""
+        """Tell whether a record that has come is one of these (M4); with the lock held."""
         self._forget(monotonic_ms() - 4 * self._lock_ms)
         key = message.key_of_place
         move = self._open.get(key) or self._ended.get(key)
@@ -102,7 +102,7 @@ class Moves:
         return True
 
     def look_after(self, member: Member, now_ms: int) -> None:
-        """M2; with the lock held, by the member's thread."""
+        """Copy what is refused for too long (M2); with the lock held, by the member's thread."""
         for key, move in list(self._open.items()):
             message = move.message
             if message is None or message.place is not member:
@@ -122,7 +122,7 @@ class Moves:
                 member.acknowledge(message, AcknowledgeType.RELEASE, is_late=True)
 
     def hurry(self) -> None:
-        """The consumer ends: whose last delivery it is, is copied now; with the lock held."""
+        """Copy what is in its last delivery, as the consumer ends; with the lock held."""
         for key, move in list(self._open.items()):
             if move.message is not None and move.copy is None and self.is_last(move.message):
                 self._copy(move.message, move, key)

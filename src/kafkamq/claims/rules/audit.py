@@ -29,7 +29,7 @@ _Instance = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class DualClaim:
-    """Two owners at once."""
+    """A partition that had two owners at once."""
 
     group: str
     topic: str
@@ -90,25 +90,16 @@ class ClaimAudit:
             return
         if record.type is MarshalType.CLAIMING_MESSAGES and me not in acts:
             return  # who owns it has heartbeaten before: this one only asks for it
-        self._forget(acts, broker_time_ms)
+        for instance, (at_ms, _) in list(acts.items()):
+            if broker_time_ms - at_ms >= self._stale_ms:
+                del acts[instance]
         mine_ms, mine_at = acts.get(me, (-1, -1))
         for other, (_, at) in acts.items():
-            if other != me and mine_ms >= 0 and at > mine_at:
-                self._found(record, me, other, offset, broker_time_ms)
+            is_dual = other != me and mine_ms >= 0 and at > mine_at
+            if is_dual and len(self.dual_claims) < _MAX_DUAL_CLAIMS:
+                place = (record.group, record.topic, record.partition)
+                self.dual_claims.append(DualClaim(*place, me, other, offset, broker_time_ms))
         acts[me] = (broker_time_ms, offset)
-
-    def _forget(self, acts: dict[_Instance, tuple[int, int]], now_ms: int) -> None:
-        for instance, (at_ms, _) in list(acts.items()):
-            if now_ms - at_ms >= self._stale_ms:
-                del acts[instance]
-
-    def _found(
-        self, record: MarshalRecord, me: _Instance, other: _Instance, offset: int, at_ms: int
-    ) -> None:
-        if len(self.dual_claims) < _MAX_DUAL_CLAIMS:
-            self.dual_claims.append(
-                DualClaim(record.group, record.topic, record.partition, me, other, offset, at_ms)
-            )
 
     def _meet(self, record: MarshalRecord, broker_time_ms: int) -> None:
         skew_s = record.time_s - broker_time_ms / 1000

@@ -165,7 +165,7 @@ class Entry:
 
 
 class PeerRules:
-    """As the Go client decides; times in seconds."""
+    """The rules of the Go client; times are in seconds."""
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
@@ -236,7 +236,7 @@ class PeerRules:
 
 
 class SafeRules:
-    """S1-S7; times in milliseconds of the log's clock."""
+    """The rules S1-S7; times are in milliseconds of the log's clock."""
 
     def __init__(self, interval_s: float, since_s: float | None) -> None:
         self._clock = LogClock()

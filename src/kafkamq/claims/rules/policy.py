@@ -114,7 +114,7 @@ class ClaimPolicy:
         return chosen + free[:room]
 
     def ask(self, prospects: Sequence[Prospect], monotonic_ms: int) -> Prospect | None:
-        """G7: whom to ask for what."""
+        """G7: choose a partition of another member to ask for; None: it is no time to ask."""
         ours = sum(each.is_ours for each in prospects)
         others = [each for each in prospects if each.owner != _NOBODY]
         is_full = self._mode is not ClaimMode.BALANCED or ours == self._max_claims > 0
@@ -133,7 +133,7 @@ class ClaimPolicy:
         return next(each for each in others if each.owner == owner)
 
     def gives(self, prospects: Sequence[Prospect]) -> set[str]:
-        """G7: of which topics one is to be given up; none while another one comes or goes."""
+        """G7: choose topics to give one partition of; none while another one comes or goes."""
         asked = [each for each in prospects if each.asker != _NOBODY]
         if not asked or self._mode is not ClaimMode.BALANCED:
             return set()
@@ -144,13 +144,9 @@ class ClaimPolicy:
         return {each.topic for each in asked if held >= counts[each.asker] + 2}
 
     def take_broken_topics(self) -> set[str]:
-        """G4: topics of which a partition was lost since the last call: give up the others."""
+        """G4: tell of which topics a partition was lost, to give up the others, and forget it."""
         broken, self._broken = self._broken, set()
         return broken
-
-    def complete_topics(self, prospects: Sequence[Prospect]) -> list[str]:
-        partial = {each.topic for each in prospects if not each.is_held}
-        return sorted({each.topic for each in prospects} - partial)
 
     def _whole_topics(self, prospects: Sequence[Prospect], monotonic_ms: int) -> list[Prospect]:
         held = {each.topic for each in prospects if each.partition == 0 and each.is_held}
