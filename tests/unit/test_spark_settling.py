@@ -234,11 +234,25 @@ def test_the_next_batch_is_wanted_when_something_is_due(logs: Logs) -> None:
     settling = RowSettling(CONFIG, TrackerConfig(), engine=ENGINE, trigger_ms=3_600_000)
     settling.own(claim(CONFIG, engine=ENGINE, partitions=1, kept=settling.kept))
     due(logs, 1)
-    batch = threading.Thread(target=settling.run, args=(Batch(logs), 0), daemon=True)
+    unplanned = Batch(logs, is_due=False)  # it was planned before, and has no END yet
+    batch = threading.Thread(target=settling.run, args=(unplanned, 0), daemon=True)
     batch.start()
     wait_until(lambda: take_turn(settling, keeper, 0.02) or not batch.is_alive())
     settling.close()
     keeper.close()
+
+
+def test_behind_a_plan_the_next_batch_waits_for_nobody(logs: Logs) -> None:
+    """Its ENDs are read by then, or soon: the owner may have its turn late."""
+    due(logs, 1)
+    with closing(
+        RowSettling(CONFIG, TrackerConfig(), engine=ENGINE, trigger_ms=3_600_000)
+    ) as settling:
+        settling.own(claim(CONFIG, engine=ENGINE, partitions=1, kept=settling.kept))
+        batch = threading.Thread(target=settling.run, args=(Batch(logs), 0), daemon=True)
+        batch.start()
+        batch.join(within(10))
+        assert not batch.is_alive()
 
 
 def test_who_stands_by_touches_no_ledger(logs: Logs) -> None:

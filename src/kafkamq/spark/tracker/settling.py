@@ -149,6 +149,8 @@ class RowSettling:
         finally:
             self.is_reading = False
         self.offer(rows, batch)
+        if any(row.actions for row in rows):
+            return  # the owner would want the next one for their ENDs, as soon as it has its turn
         with self._changed:
             until_ms = began_ms + self._trigger_ms
             while self._next < batch and not self._is_closed and until_ms > monotonic_ms():
