@@ -39,7 +39,6 @@ from kafkamq.queue.names import group_of
 from kafkamq.queue.wire.partitions import marker_partition
 from kafkamq.spark.marker_log import MarkerLog
 from kafkamq.spark.options import parse_source_options
-from kafkamq.spark.queues import position as queue_position
 from kafkamq.spark.queues import starting
 from kafkamq.spark.queues.acks import AckSettings
 from kafkamq.spark.queues.committing import CommitSettings, commit_slots
@@ -162,10 +161,8 @@ def test_a_query_that_was_paused_before_its_starts_writes_none(
         later.stop()
 
 
-def test_a_query_ends_where_workers_join(
-    logs: Logs, reader: QueueReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(queue_position, "MEMBERS_S", 0.0)
+def test_a_query_ends_where_workers_join(logs: Logs, reader: QueueReader) -> None:
+    """Before it commits again: it would set back what they have committed."""
     logs.send(2, key=b"emails")
     planned, tasks = plan(reader)
     end(logs, rows(reader, tasks))

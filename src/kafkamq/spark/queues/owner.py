@@ -78,6 +78,10 @@ class QueueOwner:
                 is_fatal=True,
             )
 
+    def has_members(self) -> bool:
+        """Whether workers have joined the queue's group."""
+        return bool(self._opened().group_assignments(self._group))
+
     def commit(self, offsets: Mapping[Place, int]) -> None:
         """Set the position of the queue's group, unless another query has started later.
 

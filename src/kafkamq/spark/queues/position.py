@@ -7,7 +7,6 @@ long ago, also while a query runs whose queue is empty. The copy stays.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from kafkamq.config import ServiceConfig
@@ -20,7 +19,6 @@ from kafkamq.transport.admin import Admin
 from kafkamq.transport.log_reader import LogRange, Record, log_reader
 
 _log = logging.getLogger(__name__)
-MEMBERS_S = 5.0  # how often the group is asked whether workers have joined
 
 
 class QueuePosition:
@@ -48,7 +46,6 @@ class QueuePosition:
         self._group = group
         self._positions: Positions | None = None  # Spark pickles a reader before it is used
         self._owner = owner
-        self._members_s = 0.0  # monotonic; when the group was asked for its members
         self._committed: dict[int, int] = {}
 
     @property
@@ -113,16 +110,15 @@ class QueuePosition:
         self._kept.write()  # also what was refused before
 
     def _require_alone(self) -> None:
-        """A transaction commits for a group whatever members it has, so these are asked for."""
-        if time.monotonic() < self._members_s:
-            return
-        self._members_s = time.monotonic() + MEMBERS_S
-        with Admin(self._config) as admin:
-            if admin.group_assignments(self._group):
-                raise StateError(
-                    f"workers joined queue {self._queue_id!r} (group {self._group}) while Spark "
-                    "reads it, and hand out the same messages; stop one of them"
-                )
+        """A transaction commits for a group whatever members it has, so these are asked for.
+
+        Each time: what a worker has committed since it joined would be set back.
+        """
+        if self._owner.has_members():
+            raise StateError(
+                f"workers joined queue {self._queue_id!r} (group {self._group}) while Spark reads "
+                "it, and hand out the same messages; stop one of them"
+            )
 
     def close(self) -> None:
         """Write what the ledger lacks, bounded; idempotent."""
