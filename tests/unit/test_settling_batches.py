@@ -487,6 +487,22 @@ def test_what_is_awaited_is_named_once_when_a_transaction_is_aborted(logs: Logs)
     assert logs.copies() == Counter(map(place, ids))
 
 
+def test_what_is_awaited_is_named_once_when_the_time_is_over_behind_it(logs: Logs) -> None:
+    """The ledger knows that these rows are done: who repeats the batch goes on behind them."""
+    ids = logs.send(3)
+    hidden = [replace(ids[0], partition=9, offset=offset) for offset in range(2)]
+    for one in (*hidden, *ids):
+        logs.start([one])
+    logs.patience = Patience(30.0)
+    logs.pass_time()
+    report = logs.settle(max_rows=2, timeout_s=1.0)
+    assert awaited(report) == hidden
+    assert [one.message_id for one in each_message(report.left)] == ids
+    report = logs.settle(max_rows=2)
+    assert (report.skipped, awaited(report)) == (2, [])
+    assert logs.copies() == Counter(map(place, ids))
+
+
 def test_what_is_awaited_is_asked_again_when_a_settlement_fails(
     logs: Logs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

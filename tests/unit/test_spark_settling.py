@@ -23,6 +23,8 @@ from kafkamq.markers.tracker.ledger import Claim, LedgerKey, claim, read_positio
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.markers.wire.status import TrackerStatus, encode_status
 from kafkamq.spark.blocks import encode_actions
+from kafkamq.spark.running import Run
+from kafkamq.spark.stages import Stages
 from kafkamq.spark.tracker import settling as of_rows
 from kafkamq.spark.tracker.settling import RowSettling, take_turn
 from kafkamq.spark.tracker.ticking import TickKeeper
@@ -253,6 +255,39 @@ def test_behind_a_plan_the_next_batch_waits_for_nobody(logs: Logs) -> None:
         batch.start()
         batch.join(within(10))
         assert not batch.is_alive()
+
+
+class Query:
+    """Spark's: a batch is under way, and none has ended."""
+
+    lastProgress = None  # noqa: N815
+    looked = 0
+
+    @property
+    def status(self) -> dict[str, bool]:
+        self.looked += 1
+        return {"isTriggerActive": True, "isDataAvailable": True}
+
+
+def test_a_batch_that_waits_for_the_interval_does_not_hang(logs: Logs) -> None:
+    """However long that is, the tracker is ready meanwhile."""
+    settling = RowSettling(CONFIG, TrackerConfig(), engine=ENGINE, trigger_ms=3_600_000)
+    keeper = TickKeeper(CONFIG, TrackerConfig(), epoch=1, token="t")
+    plan: Any = SimpleNamespace(config=CONFIG)
+    query: Any = Query()
+    run = Run(plan, keeper, settling, query, stages=Stages())
+    frame: Any = Batch(logs, is_due=False)
+    batch = threading.Thread(target=settling.run, args=(frame, 0), daemon=True)
+    batch.start()
+    wait_until(lambda: settling.is_waiting)
+    wait_until(lambda: run.note_progress() or query.looked)
+    assert run.is_turning
+    settling.close()
+    batch.join(within(10))
+    wait_until(lambda: run.note_progress() or query.looked > 1)
+    assert not run.is_turning, "a batch that reads is judged by its time"
+    keeper.close()
+    run.reader.close()
 
 
 def test_who_stands_by_touches_no_ledger(logs: Logs) -> None:

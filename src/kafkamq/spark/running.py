@@ -52,9 +52,11 @@ class Run:
         self._looked_s = now_s
         progress: Mapping[str, Any] | None = self.query.lastProgress
         if progress is None or progress["batchId"] == self._batch:
-            # While nothing comes Spark waits in the source, a second at a time.
+            # While nothing comes Spark waits in the source, a second at a time; where nothing falls
+            # due, inside of a batch that is over.
             status = self.query.status
-            self.is_turning = not (status["isTriggerActive"] and status["isDataAvailable"])
+            is_busy = status["isTriggerActive"] and status["isDataAvailable"]
+            self.is_turning = self.settling.is_waiting or not is_busy
             return
         self.is_turning = True
         if not self.has_progressed:

@@ -80,6 +80,7 @@ class RowSettling:
         self, config: ServiceConfig, tracker: TrackerConfig, *, engine: str, trigger_ms: int
     ) -> None:
         self.is_reading = False  # a batch is under way; what is written now is not read by it
+        self.is_waiting = False  # ... or over, until the next one is wanted
         self._config = config
         self._tracker = tracker
         self._engine = engine
@@ -151,10 +152,12 @@ class RowSettling:
         self.offer(rows, batch)
         if any(row.actions for row in rows):
             return  # the owner would want the next one for their ENDs, as soon as it has its turn
+        self.is_waiting = True
         with self._changed:
             until_ms = began_ms + self._trigger_ms
             while self._next < batch and not self._is_closed and until_ms > monotonic_ms():
                 self._changed.wait((until_ms - monotonic_ms()) / 1000)
+        self.is_waiting = False
 
     def offer(self, rows: Sequence[FoldedRow], batch: int) -> None:
         """Take in a batch; returns when all of its partitions have begun with the one before."""
