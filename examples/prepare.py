@@ -5,7 +5,7 @@
 Spark takes what is quick and concerns many records: it parses, drops what is no position, and
 keys the rest by device. ``examples/enrich.py`` reads the topic that this writes and calls a slow
 service for each record, many devices at a time, and each device in its order. The rows are
-written exactly once (``format("kafkamq-sink")``), whatever is killed.
+written exactly once (``format("kafkamq")``), whatever is killed.
 """
 
 from __future__ import annotations

@@ -61,18 +61,18 @@ class Program:
     def wait_until(self, condition: Callable[[], object], what: str) -> None:
         """While it runs: when it ends instead, its errors say why."""
         wait_until(lambda: self.process.poll() is not None or condition(), what, TIMEOUT_S)
-        assert self.process.poll() is None, self._ended()
+        assert self.process.poll() is None, self.errors()
 
     def ends_well(self) -> None:
         code = self.process.wait(within(TIMEOUT_S))
-        assert code == 0, self._ended()
+        assert code == 0, self.errors()
 
     def kill(self) -> None:
         self.was_killed = True
         self.process.kill()
         self.process.wait()
 
-    def _ended(self) -> str:
+    def errors(self) -> str:
         """What it has written to stderr; all of its lines are read by then."""
         for reader in self._readers:
             reader.join(within(TIMEOUT_S))
@@ -328,6 +328,10 @@ def test_a_queue_on_spark(bootstrap: str, namespace: str, tmp_path: Path) -> Non
     arguments = (bootstrap, namespace, "mails", results, f"file://{tmp_path}/checkpoint")
     with running("spark_queue.py", *arguments) as worker:
         worker.wait_until(is_done, "50 results")
+        worker.process.send_signal(signal.SIGINT)  # as Ctrl-C, while Spark waits for a batch
+        worker.ends_well()
+        said = [line for line in worker.errors().splitlines() if not line.startswith("%")]
+        assert not "".join(said).strip()
     assert sorted(record.value() for record in found) == sorted(
         b"MAIL %d" % number for number in range(50)
     )

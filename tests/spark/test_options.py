@@ -55,6 +55,8 @@ def test_options_stand_above_what_was_registered() -> None:
         ({"maxRowsPerTrigger": "0"}, "maxRowsPerTrigger"),
         ({"includeHeaders": "yes"}, "includeHeaders"),
         ({"view": "messages", "queue": "q", "group": "g"}, "group is for queues.*read_queue"),
+        ({"view": "messages", "maxLease": "9"}, "maxLease is for queues.*read_queue"),
+        ({"maxRowsPerTrigger": "1", "maxOffsetsPerTrigger": "1"}, "mean the same: give one"),
         ({"view": "letters"}, "view is 'letters'.*in_flight"),
         ({"view": "markers", "includeHeaders": "true"}, "includeHeaders"),
         ({"view": "markers", "queue": "emails"}, "queue is 'emails'.*deliveries.*where"),

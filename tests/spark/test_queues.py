@@ -15,7 +15,8 @@ from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq.errors import ConfigError, FencedError
 from kafkamq.queue.names import group_of
-from kafkamq.spark import ack, map_messages, read_queue, register
+from kafkamq.spark import ack, map_messages, read_queue, register, with_body
+from kafkamq.spark.payloads import MALFORMED
 from kafkamq.types import MarkerType, MessageId, Nack, Outcome, Reject
 
 if TYPE_CHECKING:
@@ -104,6 +105,45 @@ def test_each_row_gets_its_verdict(spark: SparkSession, logs: Logs, checkpoint: 
     assert delays["busy"] == 2000
     assert 800 <= delays["ValueError: no luck"] <= 1200, "the back-off of a first delivery"
     assert committed(logs, "emails") == {0: 7, 1: 2}, "others' messages are passed"
+
+
+def test_payloads_are_columns_and_what_does_not_parse_is_rejected(
+    spark: SparkSession, logs: Logs, checkpoint: str
+) -> None:
+    payloads = {
+        b'{"n": 1, "doc": {"my-field": "x"}}': "",
+        b'{"n": 2}': "",
+        b"no JSON": "rejected",
+        b'{"n": "two"}': "rejected",
+        None: "rejected",
+    }
+    sent = {
+        logs.send(value=payload, key=b"emails", partition=n % 2)[0]: payload
+        for n, payload in enumerate(payloads)
+    }
+    rows = read_queue(spark, "emails", schema="n INT, doc STRUCT<`my-field`: STRING>")
+    seen: list[tuple[int | None, str | None]] = []
+
+    def keep(frame: DataFrame, batch: int) -> None:
+        seen.extend(frame.select("body.n", "body.doc.`my-field`", "result").collect())
+
+    def handler(message: StreamMessage) -> str:
+        return f"{message.row['body']['n']} {message.row['body']['doc']}"
+
+    done = map_messages(rows, handler)
+    finish(ack(done, checkpoint=checkpoint, each_batch=keep, available_now=True))
+    assert sorted(row for row in map(tuple, seen) if row[0]) == [
+        (1, "x", b"1 {'my-field': 'x'}"),
+        (2, None, b"2 None"),
+    ]
+    assert [tuple(row) for row in seen if row[0] is None] == [(None, None, None)] * 3
+    for one, said in verdicts(logs).items():
+        wanted = ("REJECT", MALFORMED) if payloads[sent[one]] else ("ACK", "")
+        assert said == [wanted], sent[one]
+    kept = with_body(
+        spark.read.format("kafkamq").option("view", "messages").load(), "n INT", malformed="keep"
+    )
+    assert sorted(row.n or 0 for row in kept.select("body.n").collect()) == [0, 0, 0, 1, 2]
 
 
 def repeat_last_batch(checkpoint: str) -> None:
@@ -416,6 +456,12 @@ def test_what_cannot_work_is_said(spark: SparkSession, logs: Logs, checkpoint: s
         ack(stream, checkpoint=checkpoint, topic="nowhere", table="done")
     with pytest.raises(ConfigError, match="trigger_s and available_now exclude each other"):
         ack(stream, checkpoint=checkpoint, trigger_s=2.0, available_now=True)
+    both = map_messages(stream, lambda message: b"done")
+    with pytest.raises(ConfigError, match="both the message's value and the handler's result"):
+        ack(both, checkpoint=checkpoint, topic="nowhere")
+    for wrong, text in (("n INTT", "schema is 'n INTT'"), ("INT", "name the fields of an object")):
+        with pytest.raises(ConfigError, match=text):
+            read_queue(spark, "emails", schema=wrong)
     with pytest.raises(ConfigError, match="map_messages needs"):
         map_messages(stream.select("ack_token"), lambda message: None)
     with pytest.raises(ConfigError, match="is for a stream"):

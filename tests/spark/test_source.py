@@ -89,6 +89,25 @@ def values(frame: DataFrame, partition: int = 0) -> list[int]:
     return [int(row.value) for row in rows]
 
 
+def test_the_format_is_found_in_a_session_that_it_was_not_registered_in(
+    spark: SparkSession, bootstrap: str, topic: str
+) -> None:
+    produce(bootstrap, topic, 7)
+    reader = spark.newSession().read.format("kafkamq").option("topic", topic)
+    frame = reader.option("kafka.bootstrap.servers", bootstrap).load()
+    assert frame.where("offset >= 2").count() == 5
+
+
+def test_an_option_that_means_nothing_is_refused(
+    spark: SparkSession, source: str, topic: str
+) -> None:
+    stream = spark.readStream.format(source).option("topic", topic).option("minPartitions", "8")
+    with pytest.raises(Exception, match="minPartitions means nothing to a stream"):
+        stream.load().writeStream.format("noop").start().awaitTermination(within(60))
+    with pytest.raises(Exception, match="maxRowsPerTrigger means nothing to a batch"):
+        read(spark, source, topic, maxRowsPerTrigger="1").count()
+
+
 def test_batch_reads_records_with_all_columns(
     spark: SparkSession, source: str, bootstrap: str, topic: str
 ) -> None:

@@ -25,10 +25,11 @@ class Log:
         self.queue: list[tuple[TrackerStatus, Callable[[Any, Any], None]]] = []
         self.is_full = False
 
-    def produce(self, _topic: str, value: bytes, _key: bytes, _partition: int, **more: Any) -> None:
+    def produce(self, *record: Any) -> None:
         if self.is_full:
             raise BufferError
-        self.queue.append((decode_status(value), more["on_delivery"]))
+        _, value, _, _, on_delivery, *_ = record
+        self.queue.append((decode_status(value), on_delivery))
 
     def poll(self, _timeout_s: float) -> None:
         """Reports come when the test says so."""

@@ -81,6 +81,25 @@ def keeping_interrupts() -> Iterator[None]:
 
 
 @contextmanager
+def python_interrupts() -> Iterator[None]:
+    """While the block waits, Ctrl-C raises ``KeyboardInterrupt`` and does nothing else.
+
+    A handler of the program's stays. Spark's, which ``keeping_interrupts`` leaves, would cancel
+    the jobs of queries that are to be stopped.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    is_sparks = getattr(before, "__module__", "") == "pyspark.core.context"
+    if not is_sparks or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
 def stop_event(
     numbers: tuple[int, ...] = STOPS, *, at_once: Callable[[], object] | None = None
 ) -> Iterator[threading.Event]:

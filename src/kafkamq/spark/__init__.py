@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kafkamq.spark.batches import Batch
     from kafkamq.spark.handlers import StreamMessage, map_messages
+    from kafkamq.spark.payloads import with_body
     from kafkamq.spark.queue_streams import Acknowledged, AckQuery, ack, read_queue
     from kafkamq.spark.registering import register
     from kafkamq.spark.sink.sink import by_slot, clear_sink_ledger, write_stream
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "register",
     "read_queue",
+    "with_body",
     "map_messages",
     "ack",
     "write_once",
@@ -41,6 +43,7 @@ __all__ = [
 _HOMES = {
     "kafkamq.spark.batches": ("Batch",),
     "kafkamq.spark.handlers": ("StreamMessage", "map_messages"),
+    "kafkamq.spark.payloads": ("with_body",),
     "kafkamq.spark.queue_streams": ("AckQuery", "Acknowledged", "ack", "read_queue"),
     "kafkamq.spark.registering": ("register",),
     "kafkamq.spark.sink.sink": ("by_slot", "clear_sink_ledger", "write_stream"),

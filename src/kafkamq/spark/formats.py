@@ -59,6 +59,7 @@ def register_source(
 
     class RegisteredSource(KafkaSource):
         service = given
+        batch_reader = _PushingReader
 
         @classmethod
         def name(cls) -> str:
@@ -86,10 +87,35 @@ def registered_config(spark: SparkSession) -> ServiceConfig:
     return found
 
 
+class _BatchReader(DataSourceReader):
+    _pushed = NOTHING_PUSHED
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One task for each range."""
+        return [RangePartition(wanted) for wanted in batch_ranges(self._options, self._pushed)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_rows(partition, self._options, self._schema, self._pushed)
+
+
+class _PushingReader(_BatchReader):
+    """Spark refuses one of these in a session that does not push filters."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """Take what narrows the ranges; Spark applies every filter again."""
+        self._pushed = push(filters, self._options)
+        return filters
+
+
 class KafkaSource(DataSource):
     """The data source; ``register_source`` makes one with its cluster inside."""
 
     service: ClassVar[ServiceConfig | None] = None
+    batch_reader: ClassVar[type[_BatchReader]] = _BatchReader
 
     @classmethod
     def name(cls) -> str:
@@ -102,9 +128,11 @@ class KafkaSource(DataSource):
         return ", ".join(f"{name} {kind}" for name, kind in columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return _BatchReader(self._checked(schema), schema)
+        self._refuse("a batch", "maxRowsPerTrigger", "maxOffsetsPerTrigger")
+        return self.batch_reader(self._checked(schema), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        self._refuse("a stream", "endingOffsets", "endingTimestamp", "minPartitions")
         options = self._checked(schema)
         if options.view == "in_flight":
             raise ConfigError(
@@ -135,6 +163,11 @@ class KafkaSource(DataSource):
         types = {field.name: field.dataType.simpleString() for field in schema.fields}
         return parse_sink_options(self.options, self.service, types)
 
+    def _refuse(self, kind: str, *names: str) -> None:
+        for name in names:
+            if name in self.options:
+                raise ConfigError(f"{name} means nothing to {kind}: leave it out")
+
     def _checked(self, schema: StructType) -> SourceOptions:
         options = parse_source_options(self.options, self.service)
         names = [name for name, _ in columns_of(options.view, options.include_headers)]
@@ -143,22 +176,3 @@ class KafkaSource(DataSource):
                 f"view {options.view} has the columns {', '.join(names)}: leave .schema() out"
             )
         return options
-
-
-class _BatchReader(DataSourceReader):
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        self._options = options
-        self._schema = schema
-        self._pushed = NOTHING_PUSHED
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Take what narrows the ranges; Spark applies every filter again."""
-        self._pushed = push(filters, self._options)
-        return filters
-
-    def partitions(self) -> Sequence[InputPartition]:
-        """One task for each range."""
-        return [RangePartition(wanted) for wanted in batch_ranges(self._options, self._pushed)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_rows(partition, self._options, self._schema, self._pushed)

@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from pyspark.sql.types import StructType
+
 from kafkamq.errors import ConfigError
 from kafkamq.queue.wire.headers import cut_text
 from kafkamq.spark.queues.acks import MAX_DELAY_S
@@ -35,6 +37,7 @@ Handler: TypeAlias = "Callable[[StreamMessage], Verdict | Awaitable[Verdict]]"
 
 _NEEDED = ("ack_token", "value")
 _RESULTS = (("verdict", "STRING"), ("delay", "DOUBLE"), ("reason", "STRING"), ("result", "BINARY"))
+_GIVEN = ("verdict", "reason")  # of rows that no handler sees
 _MAX_CONCURRENCY = 100_000
 _log = logging.getLogger(__name__)
 
@@ -63,7 +66,8 @@ def map_messages(
 
     It may return None or ``Ack()``, ``Nack(delay)``, ``Reject(reason)``, or bytes or a text: an ack
     with a ``result``. An exception is a nack with the queue's back-off, its text as the reason. A
-    batch that Spark repeats runs the handler again.
+    batch that Spark repeats runs the handler again. Rows that have a verdict already, as
+    ``with_body`` gives them, keep it: their handler is not called.
 
     Args:
         frame: Rows of ``read_queue``, perhaps with other columns.
@@ -80,17 +84,21 @@ def map_messages(
             f"the rows have the columns {', '.join(frame.columns)}: map_messages needs "
             f"{', '.join(_NEEDED)}, as read_queue() gives them"
         )
-    taken = [name for name, _ in _RESULTS if name in frame.columns]
+    given = _GIVEN if set(_GIVEN) <= set(frame.columns) else ()
+    columns = [each for each in frame.schema.fields if each.name not in given]
+    taken = [each.name for each in columns if each.name in dict(_RESULTS)]
     if taken:
         raise ConfigError(f"column {taken[0]} is taken: map_messages adds it; rename yours")
     is_async = inspect.iscoroutinefunction(handler)
     count = (256 if is_async else 1) if concurrency is None else concurrency
     if not 1 <= count <= _MAX_CONCURRENCY:
         raise ConfigError(f"concurrency is {count}: it must be from 1 to {_MAX_CONCURRENCY}")
-    columns = [f"`{each.name}` {each.dataType.simpleString()}" for each in frame.schema.fields]
-    schema = ", ".join([*columns, *(f"{name} {kind}" for name, kind in _RESULTS)])
+    schema = StructType(columns)
+    for name, kind in _RESULTS:
+        schema = schema.add(name, kind.lower())
     return frame.mapInArrow(
-        lambda parts: _run(parts, handler, count=count, is_async=is_async), schema
+        lambda parts: _run(parts, handler, count=count, is_async=is_async),
+        schema,
     )
 
 
@@ -108,8 +116,8 @@ def _run(
         return
     with ThreadPoolExecutor(count, "kafkamq-handler") as threads:
         for part in parts:
-            shards = list(_shards(_messages(part)))
-            done: list[_Done] = [_ACKED] * part.num_rows
+            messages = _messages(part)
+            shards, done = list(_shards(messages)), list(map(_given, messages))
             for shard in threads.map(lambda shard: _run_shard(shard, handler), shards):
                 for index, result in shard:
                     done[index] = result
@@ -127,6 +135,14 @@ class _Done:
 
 
 _ACKED = _Done("ack")
+
+
+def _given(message: StreamMessage) -> _Done:
+    """The verdict that a row has before, else an ack."""
+    verdict = message.row.get("verdict")
+    return _Done(verdict, None, message.row.get("reason")) if verdict else _ACKED
+
+
 _Shard = list[tuple[int, StreamMessage]]
 
 
@@ -155,6 +171,8 @@ def _shards(messages: Sequence[StreamMessage]) -> list[_Shard]:
     shards: list[_Shard] = []
     by_key: dict[bytes, _Shard] = {}
     for index, message in enumerate(messages):
+        if message.row.get("verdict"):
+            continue
         if message.key is not None and message.key in by_key:
             by_key[message.key].append((index, message))
             continue
@@ -179,7 +197,7 @@ def _run_shard(shard: _Shard, handler: Handler) -> list[tuple[int, _Done]]:
 async def _run_coroutines(
     messages: Sequence[StreamMessage], handler: Handler, count: int
 ) -> list[_Done]:
-    done = [_ACKED] * len(messages)
+    done = list(map(_given, messages))
     shards = iter(_shards(messages))
 
     async def work() -> None:
@@ -242,6 +260,8 @@ def _with(part: pa.RecordBatch, done: Sequence[_Done]) -> pa.RecordBatch:
     import pyarrow as pa
 
     kinds = {"STRING": pa.string(), "DOUBLE": pa.float64(), "BINARY": pa.binary()}
+    if set(_GIVEN) <= set(part.schema.names):
+        part = part.drop_columns(list(_GIVEN))
     for name, kind in _RESULTS:
         values = [getattr(each, name) for each in done]
         part = part.append_column(name, pa.array(values, kinds[kind]))

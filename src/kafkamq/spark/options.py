@@ -25,10 +25,11 @@ VIEWS = ("messages", "deliveries", "in_flight", "dead_letters", "markers")
 _BOOTSTRAP = "kafka.bootstrap.servers"
 _SPELLED = (
     "topic", "view", "mode", "namespace", "queue", "startingOffsets", "endingOffsets",
-    "startingTimestamp", "endingTimestamp", "maxRowsPerTrigger", "includeHeaders", "minPartitions",
-    "partitions", "failOnDataLoss", "tasks", "acknowledge", "redeliveryTimeout", "maxDeliveries",
-    "maxLease", "group", "batchMarkers",
+    "startingTimestamp", "endingTimestamp", "maxRowsPerTrigger", "maxOffsetsPerTrigger",
+    "includeHeaders", "minPartitions", "partitions", "failOnDataLoss", "tasks", "acknowledge",
+    "redeliveryTimeout", "maxDeliveries", "maxLease", "group", "batchMarkers",
 )  # fmt: skip
+_OF_READ_QUEUE = ("redeliveryTimeout", "maxDeliveries", "maxLease", "group", "batchMarkers")
 _KNOWN = {name.lower() for name in _SPELLED}
 _INTERNAL = {"mode", "tasks", "acknowledge"}
 _SHOWN = sorted(name for name in _SPELLED if name not in _INTERNAL)
@@ -57,7 +58,7 @@ class SourceOptions:
     queue_id: str = ""  # queue: only its rows
     starting: str | Offsets | int = EARLIEST  # startingOffsets, or ms of startingTimestamp
     ending: str | Offsets | int = LATEST  # endingOffsets or endingTimestamp, of a batch
-    max_rows: int | None = None  # maxRowsPerTrigger
+    max_rows: int | None = None  # maxRowsPerTrigger; maxOffsetsPerTrigger, as Spark has it
     include_headers: bool = False  # includeHeaders, of records
     min_partitions: int = 1  # minPartitions, of a batch: split large ranges
     partitions: frozenset[int] | None = None  # partitions: only these, as 0,3,5; None: all
@@ -118,7 +119,7 @@ def parse_source_options(
         queue_id=given.get("queue", ""),
         starting=_of_topic("startingOffsets", _place(given, "starting", EARLIEST), topic),
         ending=_of_topic("endingOffsets", _place(given, "ending", LATEST), topic),
-        max_rows=_number("maxRowsPerTrigger", given.get("maxrowspertrigger")),
+        max_rows=_max_rows(given),
         include_headers=_headers(view, given),
         min_partitions=_number("minPartitions", given.get("minpartitions")) or 1,
         partitions=_numbers("partitions", given.get("partitions")),
@@ -162,6 +163,14 @@ def _topic_of(config: ServiceConfig, view: str) -> str:
     }.get(view, "")
 
 
+def _max_rows(given: Mapping[str, str]) -> int | None:
+    names = ("maxRowsPerTrigger", "maxOffsetsPerTrigger")
+    named = [name for name in names if name.lower() in given]
+    if len(named) > 1:
+        raise ConfigError(f"{' and '.join(named)} mean the same: give one of them")
+    return _number(named[0], given[named[0].lower()]) if named else None
+
+
 def _headers(view: str, given: Mapping[str, str]) -> bool:
     wanted = _flag("includeHeaders", given.get("includeheaders", "false"))
     if wanted and view in VIEWS:
@@ -173,8 +182,8 @@ def _headers(view: str, given: Mapping[str, str]) -> bool:
 
 def _acknowledge(view: str, given: Mapping[str, str]) -> AcknowledgeOptions | None:
     if not _flag("acknowledge", given.get("acknowledge", "false")):
-        if "group" in given:
-            raise ConfigError("group is for queues that are acknowledged: use read_queue()")
+        if foreign := [name for name in _OF_READ_QUEUE if name.lower() in given]:
+            raise ConfigError(f"{foreign[0]} is for queues that are acknowledged: use read_queue()")
         return None
     if view != "messages" or not given.get("queue"):
         raise ConfigError("acknowledge is for view messages with a queue: use read_queue()")

@@ -13,6 +13,7 @@ function of yours writes it elsewhere. How a batch is STARTed and renewed: ``lea
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 from kafkamq.config import Backoff, ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.queue.wire.keys import join_key
+from kafkamq.runtime.signals import python_interrupts
 from kafkamq.spark.batches import QUERY_ID, Batch
 from kafkamq.spark.checkpoint import CheckpointNote, last_batch, read_note, write_note
 from kafkamq.spark.failures import (
@@ -32,6 +34,7 @@ from kafkamq.spark.failures import (
 )
 from kafkamq.spark.formats import FORMAT, register_source, registered_config
 from kafkamq.spark.parallelism import FIRST_LOOK_S, NEXT_LOOK_S, cores
+from kafkamq.spark.payloads import with_body
 from kafkamq.spark.queues.acks import ACK_COLUMNS, RESULT_SCHEMA, AckSettings, check_columns
 from kafkamq.spark.queues.committing import (
     OUTPUT_COLUMNS,
@@ -49,7 +52,9 @@ from kafkamq.transport.admin import Admin
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.types import StructType
 
+_STOP_S = 5.0  # for the thread that waits in Spark
 _log = logging.getLogger(__name__)
 
 EachBatch = Callable[["DataFrame", Batch], "DataFrame | None"]
@@ -68,6 +73,8 @@ def read_queue(
     max_rows: int = 10_000,
     batch_markers: bool = True,
     group: str | None = None,
+    schema: str | StructType | None = None,
+    malformed: str = "reject",
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """A queue's messages as a streaming DataFrame: the columns of the view ``messages``.
@@ -87,10 +94,12 @@ def read_queue(
         batch_markers: One marker for many messages, as of a queue's own workers.
         group: The consumer group whose positions it goes on from, and commits; None: that of the
             queue's own workers. "kafka-mq-QUEUE_ID" takes over from kafka-mq-go's workers.
+        schema: Of payloads that are JSON: they are in the column ``body``, by ``with_body``.
+        malformed: With a schema: "reject" or "keep" what does not parse.
         options: More options of ``format("kafkamq")``, such as ``startingTimestamp``.
 
     Raises:
-        ConfigError: The queue's name cannot be one.
+        ConfigError: The queue's name cannot be one, or the schema.
     """
     join_key(queue_id)
     if config is not None:
@@ -106,7 +115,8 @@ def read_queue(
     }
     if group is not None:
         own["group"] = group
-    return stream.options(**{**own, **(options or {})}).load()
+    rows = stream.options(**{**own, **(options or {})}).load()
+    return rows if schema is None else with_body(rows, schema, malformed=malformed)
 
 
 @dataclass
@@ -136,9 +146,20 @@ class AckQuery:
     def __init__(self, query: StreamingQuery, total: Acknowledged) -> None:
         self.query = query
         self.total = total
+        self._ended = threading.Event()
+        self._error: Exception | None = None
+        threading.Thread(target=self._watch, name="kafkamq-query", daemon=True).start()
+
+    def _watch(self) -> None:
+        """Wait in Spark, where a signal could not be handled."""
+        try:
+            self.query.awaitTermination()
+        except Exception as error:  # noqa: BLE001 - for whoever waits
+            self._error = error
+        self._ended.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for its end; False: it still runs.
+        """Wait for its end; False: it still runs. Ctrl-C ends the wait, and not Spark's jobs.
 
         Raises:
             KafkaMQError: What it failed with, where that is kafkamq's, and that the JVM is gone;
@@ -147,29 +168,38 @@ class AckQuery:
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # no hints
         from pyspark.errors import PySparkException
 
-        try:
-            if timeout_s is None:
-                self.query.awaitTermination()
-                return True
-            return bool(self.query.awaitTermination(timeout_s))  # type: ignore[arg-type]  # seconds
-        except PySparkException as error:
+        with python_interrupts():
+            if not self._ended.wait(timeout_s):
+                return False
+        error = self._error
+        if isinstance(error, PySparkException):
             ours = query_failure(error)
-            if isinstance(ours, QueryFailedError):
-                raise
-            raise ours from error
-        except (Py4JError, OSError) as error:
+            raise error if isinstance(ours, QueryFailedError) else ours from error
+        if isinstance(error, Py4JError | OSError):
             raise spark_failure(error) from error
+        if error is not None:
+            raise error
+        return True
 
     def stop(self) -> None:
         """End it; the batch under way is repeated at the next start."""
         from py4j.protocol import Py4JError
 
+        calls = logging.getLogger("py4j.clientserver")
+        calls.addFilter(_is_no_interrupt)  # of the batch under way, which py4j would print
         try:
             self.query.stop()
+            self._ended.wait(_STOP_S)
         except (Py4JError, OSError) as error:
             if not is_spark_gone():
                 raise
             _log.info("the query ended with its JVM", extra={"error": str(error)})
+        finally:
+            calls.removeFilter(_is_no_interrupt)
+
+
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or "InterruptedException" not in str(record.exc_info[1])
 
 
 def ack(
@@ -260,6 +290,11 @@ def _require(frame: DataFrame, checkpoint: str, slots: int | None, outputs: list
 
 
 def _require_output(frame: DataFrame, config: ServiceConfig, topic: str) -> None:
+    if {"value", "result"} <= set(frame.columns):
+        raise ConfigError(
+            "the rows have both the message's value and the handler's result: select what to "
+            "write, such as `result AS value`"
+        )
     if "value" not in frame.columns:
         raise ConfigError(
             f"the rows have the columns {', '.join(frame.columns)}: output to a topic needs "

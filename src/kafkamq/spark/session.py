@@ -60,6 +60,8 @@ _NOISE = re.compile(
     r"WARNING: Using incubator|(Starting )?Streaming TransformWithState|\s*$"
     r"|\s+at [\w.$/<>]+\(|\s+\.\.\. \d+ more"
     r"|WARN TaskSetManager: .*TaskKilled \(Stage cancelled: \[SPARK_JOB_CANCELLED\]"  # by a stop
+    # By one, too: Spark looks for the interrupt in the text of what a batch's function raised.
+    r'|Exception in thread "stream execution thread for .*" java.lang.StackOverflowError'
 )
 
 
