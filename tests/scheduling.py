@@ -26,7 +26,18 @@ _FOLDERS = {
     _RULES: ("tests/model/", "tests/sim/", "tests/unit/", "tests/wire/"),
 }
 # Their fixtures are of the test, or of the session: one by one, they leave no long file to the end.
-_ONE_BY_ONE = ("tests/spark/", "tests/model/", "tests/sim/", "tests/integration/")
+# Of the many short files that a run ends with, these take longest, and mostly wait.
+_ONE_BY_ONE = (
+    "tests/spark/",
+    "tests/model/",
+    "tests/sim/",
+    "tests/integration/",
+    *(
+        f"tests/unit/test_{name}.py"
+        for name in ("interrupts", "intake", "parallel_processes", "web_pages", "weight")
+    ),
+    "tests/wire/test_message_batches.py",
+)
 TOGETHER = tuple(
     f"tests/integration/test_{name}.py"
     for name in (
