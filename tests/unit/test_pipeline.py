@@ -181,8 +181,14 @@ def test_a_position_that_may_have_been_set_back_is_committed_again() -> None:
     poll(pipeline, 0, range(4), own=set())
     commit(pipeline)
     assert pipeline.committable().offsets == {}
+    assert not pipeline.is_set_back
     pipeline.commit_again([0, 9])
     assert pipeline.committable().offsets == {0: 4}
+    pipeline.committing(pipeline.committable())
+    assert pipeline.commit_failed() == ([], {})
+    assert pipeline.is_set_back, "until it is committed"
+    commit(pipeline)
+    assert not pipeline.is_set_back
 
 
 def test_a_partition_that_waits_for_two_things_waits_for_both() -> None:

@@ -115,8 +115,6 @@ class Intake:
         self._is_ahead = False  # there are others for the present demand
         self._block_s = 0.0  # how long the next poll may block
         self._given_up: list[PendingCommit] = []  # commits that may be made yet
-        self._must_commit = False  # one of these may have set a position back
-        self._is_mending = False  # ... at the end
         self._retry_s = self._pause_s = 0.0  # monotonic: nothing is committed or STARTed before
         self._has_more = False  # the last poll brought records, and there is room for more
         self._polled_ms = monotonic_ms()
@@ -360,14 +358,13 @@ class Intake:
         if self._commit is not None or self._transaction is not None or self._is_early:
             return
         pipeline, starts = self.pipeline, self.reader.starts
-        if not (pipeline.has_prefix or starts or self._must_commit or self._may_skip()):
+        if not (pipeline.has_prefix or starts or pipeline.is_set_back or self._may_skip()):
             return
-        self._must_commit = False
         covered = pipeline.committable()
         if not covered.offsets and not starts:
             if covered.runs:  # a former commit has them, though it had no answer
                 pipeline.committing(covered)
-                self._make_ready(pipeline.committed())
+                self._committed()
             else:
                 pipeline.nothing_to_commit()
             return
@@ -402,17 +399,22 @@ class Intake:
             return
         if commit.is_answered and commit.error is None:
             self._commit, self._pause_s = None, 0.0
-            self._committed_ms = monotonic_ms()
-            covered = self.pipeline.covered
-            runs = self.pipeline.committed()
-            self.reader.note(covered.offsets | self._starts)
-            for number, start in self._starts.items():
-                self.reader.started_at(number, start)
-            self._make_ready([run for run in runs if not run.is_adrift or self._is_still_ours(run)])
+            self._committed()
         elif commit.is_answered or time.monotonic() - self._began_s >= COMMIT_TIMEOUT_S:
             self._commit_failed(commit)
 
+    def _committed(self) -> None:
+        """What has set out is committed, by itself or in a transaction: the runs may go on."""
+        covered, starts, self._starts = self.pipeline.covered, self._starts, {}
+        runs = self.pipeline.committed()
+        self._committed_ms = monotonic_ms()
+        self.reader.note(covered.offsets | starts)
+        for number, start in starts.items():
+            self.reader.started_at(number, start)
+        self._make_ready([run for run in runs if not run.is_adrift or self._is_still_ours(run)])
+
     def _commit_failed(self, commit: PendingCommit) -> None:
+        starts, self._starts = self._starts, {}
         self._commit = None
         if not commit.is_answered:
             self._given_up.append(commit)
@@ -426,7 +428,7 @@ class Intake:
             "a commit failed and is made again",
             extra={"queue": self._queue.queue_id, "error": said},
         )
-        if commit.error is not None and (gone or self._starts):
+        if commit.error is not None and (gone or starts):
             error = broker_error(commit.error, f"committing offsets of {self._topic}")
             if not is_retriable(error):
                 raise error
@@ -436,7 +438,6 @@ class Intake:
         for commit in self._given_up:
             if commit.is_answered:
                 self.pipeline.commit_again([each.partition for each in commit.offsets])
-                self._must_commit = True
         self._given_up = [each for each in self._given_up if not each.is_answered]
 
     def _is_still_ours(self, run: MessageRun) -> bool:
@@ -498,12 +499,8 @@ class Intake:
             return
         self._transaction = self._step = None
         if transaction.is_done:
-            covered = self.pipeline.covered
-            runs = self.pipeline.committed()
-            self._committed_ms = monotonic_ms()
-            self.reader.note(covered.offsets)
             self._starter.transacted(step)
-            self._make_ready([run for run in runs if not run.is_adrift or self._is_still_ours(run)])
+            self._committed()
             return
         gone, _ = self.pipeline.commit_failed()
         self._starter.give_up(gone, is_undone=True)
@@ -597,16 +594,16 @@ class Intake:
     def _see_drained(self) -> None:
         if not self._no_more.is_set() or self._is_drained.is_set():
             return
-        if self._given_up and not self._must_commit and self._commit is None:
+        pipeline = self.pipeline
+        if self._given_up and self._commit is None:
             # Perhaps the position was set back: it is committed once more, and that is the last.
             offsets = [each.partition for commit in self._given_up for each in commit.offsets]
-            self.pipeline.commit_again(offsets)
-            self._given_up, self._must_commit, self._is_mending = [], True, True
-        is_open = self.pipeline.is_open or self._transaction is not None or self._must_commit
-        is_open = is_open or (self._is_mending and self._commit is not None)
+            pipeline.commit_again(offsets)
+            self._given_up = []
+        is_open = pipeline.is_open or pipeline.is_set_back or self._transaction is not None
         if is_open and time.monotonic() < self._drain_s:
             return
-        self._starter.give_up(list(self.pipeline.under_way()))
+        self._starter.give_up(list(pipeline.under_way()))
         self._is_drained.set()
 
     def end(self, timeout_s: float) -> None:

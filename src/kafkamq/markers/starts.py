@@ -93,6 +93,14 @@ class Step:
         self.reports = reports
         self.starts: dict[int, list[Start]] = {}  # by marker partition
 
+    def add(
+        self, number: int, value: bytes, leases: Sequence[Lease], runs: Collection[MessageRun]
+    ) -> None:
+        """A START that names these runs."""
+        self.starts.setdefault(number, []).append(Start(self.reports, number, value, leases, runs))
+        for run in runs:
+            run.unreported += 1
+
     def records(self) -> dict[int, list[dict[str, Any]]]:
         """By marker partition, as produce_batch takes them, at once: leases begin now."""
         now_ms = monotonic_ms()
@@ -206,7 +214,7 @@ class Starter:
             for batches, members in join((each[0].batch(), each) for each in leases):
                 value = encode_batch_start(self._state.encoder, batches, self._queue_key)
                 runs = dict.fromkeys(run for _, run in members)
-                self._add_start(step, number, value, [lease for lease, _ in members], runs)
+                step.add(number, value, [lease for lease, _ in members], runs)
 
     def _start(
         self,
@@ -253,7 +261,7 @@ class Starter:
             lease = leases.start(run.partition, [offset], log, number)
             _give(of, lease, [message])
             value = self._encoded(message, identify(offset))
-            self._add_start(step, number, value, (lease,), (of,))
+            step.add(number, value, (lease,), (of,))
 
     def _has_parts(
         self,
@@ -280,18 +288,6 @@ class Starter:
             self._start(step, of, run.cut(begin, end), named, oldest_ms, now_ms)
             begin = end
         return True
-
-    @staticmethod
-    def _add_start(
-        step: Step,
-        number: int,
-        value: bytes,
-        leases: Sequence[Lease],
-        runs: Collection[MessageRun],
-    ) -> None:
-        step.starts.setdefault(number, []).append(Start(step.reports, number, value, leases, runs))
-        for run in runs:
-            run.unreported += 1
 
     def _not_lapsed(
         self, run: Run[MarkersMessage], log: tuple[bytes, int], now_ms: int

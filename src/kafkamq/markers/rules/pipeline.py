@@ -27,6 +27,8 @@ MAX_AGE_MS = 20_000
 _TOGETHER_MS = 1000
 """What was polled within this is one run."""
 
+_UNKNOWN = -1  # in place of what is committed
+
 Message = TypeVar("Message")
 
 
@@ -131,6 +133,11 @@ class Pipeline(Generic[Message]):
     def has_prefix(self) -> bool:
         """Whether a commit would cover any run."""
         return any(runs and runs[0].state is _IN_LOG for runs in self._sent.values())
+
+    @property
+    def is_set_back(self) -> bool:
+        """Whether a partition is to be committed again, though nothing of it is new."""
+        return _UNKNOWN in self._committed.values()
 
     @property
     def is_open(self) -> bool:
@@ -357,9 +364,9 @@ class Pipeline(Generic[Message]):
         return None if begun is None else begun <= run.offsets[-1]
 
     def commit_again(self, partitions: Iterable[int]) -> None:
-        """What is committed of these may have been set back: their offsets are to be committed."""
+        """What is committed of these may be an older position: they are to be committed again."""
         for partition in self._committed.keys() & set(partitions):
-            self._committed[partition] = -1
+            self._committed[partition] = _UNKNOWN
 
     def nothing_to_commit(self) -> None:
         """All that was polled since the last commit is committed already."""
