@@ -20,7 +20,7 @@ import time
 import tracemalloc
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from confluent_kafka import Consumer as KafkaConsumer
@@ -29,6 +29,7 @@ from confluent_kafka import Producer as KafkaProducer
 from kafkamq import Service
 from kafkamq.config import ServiceConfig
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
+from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.markers.wire.markers import StartEncoder, decode_slim, encode_end
 from kafkamq.queue.consumer import Consumer
 from kafkamq.runtime.garbage_collector import calm_collector
@@ -69,19 +70,34 @@ def hand_out(topics: dict[str, str], count: int, batch: int, **options: Any) -> 
     """``receive_many`` and ``ack``: messages per second."""
     options = {"batch_markers": True, "max_in_flight": 10 * batch, **options}
     with _worker(topics, "work", **options) as consumer:
-        for message in _first(consumer, batch):
+        return _acked(consumer, count, batch, time.perf_counter)
+
+
+def _acked(consumer: Consumer, count: int, batch: int, clock: Callable[[], float]) -> float:
+    """Messages per second of that clock, behind the first ones."""
+    for message in _first(consumer, batch):
+        message.ack()
+    handled = 0
+    began_s = clock()
+    while handled < count:
+        messages = consumer.receive_many(batch)
+        for message in messages:
+            if message.payload is None:
+                raise RuntimeError("no payload")
             message.ack()
-        handled = 0
-        began_s = time.perf_counter()
-        while handled < count:
-            messages = consumer.receive_many(batch)
-            for message in messages:
-                if message.payload is None:
-                    raise RuntimeError("no payload")
-                message.ack()
-            handled += len(messages)
-        consumer.flush()
-        return handled / (time.perf_counter() - began_s)
+        handled += len(messages)
+    consumer.flush()
+    return handled / (clock() - began_s)
+
+
+def cpu(topics: dict[str, str], count: int, batch: int) -> float:
+    """CPU seconds of a million messages: of a worker and of the tracker beside it."""
+    with _service(topics) as service, LocalTracker(service.config).in_thread() as tracker:
+        options = {"batch_markers": True, "max_in_flight": 10 * batch}
+        with closing(_consumer(service, "work", **options)) as consumer:
+            while not tracker.is_live:
+                time.sleep(0.05)
+            return 1e6 / _acked(consumer, count, batch, time.process_time)
 
 
 def one_by_one(topics: dict[str, str], count: int) -> float:
@@ -152,14 +168,21 @@ def _bare(topics: dict[str, str]) -> KafkaConsumer:
     return consumer
 
 
-def floor(topics: dict[str, str], count: int, batch: int) -> float:
-    """``consume`` and a commit of each batch: messages per second."""
+def floor(
+    topics: dict[str, str], count: int, batch: int, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """``consume`` and a commit of each batch: messages per second of that clock."""
     consumer = _bare(topics)
 
     def commit() -> None:
         consumer.commit(asynchronous=False)
 
-    return _drain(consumer, count, batch, commit)
+    return _drain(consumer, count, batch, commit, clock)
+
+
+def floor_cpu(topics: dict[str, str], count: int, batch: int) -> float:
+    """CPU seconds of a million messages of that."""
+    return 1e6 / floor(topics, count, batch, time.process_time)
 
 
 def floor_transactions(topics: dict[str, str], count: int, batch: int) -> float:
@@ -176,14 +199,20 @@ def floor_transactions(topics: dict[str, str], count: int, batch: int) -> float:
         producer.send_offsets_to_transaction(places, consumer.consumer_group_metadata())
         producer.commit_transaction()
 
-    return _drain(consumer, count, batch, commit)
+    return _drain(consumer, count, batch, commit, time.perf_counter)
 
 
-def _drain(consumer: KafkaConsumer, count: int, batch: int, commit: Callable[[], None]) -> float:
+def _drain(
+    consumer: KafkaConsumer,
+    count: int,
+    batch: int,
+    commit: Callable[[], None],
+    clock: Callable[[], float],
+) -> float:
     while not consumer.consume(batch, 1.0):
         pass
     handled = 0
-    began_s = time.perf_counter()
+    began_s = clock()
     while handled < count:
         records = consumer.consume(batch, 1.0)
         for record in records:
@@ -191,7 +220,7 @@ def _drain(consumer: KafkaConsumer, count: int, batch: int, commit: Callable[[],
                 raise RuntimeError("no payload")
         commit()
         handled += len(records)
-    took_s = time.perf_counter() - began_s
+    took_s = clock() - began_s
     consumer.close()
     return handled / took_s
 
@@ -321,10 +350,12 @@ PROGRAMS: dict[str, Callable[..., float]] = {
     each.__name__: each
     for each in (
         hand_out,
+        cpu,
         one_by_one,
         behind,
         end_to_end,
         floor,
+        floor_cpu,
         floor_transactions,
         floor_behind,
         fold,
