@@ -103,7 +103,7 @@ class Broker:
                 self.dead_letters.append(form)
                 future.set_result(None)
 
-    def write(self, make: Any) -> Written:
+    def write(self, make: Any, _: object = None) -> Written:
         """In the place of ``SureWriter.write``."""
         form, written = make(0), Written()
         if form.topic != LETTERS:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from tests.waiting import wait_until, within
@@ -98,9 +99,16 @@ class DeadLetterWriter:
 
     def __init__(self) -> None:
         self.letter: Future[None] = Future()
+        self.is_wanted: Callable[[], bool] = lambda: True
+        self.is_refused = False  # then it waits, else it is under way
 
-    def write(self, *_: object) -> Future[None]:
+    def write(self, *asked: Any) -> Future[None]:
+        self.is_wanted = asked[-1]
         return self.letter
+
+    def prune(self) -> None:
+        if self.is_refused and not self.is_wanted():
+            self.letter.cancel()
 
     def close(self, timeout_s: float) -> None: ...
 
@@ -217,6 +225,26 @@ def test_flush_tells_of_a_verdict_whose_claim_ended_at_once(
     monkeypatch.setattr(Claimed, "commit", lambda _: world.end(End.EXPIRED))
     message.ack()
     with pytest.raises(LeaseLostError, match=r"t\[0\] ended before"):
+        world.consumer.flush()
+
+
+@pytest.mark.parametrize("reason", [End.EXPIRED, End.BEHIND])
+def test_flush_tells_of_a_dead_letter_that_its_claim_did_not_wait_for(
+    world: World, reason: End
+) -> None:
+    """It is not written any more: the next owner decides on its message."""
+    world.begin(token=1)
+    world.claims.confirmed = 0
+    world.dead_letters.is_refused = True
+    (message,) = world.take()
+    message.reject("no good")
+    world.end(reason)
+    if reason is End.BEHIND:  # it is given back, and there until the log has its release
+        assert not world.dead_letters.letter.cancelled()
+        world.claims.confirmed = -1
+        world.dead_letters.prune()
+    assert world.dead_letters.letter.cancelled()
+    with pytest.raises(LeaseLostError, match="may be delivered again"):
         world.consumer.flush()
 
 

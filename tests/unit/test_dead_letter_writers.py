@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -14,9 +15,11 @@ from tests.waiting import wait_until, within
 from kafkamq import (
     ConfigError,
     DeadlineExceededError,
+    LeaseLostError,
     OutgoingDeadLetter,
     ParallelConsumer,
     Reject,
+    Service,
 )
 from kafkamq.queue.sure_writer import SureWriter
 from kafkamq.testing import MemoryService
@@ -153,6 +156,33 @@ def test_a_dead_letter_without_an_answer_does_not_keep_what_is_done_from_its_com
         second.poll(work)
         wait_until(lambda: len(handled) > 6)
     assert handled == [0, 1, 2, 3, 4, 5, 5]
+
+
+def test_a_queue_writes_no_dead_letter_of_a_partition_that_went(kafka: Kafka) -> None:
+    """Who has it now decides on its messages: they would have two."""
+    kafka.cluster.add_partitions("work", 2)
+    producer = open_producer({"bootstrap.servers": kafka.servers})
+    for number in range(2):
+        producer.produce("work", b"%d" % number, None, number)
+    producer.flush(within(30))
+    kafka.is_refusing = True
+    with Service(kafka.servers, "n", dead_letter_topic="dead") as service:
+        queue = service.queue("q", backend="offsets", topic="work")
+        with queue.consumer() as first, ExitStack() as later:
+            rejected: list[Any] = []
+            while len(rejected) < 2:
+                rejected += first.receive_many(2, within(30))
+            for message in rejected:
+                message.reject("no good")
+            wait_until(lambda: kafka.asked > 0, "they are refused")
+            second = later.enter_context(queue.consumer())
+            (again,) = second.receive_many(1, within(30))
+            again.reject("no good")
+            kafka.is_refusing = False
+            second.flush(within(30))
+            with pytest.raises(LeaseLostError, match="may be delivered again"):
+                first.flush(within(30))
+    assert sorted(map(bytes, kafka.letters())) == [b"0", b"1"]
 
 
 def test_a_writer_that_has_not_written_when_it_returns_keeps_no_dead_letter() -> None:

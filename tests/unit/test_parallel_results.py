@@ -7,6 +7,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -79,7 +80,7 @@ class Works:
         queue, stats = self.room.queue, self.room.stats
         self.dead_letters = ParallelDeadLetters(queue.config, queue, stats)
         self.policy = FailurePolicy(
-            queue.config, stats, self.write, self.failures.append, self.hold
+            queue.config, stats, self.write, self.failures.append, self.dead_letters.hold
         )
 
     def write(self, record: ParallelRecord, *_: object) -> Written:
@@ -87,9 +88,6 @@ class Works:
         written = Written()
         written.end(None)
         return written
-
-    def hold(self, record: ParallelRecord, reason: DeadLetterReason, written: Written) -> None:
-        self.dead_letters.hold(self.room.partition, record, reason, written)
 
     def work(
         self,
@@ -288,9 +286,10 @@ def test_a_record_that_stalls_while_its_dead_letter_is_refused_has_one() -> None
     works.room.add("a")
     record = works.room.queue.find(works.room.partition, 0)
     assert record is not None
-    first, second = Written(), Written()
-    works.hold(record, DeadLetterReason.MAX_DELIVERIES, first)
-    works.hold(record, DeadLetterReason.MAX_LEASE, second)
+    letters = works.dead_letters
+    first, second = [Written(partial(letters.is_open, record)) for _ in range(2)]
+    letters.hold(record, DeadLetterReason.MAX_DELIVERIES, first)
+    letters.hold(record, DeadLetterReason.MAX_LEASE, second)
     assert not second.drop_if_unwanted()
     first.end(None)
     assert second.drop_if_unwanted()

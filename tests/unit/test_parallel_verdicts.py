@@ -7,6 +7,7 @@ import math
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -234,9 +235,9 @@ def test_a_letter_gives_its_record_up_when_it_is_written_or_goes_with_its_partit
     room.speed_up()
     worker, _ = room.workers
     records = [record for run in room.queue.take(worker) for record in run.records]
-    first, second, third = asked = [Written() for _ in range(3)]
-    for record, written in zip(records, asked, strict=False):
-        letters.hold(room.partition, record, DeadLetterReason.REJECTED, written)
+    first, second, third = [Written(partial(letters.is_open, each)) for each in records[:3]]
+    for record, written in zip(records, (first, second, third), strict=False):
+        letters.hold(record, DeadLetterReason.REJECTED, written)
     first.first.set_exception(BrokerError("no rights", code="X"))
     letters.tend()
     assert (room.committable, room.stats.dead_lettered) == (0, 0)
@@ -259,8 +260,8 @@ def test_no_letter_is_written_for_a_record_that_was_done_meanwhile() -> None:
     room.add("a")
     worker, _ = room.workers
     ((record,),) = [run.records for run in room.queue.take(worker)]
-    refused = Written()
-    letters.hold(room.partition, record, DeadLetterReason.MAX_LEASE, refused)
+    refused = Written(partial(letters.is_open, record))
+    letters.hold(record, DeadLetterReason.MAX_LEASE, refused)
     assert not refused.drop_if_unwanted(), "its handler is at it"
     assert room.work(worker, 2) == [0]
     assert room.queue.take(worker) == []

@@ -29,8 +29,8 @@ class Placed(ParallelRecord):
     __slots__ = ("__weakref__",)
     topic, partition = PLACE  # type: ignore[assignment]
 
-    def __init__(self, offset: int, key: str) -> None:
-        super().__init__(None, offset, key.encode())  # type: ignore[arg-type]
+    def __init__(self, offset: int, key: str, assignment: object = None) -> None:
+        super().__init__(None, offset, key.encode(), assignment)  # type: ignore[arg-type]
 
 
 class Room:
@@ -57,7 +57,8 @@ class Room:
         self.woken += workers
 
     def add(self, keys: str) -> None:
-        records = [Placed(self.end + number, key) for number, key in enumerate(keys)]
+        numbered = enumerate(keys, self.end)
+        records = [Placed(offset, key, self.partition) for offset, key in numbered]
         self.end += len(keys)
         self.queue.add(self.partition, records)
 

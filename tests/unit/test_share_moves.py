@@ -199,7 +199,7 @@ def test_a_letter_that_is_too_large_refers_to_its_payload() -> None:
     made: list = []
     box = TopicOutbox.__new__(TopicOutbox)
     box._topic, box._queue_id = "dead_letters", "q"
-    write = lambda make: made.append(make) or Written()  # noqa: E731
+    write = lambda make, *_: made.append(make) or Written()  # noqa: E731
     box._writer = SimpleNamespace(write=write)  # type: ignore[assignment]
     acknowledger = SimpleNamespace(queue_id="q")
     message = TopicMessage(acknowledger, record, place=None)  # type: ignore[arg-type]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from confluent_kafka import KafkaError
@@ -24,6 +25,7 @@ class Sender:
     answers: ClassVar[list[Answer]] = []
     written: ClassVar[list[bytes | None]] = []
     reported = 0
+    report_s = 3600.0
 
     def __init__(self) -> None:
         self.check("connecting")
@@ -174,11 +176,47 @@ def test_what_is_refused_for_itself_holds_up_no_other_record(
 def test_a_record_that_nobody_wants_any_more_is_not_written(sender: type[Sender]) -> None:
     """It is asked just before each try, and when it waits behind others."""
     sender.answers = [KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)]
+    wanted = [True]
     writer = writer_of(sender)
-    refused = writer.write(form)
-    refused.is_wanted = lambda: False
+    refused = writer.write(form, lambda: wanted[0])
+    assert isinstance(refused.first.exception(within(30)), BrokerError)
+    wanted.clear()
+    wanted.append(False)
+    never = writer.write(form, lambda: False)  # also not for the first time
     writer.write(form).last.result(within(30))
-    assert (refused.last.cancelled(), len(sender.written)) == (True, 1)
+    assert refused.last.cancelled()
+    assert never.last.cancelled()
+    assert isinstance(never.first.exception(0), KafkaMQError)
+    assert len(sender.written) == 1
+    writer.close(1.0)
+
+
+def test_a_record_whose_report_never_comes_is_written_again(
+    sender: type[Sender], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the one that asks for all behind a refusal: they waited until the end."""
+    silent: list[Callable[..., None]] = []
+    produce = sender.produce
+
+    def lose(self: Sender, *record: Any) -> None:
+        if len(silent) < 2 and not self.answers:
+            silent.append(record[-1])
+        else:
+            produce(self, *record)
+
+    monkeypatch.setattr(sure_writer, "MAX_PAUSE_S", 0.01)
+    monkeypatch.setattr(sender, "produce", lose)
+    monkeypatch.setattr(sender, "report_s", 0.01)
+    sender.answers = [KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)]
+    writer = writer_of(sender)
+    first, behind = writer.write(form), writer.write(form)
+    first.last.result(within(30))
+    behind.last.result(within(30))
+    assert (len(silent), len(sender.written)) == (2, 2)
+    for reported in silent:  # they come after all
+        reported(KafkaError(KafkaError._MSG_TIMED_OUT), SimpleNamespace())
+    writer.write(form).first.result(within(30))
+    assert len(sender.written) == 3
     writer.close(1.0)
 
 
@@ -187,16 +225,16 @@ def test_what_nobody_wants_is_forgotten_where_it_waits(
 ) -> None:
     monkeypatch.setattr(sure_writer, "FIRST_PAUSE_S", 3600.0)
     sender.answers = [KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)]
-    writer = writer_of(sender)
-    first = writer.write(form)
+    writer, wanted = writer_of(sender), ["gone", "left"]
+    first = writer.write(form, lambda: "gone" in wanted)
     assert isinstance(first.first.exception(within(30)), BrokerError)
-    gone, left = writer.write(form), writer.write(form)
-    gone.is_wanted = first.is_wanted = lambda: False
+    gone, left = writer.write(form, lambda: "gone" in wanted), writer.write(form, lambda: wanted)
+    wanted.remove("gone")
     writer.prune()
     assert gone.last.cancelled()
     assert first.last.cancelled()
     assert not left.last.done()
-    left.is_wanted = lambda: False
+    wanted.clear()
     writer.prune()
     writer.write(form).last.result(within(30))  # nothing is behind a refusal any more
     writer.close(1.0)

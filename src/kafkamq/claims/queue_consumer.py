@@ -169,6 +169,13 @@ class ClaimsConsumer(TopicConsumer[_Held]):
             self._changed.notify_all()
             claimed.commit()
 
+    def _is_ours(self, message: _Held) -> bool:
+        partition, claimed = message.place
+        place = claimed.topic, claimed.partition
+        # One that is given back is still there, until the log has its release.
+        is_there = self._claims.confirmed_position(*place) >= 0
+        return is_there and self._partitions.get(place) is partition
+
     def _again(self, message: _Held, delay_ms: int) -> None:
         partition, claimed = message.place
         with self._changed:
@@ -213,6 +220,7 @@ class ClaimsConsumer(TopicConsumer[_Held]):
         for message in self._ready:
             if message.place[0] is ended and not self._closing.is_set():
                 self._lose(message)
+        self._dead_letters.prune()
 
     def _lose_held(self, place: tuple[str, int]) -> None:
         for message in list(self._held.values()):

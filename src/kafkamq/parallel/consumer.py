@@ -137,7 +137,7 @@ class ParallelBase:
                 f"this parallel consumer is {engine.state.value}: each is given one handler, once"
             )
         policy = FailurePolicy(
-            config, engine.stats, engine.dead_letters.write, engine.fail, engine.hold_dead_letter
+            config, engine.stats, engine.dead_letters.write, engine.fail, engine.dead_letters.hold
         )
         results = publisher(engine, policy)
         queue = Handling(engine.work_queue, policy, results, takes_all=takes_all)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
 from kafkamq.errors import KafkaMQError
 from kafkamq.parallel.config import ParallelConfig, tell
 from kafkamq.parallel.record import ParallelRecord
-from kafkamq.parallel.rules.partitions import PartitionPhase, PartitionState
+from kafkamq.parallel.rules.partitions import PartitionPhase
 from kafkamq.parallel.stats import Stats
 from kafkamq.parallel.work_queue import ParallelWorkQueue
 from kafkamq.queue.dead_letter_writer import OutgoingDeadLetter, letter_writer
@@ -28,7 +29,6 @@ from kafkamq.transport.settings import producer_settings
 from kafkamq.types import DeadLetterReason
 
 _MOST = 200  # records that one pass gives up: the thread that polls has other things to do
-_Partition = PartitionState[ParallelRecord]
 _log = logging.getLogger(__name__)
 
 
@@ -41,9 +41,8 @@ class ParallelDeadLetters:
         self._stats = stats
         what = f"a dead letter of group {config.group_id!r}"
         self._writer = letter_writer(config.dead_letter_writer, self._open_producer, what)
-        self._held: dict[Written, ParallelRecord] = {}
         # In the order in which their letters were kept; at most one of each is told.
-        self._kept: dict[ParallelRecord, tuple[_Partition, DeadLetterReason]] = {}
+        self._kept: dict[ParallelRecord, DeadLetterReason] = {}
 
     def _open_producer(self) -> ThreadedProducer:
         service = self._config.service
@@ -73,38 +72,32 @@ class ParallelDeadLetters:
             origin=origin,
             queue_id=self._config.group_id,
         )
-        return self._writer.write(letter.form)
+        return self._writer.write(letter.form, partial(self.is_open, record))
 
-    def hold(
-        self,
-        partition: _Partition,
-        record: ParallelRecord,
-        reason: DeadLetterReason,
-        written: Written,
-    ) -> None:
+    def is_open(self, record: ParallelRecord) -> bool:
+        """Whether its dead letter is still for this consumer to write."""
+        partition = record._assignment
+        is_ours = partition.phase is not PartitionPhase.CLOSED
+        return is_ours and record not in self._kept and partition.tracker.is_open(record.offset)
+
+    def hold(self, record: ParallelRecord, reason: DeadLetterReason, written: Written) -> None:
         """Take over a letter that nobody waits for: ``tend`` ends its record when it is kept.
 
         Any thread may call this.
         """
-        written.is_wanted = lambda: (
-            partition.phase is not PartitionPhase.CLOSED
-            and record not in self._kept
-            and partition.tracker.is_open(record.offset)
-        )
         if reason is not DeadLetterReason.MAX_LEASE:  # whose handler may still end well
             self._work_queue.held.add(record)
-        self._held[written] = record
-        written.last.add_done_callback(lambda _: self._ended(partition, record, reason, written))
+        written.last.add_done_callback(partial(self._ended, record, reason))
 
     def tend(self, most: int = _MOST) -> None:
         """Give up the records whose letters are kept, many at once."""
         kept = dict(list(self._kept.items())[:most])
         offsets = defaultdict(list)
-        for record, (partition, _) in kept.items():
-            offsets[partition].append(record.offset)
+        for record in kept:
+            offsets[record._assignment].append(record.offset)
         for partition, given_up in offsets.items():
             self._work_queue.give_up(partition, given_up)
-        for record, (_, reason) in kept.items():
+        for record, reason in kept.items():
             del self._kept[record]
             self._work_queue.held.discard(record)
             tell_dead_letter(record, reason, self._config, self._stats)
@@ -119,9 +112,7 @@ class ParallelDeadLetters:
 
     def close(self, timeout_s: float) -> None:
         """Wait for letters that nobody has refused; closing twice is fine."""
-        for written in list(self._held):
-            if written.first.done():
-                written.last.cancel()
+        self._writer.give_up_refused()
         try:
             self._writer.close(timeout_s)
         except KafkaMQError as error:  # what is done is committed all the same
@@ -129,20 +120,15 @@ class ParallelDeadLetters:
         self.tend_all()
 
     def _ended(
-        self,
-        partition: _Partition,
-        record: ParallelRecord,
-        reason: DeadLetterReason,
-        written: Written,
+        self, record: ParallelRecord, reason: DeadLetterReason, written: Future[None]
     ) -> None:
-        self._held.pop(written, None)
-        if written.last.cancelled() or written.last.exception() is not None:
+        if written.cancelled() or written.exception() is not None:
             self._work_queue.held.discard(record)
             return
         # At once, for a worker that puts it back in this moment, behind another that failed.
         if record._failure is not None:
             record._failure = replace(record._failure, is_given_up=True)
-        self._kept.setdefault(record, (partition, reason))
+        self._kept.setdefault(record, reason)
 
 
 def tell_dead_letter(

@@ -24,7 +24,6 @@ from kafkamq.parallel.stats import Stats
 from kafkamq.parallel.transactions import TransactionCommitter
 from kafkamq.parallel.wire.offset_zstd import require_zstandard
 from kafkamq.parallel.work_queue import ParallelWorkQueue
-from kafkamq.queue.sure_writer import Written
 from kafkamq.runtime.inside import enter
 from kafkamq.runtime.rules.fan_out import Adjustable, FanOut
 from kafkamq.runtime.rules.hanging import Slots
@@ -343,17 +342,7 @@ class Engine:
         if record is not None:
             reason = DeadLetterReason.MAX_LEASE
             written = self.dead_letters.write(record, reason, error_text)
-            self.dead_letters.hold(assignment.partition, record, reason, written)
-
-    def hold_dead_letter(
-        self, record: ParallelRecord, reason: DeadLetterReason, written: Written
-    ) -> None:
-        """See ``ParallelDeadLetters.hold``; any thread."""
-        assignment = self._assignments.get((record.topic, record.partition))
-        if assignment is not None and assignment.partition is record._assignment:
-            self.dead_letters.hold(assignment.partition, record, reason, written)
-        else:  # its partition went: others decide again
-            written.last.cancel()
+            self.dead_letters.hold(record, reason, written)
 
     # Membership, told by the source inside ``poll``.
 

@@ -213,6 +213,12 @@ class OffsetsConsumer(TopicConsumer[_Held]):
         slot, _ = message.place
         self._move_on(slot, self._slots.advance(slot))
 
+    def _is_ours(self, message: _Held) -> bool:
+        return message.place[1]._assignment.phase is not PartitionPhase.CLOSED
+
+    def _dropped(self, message: _Held) -> None:
+        self._done(message)  # its slot goes on; of that partition nothing counts any more
+
     def _again(self, message: _Held, delay_ms: int) -> None:
         slot, record = message.place
         record._failure = Failure(message.delivery_count, None, "")
@@ -228,6 +234,7 @@ class OffsetsConsumer(TopicConsumer[_Held]):
                     self._lose(message)
                     self._slots.wake((slot,))
             self._changed.notify_all()
+        self._dead_letters.prune()
 
     def _confirm(self, timeout_s: float) -> None:
         engine = self._engine

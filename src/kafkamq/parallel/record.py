@@ -6,8 +6,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from kafkamq.parallel.rules.partitions import PartitionState
 from kafkamq.transport.record import Record, headers_of
 
 
@@ -60,13 +61,12 @@ class ParallelRecord:
     __slots__ = ("_assignment", "_failure", "_raw", "key", "offset")
     is_kafkamq_message: ClassVar[bool] = True
 
-    def __init__(
-        self, raw: Record, offset: int, key: bytes | None, assignment: object = None
-    ) -> None:
+    def __init__(self, raw: Record, offset: int, key: bytes | None, assignment: Any = None) -> None:
         self._raw = raw
         self.offset = offset
         self.key = key
-        self._assignment = assignment  # of its partition, under which it was polled
+        # Of its partition, under which it was polled.
+        self._assignment: PartitionState[ParallelRecord] = assignment
         self._failure: Failure | None = None
 
     @property

@@ -10,6 +10,7 @@ of.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from kafkamq.queue.arguments import is_async_function, refuse_generator
 from kafkamq.queue.message import Message
 from kafkamq.queue.queue_topic import QueueTopic
 from kafkamq.queue.sender import Sender
-from kafkamq.queue.sure_writer import Form, KafkaOutlet, SureWriter, Told
+from kafkamq.queue.sure_writer import Form, KafkaOutlet, SureWriter, Told, always
 from kafkamq.queue.wire import headers as names
 from kafkamq.queue.wire.headers import (
     Origin,
@@ -45,8 +46,20 @@ _log = logging.getLogger(__name__)
 class DeadLetterOutbox(Protocol):
     """A consumer puts here what it gives up."""
 
-    def write(self, message: Message, reason: DeadLetterReason, error: str) -> Future[None]:
-        """Write a dead letter, however long that takes; the future is done when it is kept."""
+    def write(
+        self,
+        message: Message,
+        reason: DeadLetterReason,
+        error: str,
+        is_wanted: Callable[[], bool] = always,
+    ) -> Future[None]:
+        """Write a dead letter, however long that takes; the future is done when it is kept.
+
+        It is cancelled when ``is_wanted``, which is asked before each try, says no.
+        """
+
+    def prune(self) -> None:
+        """Forget what waits and is not wanted any more."""
 
     def close(self, timeout_s: float) -> None:
         """Write no more; what is not written by then has failed."""
@@ -145,7 +158,9 @@ class OutgoingDeadLetter:
 
 
 class _OwnOutlet:
-    """It gives letters to the user's own writer."""
+    """It gives letters to the user's own writer, which has answered when it returns."""
+
+    report_s = math.inf
 
     def __init__(self, writer: DeadLetterWriter) -> None:
         self._writer = writer
@@ -200,8 +215,15 @@ class TopicOutbox:
         # Apart: what waits for one topic would hold up the other one in the same producer.
         copy = f"a copy of a message of queue {queue.queue_id!r}"
         self._copier = SureWriter(lambda: KafkaOutlet(Sender(place), copy), copy)
+        self.prune = self._writer.prune
 
-    def write(self, message: Message, reason: DeadLetterReason, error: str) -> Future[None]:
+    def write(
+        self,
+        message: Message,
+        reason: DeadLetterReason,
+        error: str,
+        is_wanted: Callable[[], bool] = always,
+    ) -> Future[None]:
         letter = OutgoingDeadLetter(
             topic=self._topic,
             key=message.key,
@@ -215,7 +237,7 @@ class TopicOutbox:
             origin=origin_of(message),
             queue_id=self._queue_id,
         )
-        return self._writer.write(letter.form).last
+        return self._writer.write(letter.form, is_wanted).last
 
     def copy(self, message: Message, count: int, verdict: Verdict | None) -> Future[None]:
         """Write it once more to its own partition; see ``RequeueWriter``."""

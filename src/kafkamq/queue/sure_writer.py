@@ -8,22 +8,24 @@ Rules:
   pause that grows up to 2 s. When that one is kept, twice as many go as went before, and so on.
   Those that were not refused yet go first.
 - What is refused for itself has a lane of its own, and holds up no other record.
-- A record is written only if it is wanted still; that is asked just before.
+- A record is written only if it is wanted still; that is asked just before each try.
+- What becomes of a try is known within its outlet's ``report_s``; then it counts as refused.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
-from kafkamq.errors import BrokerError, KafkaMQError
+from kafkamq.errors import BrokerError, KafkaMQError, StateError
 from kafkamq.queue.wire.headers import reason_of
 from kafkamq.transport.errors import KafkaError, Meaning, broker_error, meaning
 from kafkamq.transport.producer import ThreadedProducer
@@ -32,7 +34,7 @@ from kafkamq.types import Headers
 
 FORMS = 3  # of a record, each smaller than the one before; then the first one is tried again
 FIRST_PAUSE_S = 0.1
-_MAX_PAUSE_S = 2.0
+MAX_PAUSE_S = 2.0
 _OF_ITSELF = (Meaning.TOO_LARGE, Meaning.INVALID_RECORD)
 _log = logging.getLogger(__name__)
 
@@ -53,7 +55,13 @@ class Form:
 
 
 class Outlet(Protocol):
-    """Records go here; one thread uses it."""
+    """Records go here; one thread uses it.
+
+    Attributes:
+        report_s: How long ``told`` may take.
+    """
+
+    report_s: float
 
     def send(self, form: Form, told: Told) -> None:
         """Begin to write: ``told`` is called once, in any thread, or this raises a refusal."""
@@ -68,6 +76,7 @@ class KafkaOutlet:
     def __init__(self, producer: ThreadedProducer, what: str) -> None:
         self._producer = producer
         self._what = what
+        self.report_s = producer.report_s
         self.close = producer.close
 
     def send(self, form: Form, told: Told) -> None:
@@ -86,19 +95,25 @@ class KafkaOutlet:
         )
 
 
+def always() -> bool:
+    """Say that a record is wanted, whatever happens."""
+    return True
+
+
 class Written:
     """It tells what becomes of a record.
 
     Attributes:
-        last: Done when it is kept; fails at ``close`` only. Cancel it to give the record up.
-        first: Done at the first answer: fails if it is a refusal, of it or of those before it.
-        is_wanted: Asked before each try, by the writer's thread.
+        last: Done when it is kept; fails at ``close`` only. Cancelled when it is not wanted any
+            more; cancel it to give the record up.
+        first: Done at the first answer: fails if it is a refusal, of it or of those before it, or
+            if it is not wanted any more.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_wanted: Callable[[], bool] = always) -> None:
         self.last: Future[None] = Future()
         self.first: Future[None] = Future()
-        self.is_wanted: Callable[[], bool] = _always
+        self._is_wanted = is_wanted
 
     def end(self, error: KafkaMQError | None) -> None:
         for future in (self.last, self.first):
@@ -111,18 +126,19 @@ class Written:
 
     def drop_if_unwanted(self) -> bool:
         """Give it up if nobody wants it any more, and say whether that is so."""
-        return self.last.cancelled() or (not self.is_wanted() and self.last.cancel())
-
-
-def _always() -> bool:
-    return True
+        if not self.last.done() and self._is_wanted():
+            return False
+        self.refuse(StateError("it is not wanted any more"))
+        self.last.cancel()
+        return True
 
 
 @dataclass(slots=True, eq=False)
 class _Write:
     form: Callable[[int], Form]
-    written: Written = field(default_factory=Written)
+    written: Written
     refusals: int = 0  # for its size
+    due_s: float = 0.0  # when its report is due; 0: it is not under way
     last_error: KafkaMQError | None = None
 
 
@@ -142,7 +158,7 @@ class _Lane:
     def wait_s(self, now_s: float) -> float:
         """Say how long it is until something of it may go."""
         is_waiting = self._room > 0 and (self.untried or self.tried)
-        return self._due_s - now_s if is_waiting else _MAX_PAUSE_S
+        return self._due_s - now_s if is_waiting else MAX_PAUSE_S
 
     def take(self) -> _Write:
         """Take what goes now; ``ended`` or ``dropped`` follows."""
@@ -170,7 +186,7 @@ class _Lane:
             self._pause_s = FIRST_PAUSE_S
             wait_s = 0.0 if is_kept else FIRST_PAUSE_S
         else:
-            wait_s = self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
+            wait_s = self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
         self._due_s = time.monotonic() + wait_s
         self._room, self._kept = max(1, 2 * self._kept), 0
         self._rest()
@@ -208,11 +224,15 @@ class SureWriter:
         self._open: dict[_Write, None] = {}
         self._outlet: Outlet | None = None
         self._thread: threading.Thread | None = None
+        self._look_s = 0.0  # when to look for reports that did not come
         self._is_closed = False
 
-    def write(self, form: Callable[[int], Form]) -> Written:
-        """Write a record; ``form`` says what, given how often it was refused for its size."""
-        write = _Write(form)
+    def write(self, form: Callable[[int], Form], is_wanted: Callable[[], bool] = always) -> Written:
+        """Write a record; ``form`` says what, given how often it was refused for its size.
+
+        ``is_wanted`` is asked before each try, by the writer's thread, and where it is pruned.
+        """
+        write = _Write(form, Written(is_wanted))
         with self._changed:
             if self._is_closed:
                 write.written.end(BrokerError(f"{self._what} ends", code="_DESTROY"))
@@ -240,6 +260,13 @@ class SureWriter:
             for write in gone:
                 self._open.pop(write, None)
 
+    def give_up_refused(self) -> None:
+        """Write no more of what was refused."""
+        with self._changed:
+            refused = [write for write in self._open if write.written.first.done()]
+        for write in refused:
+            write.written.last.cancel()
+
     def close(self, timeout_s: float) -> None:
         """Wait for what is under way, give up the rest, and end; idempotent."""
         deadline_s = time.monotonic() + timeout_s
@@ -248,7 +275,7 @@ class SureWriter:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0 or self._is_closed:
                     break
-                self._changed.wait(min(left_s, _MAX_PAUSE_S))
+                self._changed.wait(min(left_s, MAX_PAUSE_S))
             self._is_closed = True
             self._changed.notify_all()
             thread = self._thread
@@ -269,6 +296,9 @@ class SureWriter:
             write = self._await_next()
             if write is None:
                 return
+            if write.due_s:
+                self._told(write, BrokerError(f"{self._what}: no report", code="_TIMED_OUT"))
+                continue
             if write.written.drop_if_unwanted():
                 with self._changed:
                     self._open.pop(write, None)
@@ -279,12 +309,17 @@ class SureWriter:
             self._try(write)
 
     def _await_next(self) -> _Write | None:
-        """Wait for what is to be written; None means the end."""
+        """Wait for what is to be written, or what has no report; None means the end."""
         with self._changed:
             while not self._is_closed:
+                now_s = time.monotonic()
+                if now_s >= self._look_s:
+                    late = next((each for each in self._open if 0 < each.due_s <= now_s), None)
+                    if late is not None:
+                        return late
+                    self._look_s = now_s + MAX_PAUSE_S
                 if self._new:
                     return self._new.popleft()
-                now_s = time.monotonic()
                 lane = min(self._lanes, key=lambda each: each.wait_s(now_s))
                 if lane.wait_s(now_s) <= 0:
                     return lane.take()
@@ -297,9 +332,11 @@ class SureWriter:
         except Exception as error:  # noqa: BLE001 - of one record: the others must be written
             self._refuse(write, self._as_ours(error), self._misfits)
             return
+        write.due_s = math.inf
         try:
             if self._outlet is None:
                 self._outlet = self._make()
+            write.due_s = time.monotonic() + self._outlet.report_s
             self._outlet.send(form, lambda error: self._told(write, error))
         except BaseException as error:  # noqa: BLE001 - also what the user's own outlet raises
             self._told(write, self._as_ours(error))
@@ -311,6 +348,9 @@ class SureWriter:
 
     def _told(self, write: _Write, error: KafkaMQError | None) -> None:
         """Take the outlet's answer, in any thread."""
+        is_under_way, write.due_s = write.due_s > 0, 0.0
+        if error is not None and not is_under_way:  # it came late
+            return
         if error is None:
             with self._changed:
                 self._open.pop(write, None)

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
+from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 from kafkamq.config import QueueConfig, utf8, wait_seconds
@@ -94,6 +95,14 @@ class TopicConsumer(Consumer, Generic[M]):
     def _given_up(self, message: M) -> None:
         """Its dead letter is in Kafka; may raise LeaseLostError."""
         self._done(message)
+
+    def _is_ours(self, message: M) -> bool:
+        """Whether a verdict on it still counts."""
+        del message
+        return True
+
+    def _dropped(self, message: M) -> None:
+        """Its dead letter is not written: others decide on it again."""
 
     @abstractmethod
     def _again(self, message: M, delay_ms: int) -> None:
@@ -262,14 +271,21 @@ class TopicConsumer(Consumer, Generic[M]):
         return backoff_delay_ms(self._queue.backoff, message.delivery_count, random.random())
 
     def _write_dead_letter(self, message: M, reason: DeadLetterReason, error: str) -> None:
-        """A dead letter first, however long that takes; the message is done when Kafka has it."""
+        """A dead letter first, however long that takes; the message is done when Kafka has it.
+
+        What went to another worker meanwhile is not written, and ``flush`` says so.
+        """
         with self._changed:
             self._unwritten_count += 1
 
         def written(outcome: Future[None]) -> None:
-            failure = outcome.exception()
+            is_dropped = outcome.cancelled()
+            failure = None if is_dropped else outcome.exception()
             try:
-                if failure is None:
+                if is_dropped:
+                    self._lost_late((message,))
+                    self._dropped(message)
+                elif failure is None:
                     _log.info(
                         "a message is given up; it is a dead letter",
                         extra={"queue": self.queue_id, "reason": reason.value},
@@ -287,7 +303,8 @@ class TopicConsumer(Consumer, Generic[M]):
                     self._unwritten_count -= 1
                     self._changed.notify_all()
 
-        self._dead_letters.write(message, reason, error).add_done_callback(written)
+        is_ours = partial(self._is_ours, message)
+        self._dead_letters.write(message, reason, error, is_ours).add_done_callback(written)
 
     def _unwritten(self) -> int:
         """Dead letters under way."""

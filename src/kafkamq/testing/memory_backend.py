@@ -115,13 +115,18 @@ class _MemoryOutbox:
     def __init__(self, queue: MemoryQueue) -> None:
         self._queue = queue
 
-    def write(self, message: Message, reason: DeadLetterReason, error: str) -> Future[None]:
+    def write(
+        self, message: Message, reason: DeadLetterReason, error: str, _: object = None
+    ) -> Future[None]:
         with self._queue.changed:
             record = cast("_Held", message).place[1].record
             self._queue.give_up(record, message.delivery_count, reason, error)
         written: Future[None] = Future()
         written.set_result(None)
         return written
+
+    def prune(self) -> None:
+        """Nothing waits."""
 
     def close(self, timeout_s: float) -> None:
         del timeout_s

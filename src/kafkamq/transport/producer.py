@@ -56,6 +56,7 @@ _SHARE_S = 0.0003  # a turn of the thread that serves reports, while others send
 _SHARE_COUNT = 500  # records from one to the next
 _MAX_SHARE_COUNT = 8000
 _MAX_TURNS = 4
+_LATE_S = 30.0  # of a process that stood still
 _REPORTS_S = 0.5
 NEVER_REPORTED = KafkaError(KafkaError._PURGE_QUEUE, "its client was recreated")
 """What became of a record whose report is not there when ``is_idle``; it may be in the log."""
@@ -446,6 +447,9 @@ class ThreadedProducer(IdempotentProducer):
         self.reported = 0
         """Of what was queued. Reports run in the thread alone."""
         self._turn_at = self._turn_count = _SHARE_COUNT
+        timeout_ms = float(str(settings.get("message.timeout.ms", 0)))
+        self.report_s = timeout_ms / 1000 + _LATE_S if timeout_ms else math.inf
+        """How long a report takes at most, unless it never comes."""
         self._on_start, self._on_turn = on_start, on_turn
         self._is_ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
