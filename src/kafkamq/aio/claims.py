@@ -32,7 +32,7 @@ _Held = TypeVar("_Held", sync.Consumer, sync.Hold)
 
 
 class Cluster(Entered):
-    """See ``kafkamq.claims.Cluster``; connects when it is entered or awaited."""
+    """The twin of ``kafkamq.claims.Cluster`` connects when it is entered or awaited."""
 
     def __init__(self, bootstrap_servers: str, **options: Any) -> None:
         """The arguments are those of ``kafkamq.claims.Cluster``."""
@@ -56,17 +56,17 @@ class Cluster(Entered):
     claims = twin(sync.Cluster.claims)
 
     async def member(self, client_id: str, group_id: str) -> Member:
-        """See ``kafkamq.claims.Cluster.member``."""
+        """Make a member of a group, as ``kafkamq.claims.Cluster.member`` does."""
         return Member((await self.connected()).member(client_id, group_id))
 
     async def close(self, timeout: float = 30.0) -> None:
-        """See ``kafkamq.claims.Cluster.close``."""
+        """Release everything and end the clients. Idempotent."""
         if self._sync is not None:
             await in_thread(self._sync.close, timeout)
 
 
 class Member:
-    """See ``kafkamq.claims.Member``."""
+    """The twin of ``kafkamq.claims.Member`` makes twins of its consumers and holds."""
 
     def __init__(self, member: sync.Member) -> None:
         self._sync = member
@@ -80,11 +80,11 @@ class Member:
         return self._sync
 
     def consumer(self, *arguments: Any, **options: Any) -> Consumer:
-        """See ``kafkamq.claims.Member.consumer``; claims when it is entered or awaited."""
+        """As ``kafkamq.claims.Member.consumer``, but it claims when it is entered or awaited."""
         return Consumer(lambda: self._sync.consumer(*arguments, **options))
 
     def hold(self, *arguments: Any, **options: Any) -> Hold:
-        """See ``kafkamq.claims.Member.hold``; claims when it is entered or awaited."""
+        """As ``kafkamq.claims.Member.hold``, but it claims when it is entered or awaited."""
         return Hold(lambda: self._sync.hold(*arguments, **options))
 
 
@@ -162,14 +162,14 @@ class _Holder(Entered, Generic[_Held]):
 
 
 class Hold(_Holder[sync.Hold]):
-    """See ``kafkamq.claims.Hold``."""
+    """The twin of ``kafkamq.claims.Hold`` holds partitions and their positions."""
 
     is_held = same(sync.Hold.is_held)
     commit_position = same(sync.Hold.commit_position)
 
 
 class Consumer(_Holder[sync.Consumer]):
-    """See ``kafkamq.claims.Consumer``."""
+    """The twin of ``kafkamq.claims.Consumer`` hands out the messages of held partitions."""
 
     def __init__(self, make: Callable[[], sync.Consumer]) -> None:
         super().__init__(make)
@@ -183,11 +183,11 @@ class Consumer(_Holder[sync.Consumer]):
                 yield message
 
     async def receive(self, timeout: float = 1.0) -> ClaimedMessage | None:
-        """See ``kafkamq.claims.Consumer.receive``."""
+        """Receive the next message; None: there was none in time, or ``stop`` was called."""
         return await self._owner.run("receive", lambda: self._sync.receive(timeout))
 
     async def next_batch(self, timeout: float = 1.0) -> Batch | None:
-        """See ``kafkamq.claims.Consumer.next_batch``."""
+        """Receive the next messages of one partition; None as for ``receive``."""
         made = self._sync
         while True:  # what a cancelled call found is not taken: it goes back with its claim
             batch = await self._owner.run("next_batch", lambda: made.find_batch(timeout))
@@ -197,7 +197,7 @@ class Consumer(_Holder[sync.Consumer]):
                 return None
 
     async def batches(self, timeout: float | None = None) -> AsyncIterator[Batch]:
-        """See ``kafkamq.claims.Consumer.batches``."""
+        """Yield batches, until ``stop``, or until none came for ``timeout`` seconds."""
         while not self._sync.is_stopped:
             batch = await self.next_batch(_POLL_S if timeout is None else timeout)
             if batch is not None:
@@ -209,7 +209,7 @@ class Consumer(_Holder[sync.Consumer]):
 
     @asynccontextmanager
     async def transaction(self, of: ClaimedMessage | Batch) -> AsyncIterator[Outputs]:
-        """See ``kafkamq.claims.Consumer.transaction``; for ``async with``."""
+        """Produce under a claim, with ``async with``: a former owner is refused by the brokers."""
         inner = self._sync.transaction(of)
         outputs = await in_thread(inner.__enter__)
         try:
@@ -224,7 +224,7 @@ class Consumer(_Holder[sync.Consumer]):
     async def close(
         self, *, release: bool = True, drain: float = 0.0, timeout: float = 30.0
     ) -> None:
-        """See ``kafkamq.claims.Consumer.close``."""
+        """Give everything back; messages that were not handed out are dropped. Idempotent."""
         if self._made is not None:
             self._made.stop()  # ends a poll that is under way
             close = self._made.close
@@ -232,7 +232,7 @@ class Consumer(_Holder[sync.Consumer]):
 
 
 class Admin:
-    """See ``kafkamq.claims.Admin``."""
+    """The twin of ``kafkamq.claims.Admin`` commands one group."""
 
     def __init__(self, cluster: Cluster, group_id: str, **options: Any) -> None:
         """The arguments are those of ``kafkamq.claims.Admin``."""
@@ -251,7 +251,7 @@ class Admin:
 
 
 class RangeClaims(Entered):
-    """See ``kafkamq.claims.RangeClaims``; begins to claim when it is entered or awaited."""
+    """The twin of ``kafkamq.claims.RangeClaims`` claims when it is entered or awaited."""
 
     def __init__(self, bootstrap_servers: str, topic: str, **options: Any) -> None:
         """The arguments are those of ``kafkamq.claims.RangeClaims``."""
@@ -272,7 +272,7 @@ class RangeClaims(Entered):
                 yield found
 
     async def next_range(self, timeout: float = 1.0) -> ClaimedRange | None:
-        """See ``kafkamq.claims.RangeClaims.next_range``."""
+        """Take a range that is held and has messages; None: there was none in time."""
         made = self._sync
         found = await self._owner.run("next_range", lambda: made.next_range(timeout))
         return None if found is None else ClaimedRange(found, self._owner)
@@ -281,7 +281,7 @@ class RangeClaims(Entered):
     stop = same(sync.RangeClaims.stop)
 
     async def close(self, timeout: float = 10.0) -> None:
-        """See ``kafkamq.claims.RangeClaims.close``."""
+        """Give back what is not done, and end the clients. Idempotent."""
         if self._made is not None:
             self._made.stop()  # ends a wait that is under way
             await self._owner.close(lambda: self._sync.close(timeout))
@@ -294,7 +294,7 @@ class RangeClaims(Entered):
 
 
 class ClaimedRange:
-    """See ``kafkamq.claims.ClaimedRange``; iterate with ``async for``."""
+    """The twin of ``kafkamq.claims.ClaimedRange`` yields its messages to ``async for``."""
 
     def __init__(self, claimed: sync.ClaimedRange, owner: _Owner) -> None:
         self._sync = claimed

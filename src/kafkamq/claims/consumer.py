@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from kafkamq.claims.engine import Engine
@@ -72,11 +72,13 @@ class Consumer(Holding):
         self.check()
         deadline_s = time.monotonic() + timeout
         while not self._is_stopped:
-            session, buffers = self._turn, self._reader.buffers
-            while session is not None and buffers.get(session) and self._left_of_turn > 0:
+            session = self._turn
+            buffer = self._reader.buffers.get(session) if session is not None else None
+            while buffer and session is not None and self._left_of_turn > 0:
+                message = buffer.popleft()
                 self._left_of_turn -= 1
-                if found := self._take_of(session, 1):
-                    return found[0]
+                if self._may_hand_out(session, (message.offset,)):
+                    return message
             if not self._next_turn(deadline_s):
                 return None
         return None
@@ -180,16 +182,19 @@ class Consumer(Holding):
         """What was read under this claim, handed out now; none when the claim has ended."""
         buffer = self._reader.buffers[session]
         found = [buffer.popleft() for _ in range(min(limit, len(buffer)))]
-        offsets = [message.offset for message in found]
+        return found if self._may_hand_out(session, [each.offset for each in found]) else []
+
+    def _may_hand_out(self, session: ClaimSession, offsets: Sequence[int]) -> bool:
+        """Hand these out, unless the claim has ended."""
         with self._engine.lock:
             if not session.claimant.hand_out(offsets, monotonic_ms()):
-                return []
+                return False
             stats, next_offset = self._engine.stats, self._handed_out.get(session.place, 0)
             stats.handed_out += len(offsets)
             if offsets[0] < next_offset:
                 stats.redelivered += sum(offset < next_offset for offset in offsets)
             self._handed_out[session.place] = max(next_offset, offsets[-1] + 1)
-        return found
+            return True
 
     def check(self) -> None:
         """Raise what ended it."""
@@ -280,7 +285,7 @@ class Consumer(Holding):
             self._batches.hand_out(session, step)
 
     def _ended(self, session: ClaimSession, reason: End) -> None:
-        """What is queued of it is dropped: ``_take_of`` hands out nothing of it."""
+        """What is queued of it is dropped: ``_may_hand_out`` refuses it."""
         self._reader.drop(session)
         if self._batches is not None:
             self._batches.remove(session)
