@@ -44,7 +44,7 @@ def main() -> None:
     records = spark.readStream.format("kafkamq").options(**kafka, topic=source).load()
     query = (
         prepared(records)
-        .writeStream.format("kafkamq-sink")
+        .writeStream.format("kafkamq")
         .options(**kafka, topic=target, checkpointLocation=checkpoint)
         .trigger(processingTime="1 second")
         .start()

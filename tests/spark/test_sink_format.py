@@ -260,6 +260,10 @@ def test_a_table_is_sent_to_a_queue_once_under_its_id(
         (b"emails\x009", b"9", 600_000),
         (b"others\x009", b"9", 600_000),
     ]
+    messages = spark.read.format("kafkamq").option("view", "messages").option("queue", "emails")
+    again = ("value AS payload", "user_key AS key", "id", "headers", "ttl_ms / 1000 AS ttl")
+    send("again", messages.load().selectExpr(*again))
+    assert sorted(sent(logs, "again")) == expected, "a backfill, or a redrive, is a select"
     reserved = "array(named_struct('key', 'kafkamq-id', 'value', 'x'))"
     for wrong, message in [
         (f"SELECT 'x' AS payload, {reserved} AS headers", "names of the protocol cannot be sent"),
@@ -310,7 +314,7 @@ def test_without_transactions_each_row_is_marked(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"topik": "x"}, "unknown option topik: known are topic, ledgerTopic"),
+        ({"topik": "x"}, "unknown option topik: known are topic, queue"),
         ({"guarantee": "twice"}, "guarantee is 'twice': it must be one of 'exactly-once'"),
         ({"sinkId": "a/b"}, "sinkId is 'a/b': it must be"),
         ({"kafka.acks": "1"}, "every producer waits for all replicas"),

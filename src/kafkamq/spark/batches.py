@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from pyspark import TaskContext
 
-from kafkamq.errors import StateError
-
 BATCH_ID = "streaming.sql.batchId"
 QUERY_ID = "sql.streaming.queryId"
 """Of the checkpoint: the same in all runs of a query."""
@@ -35,19 +33,7 @@ class Batch(int):
         return made
 
 
-def current_batch() -> int:
-    """The number of the batch that this task works for."""
+def task_property(name: str) -> str:
+    """What Spark has told this task; empty: nothing, or it is no task."""
     context = TaskContext.get()
-    text = None if context is None else context.getLocalProperty(BATCH_ID)
-    if text is None:
-        raise StateError(
-            f"Spark does not tell the batch (task property {BATCH_ID}): exactly-once writing needs "
-            "a streaming query on PySpark 4.2"
-        )
-    return int(text)
-
-
-def current_query() -> str:
-    """The query that this task works for, the same in all its runs; empty: none, or unknown."""
-    context = TaskContext.get()
-    return (None if context is None else context.getLocalProperty(QUERY_ID)) or ""
+    return (None if context is None else context.getLocalProperty(name)) or ""

@@ -208,6 +208,6 @@ def _jvm(spark: SparkSession) -> Any:
     if jvm is None:
         raise ConfigError(
             "this session is one of Spark Connect, where the checkpoint cannot be looked at: use a "
-            'session of this process, or format("kafkamq") and format("kafkamq-sink") as they are'
+            'session of this process, or format("kafkamq") as it is'
         )
     return jvm

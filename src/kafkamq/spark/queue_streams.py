@@ -37,14 +37,13 @@ from kafkamq.spark.parallelism import FIRST_LOOK_S, NEXT_LOOK_S, cores
 from kafkamq.spark.payloads import with_body
 from kafkamq.spark.queues.acks import ACK_COLUMNS, RESULT_SCHEMA, AckSettings, check_columns
 from kafkamq.spark.queues.committing import (
-    OUTPUT_COLUMNS,
     CommitSettings,
     commit_slots,
     next_epoch,
     with_slots,
 )
 from kafkamq.spark.queues.ending import write_ends
-from kafkamq.spark.sink.rows import MAX_SLOTS, check_types
+from kafkamq.spark.sink.rows import MAX_SLOTS, SINK_COLUMNS, check_types
 from kafkamq.spark.sink.sink import start_query
 from kafkamq.spark.tables import check_table, write_once
 from kafkamq.transport.admin import Admin
@@ -298,9 +297,9 @@ def _require_output(frame: DataFrame, config: ServiceConfig, topic: str) -> None
     if "value" not in frame.columns:
         raise ConfigError(
             f"the rows have the columns {', '.join(frame.columns)}: output to a topic needs "
-            f"`value` and knows {', '.join(OUTPUT_COLUMNS)}"
+            f"`value` and knows {', '.join(SINK_COLUMNS)}"
         )
-    check_types({name: kind for name, kind in frame.dtypes if name in OUTPUT_COLUMNS})
+    check_types({name: kind for name, kind in frame.dtypes if name in SINK_COLUMNS})
     if topic:
         with Admin(config) as admin:
             if topic not in admin.topics([topic]):

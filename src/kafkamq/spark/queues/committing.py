@@ -48,6 +48,7 @@ from kafkamq.spark.queues.acks import (
 )
 from kafkamq.spark.queues.starting import BATCH, VERDICTS
 from kafkamq.spark.queues.tokens import ENDED, NACKED, AckToken, decode_token
+from kafkamq.spark.sink.rows import SINK_COLUMNS
 from kafkamq.transport.errors import KafkaError, OutcomeUnknownError, TransactionAbortedError
 from kafkamq.transport.log_reader import log_reader
 from kafkamq.transport.record import Record
@@ -57,15 +58,6 @@ from kafkamq.types import MarkerType, MessageId, Outcome, expand
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
-
-OUTPUT_COLUMNS: Mapping[str, str] = {
-    "value": "BINARY",
-    "key": "BINARY",
-    "headers": "ARRAY<STRUCT<key: STRING, value: BINARY>>",
-    "partition": "INT",
-    "topic": "STRING",
-}
-"""What a row of output is; a row whose ``value`` is null writes nothing."""
 
 _SLOT = "_slot"
 _OPEN = 0  # beside ENDED and NACKED: a message without a verdict of this batch
@@ -124,7 +116,7 @@ def with_slots(frame: DataFrame, slots: int) -> DataFrame:
 
     columns: list[Column] = [
         (fn.col(name) if name in frame.columns else fn.lit(None)).cast(kind).alias(name)
-        for name, kind in {**ACK_COLUMNS, **OUTPUT_COLUMNS}.items()
+        for name, kind in {**ACK_COLUMNS, **SINK_COLUMNS}.items()
     ]
     rows = frame.select(*columns)
     # The message's place in the token: partition and offset.

@@ -235,6 +235,7 @@ class Starter:
         self._history = _History()
         self._read_to: dict[int, int] = {}
         self._looked_ms = 0  # monotonic; no later than the last look at all markers
+        self._has_read_on = False  # since the messages were sorted by it
         self._handed: Handed = {}
         self._logs: dict[tuple[bytes, int], tuple[bytes, int]] = {}
 
@@ -276,7 +277,8 @@ class Starter:
             self._looked_ms = monotonic_ms()
             self._check()
             self._read_to |= self._read_history(self._read_to)
-        return self._open(messages)
+            self._has_read_on = True
+        return self._open(messages) if self._has_read_on else list(messages)
 
     def _name(self, one: Waiting) -> None:
         begun = self._history.started.get(one.place)

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.markers.producer import MarkersProducer
-from kafkamq.spark.batches import BATCH_ID, QUERY_ID, RUN_ID
+from kafkamq.spark.batches import BATCH_ID, QUERY_ID, RUN_ID, task_property
 from kafkamq.spark.sink.ledger import TASKS, Cell, SinkLedger
 from kafkamq.spark.sink.options import Guarantee, SinkOptions, sink_name
 from kafkamq.spark.sink.rows import Rows, read_rows, slot_column, slots_of
@@ -69,12 +69,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        context = TaskContext.get()
-        found = {} if context is None else {
-            name: context.getLocalProperty(name) for name in (BATCH_ID, QUERY_ID, RUN_ID)
-        }  # fmt: skip
-        batch, query, run = found.get(BATCH_ID), found.get(QUERY_ID), found.get(RUN_ID)
-        if context is None or batch is None or query is None or run is None:
+        batch, query, run = map(task_property, (BATCH_ID, QUERY_ID, RUN_ID))
+        if not (batch and query and run):
             raise StateError(
                 f"Spark does not tell the batch (task properties {BATCH_ID}, {QUERY_ID}, {RUN_ID}"
                 "): exactly-once writing needs a streaming query on PySpark 4.2"
@@ -83,7 +79,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             sink=sink_name(self._options.sink_id or query, self._options.queue_id),
             batch=int(batch),
             run=run,
-            task=context.partitionId(),
+            task=_task(),
         )
         return _write(self._options, place, iterator)
 
@@ -96,19 +92,22 @@ class BatchWriter(DataSourceArrowWriter):
         self._token = uuid.uuid4().hex  # made on the driver: of this write
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        context = TaskContext.get()
-        assert context is not None, "Spark writes in tasks"
-        batch = context.getLocalProperty(BATCH_ID)
-        query = context.getLocalProperty(QUERY_ID) if batch else None
-        name = self._options.sink_id or query or ""
+        batch = task_property(BATCH_ID)
+        name = self._options.sink_id or (task_property(QUERY_ID) if batch else "")
         place = _Place(
             sink=sink_name(name or f"write-{self._token}", self._options.queue_id),
             batch=int(batch or 0),
             run=self._token,
-            task=context.partitionId(),
+            task=_task(),
             is_alone=not name,
         )
         return _write(self._options, place, iterator)
+
+
+def _task() -> int:
+    context = TaskContext.get()
+    assert context is not None, "Spark writes in tasks"
+    return context.partitionId()
 
 
 def _write(

@@ -18,7 +18,7 @@ from kafkamq.markers.rules.attempts import Attempt
 from kafkamq.markers.tracker.quarantine import Quarantine
 from kafkamq.queue.wire.headers import Origin
 from kafkamq.queue.wire.keys import split_key
-from kafkamq.spark.batches import current_query
+from kafkamq.spark.batches import QUERY_ID, task_property
 from kafkamq.spark.blocks import encode_block
 from kafkamq.spark.grouping import group_key
 from kafkamq.spark.options import SourceOptions
@@ -148,7 +148,7 @@ def _read_folded(
         wanted,
         begin=folded.begin,
         topic_id=folded.topic_id,
-        query=current_query(),
+        query=task_property(QUERY_ID),
         skips_lost=not options.fail_on_data_loss,
     )
     queue_ids = _queue_ids(options, pushed)
