@@ -7,10 +7,19 @@ tests write are those of a quiet machine, and each is taken ``slowness()`` times
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
-__all__ = ["deadline_after", "measure_slowness", "slowness", "wait_until", "within"]
+__all__ = [
+    "deadline_after",
+    "measure_slowness",
+    "slowness",
+    "stop_process",
+    "wait_until",
+    "within",
+]
 
 SLOWNESS = "TESTS_SLOWNESS"
 """Variable with the factor: whoever began measured it, all processes of the tests inherit it."""
@@ -60,3 +69,21 @@ def wait_until(
         assert now_s < end_s, f"not within {within(timeout_s):g} s: {what}"
         time.sleep(max(pause_s, min(2 * (now_s - looked_s), 0.5)))
         pause_s = min(1.5 * pause_s, 0.05)
+
+
+def stop_process(pid: int) -> None:
+    """SIGSTOP; returns when all threads of it stand still.
+
+    One of them takes the signal and tells the others, as soon as it gets a core: until then they
+    go on.
+    """
+    os.kill(pid, signal.SIGSTOP)
+
+    def stands_still() -> bool:
+        try:
+            stats = [stat.read_text() for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+        except OSError:  # a thread has ended
+            return False
+        return all(stat.rpartition(")")[2].split()[0] in "TtZX" for stat in stats)
+
+    wait_until(stands_still, "a process that stands still")

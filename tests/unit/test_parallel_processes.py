@@ -20,7 +20,7 @@ import pytest
 from tests.unit import parallel_handlers as handlers
 from tests.unit.shelf import Batch, Shelf
 from tests.unit.test_parallel_work_queue import PLACE, Room
-from tests.waiting import wait_until, within
+from tests.waiting import stop_process, wait_until, within
 
 from kafkamq import Ack, ConfigError, Nack, OutgoingRecord
 from kafkamq.config import Backoff
@@ -402,7 +402,7 @@ def test_a_process_that_is_stopped_is_ended_although_it_reads_nothing(
     work.shelf.add(*runs("a", "b"))
     work.shelf.wait(2)
     (pid,) = work.executor.pids
-    os.kill(pid, signal.SIGSTOP)
+    stop_process(pid)
     work.shelf.add(*runs("c" * 1_000_000, "d", start=2))
     work.shelf.wait(4)
     assert work.outcomes() == {}
@@ -415,7 +415,7 @@ def test_a_process_that_is_stopped_in_a_call_is_late(
     work = working(handlers.work, timeout_ms=1500)
     work.shelf.add(*runs("a"))
     wait_until(Path(os.environ[handlers.SEEN] + ".begun").exists)
-    os.kill(work.executor.pids[0], signal.SIGSTOP)
+    stop_process(work.executor.pids[0])
     Path(os.environ[handlers.SEEN] + ".sent").touch()
     work.shelf.add(*runs("b", start=1))
     work.shelf.wait(2)
