@@ -24,7 +24,7 @@ RUNS = [
     pytest.param("queue.py", ("--rounds", "1"), 25, id="queue"),
     pytest.param("batches.py", ("--rounds", "1", NO_PEER), 24, id="batches"),
     pytest.param("claims.py", ("--rounds", "1"), 5, id="claims"),
-    pytest.param("parallel.py", ("--rounds", "1", NO_PEER), 59, id="parallel"),
+    pytest.param("parallel.py", ("--rounds", "1", NO_PEER), 67, id="parallel"),
     pytest.param("compare.py", (), 25, id="compare"),
     pytest.param("spark_queue.py", (), 3, id="spark_queue", marks=pytest.mark.spark),
     pytest.param("spark.py", BRIEF, 25, id="spark", marks=pytest.mark.spark),
