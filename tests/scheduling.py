@@ -34,7 +34,15 @@ _ONE_BY_ONE = (
     "tests/integration/",
     *(
         f"tests/unit/test_{name}.py"
-        for name in ("interrupts", "intake", "parallel_processes", "web_pages", "weight")
+        for name in (
+            "batch_markers",
+            "interrupts",
+            "intake",
+            "parallel_processes",
+            "web_pages",
+            "weight",
+            "worker_session",
+        )
     ),
     "tests/wire/test_message_batches.py",
 )
