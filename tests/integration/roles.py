@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
@@ -22,6 +23,7 @@ from tests.integration.cli_tools import Commands
 from tests.integration.queue_logs import delete_group, receive_all
 from tests.integration.secured import Right
 from tests.integration.tracker_logs import Logs, read_topic
+from tests.integration.web_client import WebClient
 from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq import Service
@@ -29,6 +31,9 @@ from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.queue.names import group_of
 from kafkamq.types import MarkerType, Outcome
+from kafkamq.web.index.follower import IndexOptions
+from kafkamq.web.options import WebOptions
+from kafkamq.web.serving import serving
 
 __all__ = ["ACTIONS", "ROLES", "Action", "make_topic", "rights_of"]
 
@@ -113,6 +118,19 @@ ROLES: Mapping[str, tuple[tuple[str, str, str], ...]] = {
         ("topic", "NS.ledger", "WRITE"),
         ("group", "kafkamq/NS/*", "DESCRIBE"),
         ("group", "kafkamq.reader", "DESCRIBE"),
+        ("transactional-id", "kafkamq.NS.*", "WRITE"),
+    ),
+    "web": (
+        *_LOOK[1:],  # Read implies Describe
+        ("cluster", "kafka-cluster", "DESCRIBE_CONFIGS"),
+        ("topic", "NS.*", "READ"),
+        ("group", "kafkamq.reader", "DESCRIBE"),
+        ("topic", "NS.messages", "WRITE"),
+        ("topic", "NS.markers", "WRITE"),
+        ("topic", "NS.ledger", "WRITE"),
+        ("topic", "NS.actions", "WRITE"),
+        ("topic", "NS.actions", "CREATE"),
+        ("group", "kafkamq.NS.actions", "READ"),
         ("transactional-id", "kafkamq.NS.*", "WRITE"),
     ),
     **CLAIM_ROLES,
@@ -288,6 +306,29 @@ def operate(config: ServiceConfig, logs: Logs) -> None:
     assert len(logs.copies()) >= 1
 
 
+def act_on_pages(config: ServiceConfig, logs: Logs) -> None:
+    """Look at everything, send, take back what was to come later, redrive a dead letter."""
+    service = Service(logs.bootstrap, config.namespace)
+    later = service.queue("a").producer().send(b"later", delay=600).result(WAIT_S)
+    load_tracker(logs)
+    with LocalTracker(logs.config).in_thread():
+        wait_until(lambda: len(logs.dead_letters()) == 1)
+    with tempfile.TemporaryDirectory() as folder:
+        options = IndexOptions(path=Path(folder) / "index")
+        with serving(config, WebOptions(port=0), options) as address:
+            try:
+                web = WebClient(address, timeout_s=WAIT_S)
+                assert web.get("redrive")["count"] == 1
+                assert web.get("health")["ok"]
+                web.post("messages", queue="a", payload="x")
+                web.post(f"cancel/1/{later.partition}/{later.offset}")
+                assert web.wait_for(web.post("jobs", everything=True)["id"], "done")["done"] == 1
+            except HTTPError as error:
+                raise AssertionError(error.read().decode()) from error
+    assert len(logs.copies()) >= 1
+    service.close()
+
+
 ACTIONS: Mapping[str, Action] = {
     "producer": produce,
     "worker": work,
@@ -298,5 +339,6 @@ ACTIONS: Mapping[str, Action] = {
     "Spark tracker": track_on_spark,
     "Spark worker": work_on_spark,
     "operator": operate,
+    "web": act_on_pages,
     **CLAIM_ACTIONS,
 }

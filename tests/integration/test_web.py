@@ -183,7 +183,8 @@ def test_a_browser_shows_each_page_and_what_happens_next(
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda request: elsewhere(request.url, address, complaints))
-        for path in ("", "queue?name=orders", "dead-letters", "workers", "trackers", "health"):
+        shown = ("", "queue?name=orders", "dead-letters", "workers", "trackers", "health")
+        for path in (*shown, "redrive", "jobs", "actions", "send"):
             page.goto(f"{address}{path}")
             assert "kafkamq" in page.title()
             wide = page.evaluate("document.documentElement.scrollWidth")
@@ -203,6 +204,14 @@ def test_a_browser_shows_each_page_and_what_happens_next(
         page.goto(f"{address}queue?name=quiet")  # the page stays, its numbers go on
         service.queue("quiet").producer().send(b"!", id="the-next").result(within(30))
         page.get_by_role("link", name="the-next").wait_for(timeout=60_000)
+        page.goto(f"{address}dead-letters?queue=orders&text=article")
+        page.get_by_role("link", name="Redrive what matches").click()
+        page.get_by_label("name").fill("once more")
+        page.get_by_role("button", name="Redrive them").click()
+        page.get_by_role("row", name="once more").get_by_text("done").wait_for(timeout=60_000)
+        assert page.url == f"{address}jobs"
+        assert ask(f"{address}api/jobs")["jobs"][0]["done"] == 2
+        page.goto(f"{address}queue?name=quiet")
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.className") == "skip"
     assert complaints == []

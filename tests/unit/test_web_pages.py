@@ -19,8 +19,9 @@ from tests.unit.web_logs import CONFIG, FakeRecord, Logs
 from kafkamq.errors import ConfigError
 from kafkamq.markers.wire.markers import encode_marker
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
+from kafkamq.web.actions import Actions
 from kafkamq.web.app import build_app
-from kafkamq.web.guard import hash_password
+from kafkamq.web.guard import MAX_BODY_BYTES, hash_password
 from kafkamq.web.index.follower import Index, IndexOptions
 from kafkamq.web.index.live import Counts, Picture, open_runs
 from kafkamq.web.options import Account, WebOptions, read_accounts
@@ -36,7 +37,8 @@ class Pages:
 
     def __init__(self, path: Path, **options: Any) -> None:
         self.index = Index(CONFIG, IndexOptions(path=path))
-        self.app = build_app(self.index, WebOptions(**options))
+        self.actions = Actions(CONFIG)
+        self.app = build_app(self.index, WebOptions(**options), self.actions)
 
     def get(
         self,
@@ -45,13 +47,14 @@ class Pages:
         *,
         method: str = "GET",
         peer: str = "127.0.0.1",
+        **body: Any,
     ) -> httpx.Response:
         async def ask() -> httpx.Response:
             transport = httpx.ASGITransport(self.app, client=(peer, 1))  # type: ignore[arg-type]
             async with httpx.AsyncClient(
                 transport=transport, base_url="http://localhost"
             ) as client:
-                return await client.request(method, address, headers=dict(headers))
+                return await client.request(method, address, headers=dict(headers), **body)
 
         return asyncio.run(ask())
 
@@ -116,6 +119,11 @@ ADDRESSES = (
     "/dead-letters",
     "/workers",
     "/trackers",
+    "/redrive",
+    f"/redrive?queue={CANARY}&since_ms=1",
+    "/jobs",
+    "/actions",
+    f"/send?queue={CANARY}",
     "/nowhere/at/all",
 )
 
@@ -181,11 +189,126 @@ def test_another_host_is_not_answered(path: Path, host: str) -> None:
     assert named.get("/", {"host": "queues.example:80"}).status_code == 200
 
 
-def test_nothing_can_be_posted(path: Path) -> None:
-    site = pages(path)
+def test_nothing_can_be_posted_where_the_pages_only_read(path: Path) -> None:
+    site = pages(path, read_only=True)
     for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
-        for address in ("/", "/api/queues", "/static/kafkamq.css"):
+        for address in ("/", "/api/jobs", "/jobs", "/static/kafkamq.css"):
             assert site.get(address, method=method).status_code == 405
+    assert site.get("/api/state").json()["csrf"] == ""
+    for address in ("/dead-letters", "/redrive", "/jobs", "/send", "/message/2/0/0"):
+        assert 'method="post"' not in site.get(address).text, address
+
+
+def test_no_other_method_is_answered(path: Path) -> None:
+    site = pages(path)
+    for method in ("PUT", "DELETE", "PATCH", "OPTIONS"):
+        for address in ("/", "/api/jobs", "/static/kafkamq.css"):
+            assert site.get(address, method=method).status_code == 405
+
+
+def token_of(site: Pages, headers: Mapping[str, str] = LOCAL) -> str:
+    return str(site.get("/api/state", headers).json()["csrf"])
+
+
+REFUSED_ORIGINS: tuple[dict[str, str], ...] = (
+    {"origin": "http://evil.example"},
+    {"origin": "http://localhost:3000"},
+    {"origin": "http://localhost.evil.example:8686"},
+    {"origin": "null"},
+    {"origin": ""},
+    {"sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "same-site", "origin": "http://localhost:8686"},
+)
+
+
+def test_who_acts_has_a_page_of_ours(path: Path) -> None:
+    """Refused by the guard: 403. What comes behind it is 404 or 400, of a job that is not there."""
+    site = pages(path)
+    token = token_of(site)
+    known = {**LOCAL, "x-csrf-token": token}
+    for address in ("/jobs/none", "/api/jobs/none"):
+        assert site.get(address, method="POST").status_code == 403
+        for wrong in (token[:-1], "", "x" * 5000):
+            headers = {**LOCAL, "x-csrf-token": wrong}
+            assert site.get(address, headers, method="POST").status_code == 403
+        for forged in REFUSED_ORIGINS:
+            assert site.get(address, {**known, **forged}, method="POST").status_code == 403
+        for fine in ({}, {"origin": "http://localhost:8686", "sec-fetch-site": "same-origin"}):
+            body: dict[str, Any] = {"json": {"do": "pause"}}
+            if not address.startswith("/api"):
+                body = {"data": {"do": "pause"}}
+            answer = site.get(address, {**known, **fine}, method="POST", **body)
+            assert answer.status_code == 404, answer.text
+    form = {"csrf": token, "do": "pause"}
+    assert site.get("/jobs/none", method="POST", data=form).status_code == 404
+    assert site.get("/jobs/none", method="POST", data={"do": "pause"}).status_code == 403
+    twice = f"csrf={token}&csrf={token}"
+    as_form = {**LOCAL, "content-type": "application/x-www-form-urlencoded"}
+    assert site.get("/jobs/none", as_form, method="POST", content=twice).status_code == 403
+    other = token_of(pages(path))
+    assert other != token, "each process has its own"
+    foreign = {**LOCAL, "x-csrf-token": other}
+    assert site.get("/jobs/none", foreign, method="POST").status_code == 403
+    named = pages(path, allowed_hosts=frozenset({"Queues.Example"}))
+    headers = {**LOCAL, "origin": "https://queues.example", "x-csrf-token": token_of(named)}
+    answer = named.get("/jobs/none", headers, method="POST", data={"do": "cancel"})
+    assert answer.status_code == 404
+
+
+def test_viewers_and_strangers_do_not_act(path: Path) -> None:
+    accounts = {
+        "ann": Account("operator", hash_password("right")),
+        "vic": Account("viewer", hash_password("right")),
+    }
+    site = pages(path, accounts=accounts, host="0.0.0.0")
+    ann, vic = basic("ann", "right"), basic("vic", "right")
+    token = token_of(site, ann)
+    assert token_of(site, vic) == ""
+    for address in ("/jobs", "/api/jobs", "/send", "/resend/2/0/0", "/cancel/1/0/0"):
+        for headers, status in ((LOCAL, 401), (vic, 403), (basic("ann", "wrong"), 401)):
+            refused = site.get(address, {**headers, "x-csrf-token": token}, method="POST")
+            assert refused.status_code == status, address
+    headers = {**ann, "x-csrf-token": token}
+    assert site.get("/jobs/none", headers, method="POST").status_code == 400
+    for address in ("/dead-letters", "/redrive", "/jobs", "/send", "/message/2/0/0"):
+        shown = site.get(address, vic).text
+        assert 'method="post"' not in shown, address
+        assert "/resend/" not in shown
+    assert site.get("/resend/2/0/0", vic).status_code == 403
+    assert 'name="csrf"' in site.get("/redrive", ann).text
+
+
+def test_bodies_are_bounded_and_checked(path: Path) -> None:
+    site = pages(path)
+    known = {**LOCAL, "x-csrf-token": token_of(site)}
+    large = b"x" * (MAX_BODY_BYTES + 1)
+    assert site.get("/send", known, method="POST", content=large).status_code == 413
+    for body in (
+        {"rate": -1, "queue": "q"},
+        {"rate": 1e9, "queue": "q"},
+        {"rate": "x", "queue": "q"},
+        {},
+        {"queue": 7},
+        [],
+    ):
+        assert site.get("/api/jobs", known, method="POST", json=body).status_code == 400, body
+    assert site.get("/api/jobs", known, method="POST", content=b"{").status_code == 400
+    for form in ({"rate": "nan", "queue": "q"}, {"rate": "x"}, {"since_ms": "1e999", "queue": "q"}):
+        assert site.get("/jobs", known, method="POST", data=form).status_code == 400, form
+    no_header = {"queue": "q", "headers": "x"}
+    assert site.get("/send", known, method="POST", data=no_header).status_code == 400
+    both = {"queue": "q", "payload": "x", "payload_base64": "eA=="}
+    assert site.get("/api/messages", known, method="POST", json=both).status_code == 400
+    assert site.get("/api/resend/2/0/7", known, method="POST", json={}).status_code == 404
+    assert site.get("/api/cancel/1/0/7", known, method="POST").status_code == 404
+
+
+def test_a_dry_run_says_how_many_and_which(path: Path) -> None:
+    site = pages(path)
+    found = site.get("/api/redrive", headers=LOCAL).json()
+    assert (found["count"], [each["where"] for each in found["samples"]]) == (1, ["2/0/0"])
+    for query in ("queue=other", "text=nothing", "since_ms=9999999999999", "key=k", "form=f"):
+        assert site.get(f"/api/redrive?{query}").json()["count"] == 0
 
 
 def test_requests_are_bounded(path: Path) -> None:

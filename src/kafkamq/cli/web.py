@@ -1,4 +1,4 @@
-"""``web``: what a namespace holds, in a browser."""
+"""``web``: what a namespace holds, in a browser, and what operators do about it."""
 
 from __future__ import annotations
 
@@ -50,6 +50,9 @@ def _access(
     hide_payloads: Annotated[
         bool, typer.Option("--hide-payloads", help="Show payloads to operators alone.")
     ] = False,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Only show; operators act otherwise.")
+    ] = False,
 ) -> WebOptions:
     return WebOptions(
         host=host,
@@ -60,6 +63,7 @@ def _access(
         operators=frozenset(operator or ()),
         allowed_hosts=frozenset(allowed_host or ()),
         hides_payloads=hide_payloads,
+        read_only=read_only,
     )
 
 
@@ -87,7 +91,8 @@ def web(
 ) -> None:
     """Serve pages on queues, messages, dead letters, workers and trackers, until Ctrl-C.
 
-    They only read. The topics are followed into an index on this machine.
+    Operators act: they redrive dead letters, send messages and cancel delayed ones. The topics are
+    followed into an index on this machine.
     """
     _require_extra()
     from kafkamq.web.guard import hash_password as hashed

@@ -132,13 +132,27 @@ def redrive(
     limit: int | None = None,
     dry_run: bool = False,
     on_progress: Callable[[int], None] | None = None,
+    max_records: int = MAX_TRANSACTION_RECORDS,
+    also: Callable[[RedriveReport, int], Sequence[NewRecord]] | None = None,
+    edited: Callable[[StoredMessage], StoredMessage] | None = None,
 ) -> RedriveReport:
     """Sends chosen dead letters back into their queues, each exactly once.
 
     The message keeps id, key, payload and its sender's headers. It starts again, with its first
     delivery and its whole TTL; ``kafkamq-redriven-from`` names the dead letter. One that is too
     large for its topic by now, or whose queue's topic is gone, is ``refused`` in the report, and
-    stays; the others go. ``limit``: of those that go.
+    stays; the others go. What ``on_progress`` and the selection raise ends it between two
+    transactions.
+
+    Args:
+        config: The namespace.
+        selection: Which ones.
+        limit: How many go at most.
+        dry_run: Count only.
+        on_progress: Told how many went so far, behind each transaction.
+        max_records: Of one transaction.
+        also: Records that are in the same transaction as so many more copies.
+        edited: What is sent in the place of a message.
 
     Raises:
         FencedError: Another redrive of this namespace has started: it goes on with the rest.
@@ -150,7 +164,16 @@ def redrive(
     try:
         if not dry_run:
             producer.init()  # before the ledger is read: nothing of a predecessor is under way then
-        writer = _Writer(config, producer, originals, report, on_progress or (lambda _: None))
+        writer = _Writer(
+            config,
+            producer,
+            originals,
+            report,
+            on_progress=on_progress or (lambda _: None),
+            max_records=min(max_records, MAX_TRANSACTION_RECORDS),
+            also=also or (lambda _report, _count: ()),
+            edited=edited or (lambda message: message),
+        )
         most = math.inf if limit is None else limit
         for letter in read_dead_letters(config):
             is_enough = report.selected >= most if dry_run else writer.has_redriven(most)
@@ -210,13 +233,20 @@ class _Writer:
         producer: TransactionalProducer,
         originals: _Originals,
         report: RedriveReport,
+        *,
         on_progress: Callable[[int], None],
+        max_records: int,
+        also: Callable[[RedriveReport, int], Sequence[NewRecord]],
+        edited: Callable[[StoredMessage], StoredMessage],
     ) -> None:
         self._config = config
         self._producer = producer
         self._originals = originals
         self._report = report
         self._on_progress = on_progress
+        self._max_records = max_records
+        self._also = also
+        self._edited = edited
         self._partitions: dict[str, int] = {}  # by topic
         with Admin(config) as admin:
             self._ledger_partitions = admin.require_topic(config.ledger_topic).partitions
@@ -239,9 +269,10 @@ class _Writer:
         if not self._partitions_of(topic):
             self._refuse(letter, f"there is no topic {topic}: create it, and redrive again")
             return
+        message = self._edited(message)
         self._pending.append((letter, message))
         self._bytes += len(message.payload or b"") + len(message.key) + 256
-        if len(self._pending) >= MAX_TRANSACTION_RECORDS or self._bytes >= MAX_TRANSACTION_BYTES:
+        if len(self._pending) >= self._max_records or self._bytes >= MAX_TRANSACTION_BYTES:
             self.flush()
 
     def has_redriven(self, count: float) -> bool:
@@ -316,6 +347,7 @@ class _Writer:
                 for letter, message in pending:
                     self._producer.produce(self._copy(letter, message))
                     self._producer.produce(self._done_record(letter))
+                self._producer.produce_records(self._also(self._report, len(pending)))
         except BrokerError as error:
             if error.is_fatal and not isinstance(error, FencedError):
                 # librdkafka says why only once; of an idempotent producer it is nearly always this.

@@ -1,4 +1,7 @@
-"""The pages and their JSON: each page shows what ``/api`` answers at the same address."""
+"""The pages and their JSON: each page shows what ``/api`` answers at the same address.
+
+``acting.py`` has what is done by POST.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import sqlite3
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from litestar import Litestar, MediaType, Request, Response, get
+from litestar import Litestar, MediaType, Request, Response, Router, get
 from litestar.exceptions import HTTPException
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
@@ -17,9 +21,12 @@ from litestar.response import Redirect
 from litestar.static_files import create_static_files_router
 
 from kafkamq import __version__
-from kafkamq.errors import KafkaMQError
-from kafkamq.web.guard import Guard
+from kafkamq.errors import ConfigError, KafkaMQError, StateError
+from kafkamq.web.acting import Operations, api_routes, form_routes
+from kafkamq.web.actions import Actions
+from kafkamq.web.guard import MAX_BODY_BYTES, Guard
 from kafkamq.web.index.follower import Index
+from kafkamq.web.index.places import LETTERS
 from kafkamq.web.lookups import LetterFilter
 from kafkamq.web.options import OPERATOR, User, WebOptions
 from kafkamq.web.payloads import FORMS, Payloads
@@ -35,18 +42,27 @@ _Data = dict[str, Any]
 class Site:
     """What handlers need; one for each application."""
 
-    def __init__(self, index: Index, options: WebOptions) -> None:
+    def __init__(self, index: Index, options: WebOptions, actions: Actions) -> None:
         self.views = Views(index)
+        self.actions = actions
+        self.operations = Operations(index, actions)
         self.payloads = Payloads(index.config)
         self._options = options
         self._fresh: OrderedDict[tuple[str, str], tuple[float, str]] = OrderedDict()
 
-    def page(self, request: _Request, template: str, make: Callable[[], _Data | None]) -> Any:
+    def page(
+        self,
+        request: _Request,
+        template: str,
+        make: Callable[[], _Data | None],
+        *,
+        fresh_s: float = FRESH_S,
+    ) -> Any:
         """A page of what ``make`` answers; None: there is no such thing."""
         user: User = request.scope["state"]["user"]
         key = (f"{request.url.path}?{request.url.query}", f"{user.role} {user.name}")
         made_s, text = self._fresh.get(key, (-1e9, ""))
-        if time.monotonic() - made_s > FRESH_S:
+        if time.monotonic() - made_s > fresh_s:
             data = make()
             text = render("missing.html" if data is None else template, self._values(request, data))
             if data is None:
@@ -56,8 +72,14 @@ class Site:
                 self._fresh.popitem(last=False)
         return _html(text)
 
+    def close(self) -> None:
+        """End its clients."""
+        self.payloads.close()
+        self.operations.close()
+
     def _values(self, request: _Request, data: _Data | None) -> _Data:
         return {
+            "csrf": request.scope["state"]["csrf"],  # empty: this user does not act
             "page": data or {},
             "state": self.views.state(),
             "user": request.scope["state"]["user"],
@@ -89,16 +111,35 @@ class Site:
             payload = self.payloads.read(*where, form)
         return data | {"payload": payload, "may_look": may_look, "form": form}
 
+    def resend(self, request: _Request, where: tuple[int, int, int]) -> _Data | None:
+        """A dead letter's payload as text to be edited, for who may send it."""
+        if not request.scope["state"]["csrf"]:
+            raise HTTPException(status_code=403, detail="operators alone may send it")
+        data = self.message(request, where, "text") if where[0] == LETTERS else None
+        if data is None or data["message"]["redriven_ms"]:
+            return None
+        return data
 
-def build_app(index: Index, options: WebOptions) -> Guard:
-    """The application; the index is the caller's to start and to close."""
-    site = Site(index, options)
-    app = Litestar(
+
+def build_app(index: Index, options: WebOptions, actions: Actions) -> Guard:
+    """The application; index and actions are the caller's to start and to close."""
+    site = Site(index, options, actions)
+    # Litestar (2.25) registers handlers that share a path twice, unless they come as a router.
+    routes = Router(
+        path="/",
         route_handlers=[
             *_pages(site),
             *_more_pages(site),
             *_api(site),
             *_more_api(site),
+            *_action_pages(site),
+            *form_routes(site.operations),
+            *api_routes(site.operations),
+        ],
+    )
+    app = Litestar(
+        route_handlers=[
+            routes,
             create_static_files_router(path="/static", directories=[STATIC]),
         ],
         openapi_config=OpenAPIConfig(
@@ -111,13 +152,15 @@ def build_app(index: Index, options: WebOptions) -> Guard:
             sqlite3.Error: lambda request, error: site.fail(
                 request, 503, "The index is being made. This takes as long as reading the topics."
             ),
+            ConfigError: lambda request, error: site.fail(request, 400, str(error)),
+            StateError: lambda request, error: site.fail(request, 409, str(error)),
             KafkaMQError: lambda request, error: site.fail(request, 502, str(error)),
             HTTPException: lambda request, error: site.fail(
                 request, error.status_code, error.detail
             ),
         },
-        on_shutdown=[site.payloads.close],
-        request_max_body_size=1024,
+        on_shutdown=[site.close],
+        request_max_body_size=MAX_BODY_BYTES,
         logging_config=None,  # who starts the program says what is logged
     )
     return Guard(app, options)
@@ -218,6 +261,56 @@ def _more_pages(site: Site) -> list[Any]:
     return [letters, workers, trackers, health]
 
 
+def _action_pages(site: Site) -> list[Any]:
+    """What was done and what is being done, and the pages from which it is begun."""
+
+    @get("/redrive", sync_to_thread=True, include_in_schema=False)
+    def dry_run(request: _Request) -> Any:
+        chosen = _filter(request)
+        return site.page(request, "redrive.html", lambda: site.operations.dry_run(chosen))
+
+    @get("/api/redrive", sync_to_thread=True)
+    def api_dry_run(request: _Request) -> _Data:
+        """How many dead letters a job with this filter would send back, and up to 20 of them."""
+        return site.operations.dry_run(_filter(request))
+
+    @get("/jobs", sync_to_thread=True, include_in_schema=False)
+    def jobs(request: _Request) -> Any:
+        return site.page(request, "jobs.html", site.actions.jobs, fresh_s=-1.0)
+
+    @get("/api/jobs", sync_to_thread=True)
+    def api_jobs() -> _Data:
+        """Jobs and how far they are, the newest first."""
+        return site.actions.jobs()
+
+    @get("/actions", sync_to_thread=True, include_in_schema=False)
+    def trail(request: _Request, before: FromQuery[int] = 0) -> Any:
+        made = partial(site.actions.entries, before)
+        return site.page(request, "actions.html", made, fresh_s=-1.0)
+
+    @get("/api/actions", sync_to_thread=True)
+    def api_trail(before: FromQuery[int] = 0) -> _Data:
+        """What operators have done, the newest first."""
+        return site.actions.entries(before)
+
+    @get("/send", sync_to_thread=True, include_in_schema=False)
+    def send(request: _Request, queue: FromQuery[str] = "") -> Any:
+        return site.page(request, "send.html", lambda: {"queue": queue})
+
+    @get(
+        "/resend/{log:int}/{partition:int}/{offset:int}",
+        sync_to_thread=True,
+        include_in_schema=False,
+    )
+    def resend(
+        request: _Request, log: FromPath[int], partition: FromPath[int], offset: FromPath[int]
+    ) -> Any:
+        where = (log, partition, offset)
+        return site.page(request, "resend.html", lambda: site.resend(request, where))
+
+    return [dry_run, api_dry_run, jobs, api_jobs, trail, api_trail, send, resend]
+
+
 def _found(data: _Data | None) -> _Data:
     if data is None:
         raise HTTPException(status_code=404, detail="nothing is known of it")
@@ -228,9 +321,9 @@ def _api(site: Site) -> list[Any]:
     views = site.views
 
     @get("/api/state", sync_to_thread=True)
-    def state() -> _Data:
-        """How far the index is."""
-        return views.state()
+    def state(request: _Request) -> _Data:
+        """How far the index is; for operators the token that each POST needs as X-CSRF-Token."""
+        return views.state() | {"csrf": request.scope["state"]["csrf"]}
 
     @get("/api/queues", sync_to_thread=True)
     def queues(

@@ -1,7 +1,7 @@
 """What every request passes first, and every answer gets: hosts, methods, users, headers.
 
-It is the outermost layer, so that no answer goes around it. The pages only read: other methods than
-GET and HEAD are refused, so there is no form that could be forged.
+It is the outermost layer, so that no answer goes around it. Who acts, by POST, is an operator, on a
+page of ours (the browser says so in ``Origin``), and knows the token that our pages give this user.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import asyncio
 import base64
 import binascii
 import hashlib
+import hmac
 import logging
 import secrets
 import threading
 import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
 
 from argon2 import PasswordHasher
 from argon2.exceptions import Argon2Error, InvalidHashError
@@ -30,6 +32,10 @@ VERIFIED_S = 300.0  # a password that was right is not hashed again for so long
 MAX_VERIFIED = 1000
 MAX_CREDENTIALS_BYTES = 1024
 MAX_HASHING = 2  # at a time: each takes 64 MiB
+MAX_BODY_BYTES = 1 << 20
+MAX_FIELDS = 50  # of a form
+BODY_S = 30.0  # in which a body must be here
+TOKEN_FIELD, TOKEN_HEADER = "csrf", "x-csrf-token"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
     " form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -38,7 +44,7 @@ _HEADERS = (
     (b"content-security-policy", POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
-    (b"referrer-policy", b"no-referrer"),
+    (b"referrer-policy", b"same-origin"),  # without one, forms would not say their origin
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
@@ -82,6 +88,11 @@ class Guard:
         self._app = app
         self._options = options
         self._passwords = Passwords(options)
+        self._secret = secrets.token_bytes(32)
+
+    def token(self, user: User) -> str:
+        """What only pages that were given to this user know, while this process lives."""
+        return hmac.new(self._secret, user.name.encode("utf-8", "replace"), "sha256").hexdigest()
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Answer one request, or pass it on with its user in the scope."""
@@ -114,12 +125,35 @@ class Guard:
             )
             await _answer(guarded, 401, "who are you?", challenge)
             return
-        scope.setdefault("state", {})["user"] = user
+        may_act = user.role == OPERATOR and not self._options.read_only
+        state = scope.setdefault("state", {})
+        state |= {"user": user, "csrf": self.token(user) if may_act else ""}
+        if scope["method"] == "POST":
+            body = await _body(receive)
+            refusal = self._refusal_to_act(scope, user, body)
+            if body is None or refusal is not None:
+                refusal = refusal or (413, "the body is too long, or too slow")
+                _log.warning("an action was refused", extra={"user": user.name, "why": refusal[1]})
+                await _answer(guarded, *refusal)
+                return
+            receive = _replay(body, receive)
         await self._app(scope, receive, guarded)
 
+    def _refusal_to_act(self, scope: Any, user: User, body: bytes | None) -> tuple[int, str] | None:
+        if user.role != OPERATOR:
+            return 403, "viewers may look, and not act"
+        if not _is_of_our_page(scope, self._options.allowed_hosts):
+            return 403, "this comes from another page"
+        if body is not None:
+            given = _token_of(scope, body)
+            if not hmac.compare_digest(given.encode(), self.token(user).encode()):
+                return 403, "the page is too old: load it again (its token is not the one)"
+        return None
+
     def _refusal(self, scope: Any) -> tuple[int, str] | None:
-        if scope["method"] not in ("GET", "HEAD"):
-            return 405, "these pages only read"
+        allowed = ("GET", "HEAD") if self._options.read_only else ("GET", "HEAD", "POST")
+        if scope["method"] not in allowed:
+            return 405, "these pages only read" if self._options.read_only else "GET or POST"
         if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_TARGET_BYTES:
             return 414, "the address is too long"
         hosts = _all(scope, b"host")
@@ -155,6 +189,71 @@ def _host_of(value: bytes) -> str:
     if text.startswith("["):
         return text[1:].partition("]")[0]
     return text.partition(":")[0]
+
+
+def _is_of_our_page(scope: Any, allowed_hosts: frozenset[str]) -> bool:
+    """Whether the browser says so; what is no browser says nothing, and needs the token alone."""
+    if any(site not in (b"same-origin", b"none") for site in _all(scope, b"sec-fetch-site")):
+        return False
+    origins = _all(scope, b"origin")
+    if not origins:
+        return True
+    try:
+        origin = urlsplit(origins[0].decode("ascii", "replace").casefold())
+        name = origin.hostname or ""
+    except ValueError:
+        return False
+    host = _all(scope, b"host")[0].decode("ascii", "replace").casefold()
+    is_ours = origin.netloc == host or name in {each.casefold() for each in allowed_hosts}
+    return len(origins) == 1 and bool(name) and is_ours
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """The whole body; None: it is too long, too slow, or was broken off."""
+    body = b""
+
+    async def read() -> bytes | None:
+        nonlocal body
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return None
+            body += message.get("body", b"")
+            if len(body) > MAX_BODY_BYTES:
+                return None
+            if not message.get("more_body", False):
+                return body
+
+    try:
+        return await asyncio.wait_for(read(), BODY_S)
+    except asyncio.TimeoutError:
+        return None
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """What the application reads: the body that was read before it."""
+    left: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> Any:
+        return left.pop() if left else await receive()
+
+    return again
+
+
+def _token_of(scope: Any, body: bytes) -> str:
+    """The token in the header, or in the form; empty: there is none."""
+    named = _all(scope, TOKEN_HEADER.encode())
+    if named:
+        return named[0].decode("ascii", "replace") if len(named) == 1 else ""
+    kinds = [each.partition(b";")[0].strip().lower() for each in _all(scope, b"content-type")]
+    if kinds != [b"application/x-www-form-urlencoded"]:
+        return ""
+    try:
+        found = parse_qs(body.decode("utf-8", "replace"), max_num_fields=MAX_FIELDS)
+    except ValueError:
+        return ""
+    given = found.get(TOKEN_FIELD, [])
+    return given[0] if len(given) == 1 else ""
 
 
 def _basic(value: bytes) -> tuple[str, str] | None:

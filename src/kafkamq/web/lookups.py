@@ -9,16 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kafkamq.queue.dead_letters import DeadLetter
 from kafkamq.types import Outcome
 from kafkamq.web.index.fold import END_BASE, STARTED
 from kafkamq.web.index.places import CHUNK_BITS, CHUNK_OFFSETS, LETTERS, MESSAGES, split_place
-from kafkamq.web.index.rows import unpack_headers
+from kafkamq.web.index.rows import (
+    MAX_ERROR_CHARACTERS,
+    MAX_KEY_BYTES,
+    form_of,
+    pack_headers,
+    unpack_headers,
+)
 from kafkamq.web.index.schema import open_reader
 
 MAX_FAMILY = 200  # copies of one message, dead letters and redriven copies included
 MAX_FOUND = 100
 MAX_CHUNKS_SEARCHED = 50
 MAX_LETTERS_SEARCHED = 100_000  # of a filter that no index serves; the page says how far it got
+_LOWER = {ord(letter): letter.lower() for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
 _MESSAGE = "place, q.text, at_ms, id, key, attempt, origin, letter, headers"
 _MESSAGE_FROM = "FROM message JOIN name q ON q.number = queue"
 _LETTER = (
@@ -307,6 +315,38 @@ def _conditions(
             f"AND {negation} EXISTS (SELECT 1 FROM redriven d WHERE d.place = letter.place)"
         )
     return " ".join(inner), " ".join(outer), values
+
+
+def count_letters(connection: sqlite3.Connection, chosen: LetterFilter) -> int:
+    """How many dead letters are meant, however many that are."""
+    inner, outer, values = _conditions(connection, chosen)
+    found = connection.execute(
+        f"SELECT count(*) FROM letter WHERE 1 {inner} {outer}", (*values[0], *values[1])
+    ).fetchone()
+    return int(found[0])
+
+
+def is_meant(chosen: LetterFilter, letter: DeadLetter) -> bool:
+    """Whether a dead letter is meant, whatever became of it; says the same as the database."""
+    if chosen.key:
+        key = None if letter.user_key is None else letter.user_key[:MAX_KEY_BYTES]
+        if key != chosen.key.encode("utf-8", "replace"):
+            return False
+    headers = pack_headers(letter.headers) if chosen.header else None
+    return (
+        chosen.queue in ("", letter.queue_id)
+        and chosen.reason in ("", letter.reason)
+        and (not chosen.form or chosen.form == form_of(letter.error))
+        and letter.timestamp_ms >= chosen.since_ms
+        and (not chosen.until_ms or letter.timestamp_ms < chosen.until_ms)
+        and _lower(chosen.text) in _lower(letter.error[:MAX_ERROR_CHARACTERS])
+        and _lower(chosen.header) in _lower((headers or b"").decode("utf-8", "replace"))
+    )
+
+
+def _lower(text: str) -> str:
+    """As SQLite has it: of ASCII alone."""
+    return text.translate(_LOWER)
 
 
 def letter_at(connection: sqlite3.Connection, place: int) -> dict[str, Any] | None:

@@ -42,6 +42,7 @@ class WebOptions:
     operators: frozenset[str] = frozenset()  # users by that header who are no viewers
     allowed_hosts: frozenset[str] = frozenset()  # beside loopback's names and ``host``
     hides_payloads: bool = False  # from viewers
+    read_only: bool = False  # True: nobody acts
 
     def __post_init__(self) -> None:
         if bool(self.trusted_header) != bool(self.trusted_proxies):

@@ -34,6 +34,7 @@ def environment() -> Environment:
         "bars": bars,
         "short": short,
         "url": url_of,
+        "filtered": lambda path, chosen, **more: url_of(path, **chosen, **more),
     }
     return made
 

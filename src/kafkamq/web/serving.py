@@ -11,9 +11,11 @@ import uvicorn
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
+from kafkamq.web.actions import Actions
 from kafkamq.web.app import build_app
 from kafkamq.web.index.follower import Index, IndexOptions
 from kafkamq.web.options import WebOptions
+from kafkamq.web.runner import Runner
 
 MAX_CONNECTIONS = 500
 STOP_S = 5
@@ -30,9 +32,11 @@ def serving(
     """
     listening = _listen(options.host, options.port)
     index = Index(config, index_options)
+    actions = Actions(config)
+    runner = Runner(config, actions)
     server = _Server(
         uvicorn.Config(
-            build_app(index, options),
+            build_app(index, options, actions),
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -47,6 +51,9 @@ def serving(
         target=server.run, kwargs={"sockets": [listening]}, name="kafkamq-web", daemon=True
     )
     index.start()
+    actions.start()
+    if not options.read_only:
+        runner.start()
     thread.start()
     try:
         host = f"[{options.host}]" if ":" in options.host else options.host
@@ -54,6 +61,8 @@ def serving(
     finally:
         server.should_exit = True
         thread.join(2 * STOP_S)
+        runner.close()
+        actions.close()
         index.close()
         listening.close()
 

@@ -1,0 +1,400 @@
+"""What operators do: by forms, which work without JavaScript, and by the same as JSON.
+
+The guard has let them pass: whoever comes here is an operator, on a page of ours.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+from urllib.parse import parse_qs
+
+from litestar import Request, post
+from litestar.exceptions import HTTPException
+from litestar.params import FromPath, JSONBody, RawBody
+from litestar.response import Redirect
+
+from kafkamq.errors import ConfigError, KafkaMQError, StateError
+from kafkamq.queue.ids import uuid7
+from kafkamq.queue.service import Service
+from kafkamq.transport.admin import Admin
+from kafkamq.types import ScheduleToken
+from kafkamq.web import lookups
+from kafkamq.web.actions import Actions
+from kafkamq.web.guard import MAX_FIELDS
+from kafkamq.web.index.follower import Index
+from kafkamq.web.index.places import LETTERS, MARKERS, place_of
+from kafkamq.web.jobs import STATES_AFTER, Action
+from kafkamq.web.lookups import LetterFilter, reading
+
+MAX_SAMPLES = 20
+MAX_NAME_CHARACTERS = 200
+MAX_PAYLOAD_BYTES = 600_000  # as base64 it fits into a record of the actions topic
+MAX_RATE = 1e6
+_SENT_S = 30.0
+_Request = Request[Any, Any, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewJob:
+    """Dead letters that are to go back: the filter of their page, and how fast."""
+
+    queue: str = ""
+    reason: str = ""
+    form: str = ""
+    text: str = ""
+    key: str = ""
+    header: str = ""
+    since_ms: int = 0
+    until_ms: int = 0
+    everything: bool = False  # needed where nothing chooses
+    name: str = ""
+    rate: float = 0.0  # dead letters a second; 0: as fast as it goes
+
+    @property
+    def chosen(self) -> LetterFilter:
+        """Those that were not redriven before."""
+        return LetterFilter(
+            queue=self.queue,
+            reason=self.reason,
+            form=self.form,
+            text=self.text,
+            key=self.key,
+            header=self.header,
+            since_ms=self.since_ms,
+            until_ms=self.until_ms,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewState:
+    """What is wanted of a job: pause, resume or cancel."""
+
+    do: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewMessage:
+    """A message for a queue; of the two payloads one."""
+
+    queue: str
+    payload: str = ""
+    payload_base64: str = ""
+    key: str = ""
+    id: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def payload_bytes(self) -> bytes:
+        return _payload(self.payload, self.payload_base64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewPayload:
+    """What is sent in the place of a dead letter's payload."""
+
+    payload: str = ""
+    payload_base64: str = ""
+
+    @property
+    def payload_bytes(self) -> bytes:
+        return _payload(self.payload, self.payload_base64)
+
+
+class Operations:
+    """Does them; each is written before its effect. For many threads."""
+
+    def __init__(self, index: Index, actions: Actions) -> None:
+        self._index = index
+        self._config = index.config
+        self._path = index.options.path
+        self._actions = actions
+        self._lock = threading.Lock()
+        self._made: Service | None = None
+
+    def close(self) -> None:
+        """End its clients."""
+        with self._lock:
+            if self._made is not None:
+                self._made.close()
+
+    def _service(self) -> Service:
+        with self._lock:
+            if self._made is None:
+                config = self._config
+                self._made = Service(
+                    config.bootstrap_servers, config.namespace, kafka=config.kafka, **config.topics
+                )
+            return self._made
+
+    # ---- jobs
+
+    def dry_run(self, chosen: LetterFilter) -> dict[str, Any]:
+        """How many dead letters are meant, and the newest of them."""
+        wanted = replace(chosen, redriven="no")
+        with reading(self._path) as connection:
+            found, _ = lookups.letters(connection, wanted, before=0, limit=MAX_SAMPLES)
+            count = lookups.count_letters(connection, wanted)
+        return {"filter": asdict(chosen), "count": count, "samples": found}
+
+    def start(self, user: str, new: NewJob) -> str:
+        """Begin a job; returns its id."""
+        chosen = new.chosen
+        if chosen.is_empty and not new.everything:
+            raise ConfigError("the filter is empty: choose, or say everything")
+        for name, most in (("rate", MAX_RATE), ("since_ms", 1 << 53), ("until_ms", 1 << 53)):
+            value = getattr(new, name)
+            if not 0 <= value <= most:
+                raise ConfigError(f"{name} is {value}: it must be from 0 to {most:g}")
+        more = {
+            "name": new.name[:MAX_NAME_CHARACTERS],
+            "filter": asdict(chosen),
+            "rate": new.rate,
+            "expected": self.dry_run(chosen)["count"],
+        }
+        return self._begin("redrive", user, more)
+
+    def _begin(self, what: str, user: str, more: dict[str, Any]) -> str:
+        topic = self._config.dead_letter_topic
+        with Admin(self._config) as admin:
+            found = admin.require_topic(topic)
+            ends = {number: end for number, (end, _) in admin.log_ends(topic).items()}
+        more |= {"ends": ends, "topic_id": found.topic_id.hex()}
+        action = Action(what=what, id=uuid7(), user=user, more=more)
+        self._actions.record(action)
+        return action.id
+
+    def change(self, user: str, id: str, do: str) -> None:
+        """Pause, resume or cancel a job."""
+        if do not in STATES_AFTER:
+            raise ConfigError(f"do is {do!r}: it must be one of {', '.join(STATES_AFTER)}")
+        job = self._actions.job(id)
+        if job is None:
+            raise HTTPException(status_code=404, detail="there is no such job")
+        if job.is_over:
+            raise StateError(f"the job is {job.state}")
+        self._actions.record(Action(what=do, id=id, user=user))
+
+    def resend(self, user: str, where: tuple[int, int, int], payload: bytes) -> str:
+        """Send a dead letter again with another payload; returns the job's id."""
+        log, partition, offset = where
+        if len(payload) > MAX_PAYLOAD_BYTES:
+            raise ConfigError(f"the payload has {len(payload):,} bytes: {MAX_PAYLOAD_BYTES:,}")
+        with reading(self._path) as connection:
+            letter = lookups.letter_at(connection, place_of(log, partition, offset))
+        if log != LETTERS or letter is None:
+            raise HTTPException(status_code=404, detail="there is no such dead letter")
+        if letter["redriven_ms"]:
+            raise StateError("it was redriven before")
+        more = {
+            "name": letter["id"][:MAX_NAME_CHARACTERS],
+            "place": [partition, offset],
+            "payload": base64.b64encode(payload).decode(),
+            "expected": 1,
+        }
+        return self._begin("resend", user, more)
+
+    # ---- messages
+
+    def send(self, user: str, new: NewMessage) -> dict[str, Any]:
+        """Send one message; says where it is."""
+        payload = new.payload_bytes
+        producer = self._service().queue(new.queue).producer()
+        more = {
+            "queue": new.queue,
+            "message_id": new.id,
+            "key": new.key,
+            "headers": sorted(new.headers),
+            "bytes": len(payload),
+        }
+
+        def send() -> dict[str, Any]:
+            delivery = producer.send(
+                payload,
+                key=new.key or None,
+                id=new.id or None,
+                headers={name: value.encode() for name, value in new.headers.items()} or None,
+            )
+            sent = delivery.result(_SENT_S)
+            return {"id": sent.id, "where": f"0/{sent.partition}/{sent.offset}"}
+
+        return self._do("send", user, more, send)
+
+    def cancel(self, user: str, where: tuple[int, int, int]) -> dict[str, Any]:
+        """Take back a delayed message."""
+        log, partition, offset = where
+        place = place_of(log, partition, offset)
+        with reading(self._path) as connection:
+            found = lookups.messages_at(connection, [place]).get(place)
+        if log != MARKERS or found is None:
+            raise HTTPException(status_code=404, detail="there is no such delayed message")
+        queue, shown = found["queue"], found["where"]
+
+        def cancel() -> dict[str, Any]:
+            token = ScheduleToken(queue, partition, offset)
+            self._service().queue(queue).producer().cancel(token)
+            return {"where": shown}
+
+        more = {"queue": queue, "message_id": found["id"], "where": shown}
+        return self._do("cancel-delayed", user, more, cancel)
+
+    def _do(
+        self, what: str, user: str, more: dict[str, Any], effect: Callable[[], dict[str, Any]]
+    ) -> dict[str, Any]:
+        id = uuid7()
+        self._actions.record(Action(what=what, id=id, user=user, more=more))
+        try:
+            done = effect()
+        except KafkaMQError as error:
+            self._actions.record(
+                Action(what="failed", id=id, user=user, more={"why": str(error)[:2000]})
+            )
+            raise
+        self._actions.record(Action(what="done", id=id, user=user, more=done))
+        return done
+
+
+def _payload(text: str, encoded: str) -> bytes:
+    if text and encoded:
+        raise ConfigError("payload and payload_base64 are both given")
+    try:
+        return base64.b64decode(encoded, validate=True) if encoded else text.encode()
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise ConfigError(f"the payload cannot be read: {error}") from None
+
+
+def _user(request: _Request) -> str:
+    return str(request.scope["state"]["user"].name)
+
+
+def _fields(body: bytes) -> dict[str, str]:
+    """The fields of a form; texts of several lines have the line ends that their sender has."""
+    found = parse_qs(body.decode("utf-8", "replace"), max_num_fields=MAX_FIELDS)
+    return {name: values[0].replace("\r\n", "\n") for name, values in found.items()}
+
+
+def _number(fields: Mapping[str, str], name: str) -> float:
+    text = fields.get(name, "0")
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ConfigError(f"{name} is {text[:80]!r}: it must be a number")
+    return number
+
+
+def _headers(text: str) -> dict[str, str]:
+    """Headers as people write them, ``name: value`` on each line."""
+    found = {}
+    for line in filter(str.strip, text.split("\n")):
+        name, colon, value = line.partition(":")
+        if not colon:
+            raise ConfigError(f"a header is {line[:80]!r}: it must be NAME: VALUE")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def form_routes(operations: Operations) -> list[Any]:
+    """Where the pages' forms go; each answer leads to a page that shows what came of it."""
+
+    @post("/jobs", sync_to_thread=True, include_in_schema=False)
+    def start(request: _Request, body: RawBody) -> Any:
+        fields = _fields(body)
+        texts = {
+            name: fields.get(name, "")
+            for name in ("queue", "reason", "form", "text", "key", "header", "name")
+        }
+        new = NewJob(
+            **texts,
+            since_ms=int(_number(fields, "since_ms")),
+            until_ms=int(_number(fields, "until_ms")),
+            everything="everything" in fields,
+            rate=_number(fields, "rate"),
+        )
+        operations.start(_user(request), new)
+        return Redirect("/jobs", status_code=303)
+
+    @post("/jobs/{id:str}", sync_to_thread=True, include_in_schema=False)
+    def change(request: _Request, id: FromPath[str], body: RawBody) -> Any:
+        operations.change(_user(request), id, _fields(body).get("do", ""))
+        return Redirect("/jobs", status_code=303)
+
+    @post("/send", sync_to_thread=True, include_in_schema=False)
+    def send(request: _Request, body: RawBody) -> Any:
+        fields = _fields(body)
+        texts = {name: fields.get(name, "") for name in ("queue", "payload", "key", "id")}
+        new = NewMessage(**texts, headers=_headers(fields.get("headers", "")))
+        operations.send(_user(request), new)
+        return Redirect("/actions", status_code=303)
+
+    place = "{log:int}/{partition:int}/{offset:int}"
+
+    @post(f"/resend/{place}", sync_to_thread=True, include_in_schema=False)
+    def resend(
+        request: _Request,
+        log: FromPath[int],
+        partition: FromPath[int],
+        offset: FromPath[int],
+        body: RawBody,
+    ) -> Any:
+        payload = _fields(body).get("payload", "").encode("utf-8", "replace")
+        operations.resend(_user(request), (log, partition, offset), payload)
+        return Redirect("/jobs", status_code=303)
+
+    @post(f"/cancel/{place}", sync_to_thread=True, include_in_schema=False)
+    def cancel(
+        request: _Request, log: FromPath[int], partition: FromPath[int], offset: FromPath[int]
+    ) -> Any:
+        operations.cancel(_user(request), (log, partition, offset))
+        return Redirect("/actions", status_code=303)
+
+    return [start, change, send, resend, cancel]
+
+
+def api_routes(operations: Operations) -> list[Any]:
+    """The same as JSON. Each request has the token of ``/api/state`` as ``X-CSRF-Token``."""
+
+    @post("/api/jobs", sync_to_thread=True)
+    def start(request: _Request, data: JSONBody[NewJob]) -> dict[str, Any]:
+        """Begin to redrive what matches; the filter is that of /api/dead-letters."""
+        return {"id": operations.start(_user(request), data)}
+
+    @post("/api/jobs/{id:str}", sync_to_thread=True)
+    def change(request: _Request, id: FromPath[str], data: JSONBody[NewState]) -> dict[str, Any]:
+        """Pause, resume or cancel a job."""
+        operations.change(_user(request), id, data.do)
+        return {"id": id}
+
+    @post("/api/messages", sync_to_thread=True)
+    def send(request: _Request, data: JSONBody[NewMessage]) -> dict[str, Any]:
+        """Send one message to a queue of the namespace's messages topic."""
+        return operations.send(_user(request), data)
+
+    place = "{log:int}/{partition:int}/{offset:int}"
+
+    @post(f"/api/resend/{place}", sync_to_thread=True)
+    def resend(
+        request: _Request,
+        log: FromPath[int],
+        partition: FromPath[int],
+        offset: FromPath[int],
+        data: JSONBody[NewPayload],
+    ) -> dict[str, Any]:
+        """Send a dead letter again with another payload, as a job."""
+        where = (log, partition, offset)
+        return {"id": operations.resend(_user(request), where, data.payload_bytes)}
+
+    @post(f"/api/cancel/{place}", sync_to_thread=True)
+    def cancel(
+        request: _Request, log: FromPath[int], partition: FromPath[int], offset: FromPath[int]
+    ) -> dict[str, Any]:
+        """Take back a delayed message."""
+        return operations.cancel(_user(request), (log, partition, offset))
+
+    return [start, change, send, resend, cancel]

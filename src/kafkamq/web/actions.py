@@ -1,0 +1,232 @@
+"""The topic of actions: followed from its beginning, written one record at a time.
+
+It is made at the first action, and keeps everything. Every process folds it alike, so the state of
+jobs is what its records say: a process that starts knows what another one was doing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import ConfigError, DeadlineExceededError, KafkaMQError
+from kafkamq.queue.names import actions_topic
+from kafkamq.queue.topics import log_settings
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.errors import broker_error, is_fatal
+from kafkamq.transport.follower import Follower
+from kafkamq.transport.producer import IdempotentProducer
+from kafkamq.transport.settings import producer_settings
+from kafkamq.transport.transactions import NewRecord
+from kafkamq.web.jobs import MAX_RECORD_BYTES, Action, Job, Trail, decode
+
+PAGE_ENTRIES = 100
+_LOOK_S = 5.0  # for a topic that another process makes
+_LOOK_AGAIN_S = 60.0  # whether it was recreated
+_RETRY_S = 5.0
+_WRITE_S = 30.0
+_SEEN_S = 10.0
+_log = logging.getLogger(__name__)
+
+
+class Actions:
+    """The log of a namespace's actions; ``start`` and ``close`` are the owner's.
+
+    One thread reads. Everybody else may look and write: one lock guards what is folded, another
+    one the producer.
+    """
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self.config = config
+        self.topic = actions_topic(config)
+        self.error = ""  # why it cannot be read; empty: it can
+        self.next_id = ""  # of the job that is to run; empty: none, or nobody knows yet
+        self.exists = False
+        self._changed = threading.Condition()  # guards what follows
+        self._trail = Trail()
+        self._topic_id = b""
+        self._next_offset = 0
+        self._writing = threading.Lock()
+        self._producer: IdempotentProducer | None = None
+        self._stopping = threading.Event()
+        self._look = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kafkamq-web-actions", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread and the clients."""
+        self._stopping.set()
+        self._look.set()
+        if self._thread.ident is not None:
+            self._thread.join(_SEEN_S)
+        with self._writing:
+            if self._producer is not None:
+                self._producer.close()
+
+    # ---- reading
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._follow_until_it_fails()
+
+    def _follow_until_it_fails(self) -> None:
+        try:
+            self._follow()
+        except KafkaMQError as error:
+            _log.warning("actions cannot be read", extra={"error": str(error)})
+            self.error = str(error)
+            self._stopping.wait(_RETRY_S)
+
+    def _look_up(self) -> bytes | None:
+        with Admin(self.config, timeout_s=15.0) as admin:
+            found = admin.topics([self.topic]).get(self.topic)
+        self.exists, self.error = found is not None, ""
+        return None if found is None else found.topic_id
+
+    def _follow(self) -> None:
+        """Read until the topic is another one; where this was broken off, the next call goes on."""
+        topic_id = self._look_up()
+        if topic_id is None:
+            self._look.wait(_LOOK_S)
+            self._look.clear()
+            return
+        if topic_id != self._topic_id:
+            with self._changed:
+                self._trail, self._topic_id, self._next_offset = Trail(), topic_id, 0
+                self.next_id = ""
+        place = (self.topic, 0)
+        follower = Follower(
+            self.config,
+            f"reading {self.topic}",
+            ignores=lambda error: not is_fatal(error),
+            enable_partition_eof=True,
+            fetch_wait_max_ms=200,
+        )
+        try:
+            low, _ = follower.bounds(place)
+            follower.place({place: max(low, self._next_offset)})
+            look_s = time.monotonic() + _LOOK_AGAIN_S
+            while not self._stopping.is_set():
+                if time.monotonic() > look_s:
+                    if self._look_up() != topic_id:
+                        return
+                    look_s = time.monotonic() + _LOOK_AGAIN_S
+                records = follower.poll(5000, 0.25)
+                follower.require_inside()
+                if not records and not follower.ends:
+                    continue
+                with self._changed:
+                    for record in records:
+                        self._apply(record)
+                    self._next_offset = follower.ends.get(place, self._next_offset)
+                    if follower.ends or self.next_id:  # never in the midst of the first reading
+                        job = self._trail.next_job()
+                        self.next_id = "" if job is None else job.id
+                    self._changed.notify_all()
+        finally:
+            follower.close()
+
+    def _apply(self, record: Any) -> None:
+        offset = record.offset() or 0
+        self._next_offset = offset + 1
+        action = decode(record.value(), at_ms=record.timestamp()[1], offset=offset)
+        if action is not None:
+            self._trail.apply(action)
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when something has changed, or the time is over."""
+        with self._changed:
+            self._changed.wait(timeout_s)
+
+    def job(self, id: str) -> Job | None:
+        """A job; who asks does not change it."""
+        with self._changed:
+            return self._trail.jobs.get(id)
+
+    def jobs(self) -> dict[str, Any]:
+        """For the pages: all jobs, the newest first."""
+        with self._changed:
+            made = [job.as_dict() for job in reversed(self._trail.jobs.values())]
+        return {"jobs": made, "error": self.error, "topic": self.topic}
+
+    def entries(self, before: int = 0) -> dict[str, Any]:
+        """For the pages: what was done, the newest first, and the offset to go on before."""
+        with self._changed:
+            found = [each for each in self._trail.entries if not before or each.offset < before]
+        shown = found[-PAGE_ENTRIES:][::-1]
+        return {
+            "actions": [
+                {
+                    "at_ms": each.at_ms,
+                    "user": each.user,
+                    "what": each.what,
+                    "id": each.id,
+                    "offset": each.offset,
+                    "more": {
+                        name: value
+                        for name, value in each.more.items()
+                        if name not in ("payload", "ends", "topic_id") and value not in ("", 0, {})
+                    },
+                }
+                for each in shown
+            ],
+            "before": shown[-1].offset if len(found) > PAGE_ENTRIES else 0,
+            "error": self.error,
+            "topic": self.topic,
+        }
+
+    # ---- writing
+
+    def form(self, action: Action) -> NewRecord:
+        """The record of an action, for somebody's transaction."""
+        return self.topic, 0, action.id.encode(), action.encode(), ()
+
+    def record(self, action: Action) -> None:
+        """Write an action, and return when this process has read it.
+
+        Raises:
+            ConfigError: It is too large.
+            BrokerError, DeadlineExceededError: It may not be written, or not in time.
+        """
+        topic, partition, key, value, _ = self.form(action)
+        if len(value or b"") > MAX_RECORD_BYTES:
+            raise ConfigError(f"the action has {len(value or b''):,} bytes: {MAX_RECORD_BYTES:,}")
+        if not self.exists:
+            self._create()
+        told: list[tuple[Any, int]] = []
+        with self._writing:
+            if self._producer is None:
+                settings = producer_settings(self.config)
+                self._producer = IdempotentProducer(self.config, settings, owner="page")
+            self._producer.produce(
+                topic,
+                value,
+                key,
+                partition,
+                None,
+                lambda error, message: told.append((error, message.offset() or 0)),
+                _WRITE_S,
+            )
+            self._producer.confirm(lambda: bool(told), f"writing to {topic}", _WRITE_S)
+        error, offset = told[0]
+        if error is not None:
+            raise broker_error(error, f"writing to {topic}")
+        if not self._wait_for(lambda: self._next_offset > offset):
+            raise DeadlineExceededError(f"{topic} was written, but is not read in {_SEEN_S:g} s")
+
+    def _wait_for(self, is_so: Callable[[], bool]) -> bool:
+        with self._changed:
+            return self._changed.wait_for(is_so, _SEEN_S)
+
+    def _create(self) -> None:
+        with Admin(self.config) as admin:
+            settings = {**log_settings(admin, -1), "retention.ms": "-1"}
+            admin.create_topics({self.topic: (1, settings)}, replication_factor=-1)
+        self._look.set()

@@ -1,0 +1,207 @@
+"""What operators have done, as records of one topic, and the state of jobs folded from them.
+
+An action is written before its effect, so none is without a record. Records say ``what``:
+
+- ``redrive``, ``resend``: a job begins; it runs.
+- ``pause``, ``resume``, ``cancel``: what an operator wants of a job that has not ended.
+- ``run``: a process takes the job up. What another one has to say of its end counts no more.
+- ``progress``: so many more dead letters went, in the transaction in which they went.
+- ``stop``: the process that runs the job cannot go on, and says why: the job is paused.
+- ``end``: nothing is left.
+- ``send``, ``cancel-delayed``: one message; ``done`` or ``failed`` with the same id follow.
+
+Pure and total: a record that nobody understands, or that comes too late, changes no job.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+RUNNING, PAUSED, CANCELLED, ENDED = "running", "paused", "cancelled", "done"
+STATES_AFTER = {"pause": PAUSED, "resume": RUNNING, "cancel": CANCELLED}
+MAX_JOBS = 1000  # that have ended, and are remembered
+MAX_ENTRIES = 2000  # of the trail on the page; the topic keeps all
+MAX_RECORD_BYTES = 900_000
+_KINDS = ("redrive", "resend")
+_SILENT = ("progress", "run")  # of the trail
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """One record."""
+
+    what: str
+    id: str  # of the job, or of the one action
+    user: str  # who; of records that a process writes by itself: which process
+    at_ms: int = 0  # the broker's time
+    offset: int = -1
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        """The record's value."""
+        fields = {"what": self.what, "id": self.id, "user": self.user, "more": dict(self.more)}
+        return json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def decode(value: bytes | None, *, at_ms: int, offset: int) -> Action | None:
+    """The reverse of ``encode``; None: it is no action."""
+    try:
+        fields = json.loads(value or b"")
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(fields, dict):
+        return None
+    what, id_, user = (fields.get(name) for name in ("what", "id", "user"))
+    more = fields.get("more")
+    if not (isinstance(what, str) and isinstance(id_, str) and isinstance(user, str)):
+        return None
+    if not isinstance(more, dict):
+        return None
+    return Action(what=what, id=id_, user=user, at_ms=at_ms, offset=offset, more=more)
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """Dead letters that go back into their queues."""
+
+    id: str
+    kind: str  # redrive or resend
+    name: str
+    user: str
+    state: str = RUNNING
+    created_ms: int
+    changed_ms: int
+    filter: Mapping[str, Any]  # as ``LetterFilter``
+    place: tuple[int, int] | None  # of the one dead letter that is sent again, edited
+    payload: str  # of that one, base64
+    rate: float  # dead letters a second; 0: as fast as it goes
+    expected: int  # how many there were when it began
+    ends: Mapping[int, int]  # of the dead letters topic, by partition: later ones are not meant
+    topic_id: str  # of that topic, in hex
+    runner: str = ""  # the process that took it up last
+    done: int = 0
+    refused: int = 0  # as of the last process
+    why: str = ""  # of its state
+    refusals: list[str] = field(default_factory=list)
+
+    @property
+    def left(self) -> int:
+        """How many are still to go, as far as is known."""
+        return 0 if self.is_over else max(0, self.expected - self.done - self.refused)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it can never run again."""
+        return self.state in (ENDED, CANCELLED)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the pages; without the payload."""
+        return {
+            "id": self.id,
+            "kind": self.kind,
+            "name": self.name,
+            "user": self.user,
+            "state": self.state,
+            "created_ms": self.created_ms,
+            "changed_ms": self.changed_ms,
+            "filter": {name: value for name, value in self.filter.items() if value},
+            "where": None if self.place is None else f"2/{self.place[0]}/{self.place[1]}",
+            "rate": self.rate,
+            "expected": self.expected,
+            "done": self.done,
+            "refused": self.refused,
+            "left": self.left,
+            "why": self.why,
+            "refusals": list(self.refusals),
+        }
+
+
+class Trail:
+    """The records of the topic, folded in its order; one owner."""
+
+    def __init__(self) -> None:
+        self.jobs: OrderedDict[str, Job] = OrderedDict()
+        self.entries: deque[Action] = deque(maxlen=MAX_ENTRIES)
+
+    def apply(self, action: Action) -> None:
+        """Take in one record."""
+        if action.what not in _SILENT:
+            self.entries.append(action)
+        if action.what in _KINDS:
+            if action.id not in self.jobs:
+                job = _job(action)
+                if job is not None:
+                    self.jobs[job.id] = job
+                    self._forget()
+            return
+        job = self.jobs.get(action.id)
+        if job is not None:
+            _change(job, action)
+
+    def next_job(self) -> Job | None:
+        """The job that is to run now: one message that was edited does not wait for thousands."""
+        running = [job for job in self.jobs.values() if job.state == RUNNING]
+        return min(running, key=lambda job: job.kind != "resend", default=None)
+
+    def _forget(self) -> None:
+        over = [job.id for job in self.jobs.values() if job.is_over]
+        for id_ in over[: max(0, len(over) - MAX_JOBS)]:
+            del self.jobs[id_]
+
+
+def _job(action: Action) -> Job | None:
+    more = action.more
+    try:
+        # What names nothing means nothing, and not everything.
+        place: Any = more["place"] if action.what == "resend" else None
+        chosen = more["filter"] if action.what == "redrive" else {}
+        return Job(
+            id=action.id,
+            kind=action.what,
+            name=str(more.get("name", "")),
+            user=action.user,
+            created_ms=action.at_ms,
+            changed_ms=action.at_ms,
+            filter=dict(chosen),
+            place=(int(place[0]), int(place[1])) if action.what == "resend" else None,
+            payload=str(more["payload"]) if action.what == "resend" else "",
+            rate=max(0.0, float(more.get("rate", 0.0))),
+            expected=int(more.get("expected", 0)),
+            ends={int(number): int(end) for number, end in more["ends"].items()},
+            topic_id=str(more["topic_id"]),
+        )
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError):
+        return None
+
+
+def _change(job: Job, action: Action) -> None:
+    what, more = action.what, action.more
+    if what == "progress":  # also behind a cancellation: these had gone
+        job.done += _count(more.get("count"))
+        job.refused = _count(more.get("refused"))
+    elif job.is_over:
+        return
+    elif what in STATES_AFTER:
+        job.state, job.why = STATES_AFTER[what], ""
+    elif what == "run":
+        job.runner = action.user
+    elif job.runner != action.user:
+        return  # a process that had it before
+    elif what == "stop":
+        job.state, job.why = PAUSED, str(more.get("why", ""))
+    elif what == "end":
+        job.state, job.refused = ENDED, _count(more.get("refused"))
+        job.why = str(more.get("why", ""))
+        refusals = more.get("refusals")
+        job.refusals = [str(each) for each in refusals] if isinstance(refusals, list) else []
+    else:
+        return
+    job.changed_ms = action.at_ms
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0

@@ -1,0 +1,282 @@
+"""Runs jobs, in one process of a namespace at a time.
+
+Whose turn it is says Kafka: the actions topic has one partition, and the member of a consumer group
+that is assigned it runs the jobs. When its process is killed, another one has its turn as soon as
+the group has missed its heartbeats for six seconds, and goes on from the ledger. A process that was
+frozen and still believes that it is its turn is fenced by the other one's redrive, whose
+transactional id is the same.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import BrokerError, DeadlineExceededError, FencedError, KafkaMQError, StateError
+from kafkamq.queue.backend import StoredMessage
+from kafkamq.queue.dead_letters import (
+    MAX_TRANSACTION_RECORDS,
+    DeadLetter,
+    RedriveReport,
+    Selection,
+    redrive,
+)
+from kafkamq.queue.names import actions_group
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.errors import is_fatal
+from kafkamq.transport.group_consumer import GroupConsumer
+from kafkamq.transport.record import Place
+from kafkamq.transport.transactions import NewRecord
+from kafkamq.web.actions import Actions
+from kafkamq.web.jobs import Action, Job
+from kafkamq.web.lookups import LetterFilter, is_meant
+
+MAX_REFUSALS = 20  # that the last record of a job names
+_SESSION_MS = 6000  # brokers' own least
+_RETRY_S = 5.0
+_WAIT_S = 0.5
+_PATIENCE = 60  # failures in a row that waiting may mend; another one weighs a third of that
+_FENCED_AGAIN_S = 600.0
+_STOP_S = 20.0
+_FENCED = "another redrive, such as kafkamq dlq redrive, has ended this one twice: resume it then"
+_log = logging.getLogger(__name__)
+
+
+class _InterruptedError(Exception):
+    """The job is not to run any more, here and now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Meant(Selection):
+    """The dead letters of a job; asks at each one whether to go on."""
+
+    job: Job
+    chosen: LetterFilter
+    check: Callable[[], None]
+
+    def __contains__(self, letter: object) -> bool:
+        self.check()
+        if not isinstance(letter, DeadLetter):
+            return False
+        if letter.offset >= self.job.ends.get(letter.partition, 0):
+            return False  # it died after the job began, maybe once more
+        if self.job.place is not None:
+            return (letter.partition, letter.offset) == self.job.place
+        return is_meant(self.chosen, letter)
+
+
+class Runner:
+    """Runs jobs while it is this process's turn; ``start`` and ``close`` are the owner's."""
+
+    def __init__(self, config: ServiceConfig, actions: Actions) -> None:
+        self._config = config
+        self._actions = actions
+        self.name = f"{platform.node()}/{os.getpid()}/{os.urandom(4).hex()}"
+        self._turn = threading.Event()
+        self._stopping = threading.Event()
+        self._failures = 0
+        self._fenced_s = -_FENCED_AGAIN_S
+        self._threads = [
+            threading.Thread(target=self._take_turns, name="kafkamq-web-turn", daemon=True),
+            threading.Thread(target=self._run, name="kafkamq-web-jobs", daemon=True),
+        ]
+
+    def start(self) -> None:
+        """Wait for a turn, and for jobs."""
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Stop between two transactions, and let another process have the turn."""
+        self._stopping.set()
+        for thread in reversed(self._threads):
+            if thread.ident is not None:
+                thread.join(_STOP_S)
+
+    # ---- turns
+
+    def _take_turns(self) -> None:
+        while not self._stopping.is_set():
+            if not self._actions.exists:
+                self._stopping.wait(_WAIT_S)
+                continue
+            try:
+                self._be_member()
+            except KafkaMQError as error:
+                _log.warning("no turn to run jobs", extra={"error": str(error)})
+                self._stopping.wait(_RETRY_S)
+
+    def _be_member(self) -> None:
+        member = GroupConsumer(
+            self._config,
+            self,
+            [self._actions.topic],
+            group_id=actions_group(self._config),
+            session_ms=_SESSION_MS,
+            ignores=lambda error: not is_fatal(error),
+        )
+        try:
+            member.join()
+            while not self._stopping.is_set():
+                member.poll(1, _WAIT_S)
+        finally:
+            self._turn.clear()
+            member.close()
+
+    def assigned(self, places: Sequence[Place]) -> Mapping[Place, int]:
+        """It is this process's turn; nothing is read as a member."""
+        if places:
+            self._turn.set()
+        return {}
+
+    def revoked(self, places: Sequence[Place], *, is_lost: bool) -> None:
+        """It is so no more."""
+        del is_lost
+        if places:
+            self._turn.clear()
+
+    # ---- jobs
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            job = self._actions.job(self._actions.next_id) if self._turn.is_set() else None
+            if job is None:
+                self._actions.wait(_WAIT_S)
+                continue
+            try:
+                self._run_job(job)
+            except Exception as error:  # noqa: BLE001 - logged and told: other jobs go on
+                _log.exception("a job has failed")
+                self._stop(job, f"{type(error).__name__}: see the log of this process")
+
+    def _run_job(self, job: Job) -> None:
+        try:
+            self._tell(job, "run")
+            self._require_topic(job)
+            report = self._redrive(job)
+            refusals = [
+                f"{each.topic}[{each.partition}]@{each.offset}: {each.error}"
+                for each in report.refusals[:MAX_REFUSALS]
+            ]
+            self._tell(
+                job,
+                "end",
+                refused=_refused(report),
+                refusals=refusals,
+                why=_why(report),
+                already_redriven=report.already_redriven,
+            )
+        except _InterruptedError:
+            return
+        except FencedError as error:
+            # A transaction that a broker's end has cut looks alike: once is no reason to stop.
+            again, self._fenced_s = time.monotonic() - self._fenced_s, time.monotonic()
+            if again < _FENCED_AGAIN_S:
+                self._stop(job, f"{_FENCED} ({error})")
+            else:
+                self._stopping.wait(_RETRY_S)
+        except (BrokerError, DeadlineExceededError) as error:
+            _log.warning("a job waits for Kafka", extra={"job": job.id, "error": str(error)})
+            may_mend = isinstance(error, DeadlineExceededError) or error.is_retriable
+            self._failures += 1 if may_mend else _PATIENCE // 3
+            if self._failures > _PATIENCE:
+                self._stop(job, str(error))
+            else:
+                self._stopping.wait(_RETRY_S)
+        except KafkaMQError as error:
+            self._stop(job, str(error))
+
+    def _require_topic(self, job: Job) -> None:
+        with Admin(self._config) as admin:
+            topic_id = admin.require_topic(self._config.dead_letter_topic).topic_id
+        if topic_id.hex() != job.topic_id:
+            raise StateError(f"{self._config.dead_letter_topic} is another topic since; cancel it")
+
+    def _redrive(self, job: Job) -> RedriveReport:
+        pace = _Pace(job.rate)
+
+        def check() -> None:
+            if not self._may_run(job):
+                raise _InterruptedError
+
+        def on_progress(done: int) -> None:
+            self._failures = 0
+            due_s = pace.next_s(done)
+            while (left_s := due_s - time.monotonic()) > 0:
+                check()
+                self._actions.wait(min(left_s, _WAIT_S))
+            check()
+
+        def also(report: RedriveReport, count: int) -> Sequence[NewRecord]:
+            more = {"count": count, "refused": _refused(report)}
+            action = Action(what="progress", id=job.id, user=self.name, more=more)
+            return (self._actions.form(action),)
+
+        edited = None
+        if job.place is not None:
+            payload = base64.b64decode(job.payload)
+
+            def edited(message: StoredMessage) -> StoredMessage:
+                return replace(message, payload=payload)
+
+        return redrive(
+            self._config,
+            _Meant(job=job, chosen=LetterFilter(**job.filter), check=check),
+            on_progress=on_progress,
+            max_records=pace.chunk,
+            also=also,
+            edited=edited,
+        )
+
+    def _may_run(self, job: Job) -> bool:
+        is_ours = self._turn.is_set() and not self._stopping.is_set()
+        return is_ours and self._actions.next_id == job.id
+
+    def _tell(self, job: Job, what: str, **more: object) -> None:
+        self._actions.record(Action(what=what, id=job.id, user=self.name, more=more))
+
+    def _stop(self, job: Job, why: str) -> None:
+        with suppress(KafkaMQError):  # then it is tried again
+            self._tell(job, "stop", why=why[:2000])
+
+
+class _Pace:
+    """When the next transaction may begin, so that so many go in a second; nothing is made up."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._done = 0
+        self._due_s = time.monotonic()
+        most = MAX_TRANSACTION_RECORDS
+        self.chunk = max(1, min(most, round(rate))) if rate else most
+
+    def next_s(self, done: int) -> float:
+        """The monotonic time, now that so many went."""
+        count, self._done = done - self._done, done
+        if self._rate:
+            self._due_s = max(self._due_s, time.monotonic() - 1.0) + count / self._rate
+        return self._due_s
+
+
+def _refused(report: RedriveReport) -> int:
+    lost = report.payload_lost + report.queue_unknown + report.headers_unreadable
+    return report.refused + lost
+
+
+def _why(report: RedriveReport) -> str:
+    """What the page says of those that stay."""
+    said = [
+        (report.refused, "are not taken by their topic"),
+        (report.payload_lost, "have lost their payload"),
+        (report.queue_unknown, "name no queue"),
+        (report.headers_unreadable, "have headers whose names are not UTF-8"),
+    ]
+    return "; ".join(f"{count:,} {text}" for count, text in said if count)
