@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,14 +15,17 @@ from tests.integration.queue_logs import make_service
 from tests.waiting import wait_until, within
 
 from kafkamq import Service
+from kafkamq.cli.top import Sort
 from kafkamq.config import ServiceConfig
+from kafkamq.errors import ConfigError, StateError
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.queue.dead_letters import Selection, redrive
 from kafkamq.transport.admin import Admin
+from kafkamq.web.guard import hash_password
 from kafkamq.web.index.follower import Index, IndexOptions
-from kafkamq.web.options import WebOptions
+from kafkamq.web.options import Account, WebOptions
 from kafkamq.web.serving import serving
-from kafkamq.web.views import Views
+from kafkamq.web.views import SORTS, Views
 
 CHROMIUM = Path("/usr/bin/chromium")
 
@@ -150,6 +154,35 @@ def test_the_command_serves_until_it_is_interrupted(service: Service, tmp_path: 
         wait_until(lambda: ask(f"{address}api/state")["is_caught_up"])
         health = ask(f"{address}api/health")
         assert {check["what"] for check in health["checks"]} >= {"brokers", "kafka"}
+
+
+def test_top_prints_queues_and_one_queue(
+    service: Service, config: ServiceConfig, tmp_path: Path
+) -> None:
+    assert {each.value for each in Sort} == SORTS.keys()
+    lives(service, 6)
+    service.queue("a\x1b[2J").producer().send(b"x").result(within(30))
+    commands = Commands(config.bootstrap_servers, config.namespace)
+    shown = commands.run("top", "--once", "--sort", "letters")  # by an index of its own
+    lines = [line.split() for line in shown.splitlines()]
+    (row,) = [line for line in lines if line[:1] == ["orders"]]
+    assert row[1:6] == ["0", "0", "2", "0", "2"], "waiting, in flight, delayed, due, dead"
+    assert lines.index(row) < lines.index(next(line for line in lines if line[:1] == ["quiet"]))
+    assert "\x1b" not in shown
+    accounts = {"vic": Account("viewer", hash_password("right"))}
+    options = IndexOptions(path=tmp_path / "index")
+    with serving(config, WebOptions(port=0, accounts=accounts), options) as address:
+        known = ("--url", address, "--user", "vic", "--password", "right")
+        wait_until(lambda: "order-2" in commands.run("top", "orders", "--once", *known))
+        shown = commands.run("top", "orders", "--once", *known)
+        assert {"later", "delayed", "ValueError: no article #"} <= {
+            word for line in shown.splitlines() for word in re.split(r"  +", line.strip())
+        }
+        assert "was seen" in commands.run("top", "nobody", "--once", *known)
+        with pytest.raises(ConfigError, match="wants a user"):
+            commands.run("top", "--once", "--url", address)
+    with pytest.raises(StateError, match="does not answer"):
+        commands.run("top", "--once", *known)
 
 
 @pytest.fixture

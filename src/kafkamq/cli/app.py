@@ -24,6 +24,7 @@ from kafkamq.cli import (
     output,
     queues,
     stat,
+    top,
     tracker,
     web,
     work,
@@ -93,6 +94,7 @@ for _command in (
     *(jobs.sql, jobs.replay, jobs.audit),
     work.work,
     web.web,
+    top.top,
 ):
     app.command()(_command)
 app.add_typer(dead_letters.group, name="dlq")
