@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,27 @@ def test_the_users_own_messages_on_the_local_tracker(tmp_path: Path) -> None:
     check_form(result)
     assert (result["sent"], result["lost"]) == (302, 0)
     assert result["acked"] + result["dead_lettered"] >= 302
+
+
+@pytest.mark.faults
+def test_its_pages_stay_until_ctrl_c() -> None:
+    process = start_demo("--messages", "300", "--engine", "local", "--stay")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        said = ""
+        while " ok:" not in f" {said}":
+            said = process.stdout.readline()
+            assert said, process.stderr.read()
+            if "Pages: " in said:
+                address = said.split("Pages: ")[1].strip()
+        with urllib.request.urlopen(f"{address}api/queues", timeout=within(30)) as answer:
+            assert json.loads(answer.read())["count"] == 3
+        process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT_S) == 0
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def children_of(pid: int) -> set[int]:

@@ -7,9 +7,9 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,7 +18,7 @@ from kafkamq.cli.options import TRACKER_HERE, Json
 from kafkamq.cli.payloads import Line, read_lines
 from kafkamq.cli.settings import parse_properties
 from kafkamq.cli.tracker import Engine
-from kafkamq.cli.web import serving_pages
+from kafkamq.cli.web import require_extra, serving_pages
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.artifacts import DEFAULT_VERSION
 from kafkamq.dev.broker import LocalKafka
@@ -33,6 +33,9 @@ from kafkamq.dev.demo import (
     synthetic,
 )
 from kafkamq.dev.demo.show import Show
+
+if TYPE_CHECKING:
+    from kafkamq.dev.demo.run import Beside
 from kafkamq.dev.environment import cache_dir_from, java_from
 from kafkamq.dev.errors import LocalKafkaError
 from kafkamq.errors import ConfigError, KafkaMQError
@@ -145,12 +148,16 @@ def demo(
         int, typer.Option(help="Seed that decides which messages are poison, slow or delayed.")
     ] = 1,
     keep: Annotated[bool, typer.Option("--keep", help="Keep topics and logs at the end.")] = False,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Keep the pages open at the end, until Ctrl-C.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run the demo: a real broker, three workers, one killed; then a verdict from the logs.
 
     Exit code 0 says that nothing was lost, that every poison message is in the dead letters, and
-    that nothing that was acknowledged in time came again.
+    that nothing that was acknowledged in time came again. The pages of 'kafkamq web' show it
+    meanwhile, where they are installed.
     """
     from kafkamq.dev.demo.run import run_demo
 
@@ -163,7 +170,13 @@ def demo(
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends all, as Ctrl-C
     try:
-        verdict = run_demo(planned, options, Show(output.errors() if as_json else output.output()))
+        verdict = run_demo(
+            planned,
+            options,
+            Show(output.errors() if as_json else output.output()),
+            beside=_pages(is_wanted=stay),
+            stay=_stay if stay else lambda: None,
+        )
     except KafkaMQError as error:
         if as_json:
             failed = Verdict(total=QueueResult(queue=""), queues=(), errors=(str(error),))
@@ -173,6 +186,22 @@ def demo(
         output.print_json(verdict.as_json())
     if not verdict.is_ok:
         raise typer.Exit(1)
+
+
+def _pages(*, is_wanted: bool) -> Beside | None:
+    try:
+        require_extra()
+    except ConfigError:
+        if is_wanted:
+            raise
+        return None
+    return serving_pages
+
+
+def _stay() -> None:
+    output.note("The pages stay open; Ctrl-C ends all.")
+    with suppress(KeyboardInterrupt):
+        threading.Event().wait()
 
 
 def _from_file(file: Path, seed: int) -> list[Planned]:

@@ -94,7 +94,7 @@ def web(
     Operators act: they redrive dead letters, send messages and cancel delayed ones. The topics are
     followed into an index on this machine.
     """
-    _require_extra()
+    require_extra()
     from kafkamq.web.guard import hash_password as hashed
     from kafkamq.web.index.follower import IndexOptions
     from kafkamq.web.serving import serving
@@ -115,14 +115,14 @@ def web(
             pass
 
 
-def serving_pages(config: ServiceConfig, port: int = 0) -> AbstractContextManager[str]:
-    """Pages on loopback, for ``dev``."""
-    _require_extra()
+def serving_pages(config: ServiceConfig, folder: Path | None = None) -> AbstractContextManager[str]:
+    """Pages on loopback, for ``dev`` and ``demo``; ``folder``: where the index is, for once."""
+    require_extra()
     from kafkamq.web.index.follower import IndexOptions
     from kafkamq.web.serving import serving
 
-    options = IndexOptions(path=default_path(config))
-    return serving(config, WebOptions(port=port), options)
+    path = default_path(config) if folder is None else folder / "pages.sqlite"
+    return serving(config, WebOptions(port=0), IndexOptions(path=path))
 
 
 def default_path(config: ServiceConfig) -> Path:
@@ -137,7 +137,8 @@ def default_path(config: ServiceConfig) -> Path:
     return folder / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.sqlite"
 
 
-def _require_extra() -> None:
+def require_extra() -> None:
+    """Raise a ConfigError that says what to install, where the pages cannot be served."""
     try:
         import argon2
         import jinja2

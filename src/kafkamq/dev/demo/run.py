@@ -13,9 +13,9 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,14 +39,35 @@ HOLD_TIMEOUT_S = 10.0
 POLL_S = 0.2
 
 
-def run_demo(planned: Sequence[Planned], options: DemoOptions, show: Show) -> Verdict:
-    """Runs the demo; everything that it starts ends with it, also on Ctrl-C."""
+Beside = Callable[[ServiceConfig, Path], AbstractContextManager[str]]
+
+
+def run_demo(
+    planned: Sequence[Planned],
+    options: DemoOptions,
+    show: Show,
+    *,
+    beside: Beside | None = None,
+    stay: Callable[[], object] = lambda: None,
+) -> Verdict:
+    """Runs the demo; everything that it starts ends with it, also on Ctrl-C.
+
+    Args:
+        planned: The messages.
+        options: How it runs.
+        show: What it says.
+        beside: Shows the namespace while the demo runs, with a folder for its files; its address.
+        stay: Called behind the verdict; what was started ends when it returns.
+    """
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="kafkamq-demo-"))
     keep = options.keep
     try:
         with ExitStack() as stack:
-            verdict = _Demo(planned, options, show, folder, stack).run()
+            verdict = _Demo(planned, options, show, folder, stack, beside).run()
+            verdict = replace(verdict, seconds=time.monotonic() - began)
+            show.verdict(verdict)
+            stay()
         keep = keep or not verdict.is_ok
     except KeyboardInterrupt:
         show.say("Stopped; everything that the demo had started is gone.")
@@ -59,8 +80,6 @@ def run_demo(planned: Sequence[Planned], options: DemoOptions, show: Show) -> Ve
             show.say(f"Topics, logs and the workers' histories are in {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
-    verdict = replace(verdict, seconds=time.monotonic() - began)
-    show.verdict(verdict)
     return verdict
 
 
@@ -74,12 +93,14 @@ class _Demo:
         show: Show,
         folder: Path,
         stack: ExitStack,
+        beside: Beside | None,
     ) -> None:
         self.planned = planned
         self.options = options
         self.show = show
         self.folder = folder
         self.stack = stack
+        self.beside = beside
         self.queues = sorted({item.queue_id for item in planned})
         self.workers: list[Child] = []
         self.others: list[Child] = []
@@ -102,6 +123,8 @@ class _Demo:
             self._create_topics(config)
             tracker.order(self._tracker_orders(config))
             self._start_workers(config)
+            if self.beside is not None:
+                show.say(f"Pages: {self.stack.enter_context(self.beside(config, self.folder))}")
             tracker.wait_for("tracking", timeout_s=ENGINE_TIMEOUT_S)
         judge = self._judge(config)
         self.others.append(judge)
