@@ -162,8 +162,8 @@ def test_run_sizes_follow_the_time_a_record_takes() -> None:
     size.observe(1, 50_000.0)  # one slow record is enough
     assert not size.is_light
     assert size.size(10_000, 4) == 19
-    assert size.size(20, 4) == 5  # something for each worker
-    assert size.size(7, 4) == 1  # two each would leave nothing for the fourth
+    assert size.size(40, 4) == 5  # something for each worker, twice
+    assert size.size(15, 4) == 1  # two each, and who is through early would find nothing
     assert size.size(2, 4) == size.size(0, 4) == size.size(0, 0) == 1
     size.observe(1, 5_000_000.0)
     assert size.size(10_000, 4) == 1

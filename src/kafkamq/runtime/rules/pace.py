@@ -51,7 +51,8 @@ class RunSize:
             return 1
         limit = min(self._max_records, by_time)
         if not self.is_light:
-            limit = min(limit, waiting_count // max(workers, 1))
+            # Half of a share: who is through early finds something, and all end together.
+            limit = min(limit, waiting_count // max(2 * workers, 1))
         return max(1, limit)
 
 
