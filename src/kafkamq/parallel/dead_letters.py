@@ -17,7 +17,6 @@ from functools import partial
 from kafkamq.errors import KafkaMQError
 from kafkamq.parallel.config import ParallelConfig, tell
 from kafkamq.parallel.record import ParallelRecord
-from kafkamq.parallel.rules.partitions import PartitionPhase
 from kafkamq.parallel.stats import Stats
 from kafkamq.parallel.work_queue import ParallelWorkQueue
 from kafkamq.queue.dead_letter_writer import OutgoingDeadLetter, letter_writer
@@ -76,9 +75,8 @@ class ParallelDeadLetters:
 
     def is_open(self, record: ParallelRecord) -> bool:
         """Whether its dead letter is still for this consumer to write."""
-        partition = record._assignment
-        is_ours = partition.phase is not PartitionPhase.CLOSED
-        return is_ours and record not in self._kept and partition.tracker.is_open(record.offset)
+        is_waiting = record._is_ours and record not in self._kept
+        return is_waiting and record._assignment.tracker.is_open(record.offset)
 
     def hold(self, record: ParallelRecord, reason: DeadLetterReason, written: Written) -> None:
         """Take over a letter that nobody waits for: ``tend`` ends its record when it is kept.

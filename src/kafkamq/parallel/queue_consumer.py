@@ -214,7 +214,7 @@ class OffsetsConsumer(TopicConsumer[_Held]):
         self._move_on(slot, self._slots.advance(slot))
 
     def _is_ours(self, message: _Held) -> bool:
-        return message.place[1]._assignment.phase is not PartitionPhase.CLOSED
+        return message.place[1]._is_ours
 
     def _dropped(self, message: _Held) -> None:
         self._done(message)  # its slot goes on; of that partition nothing counts any more

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, ClassVar
 
-from kafkamq.parallel.rules.partitions import PartitionState
+from kafkamq.parallel.rules.partitions import PartitionPhase, PartitionState
 from kafkamq.transport.record import Record, headers_of
 
 
@@ -68,6 +68,11 @@ class ParallelRecord:
         # Of its partition, under which it was polled.
         self._assignment: PartitionState[ParallelRecord] = assignment
         self._failure: Failure | None = None
+
+    @property
+    def _is_ours(self) -> bool:
+        """Whether its partition is still assigned as it was when this was polled."""
+        return self._assignment.phase is not PartitionPhase.CLOSED
 
     @property
     def value(self) -> bytes | None:
