@@ -1,7 +1,8 @@
-"""F1, F2, F3, F6, F7, F10, F15: processes that die, stand still, are cut off, come and go."""
+"""F1-F3, F6, F7, F10, F15, F19: processes that die, stand still, are cut off, come and go."""
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from pathlib import Path
@@ -13,6 +14,9 @@ from tests.waiting import deadline_after
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(500)]
 
+EARLIER = os.environ.get("KAFKAMQ_FAULTS_EARLIER", "")
+"""``src`` of another revision: half of the processes of F19 run that one."""
+SECONDS = float(os.environ.get("KAFKAMQ_FAULTS_SECONDS", "40"))
 KILLS = 20
 LATE_S = 10.0
 """How late 99 of 100 redeliveries may be where no tracker and no broker is disturbed (I6)."""
@@ -253,3 +257,39 @@ def test_a_storm_of_rebalances(bootstrap: str, namespace: str, tmp_path: Path) -
         report = stage.judge("F15 rebalance storm", max_lateness_s=LATE_S)
     report.require_ok(f"seed {stage.seed}: ")
     assert report.sent == 60_000
+
+
+@pytest.mark.parametrize("exactly_once", [False, True])
+def test_two_versions_are_at_work_while_one_replaces_the_other(
+    bootstrap: str, namespace: str, tmp_path: Path, exactly_once: bool
+) -> None:
+    """F19: upgrades and downgrades of workers and trackers, some of which are killed first."""
+    rate, earlier = 100.0, ("env", f"PYTHONPATH={EARLIER}") if EARLIER else ()
+    with Stage(
+        bootstrap, namespace, tmp_path, exactly_once=exactly_once, nacks=0.05, kafka=SHORT_SESSION
+    ) as stage:
+        for role in ("tracker", "tracker", "worker", "worker", "worker", "worker"):
+            stage.start(role, launcher=earlier if len(stage.actors) % 2 else ())
+        stage.start("sender", count=int(SECONDS * rate), rate=rate, delayed=0.01)
+        while stage.playing("sender"):
+            role = stage.chance.choice(["tracker", "worker", "worker"])
+            old = stage.chance.choice(stage.playing(role))
+            is_killed = stage.chance.random() < 0.3
+            stage.fault(f"{'kill' if is_killed else 'replace'} {role}", old)
+            if is_killed:
+                old.kill()
+            else:
+                old.stop()
+            stage.start(role, launcher=() if old.launcher else earlier)
+            stage.wait_until(
+                lambda: (
+                    (stage.at_work("worker") and stage.at_work("tracker"))
+                    or not stage.playing("sender")
+                )
+            )
+        stage.healed()
+        stage.drain()
+        report = stage.judge(f"F19 two versions{', exactly_once' if exactly_once else ''}")
+    report.require_ok(f"seed {stage.seed}: ")
+    assert report.sent == int(SECONDS * rate)
+    assert report.verdict.redelivered > 0
