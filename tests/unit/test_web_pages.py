@@ -24,7 +24,7 @@ from kafkamq.web.app import build_app
 from kafkamq.web.guard import MAX_BODY_BYTES, hash_password
 from kafkamq.web.index.follower import Index, IndexOptions
 from kafkamq.web.index.live import Counts, Picture, open_runs
-from kafkamq.web.options import Account, WebOptions, read_accounts
+from kafkamq.web.options import Account, User, WebOptions, read_accounts
 from kafkamq.web.payloads import MAX_SHOWN_BYTES, show
 from kafkamq.web.rendering import STATIC, TEMPLATES, duration_of, number_of, size_of, time_of
 
@@ -264,6 +264,8 @@ def test_viewers_and_strangers_do_not_act(path: Path) -> None:
     ann, vic = basic("ann", "right"), basic("vic", "right")
     token = token_of(site, ann)
     assert token_of(site, vic) == ""
+    own = {**vic, "x-csrf-token": site.app.token(User("vic", "viewer"))}
+    assert "viewers" in site.get("/jobs/none", own, method="POST").text
     for address in ("/jobs", "/api/jobs", "/send", "/resend/2/0/0", "/cancel/1/0/0"):
         for headers, status in ((LOCAL, 401), (vic, 403), (basic("ann", "wrong"), 401)):
             refused = site.get(address, {**headers, "x-csrf-token": token}, method="POST")
@@ -282,7 +284,8 @@ def test_bodies_are_bounded_and_checked(path: Path) -> None:
     site = pages(path)
     known = {**LOCAL, "x-csrf-token": token_of(site)}
     large = b"x" * (MAX_BODY_BYTES + 1)
-    assert site.get("/send", known, method="POST", content=large).status_code == 413
+    refused = site.get("/send", known, method="POST", content=large)
+    assert (refused.status_code, "too long" in refused.text) == (413, True)
     for body in (
         {"rate": -1, "queue": "q"},
         {"rate": 1e9, "queue": "q"},
