@@ -77,7 +77,6 @@ class Simulation(Report):
     kind = "markers"
 
     def require_ok(self) -> None:
-        """See ``Report``."""
         self.verdict().require_ok(self.label)
 
     def judge(self) -> Verdict:
@@ -167,7 +166,6 @@ class _Run(Stage[_Actor]):
         return self._world
 
     def states_of(self, message: str, extra: Mapping[str, object]) -> Iterable[str]:
-        """See ``Stage``."""
         return of_line(message, extra)
 
     def play(self) -> None:
@@ -212,7 +210,6 @@ class _Run(Stage[_Actor]):
             self.at(rng.uniform(0, self.chaos_s), self._add_marker_partition)
 
     def interrupt(self, process: Process) -> None:
-        """See ``Stage``."""
         worker = self.actors[process]
         if isinstance(worker, Worker):
             worker.interrupt()

@@ -36,7 +36,6 @@ class ClaimSimulation(Report):
     kind = "claims"
 
     def require_ok(self) -> None:
-        """See ``Report``."""
         if self.problems:
             raise CheckFailedError(self.label + "\n".join(self.problems))
 
@@ -58,7 +57,6 @@ class _Run(Stage[ClaimMember]):
         return self._world
 
     def states_of(self, message: str, extra: Mapping[str, object]) -> Iterable[str]:
-        """See ``Stage``."""
         return of_claim_line(message)
 
     def prepare(self) -> None:

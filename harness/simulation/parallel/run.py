@@ -37,7 +37,6 @@ class ParallelSimulation(Report):
     kind = "parallel"
 
     def require_ok(self) -> None:
-        """See ``Report``."""
         if self.problems:
             raise CheckFailedError(self.label + "\n".join(self.problems))
 
@@ -60,7 +59,6 @@ class _Run(Stage[Member]):
         return self._world
 
     def states_of(self, message: str, extra: Mapping[str, object]) -> Iterable[str]:
-        """See ``Stage``."""
         return of_parallel_line(message)
 
     def prepare(self) -> None:

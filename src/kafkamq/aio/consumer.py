@@ -89,12 +89,12 @@ class Consumer(Entered):
                 yield message
 
     async def flush(self, timeout: float | timedelta = 30.0) -> None:
-        """See ``kafkamq.Consumer.flush``."""
+        """As ``kafkamq.Consumer.flush``, without blocking the event loop."""
         if self._sync is not None:
             await in_thread(self._sync.flush, timeout)
 
     async def close(self, timeout: float | timedelta = 30.0) -> None:
-        """See ``kafkamq.Consumer.close``."""
+        """As ``kafkamq.Consumer.close``, without blocking the event loop."""
         self._closed.set()
         if self._sync is not None:
             await asyncio.shield(in_thread(self._sync.close, timeout))

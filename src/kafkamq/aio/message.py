@@ -49,27 +49,27 @@ class Message:
     is_shared = shown(sync.Message.is_shared)
 
     async def ack(self, *, wait: bool = False) -> None:
-        """See ``kafkamq.Message.ack``."""
+        """As ``kafkamq.Message.ack``, without blocking the event loop."""
         await self._verdict(wait, self._sync.ack)
 
     async def nack(
         self, *, delay: float | timedelta | None = None, reason: str = "", wait: bool = False
     ) -> None:
-        """See ``kafkamq.Message.nack``."""
+        """As ``kafkamq.Message.nack``, without blocking the event loop."""
         await self._verdict(wait, self._sync.nack, delay=delay, reason=reason)
 
     async def reject(self, reason: str, *, wait: bool = False) -> None:
-        """See ``kafkamq.Message.reject``."""
+        """As ``kafkamq.Message.reject``, without blocking the event loop."""
         await self._verdict(wait, self._sync.reject, reason)
 
     async def extend(self, seconds: float | timedelta) -> None:
-        """See ``kafkamq.Message.extend``."""
+        """As ``kafkamq.Message.extend``, without blocking the event loop."""
         self._sync.extend(seconds)
 
     async def hold(
         self, seconds: float | timedelta | None = None, *, until: datetime | None = None
     ) -> str:
-        """See ``kafkamq.Message.hold``."""
+        """As ``kafkamq.Message.hold``, without blocking the event loop."""
         return await asyncio.shield(in_thread(self._sync.hold, seconds, until=until))
 
     async def _verdict(

@@ -23,7 +23,7 @@ class Delivery:
     done = same(sync.Delivery.done)
 
     async def result(self, timeout: float | timedelta | None = None) -> SentMessage:
-        """See ``kafkamq.Delivery.result``."""
+        """As ``kafkamq.Delivery.result``, without blocking the event loop."""
         if self._sync.done():
             return self._sync.result(0)
         return await in_thread(self._sync.result, timeout)

@@ -70,7 +70,7 @@ class Service:
         return self._sync
 
     async def close(self, timeout: float | timedelta = 30.0) -> None:
-        """See ``kafkamq.Service.close``."""
+        """As ``kafkamq.Service.close``, without blocking the event loop."""
         timeout_s = wait_seconds(timeout, may_be_endless=True)
         consumers, self._consumers = self._consumers, []
         for consumer in consumers:

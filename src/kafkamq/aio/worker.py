@@ -74,7 +74,7 @@ class Worker:
     service_config = shown(worker.Worker.service_config)
 
     async def start(self) -> None:
-        """See ``kafkamq.Worker.start``."""
+        """As ``kafkamq.Worker.start``, without blocking the event loop."""
         loop = asyncio.get_running_loop()
         self._sync.use_loop(loop)
         if self._lease_lost is not None:
@@ -125,5 +125,5 @@ class Worker:
                 await self.stop()
 
     async def stop(self, timeout: float | timedelta | None = None) -> None:
-        """See ``kafkamq.Worker.stop``."""
+        """As ``kafkamq.Worker.stop``, without blocking the event loop."""
         await in_thread(self._sync.stop, timeout)

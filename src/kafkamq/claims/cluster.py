@@ -283,7 +283,7 @@ class Member:
         return self._begin(Hold(self._engine, options))
 
     def _options(self, topics: str | Sequence[str], **options: Any) -> ClaimOptions:
-        """See that this member can claim these topics, and wait until the claims are read."""
+        """Checks that this member can claim these topics, and wait until the claims are read."""
         names = (topics,) if isinstance(topics, str) else tuple(dict.fromkeys(topics))
         if not names:
             raise ConfigError("topics is empty: name at least one")

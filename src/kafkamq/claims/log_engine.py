@@ -300,7 +300,7 @@ class LogEngine:
             self.is_ready = not self._missing
 
     def _check_topology(self, follower: Follower) -> None:
-        """See that the topic is as it was."""
+        """Checks that the topic is as it was."""
         name, partitions = self.topic.name, self.topic.partitions
         count = -1
         try:

@@ -30,7 +30,7 @@ def heartbeat_s(queue: QueueConfig) -> float:
 
 
 def check_id(name: str, value: str) -> None:
-    """See that an id can stand in a record."""
+    """Checks that an id can stand in a record."""
     if not 0 < len(value) <= _MAX_ID_CHARACTERS or "/" in value or not value.isprintable():
         raise ConfigError(
             f"{name} is {value!r}: it must be 1-{_MAX_ID_CHARACTERS} printable characters without"

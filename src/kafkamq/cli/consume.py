@@ -34,7 +34,7 @@ HungAfter = Annotated[
 
 
 class Order(Enum):
-    """What stays in order."""
+    """The order that is kept among records."""
 
     KEY = "key"
     PARTITION = "partition"

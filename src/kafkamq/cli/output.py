@@ -41,7 +41,7 @@ class Advance(Protocol):
 
 
 def prepare_stdout() -> None:
-    """See that what cannot be written is an OSError, and what has no character an escape."""
+    """Makes what cannot be written an OSError, and what has no character an escape."""
     if sys.stderr is None:  # it was closed before the start: nobody wants to know
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     if sys.stdout is None:

@@ -351,7 +351,7 @@ def _receive(
 
 
 def _check_verdict(verdict: Verdict, delay: float | None, reason: str, delivery: str) -> None:
-    """See that the options belong together."""
+    """Checks that the options belong together."""
     if verdict is Verdict.REJECT and not reason:
         raise ConfigError("--reject needs --reason TEXT: it stands in the dead letter")
     if verdict is not Verdict.ACK and delivery != QueueConfig.delivery:

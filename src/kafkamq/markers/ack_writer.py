@@ -231,11 +231,9 @@ class AckWriter:
         return message._lease
 
     def token(self, message: MarkersMessage) -> str:
-        """See ``Message.token``."""
         return self.hand_over.token(message)
 
     def hold(self, message: MarkersMessage, hold_ms: int) -> None:
-        """See ``Message.hold``."""
         self.hand_over.hold(message, hold_ms)
 
     def renew(self, renewal: Renewal) -> None:

@@ -253,7 +253,6 @@ class MarkersConsumer(Consumer):
             intake.is_fast = is_fast
 
     def cancel_receive(self) -> None:
-        """See ``Consumer.cancel_receive``."""
         super().cancel_receive()
         self._state.application.ring()
 
@@ -271,12 +270,10 @@ class MarkersConsumer(Consumer):
     # Ending.
 
     def flush(self, timeout: float | timedelta = 30.0) -> None:
-        """See ``Consumer.flush``."""
         self._state.check()
         self._ack_writer.flush(wait_seconds(timeout, may_be_endless=True))
 
     def close(self, timeout: float | timedelta = 30.0) -> None:
-        """See ``Consumer.close``."""
         state, writer = self._state, self._ack_writer
         if state.is_forked:
             return

@@ -132,7 +132,6 @@ class MarkersMessage(Message):
 
     @property
     def is_shared(self) -> bool:
-        """See ``Message.is_shared``."""
         return self._lease.sharing is not Sharing.NONE
 
     def ack(self, *, wait: bool = False) -> None:

@@ -146,7 +146,7 @@ def is_async_function(function: Callable[..., Any]) -> bool:
 
 
 def refuse_generator(function: Callable[..., Any], *, may_yield: bool = False) -> None:
-    """See that a call of it runs it, which that of a function with ``yield`` does not.
+    """Checks that a call of it runs it, which that of a function with ``yield`` does not.
 
     Args:
         function: A handler.

@@ -82,7 +82,7 @@ def load(backend: Backend) -> QueueBackend:
 
 
 def check_order(queue: QueueConfig, plan: ConsumerPlan) -> str:
-    """What stays in order."""
+    """The order that is kept among records."""
     ordering = plan.ordering or default_order(queue.backend)
     require(queue.backend, order_feature(ordering), f"queue {queue.queue_id!r}: {ordering=}")
     return ordering

@@ -62,7 +62,7 @@ def is_union(annotation: Any) -> bool:
 
 
 def check_type(annotation: Any, where: str, known: frozenset[Any] = frozenset()) -> None:
-    """See that ``convert`` can check values of a type; those of ``known`` it can."""
+    """Checks that ``convert`` can check values of a type; those of ``known`` it can."""
     plain = _unwrapped(annotation)
     if plain in known or plain is Any or _is_model(plain) or plain in _PLAIN:
         return

@@ -272,7 +272,7 @@ class Message:  # no ABC: isinstance would cost several times as much, for every
 
 
 def only_ack(message: Message, verdict: str) -> None:
-    """See that it is none but ``ack``, on a queue with ``delivery="at-most-once"``.
+    """Checks that it is none but ``ack``, on a queue with ``delivery="at-most-once"``.
 
     Raises:
         StateError: It is another one.

@@ -66,7 +66,7 @@ class QueueTopic(Namespace):
 
 
 def require_dead_letters(config: ServiceConfig, queue: QueueConfig) -> None:
-    """See that a queue's topic is there, and the one for what it gives up."""
+    """Checks that a queue's topic is there, and the one for what it gives up."""
     with Admin(config, timeout_s=CONNECT_TIMEOUT_S) as admin:
         admin.require_topic(queue.topic)
         if config.dead_letter_topic not in admin.topics([config.dead_letter_topic]):

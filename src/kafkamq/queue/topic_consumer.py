@@ -110,7 +110,7 @@ class TopicConsumer(Consumer, Generic[M]):
 
     @abstractmethod
     def _confirm(self, timeout_s: float) -> None:
-        """See that all verdicts are in Kafka; raises DeadlineExceededError."""
+        """Waits until all verdicts are in Kafka; raises DeadlineExceededError."""
 
     @abstractmethod
     def _end(self, timeout_s: float) -> None:

@@ -34,7 +34,7 @@ R = TypeVar("R", bound=Record)
 
 
 class Ordering(Enum):
-    """What stays in order."""
+    """The order that is kept among records."""
 
     UNORDERED = "unordered"
     KEY = "key"

@@ -212,7 +212,7 @@ def backends_with(features: Iterable[Feature]) -> tuple[Backend, ...]:
 
 
 def require(backend: Backend, feature: Feature, asked: str) -> None:
-    """See that a backend has what is asked of it."""
+    """Checks that a backend has what is asked of it."""
     if has(backend, feature):
         return
     note = CAPABILITIES[backend].notes.get(feature)

@@ -124,7 +124,6 @@ class Schema:
         self, registry: SchemaRegistry, kind: str, schema: Any, subject: str | None, *,
         register: bool,
     ) -> None:  # fmt: skip
-        """See the methods of ``SchemaRegistry``."""
         self._given = registry, kind, schema, subject, register
         self._begin()
         self._reader()  # says what is wrong with the schema
