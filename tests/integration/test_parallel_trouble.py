@@ -234,8 +234,8 @@ def test_results_without_their_offsets_are_never_committed(bootstrap: str, names
         engine = consumer._engine
         send = engine.committer.send
 
-        def told(worker: object) -> None:
-            send(worker)
+        def told(worker: Any) -> Iterator[None]:
+            yield from send(worker)
             if not gone.is_set():
                 sent.set()
 

@@ -302,7 +302,7 @@ def test_r32_what_is_deleted_under_a_batch_is_a_dead_letter_each(
         only(Behaviour.NACKS, 0.5),
         worker=BATCHES,
         tracker=TrackerSettings(batch_share=batch_share, max_actions=2),
-        deletions=60,
+        deletions=120,
     )
     simulation = simulate(seed, limits)
     check(simulation)
@@ -354,9 +354,9 @@ def test_r22_a_settling_transaction_that_times_out_is_made_smaller(seed: int) ->
         faults=Faults(copy_ms=1500),
         marker_partitions=1,
         partitions=1,
-        messages=30,
+        messages=60,
         large_share=1.0,
-        delayed_share=0.5,
+        delayed_share=0.9,
         is_due_together=True,
     )
     simulation = simulate(seed, limits)

@@ -228,7 +228,7 @@ def test_whatever_works_until_it_is_ended_serves_them() -> None:
         for name, command in found.items()
         if any("Ctrl-C" in str(each.help) for each in (command, *options(command)))
     }
-    others = {"dev", "spark master", "spark worker", "claims watch", "web"}
+    others = {"dev", "demo", "spark master", "spark worker", "claims watch", "top", "web"}
     assert works - others == {"claims consume", "consume", "receive", "tracker", "work"}
     served = {
         name
