@@ -153,6 +153,23 @@ def test_who_claims_one_topic_gets_its_share_of_a_member_that_claims_two() -> No
     forget_cluster(name)
 
 
+def test_closing_during_an_outage_tells_of_each_fenced_partition() -> None:
+    name = uuid.uuid4().hex
+    servers = f"memory://{name}"
+    cluster_of(servers).create_topic("a", 2)
+    init_topic(servers, heartbeat_interval=60)
+    lost: list[int] = []
+    cluster = Cluster(servers, heartbeat_interval=60)
+    consumer = cluster.member("one", "group").consumer(
+        "a", fenced=True, claims="greedy", on_lost=lambda _, partition, __: lost.append(partition)
+    )
+    consumer.wait_for_claims(2, within(30))
+    cluster_of(servers).faults.is_down = True
+    cluster.close(timeout=1.0)
+    assert {*lost} == {0, 1}
+    forget_cluster(name)
+
+
 def test_balanced_doubles_until_another_was_first() -> None:
     """G3."""
     balanced = policy(ClaimMode.BALANCED)

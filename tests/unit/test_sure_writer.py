@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 from confluent_kafka import KafkaError
-from tests.waiting import within
+from tests.waiting import wait_until, within
 
 from kafkamq import BrokerError
 from kafkamq.errors import KafkaMQError
@@ -180,8 +180,7 @@ def test_a_record_that_nobody_wants_any_more_is_not_written(sender: type[Sender]
     writer = writer_of(sender)
     refused = writer.write(form, lambda: wanted[0])
     assert isinstance(refused.first.exception(within(30)), BrokerError)
-    wanted.clear()
-    wanted.append(False)
+    wanted[0] = False
     never = writer.write(form, lambda: False)  # also not for the first time
     writer.write(form).last.result(within(30))
     assert refused.last.cancelled()
@@ -218,6 +217,35 @@ def test_a_record_whose_report_never_comes_is_written_again(
     writer.write(form).first.result(within(30))
     assert len(sender.written) == 3
     writer.close(1.0)
+
+
+def test_a_late_answer_to_an_earlier_try_says_nothing_of_the_present_one(
+    sender: type[Sender], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sure_writer, "MAX_PAUSE_S", 0.01)
+    outlet = Silent()
+    writer = SureWriter(lambda: outlet, "a letter")
+    letter = writer.write(form)
+    wait_until(lambda: len(outlet.tries) == 2, what="the second try")
+    outlet.tries[0](BrokerError("too late", code="_MSG_TIMED_OUT"))
+    writer.close(0.0)
+    assert "no report" in str(letter.last.exception(0)), "what its first try ended with"
+
+
+class Silent:
+    """An outlet that answers when the test says so; only the first report is awaited briefly."""
+
+    def __init__(self) -> None:
+        self.tries: list[Callable[[KafkaMQError | None], None]] = []
+
+    @property
+    def report_s(self) -> float:
+        return 3600.0 if self.tries else 0.01
+
+    def send(self, _: Form, told: Callable[[KafkaMQError | None], None]) -> None:
+        self.tries.append(told)
+
+    def close(self, timeout_s: float) -> None: ...
 
 
 def test_what_nobody_wants_is_forgotten_where_it_waits(

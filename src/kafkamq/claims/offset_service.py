@@ -16,6 +16,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
@@ -123,7 +124,8 @@ class OffsetService:
 
     def count(self, topics: Sequence[str], answer: Callable[[dict[str, int]], None]) -> None:
         """Tell how many partitions topics have; those that cannot be told are absent."""
-        self._fences.submit(self._count, topics, answer)
+        with suppress(RuntimeError):  # it is closed
+            self._fences.submit(self._count, topics, answer)
 
     def _count(self, topics: Sequence[str], answer: Callable[[dict[str, int]], None]) -> None:
         counts = {}
@@ -141,7 +143,8 @@ class OffsetService:
 
     def end(self, fence: Fence) -> None:
         """End its client, off this thread."""
-        self._fences.submit(fence.close)
+        with suppress(RuntimeError):  # it is closed, and the client ends with its last reference
+            self._fences.submit(fence.close)
 
     # ---- looking up
 

@@ -299,6 +299,8 @@ class RangeClaims:
         config = ServiceConfig(bootstrap_servers=bootstrap_servers, kafka=dict(kafka or {}))
         with Admin(config) as admin:
             ranges = require_topic(admin, range_topic, rules="safe", interval_ms=interval_ms)
+        # A fetch that waits at the log's end must not hold the next range back for long.
+        self._data = follow(config, topic, group_id=group_id, fetch_wait_max_ms=20)
         self.engine = _RangeEngine(
             config,
             ranges,
@@ -315,8 +317,6 @@ class RangeClaims:
                 interval_ms=interval_ms,
             ),
         )
-        # A fetch that waits at the log's end must not hold the next range back for long.
-        self._data = follow(config, topic, group_id=group_id, fetch_wait_max_ms=20)
 
     def __enter__(self) -> RangeClaims:
         return self

@@ -110,16 +110,25 @@ class Delivery:
 
     def _wait(self, timeout: float | None) -> None:
         is_done = threading.Event()
-        self.add_done_callback(lambda _: is_done.set())
+
+        def told(_: Delivery) -> None:
+            is_done.set()
+
+        self.add_done_callback(told)
         deadline_s = None if timeout is None else time.monotonic() + timeout
         doing = self._destination.doing()
-        while True:
-            left_s = _SLICE_S if deadline_s is None else deadline_s - time.monotonic()
-            if is_done.wait(max(0.0, min(left_s, _SLICE_S))) or self.done():
-                return
-            self._destination.sender.check(doing)
-            if left_s <= 0:
-                raise self._late(doing, timeout or 0.0)
+        try:
+            while True:
+                left_s = _SLICE_S if deadline_s is None else deadline_s - time.monotonic()
+                if is_done.wait(max(0.0, min(left_s, _SLICE_S))) or self.done():
+                    return
+                self._destination.sender.check(doing)
+                if left_s <= 0:
+                    raise self._late(doing, timeout or 0.0)
+        finally:
+            with _lock:
+                left = [each for each in self._callbacks or () if each is not told]
+                self._callbacks = left or None
 
     def _late(self, doing: str, timeout: float) -> DeadlineExceededError:
         return self._destination.sender.watch.deadline(doing, timeout)

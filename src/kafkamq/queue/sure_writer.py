@@ -139,6 +139,7 @@ class _Write:
     written: Written
     refusals: int = 0  # for its size
     due_s: float = 0.0  # when its report is due; 0: it is not under way
+    tries: int = 0
     last_error: KafkaMQError | None = None
 
 
@@ -293,11 +294,13 @@ class SureWriter:
 
     def _run(self) -> None:
         while True:
-            write = self._await_next()
-            if write is None:
+            following = self._await_next()
+            if following is None:
                 return
-            if write.due_s:
-                self._told(write, BrokerError(f"{self._what}: no report", code="_TIMED_OUT"))
+            write, late_try = following
+            if late_try:
+                error = BrokerError(f"{self._what}: no report", code="_TIMED_OUT")
+                self._told(write, late_try, error)
                 continue
             if write.written.drop_if_unwanted():
                 with self._changed:
@@ -308,21 +311,24 @@ class SureWriter:
                 continue
             self._try(write)
 
-    def _await_next(self) -> _Write | None:
-        """Wait for what is to be written, or what has no report; None means the end."""
+    def _await_next(self) -> tuple[_Write, int] | None:
+        """Wait for what is to be written, or what has no report; None means the end.
+
+        A number other than 0 is that of the try whose report is overdue.
+        """
         with self._changed:
             while not self._is_closed:
                 now_s = time.monotonic()
                 if now_s >= self._look_s:
                     late = next((each for each in self._open if 0 < each.due_s <= now_s), None)
                     if late is not None:
-                        return late
+                        return late, late.tries
                     self._look_s = now_s + MAX_PAUSE_S
                 if self._new:
-                    return self._new.popleft()
+                    return self._new.popleft(), 0
                 lane = min(self._lanes, key=lambda each: each.wait_s(now_s))
                 if lane.wait_s(now_s) <= 0:
-                    return lane.take()
+                    return lane.take(), 0
                 self._changed.wait(lane.wait_s(now_s))
         return None
 
@@ -333,24 +339,26 @@ class SureWriter:
             self._refuse(write, self._as_ours(error), self._misfits)
             return
         write.due_s = math.inf
+        write.tries = number = write.tries + 1
         try:
             if self._outlet is None:
                 self._outlet = self._make()
             write.due_s = time.monotonic() + self._outlet.report_s
-            self._outlet.send(form, lambda error: self._told(write, error))
+            self._outlet.send(form, lambda error: self._told(write, number, error))
         except BaseException as error:  # noqa: BLE001 - also what the user's own outlet raises
-            self._told(write, self._as_ours(error))
+            self._told(write, number, self._as_ours(error))
 
     def _as_ours(self, error: BaseException) -> KafkaMQError:
         if isinstance(error, KafkaMQError):
             return error
         return KafkaMQError(f"{self._what}: {reason_of(error)}")
 
-    def _told(self, write: _Write, error: KafkaMQError | None) -> None:
-        """Take the outlet's answer, in any thread."""
-        is_under_way, write.due_s = write.due_s > 0, 0.0
-        if error is not None and not is_under_way:  # it came late
-            return
+    def _told(self, write: _Write, number: int, error: KafkaMQError | None) -> None:
+        """Take the outlet's answer to a try, in any thread."""
+        with self._changed:
+            if error is not None and (number != write.tries or not write.due_s):
+                return  # it came late: another try has been made, or will be
+            write.due_s = 0.0
         if error is None:
             with self._changed:
                 self._open.pop(write, None)

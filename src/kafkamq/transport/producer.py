@@ -448,8 +448,9 @@ class ThreadedProducer(IdempotentProducer):
         """Of what was queued. Reports run in the thread alone."""
         self._turn_at = self._turn_count = _SHARE_COUNT
         timeout_ms = float(str(settings.get("message.timeout.ms", 0)))
-        self.report_s = timeout_ms / 1000 + _LATE_S if timeout_ms else math.inf
-        """How long a report takes at most, unless it never comes."""
+        most_s = timeout_ms / 1000 + self._max_block_s + _LATE_S
+        self.report_s = most_s if timeout_ms else math.inf
+        """How long a report takes at most from the call on, unless it never comes."""
         self._on_start, self._on_turn = on_start, on_turn
         self._is_ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
