@@ -7,7 +7,10 @@ In a process of its own: Delta must be there when the JVM starts. It reads comma
 - ``run``: run the query until the queue is empty;
 - ``rows``: print what is in the table, as JSON;
 - ``pruned``: print how many files the table has, and into how many a late batch has to look;
-- ``refused``: print what is said of tables that cannot be merged into.
+- ``refused``: print what is said of tables that cannot be merged into;
+- ``merged``: write rows of many partitions, two batches at once and one of them again; print how
+  many rows there are, how many of them differ, how many views are left, and what is said of rows
+  without origin.
 """
 
 from __future__ import annotations
@@ -17,10 +20,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
+from pyspark.sql import functions as fn
 
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.artifacts import fetch_modules
@@ -61,13 +67,42 @@ def pruned(spark: SparkSession) -> list[str]:
     return [str(len(frame.inputFiles())) for frame in (done, late)]
 
 
-def refused(spark: SparkSession, rows: DataFrame, folder: str) -> list[str]:
-    def create(name: str, columns: str, kind: str) -> None:
-        spark.sql(f"CREATE TABLE {name} ({columns}) USING {kind} LOCATION '{folder}/{name}'")
+def merged(spark: SparkSession, folder: str) -> list[str]:
+    create(spark, folder, "many", _SCHEMA)
 
-    create("plain", _SCHEMA, "parquet")
-    create("short", "result BINARY", "delta")
-    create("wide", f"{_SCHEMA}, more INT", "delta")
+    def rows(first: int, name: str) -> DataFrame:
+        return spark.sql(
+            "SELECT 't' origin_topic, CAST(id % 70 AS INT) origin_partition, id origin_offset, "
+            f"timestamp_millis(id) origin_timestamp, CAST('{name}' AS BINARY) result, "
+            "concat('t', id) ack_token, IF(id % 2 = 0, '', NULL) verdict "
+            f"FROM range({first}, {first + 140})"
+        )
+
+    batches = rows(0, "a"), rows(140, "b")
+    write = partial(write_once, table="many")
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(write, batches))
+    write(batches[0])
+    table = spark.table("many")
+    views = [each.name for each in spark.catalog.listTables() if each.isTemporary]
+    counts = [table.count(), table.distinct().count(), len(views)]
+    try:
+        write(batches[0].withColumn("origin_offset", fn.lit(None).cast("bigint")))
+    except ConfigError as error:
+        return [*map(str, counts), str(error)]
+    return []
+
+
+def create(spark: SparkSession, folder: str, name: str, columns: str, kind: str = "delta") -> None:
+    spark.sql(f"CREATE TABLE {name} ({columns}) USING {kind} LOCATION '{folder}/{name}'")
+
+
+def refused(spark: SparkSession, rows: DataFrame, folder: str) -> list[str]:
+    create(spark, folder, "plain", _SCHEMA, "parquet")
+    create(spark, folder, "short", "result BINARY")
+    create(spark, folder, "wide", f"{_SCHEMA}, more INT")
+    create(spark, folder, "dated", _SCHEMA.replace("TIMESTAMP", "DATE"))
+    create(spark, folder, "worded", _SCHEMA.replace("INT,", "STRING,", 1))
     spark.conf.set("spark.sql.catalog.ice", "org.apache.iceberg.spark.SparkCatalog")
 
     def said_of(table: str, frame: DataFrame = rows) -> str:
@@ -77,8 +112,10 @@ def refused(spark: SparkSession, rows: DataFrame, folder: str) -> list[str]:
             return str(error)
         return "nothing"
 
-    tables = [said_of(name) for name in ("plain", "short", "wide", "ice.db.done", "nowhere")]
-    return [*tables, said_of("done", rows.drop("origin_offset"))]
+    names = ("plain", "short", "wide", "ice.db.done", "nowhere", "dated", "worded")
+    local = rows.withColumn("origin_timestamp", fn.col("origin_timestamp").cast("timestamp_ntz"))
+    frames = rows.drop("origin_offset"), local
+    return [*map(said_of, names), *(said_of("done", frame) for frame in frames)]
 
 
 def session() -> SparkSession:
@@ -146,6 +183,7 @@ def main(bootstrap: str, namespace: str, folder: str, recipe: str, timeout: str)
         "rows": lambda: [bytes(row.result).decode() for row in spark.table("done").collect()],
         "pruned": lambda: pruned(spark),
         "refused": lambda: refused(spark, rows(), folder),
+        "merged": lambda: merged(spark, folder),
     }
     for line in sys.stdin:
         said = commands[line.strip()]()

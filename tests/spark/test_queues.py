@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -404,6 +405,38 @@ def test_messages_whose_rows_an_action_skips_are_started_before_the_position_pas
     assert committed(logs, "emails") == {0: 22, 1: 22}
 
 
+def test_a_batch_whose_rows_are_lost_after_its_output_fails(
+    spark: SparkSession, logs: Logs, checkpoint: str, tmp_path: Path
+) -> None:
+    """Its handlers do not run again for the ENDs: they might say something else."""
+    logs.send(4, key=b"emails")
+    context = spark.sparkContext._jsc
+    before, calls = set(context.getPersistentRDDs()), tmp_path / "calls"
+
+    def handler(message: StreamMessage) -> None:
+        with calls.open("a") as file:
+            file.write("called\n")
+
+    def lose(frame: DataFrame, batch: int) -> None:
+        assert frame.count() == 4
+        lost = set(context.getPersistentRDDs()) - before
+        assert lost
+        for number in lost:
+            context.sc().env().blockManager().removeRdd(number)
+
+    def run(each_batch: Callable[[DataFrame, int], None]) -> AckQuery:
+        done = map_messages(read_queue(spark, "emails"), handler)
+        return ack(done, checkpoint=checkpoint, each_batch=each_batch, available_now=True)
+
+    with pytest.raises(Exception, match="Checkpoint block rdd_"):
+        finish(run(lose))
+    assert calls.read_text().count("called") == 4
+    assert not verdicts(logs)
+    finish(run(lambda frame, batch: None))
+    assert len(verdicts(logs)) == 4
+    assert set(context.getPersistentRDDs()) == before, "released"
+
+
 def test_the_later_of_two_queries_on_a_queue_goes_on(
     spark: SparkSession, logs: Logs, checkpoint: str
 ) -> None:
@@ -459,7 +492,12 @@ def test_what_cannot_work_is_said(spark: SparkSession, logs: Logs, checkpoint: s
     both = map_messages(stream, lambda message: b"done")
     with pytest.raises(ConfigError, match="both the message's value and the handler's result"):
         ack(both, checkpoint=checkpoint, topic="nowhere")
-    for wrong, text in (("n INTT", "schema is 'n INTT'"), ("INT", "name the fields of an object")):
+    for wrong, text in (
+        ("n INTT", "schema is 'n INTT'"),
+        ("INT", "name the fields of an object"),
+        ("", "name the fields of an object"),
+        ("n VARCHAR(3)", "schema is 'n VARCHAR"),
+    ):
         with pytest.raises(ConfigError, match=text):
             read_queue(spark, "emails", schema=wrong)
     with pytest.raises(ConfigError, match="map_messages needs"):

@@ -292,6 +292,8 @@ def test_a_stream_is_sent_to_a_queue_once(
     payloads = Counter(payload for _, payload, _ in sent(logs, "emails"))
     assert payloads + Counter(marker.value for marker in delayed) == numbers(60)
     assert len(delayed) == 30
+    with pytest.raises(ConfigError, match="is of queue emails, not queue others"):
+        write_stream(rows, logs.config, queue="others", checkpoint=checkpoint)
 
 
 def test_without_transactions_each_row_is_marked(

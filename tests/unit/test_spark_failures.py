@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
+from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # no hints
 from pyspark import SparkContext
+from pyspark.errors import PySparkException
 
 from kafkamq.errors import FencedError
+from kafkamq.spark.batches import Batch
 from kafkamq.spark.failures import QueryFailedError, SparkGoneError, advised, query_failure
 from kafkamq.spark.jobs.sql import sql_errors
 from kafkamq.spark.queue_streams import Acknowledged, AckQuery
+from kafkamq.spark.tables import merge
 
 
 def test_a_query_that_never_worked_points_at_its_checkpoint() -> None:
@@ -62,3 +69,44 @@ def test_a_query_whose_jvm_has_ended_says_so(
         query.stop()
         with pytest.raises(SparkGoneError, match="JVM has ended"), sql_errors("--where"):
             query.query.stop()
+
+
+def test_an_error_of_sparks_own_is_not_its_own_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Query) -> None:
+        raise PySparkException("boom")
+
+    monkeypatch.setattr(Query, "awaitTermination", fail)
+    query = AckQuery(Query(), Acknowledged())  # type: ignore[arg-type]
+    with pytest.raises(PySparkException, match="boom") as caught:
+        query.wait()
+    assert caught.value.__cause__ is None
+
+
+CONFLICT = "io.delta.exceptions.ConcurrentAppendException: [DELTA_CONCURRENT_APPEND] files"
+
+
+@pytest.mark.parametrize(
+    ("text", "failures", "calls"),
+    [(CONFLICT, 4, 5), (CONFLICT, 9, 5), ("java.util.ConcurrentModificationException", 9, 1)],
+)
+def test_a_merge_is_repeated_where_another_writer_was_first(
+    monkeypatch: pytest.MonkeyPatch, text: str, failures: int, calls: int
+) -> None:
+    said: list[str] = []
+
+    def sql(statement: str) -> SimpleNamespace:
+        said.append(statement)
+        if len(said) <= failures:
+            raise PySparkException(text)
+        return SimpleNamespace(collect=list)
+
+    monkeypatch.setattr("kafkamq.spark.tables.time.sleep", lambda seconds: None)
+    with nullcontext() if failures < calls else pytest.raises(PySparkException):
+        merge(SimpleNamespace(sql=sql), "MERGE")  # type: ignore[arg-type]
+    assert said == ["MERGE"] * calls
+
+
+@pytest.mark.parametrize("copied", [copy.copy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_the_number_of_a_batch_can_be_copied(copied: Callable[[Batch], Batch]) -> None:
+    made = copied(Batch(5, query_id="q", is_repeated=True))
+    assert (made, made.query_id, made.is_repeated) == (5, "q", True)

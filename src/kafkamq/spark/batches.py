@@ -27,7 +27,7 @@ class Batch(int):
     query_id: str
     is_repeated: bool
 
-    def __new__(cls, number: int, *, query_id: str, is_repeated: bool) -> Batch:
+    def __new__(cls, number: int, *, query_id: str = "", is_repeated: bool = False) -> Batch:
         made = super().__new__(cls, number)
         made.query_id, made.is_repeated = query_id, is_repeated
         return made

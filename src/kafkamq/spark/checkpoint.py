@@ -39,10 +39,12 @@ class CheckpointNote:
     since: int = 0  # sinks: the first batch that is cut into `tasks`
     tasks_before: int = 0  # ... and into how many the ones before are
     most: int = 0  # sinks: tasks that any batch was cut into; 0: always `tasks`
+    queue: str = ""  # sinks: that the rows are sent to; empty: topics
 
     @classmethod
-    def new(cls, kind: str, *, topic: str, tasks: int) -> CheckpointNote:
-        return cls(topic=topic, tasks=tasks, engine=f"{kind}-{uuid.uuid4().hex[:16]}")
+    def new(cls, kind: str, *, topic: str, tasks: int, queue: str = "") -> CheckpointNote:
+        engine = f"{kind}-{uuid.uuid4().hex[:16]}"
+        return cls(topic=topic, tasks=tasks, engine=engine, queue=queue)
 
     def place(self, checkpoint: str) -> str:
         return f"{checkpoint.rstrip('/')}/{self.folder}" if self.folder else checkpoint
@@ -143,8 +145,11 @@ def write_note(spark: SparkSession, checkpoint: str, note: CheckpointNote) -> No
     stream = files.create(draft, True)
     try:
         values = {"version": _VERSION, **asdict(note)}
-        if note.number == 1:  # an earlier release knows nothing of the others
-            values = {name: values[name] for name in ("version", *_FIRST)}
+        # An earlier release knows nothing of others.
+        if note.number == 1:
+            values = {name: values[name] for name in ("version", *_FIRST, "queue")}
+        if not note.queue:
+            del values["queue"]
         stream.write(bytearray(json.dumps(values).encode()))
     finally:
         stream.close()

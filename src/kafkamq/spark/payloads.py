@@ -41,18 +41,17 @@ def with_body(
         raise ConfigError(f"column {taken[0]} is taken: with_body adds it; rename yours")
     try:
         wanted = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+        if not isinstance(wanted, StructType) or not wanted.fields:
+            raise ConfigError(f"schema is {schema!r}: it must name the fields of an object")
+        parsed = fn.from_json(
+            fn.col("value").cast("string"),
+            StructType([*wanted.fields, StructField(_TEXT, StringType())]),
+            {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _TEXT},
+        )
+        rows = frame.withColumn("body", parsed)
     except PySparkException as error:
         first_line = str(error).strip().partition("\n")[0]
         raise ConfigError(f"schema is {schema!r}: {first_line}") from error
-    if not isinstance(wanted, StructType):
-        raise ConfigError(f"schema is {schema!r}: it must name the fields of an object")
-    known = StructType([*wanted.fields, StructField(_TEXT, StringType())])
-    parsed = fn.from_json(
-        fn.col("value").cast("string"),
-        known,
-        {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _TEXT},
-    )
-    rows = frame.withColumn("body", parsed)
     is_body = fn.col("body").isNotNull() & fn.col("body").getField(_TEXT).isNull()
     columns = {"body": fn.when(is_body, fn.col("body").dropFields(_TEXT))}
     if malformed == "reject":

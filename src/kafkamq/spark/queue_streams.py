@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kafkamq.config import Backoff, ServiceConfig
 from kafkamq.errors import ConfigError
@@ -173,7 +173,9 @@ class AckQuery:
         error = self._error
         if isinstance(error, PySparkException):
             ours = query_failure(error)
-            raise error if isinstance(ours, QueryFailedError) else ours from error
+            if isinstance(ours, QueryFailedError):
+                raise error
+            raise ours from error
         if isinstance(error, Py4JError | OSError):
             raise spark_failure(error) from error
         if error is not None:
@@ -392,16 +394,18 @@ class _Batches:
         elif self._each_batch is None:
             self._end(frame)
         else:
-            # Handlers before it run once, whatever the function does with it.
-            frame.persist()
+            # Handlers before it run once, whatever the function does with it. What an executor
+            # kept that was lost is not made again, as with persist(): it might have another verdict
+            # than the output is of. It fails the batch, which is repeated whole.
+            kept: Any = frame.localCheckpoint(eager=True)
             try:
                 query_id = frame.sparkSession.sparkContext.getLocalProperty(QUERY_ID) or ""
                 is_repeated = batch <= self._planned
                 number = Batch(batch, query_id=query_id, is_repeated=is_repeated)
-                found = self._each_batch(frame, number)
-                self._end(frame if found is None else found)
+                found = self._each_batch(kept, number)
+                self._end(kept if found is None else found)
             finally:
-                frame.unpersist()
+                kept._jdf.queryExecution().logical().rdd().unpersist(False)
 
     def _end(self, frame: DataFrame) -> None:
         check_columns(frame.schema)

@@ -9,6 +9,10 @@ cannot have them: each batch reads the origins of a few files, not of the whole 
 
 from __future__ import annotations
 
+import random
+import re
+import time
+import uuid
 from typing import TYPE_CHECKING
 
 from kafkamq.errors import ConfigError
@@ -19,9 +23,12 @@ if TYPE_CHECKING:
 ORIGIN = ("origin_topic", "origin_partition", "origin_offset", "origin_timestamp")
 """The columns of ``read_queue`` that tell a message from all others, and that its copies share."""
 
-_VIEW = "kafkamq_batch"
+_NUMBERS = ("int", "bigint")
+_KINDS = dict(zip(ORIGIN, (("string",), _NUMBERS, _NUMBERS, ("timestamp",)), strict=True))
 _CHUNK = 10_000  # offsets; those of a batch are told by the ranges that they have in each
 _MAX_RANGES = 64
+_MERGES = 5
+_CONFLICT = re.compile(r"io\.delta\S*Concurrent\w*Exception|\[DELTA_CONCURRENT_")
 _NO_ICEBERG = "Iceberg has no runtime for Spark 4.2 yet: use a Delta table"
 
 
@@ -32,26 +39,30 @@ def check_table(frame: DataFrame, table: str) -> list[str]:
         ConfigError: It cannot be merged into, or the rows do not fit it.
     """
     columns = _described(frame.sparkSession, table)
-    for owner, names, advice in (
+    for owner, kinds, advice in (
         (f"table {table} has", columns, "the messages in it are known by them"),
-        ("the rows have", frame.columns, "keep them through your transformations"),
+        ("the rows have", dict(frame.dtypes), "keep them through your transformations"),
     ):
-        if missing := [name for name in ORIGIN if name not in names]:
+        if missing := [name for name in ORIGIN if name not in kinds]:
             raise ConfigError(f"{owner} no column {', '.join(missing)}: {advice}")
+        # A value that another type cuts or changes is not found again.
+        for name, wanted in _KINDS.items():
+            if kinds[name] not in wanted:
+                raise ConfigError(f"{owner} {name} as {kinds[name]}: it must be {wanted[-1]}")
     if unknown := [name for name in columns if name not in frame.columns]:
         raise ConfigError(
             f"the rows have no column {', '.join(unknown)}, as table {table} has: select them"
         )
-    return columns
+    return list(columns)
 
 
-def _described(spark: SparkSession, table: str) -> list[str]:
+def _described(spark: SparkSession, table: str) -> dict[str, str]:
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # no hints
     from pyspark.errors import PySparkException
 
     try:
         rows = spark.sql(f"DESCRIBE TABLE EXTENDED {table}").collect()
-        columns = spark.table(table).columns
+        columns = dict(spark.table(table).dtypes)
     except (PySparkException, Py4JError) as error:
         text = str(error).partition("\n")[0]
         advice = f". {_NO_ICEBERG}" if "iceberg" in str(error).lower() else ""
@@ -77,7 +88,8 @@ def write_once(frame: DataFrame, table: str) -> None:
 
     Args:
         frame: Rows with the columns of the table, ``ack_token`` and, where not all is well,
-            ``verdict``. It is read twice: persist it, unless ``ack`` gave it to you.
+            ``verdict``. It is read twice: keep it by
+            ``localCheckpoint()``, unless ``ack`` gave it to you.
         table: A Delta (or Iceberg) table with the columns ``ORIGIN``, by its name in SQL.
 
     Raises:
@@ -88,13 +100,32 @@ def write_once(frame: DataFrame, table: str) -> None:
     if not ranges:
         return
     spark = frame.sparkSession
-    rows.createOrReplaceTempView(_VIEW)
+    view = f"kafkamq_batch_{uuid.uuid4().hex}"
+    rows.createOrReplaceTempView(view)
     same = " AND ".join(f"done.{name} <=> new.{name}" for name in ORIGIN)
-    spark.sql(
-        f"MERGE INTO {table} AS done USING {_VIEW} AS new ON {same} AND ({ranges}) "
-        "WHEN NOT MATCHED THEN INSERT *"
-    ).collect()
-    spark.catalog.dropTempView(_VIEW)
+    try:
+        merge(
+            spark,
+            f"MERGE INTO {table} AS done USING {view} AS new ON {same} AND ({ranges}) "
+            "WHEN NOT MATCHED THEN INSERT *",
+        )
+    finally:
+        spark.catalog.dropTempView(view)
+
+
+def merge(spark: SparkSession, statement: str) -> None:
+    """Run it again where Delta refuses it for what another writer or ``OPTIMIZE`` has committed."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    for left in reversed(range(_MERGES)):
+        try:
+            spark.sql(statement).collect()
+            return
+        except (PySparkException, Py4JError) as error:  # noqa: PERF203 - a MERGE takes seconds
+            if not left or not _CONFLICT.search(str(error)):
+                raise
+            time.sleep(random.uniform(0.1, 0.5))
 
 
 def _accepted(frame: DataFrame) -> DataFrame:
@@ -106,7 +137,7 @@ def _accepted(frame: DataFrame) -> DataFrame:
         raise ConfigError("the rows have no column ack_token: keep it through your transformations")
     rows = frame
     if "verdict" in frame.columns:
-        is_ack = fn.lower(fn.coalesce("verdict", fn.lit("ack"))) == "ack"
+        is_ack = fn.lower("verdict").isin("ack", "") | fn.isnull("verdict")
         copy = Window.partitionBy(*ORIGIN, "ack_token")
         rows = rows.withColumn("_is_done", fn.min(is_ack).over(copy)).where("_is_done")
     first = fn.min("ack_token").over(Window.partitionBy(*ORIGIN))
@@ -114,20 +145,34 @@ def _accepted(frame: DataFrame) -> DataFrame:
 
 
 def origin_ranges(frame: DataFrame) -> str:
-    """Where the batch's origins are, as a condition on the table; empty: there are no rows."""
+    """Where the batch's origins are, as a condition on the table; empty: there are no rows.
+
+    Raises:
+        ConfigError: A row has no origin.
+    """
     from pyspark.sql import functions as fn
 
-    def found(chunk: int) -> list[str]:
-        chunks = frame.groupBy(
-            "origin_topic", "origin_partition", fn.floor(fn.col("origin_offset") / chunk)
-        ).agg(fn.min("origin_offset").alias("first"), fn.max("origin_offset").alias("last"))
-        return [
-            f"(done.origin_partition = {row.origin_partition} "
-            f"AND done.origin_offset BETWEEN {row.first} AND {row.last})"
-            for row in chunks.limit(_MAX_RANGES + 1).collect()
-        ]
-
-    ranges = found(_CHUNK)
-    if len(ranges) > _MAX_RANGES:
-        ranges = found(1 << 62)
-    return " OR ".join(ranges)
+    chunk = fn.floor(fn.col("origin_offset") / _CHUNK)
+    for keys in (("origin_partition", chunk), ("origin_partition",), ()):
+        found = (
+            frame.groupBy(*keys)
+            .agg(
+                fn.min("origin_offset").alias("first"),
+                fn.max("origin_offset").alias("last"),
+                fn.max(fn.isnull("origin_partition") | fn.isnull("origin_offset")).alias("lacks"),
+            )
+            .limit(_MAX_RANGES + 1)
+            .collect()
+        )
+        if any(row.lacks for row in found):
+            raise ConfigError(
+                "a row has no origin (origin_partition or origin_offset is null): the table would "
+                "have it once more for each copy; leave such rows out"
+            )
+        if len(found) <= _MAX_RANGES:
+            break
+    return " OR ".join(
+        f"(done.origin_offset BETWEEN {row.first} AND {row.last}"
+        + (f" AND done.origin_partition = {row.origin_partition})" if keys else ")")
+        for row in found
+    )

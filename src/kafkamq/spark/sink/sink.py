@@ -130,7 +130,7 @@ def write_stream(
         raise ConfigError(
             "topic is missing: name one, or give the rows a column `topic`; or name a queue"
         )
-    note = _note(spark, config, checkpoint, slots)
+    note = _note(spark, config, checkpoint, slots, queue)
     name = f"kafkamq_{note.engine.replace('-', '_')}"
     register_source(spark, replace(config, kafka=dict(config.kafka)), name=name)
     activate(spark)
@@ -165,15 +165,19 @@ def start_query(
 
 
 def _note(
-    spark: SparkSession, config: ServiceConfig, checkpoint: str, slots: int | None
+    spark: SparkSession, config: ServiceConfig, checkpoint: str, slots: int | None, queue: str
 ) -> CheckpointNote:
     """The checkpoint's note, written when it is new."""
     note = read_note(spark, checkpoint, topic=config.ledger_topic)
     there = min(MAX_SLOTS, cores(spark))
     if note is None:
-        note = CheckpointNote.new("sink", topic=config.ledger_topic, tasks=slots or there)
+        tasks = slots or there
+        note = CheckpointNote.new("sink", topic=config.ledger_topic, tasks=tasks, queue=queue)
         write_note(spark, checkpoint, note)
         return note
+    if note.queue != queue:
+        of, now = (f"queue {name}" if name else "topics" for name in (note.queue, queue))
+        raise ConfigError(f"checkpoint {checkpoint} is of {of}, not {now}: name another folder")
     wanted = slots or max(there, note.tasks)
     if wanted == note.tasks:
         return note
