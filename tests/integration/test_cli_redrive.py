@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from dataclasses import replace
 
@@ -34,6 +36,7 @@ from kafkamq.queue.dead_letters import (
 from kafkamq.queue.wire.headers import Origin, dead_letter_headers
 from kafkamq.queue.wire.keys import join_key
 from kafkamq.transport.admin import Admin
+from kafkamq.transport.errors import TransactionAbortedError
 from kafkamq.transport.log_reader import scan
 from kafkamq.transport.transactions import TransactionalProducer
 from kafkamq.types import DeadLetterReason
@@ -340,6 +343,64 @@ def test_a_second_redrive_ends_the_first(letters: Letters) -> None:
     assert reports[0].redriven == MAX_TRANSACTION_RECORDS
     assert set(letters.redriven().values()) == {1}
     assert len(letters.redriven()) == 2 * MAX_TRANSACTION_RECORDS
+
+
+def test_what_another_redrive_has_sent_is_not_repeated(letters: Letters) -> None:
+    """The first one's transaction is aborted, behind which the second one does all of it."""
+    ids = [f"m{number}" for number in range(30)]
+    letters.write(*ids)
+    others: list[RedriveReport] = []
+
+    def also(_report: RedriveReport, _count: int) -> tuple[()]:
+        if not others:
+            others.append(redrive(letters.config, Selection()))
+            raise TransactionAbortedError("its records were not confirmed in time")
+        return ()
+
+    report = redrive(letters.config, Selection(), also=also, max_records=10)
+    assert letters.redriven() == dict.fromkeys(ids, 1)
+    assert (others[0].redriven, report.redriven, report.selected) == (30, 0, 0)
+    assert report.already_redriven == 30
+
+
+# Stands still inside its second transaction, for longer than its records may be on their way.
+_FROZEN = """
+import os, signal, sys
+from kafkamq.config import ServiceConfig
+from kafkamq.queue.dead_letters import Selection, redrive
+
+begun = []
+
+def also(report, count):
+    begun.append(1)
+    if len(begun) == 2:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return ()
+
+redrive(ServiceConfig(bootstrap_servers=sys.argv[1], namespace=sys.argv[2]), Selection(), also=also)
+"""
+
+
+@pytest.mark.faults
+def test_a_redrive_that_was_frozen_repeats_nothing(letters: Letters) -> None:
+    ids = [f"m{number}" for number in range(3 * MAX_TRANSACTION_RECORDS)]
+    letters.write(*ids)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _FROZEN, letters.config.bootstrap_servers, letters.config.namespace],
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        report = redrive(letters.config, Selection())
+        assert report.redriven == 2 * MAX_TRANSACTION_RECORDS
+        time.sleep(14)  # its records expire after ten
+        process.send_signal(signal.SIGCONT)
+        process.wait(within(60))
+    finally:
+        process.kill()
+        process.wait()
+    assert letters.redriven() == dict.fromkeys(ids, 1)
 
 
 def test_a_selection_is_all_of_its_parts() -> None:

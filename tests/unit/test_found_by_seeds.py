@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError
 
 from kafkamq.claims.session import Fence
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import BrokerError, DeadlineExceededError, LeaseLostError
+from kafkamq.errors import BrokerError, DeadlineExceededError, FencedError, LeaseLostError
 from kafkamq.markers.positions import Positions
 from kafkamq.markers.tracker.reading import MessageLookup
 from kafkamq.markers.tracker.ticker import Ticker
@@ -87,6 +87,26 @@ def test_a_transactional_producer_that_failed_for_good_says_that_it_needs_anothe
     assert not producer.is_ready
     producer.init()
     assert producer.is_ready
+    producer.close()
+
+
+def test_a_transaction_whose_abort_is_fenced_is_not_called_aborted(cluster: MemoryKafka) -> None:
+    """It would be repeated behind what the later producer of its id has done."""
+    refused = KafkaError(KafkaError.INVALID_TIMESTAMP)
+    producer = TransactionalProducer(config_of(cluster), "t")
+    producer.init()
+    producer.begin()
+    producer.produce(("n.messages", 0, None, b"x", ()))
+    producer.flush()
+    cluster.faults.plan = lambda kind, *_: Fault(error=refused) if kind == "produce" else None
+    producer.produce(("n.messages", 0, None, b"y", ()))
+    producer.flush()
+    later = TransactionalProducer(config_of(cluster), "t")
+    later.init()
+    with pytest.raises(FencedError):
+        producer.commit()
+    assert not producer.is_ready
+    later.close()
     producer.close()
 
 

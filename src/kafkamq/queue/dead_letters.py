@@ -181,7 +181,7 @@ def redrive(
                 break
             if letter not in selection:
                 continue
-            if letter.is_redriven:
+            if letter.is_redriven or writer.is_done(letter):
                 report.already_redriven += 1
                 continue
             report.selected += 1
@@ -253,6 +253,11 @@ class _Writer:
             self._topic_id = admin.require_topic(config.dead_letter_topic).topic_id
         self._pending: list[tuple[DeadLetter, StoredMessage]] = []
         self._bytes = 0
+        self._done: set[bytes] = set()  # keys of the ledger, as of the last ``init`` of ours
+
+    def is_done(self, letter: DeadLetter) -> bool:
+        """Whether somebody has redriven it since the scan of dead letters began."""
+        return self._done_key(letter) in self._done
 
     def add(self, letter: DeadLetter) -> None:
         if not letter.is_readable:
@@ -287,39 +292,54 @@ class _Writer:
         self._write(pending)
 
     def _write(self, pending: list[tuple[DeadLetter, StoredMessage]]) -> None:
-        """In one transaction; one of unknown outcome is looked up, not repeated.
+        """In one transaction; what of it somebody has redriven is never sent again.
 
-        Where something in it is too large it is found by halves: only the broker knows, as what
-        counts is the compressed batch.
+        Another redrive may do so until an ``init`` of ours has fenced it, whatever became of our
+        transaction, so the ledger is read behind each. Where something in it is too large it is
+        found by halves: only the broker knows, as what counts is the compressed batch.
         """
+        may_be_ours = False
         for attempt in range(1, MAX_ATTEMPTS + 1):
+            pending = self._left(pending, may_be_ours=may_be_ours)
             if not pending:
                 return
             try:
                 self._commit(pending)
             except BrokerError as error:
                 is_refused = self._producer.too_large > 0 and not isinstance(error, FencedError)
-                may_repeat = isinstance(error, OutcomeUnknownError | TransactionAbortedError)
+                may_be_ours = isinstance(error, OutcomeUnknownError)
+                may_repeat = may_be_ours or isinstance(error, TransactionAbortedError)
                 if not is_refused and (attempt == MAX_ATTEMPTS or not may_repeat):
                     raise
+                self._count(0)  # who may not go on must not fence who does
                 self._producer.init()
-                if isinstance(error, OutcomeUnknownError):  # else nothing of it is in the logs
-                    before = len(pending)
-                    done, _ = _read_done(self._config)
-                    pending = [item for item in pending if self._done_key(item[0]) not in done]
-                    self._count(before - len(pending))
+                self._done, _ = _read_done(self._config)
                 if not is_refused:
                     _log.warning("a redrive transaction is repeated", extra={"error": str(error)})
-                if is_refused and len(pending) == 1:
-                    self._refuse_large(*pending[0])
-                    return
-                if is_refused:
+                elif len(pending) > 1:
                     self._write(pending[: len(pending) // 2])
                     self._write(pending[len(pending) // 2 :])
+                    return
+                else:
+                    for item in self._left(pending, may_be_ours=may_be_ours):
+                        self._refuse_large(*item)
                     return
             else:
                 self._count(len(pending))
                 return
+
+    def _left(
+        self, pending: list[tuple[DeadLetter, StoredMessage]], *, may_be_ours: bool
+    ) -> list[tuple[DeadLetter, StoredMessage]]:
+        """What nobody has redriven; the rest is counted."""
+        left = [item for item in pending if not self.is_done(item[0])]
+        gone = len(pending) - len(left)
+        if gone and may_be_ours:
+            self._count(gone)
+        elif gone:
+            self._report.selected -= gone
+            self._report.already_redriven += gone
+        return left
 
     def _refuse_large(self, letter: DeadLetter, message: StoredMessage) -> None:
         limit, size = size_limit(self._config, self._topic_of(letter)), len(message.payload or b"")

@@ -268,11 +268,14 @@ class TransactionalProducer:
             ) from error
         self._in_transaction = False
 
-    def abort(self, *, timeout_s: float = 10.0) -> None:
-        """Abort the open transaction, if any; one that cannot be aborted ends at ``init``."""
+    def abort(self, *, timeout_s: float = 10.0) -> FencedError | None:
+        """Abort the open transaction, if any; one that cannot be aborted ends at ``init``.
+
+        Returns what says that another producer of the id was initialised meanwhile.
+        """
         producer = self._producer
         if producer is None or not self._in_transaction:
-            return
+            return None
         self._in_transaction = False
         try:
             self._bounded(
@@ -280,8 +283,10 @@ class TransactionalProducer:
                 producer.abort_transaction,
                 timeout_s,
             )
-        except (BrokerError, DeadlineExceededError):
+        except (BrokerError, DeadlineExceededError) as error:
             self._is_ready = False  # init aborts it; the broker's timeout does it otherwise
+            return error if isinstance(error, FencedError) else None
+        return None
 
     @contextmanager
     def transaction(self, *, timeout_s: float = 30.0) -> Iterator[None]:
@@ -364,7 +369,9 @@ class TransactionalProducer:
         inner = kafka_error(error)
         ours = broker_error(error, f"{doing} at {self._config.bootstrap_servers}")
         if inner.txn_requires_abort() and not inner.fatal():
-            self.abort()
+            fenced = self.abort()
+            if fenced is not None:
+                return fenced
             code = ours.code if isinstance(ours, BrokerError) else inner.name()
             return TransactionAbortedError(f"{ours}: aborted", code=code, is_retriable=True)
         # What ``produce`` raises behind a fatal error says so by its code alone.

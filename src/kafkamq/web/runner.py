@@ -208,7 +208,8 @@ class Runner:
                 raise _InterruptedError
 
         def on_progress(done: int) -> None:
-            self._failures = 0
+            if done:
+                self._failures = 0
             due_s = pace.next_s(done)
             while (left_s := due_s - time.monotonic()) > 0:
                 check()
