@@ -181,6 +181,8 @@ def test_top_prints_queues_and_one_queue(
         assert "was seen" in commands.run("top", "nobody", "--once", *known)
         with pytest.raises(ConfigError, match="wants a user"):
             commands.run("top", "--once", "--url", address)
+        with pytest.raises(StateError, match="404"):
+            commands.run("top", "--once", "--url", f"{address}elsewhere", *known[2:])
     with pytest.raises(StateError, match="does not answer"):
         commands.run("top", "--once", *known)
 

@@ -87,6 +87,8 @@ def test_the_first_job_runs_first_but_one_edited_message_does_not_wait() -> None
         b'{"what": 1, "id": "a", "user": "u", "more": {}}',
         b'{"what": "redrive", "id": "a", "user": "u", "more": []}',
         b'{"what": "redrive", "id": "a", "user": "u"}',
+        b'{"what": "send", "id": "a", "user": "\\ud800", "more": {}}',
+        b'{"what": "send", "id": "a", "user": "u", "more": {"a": 9999999999999999999}}',
     ],
 )
 def test_what_is_no_action_is_none(value: bytes | None) -> None:
@@ -110,6 +112,29 @@ def test_what_names_nothing_means_nothing() -> None:
         assert folded((what, "ann", more)).jobs
         del more[name]
         assert not folded((what, "ann", more)).jobs
+
+
+@pytest.mark.parametrize(
+    "chosen", [[["queue", "q"]], {"since": 1}, {"queue": 1}, {"since_ms": "1"}, {"until_ms": True}]
+)
+def test_a_filter_that_nobody_knows_means_nothing(chosen: Any) -> None:
+    assert not folded(("redrive", "ann", {**JOB, "filter": chosen})).jobs
+
+
+def test_payloads_are_kept_as_long_as_a_job_may_run() -> None:
+    begun = ("resend", "ann", {**JOB, "place": [0, 1], "payload": "eA=="})
+    trail = folded(begun, ("run", "one", {}))
+    assert trail.jobs["job"].payload == "eA=="
+    assert not {"payload", "ends", "topic_id"} & trail.entries[0].more.keys()
+    for last in (("cancel", "bob", {}), ("end", "one", {})):
+        assert folded(begun, ("run", "one", {}), last).jobs["job"].payload == ""
+
+
+def test_an_edited_message_that_had_gone_before_says_so() -> None:
+    begun = (("resend", "ann", {**JOB, "place": [0, 1], "payload": ""}), ("run", "one", {}))
+    went, end = ("progress", "one", {"count": 1}), ("end", "one", {"already_redriven": 1})
+    assert "nothing was sent" in folded(*begun, end).jobs["job"].why
+    assert folded(*begun, went, end).jobs["job"].why == "", "its own process had sent it"
 
 
 def test_jobs_that_ended_are_forgotten_at_last() -> None:

@@ -276,7 +276,8 @@ def test_viewers_and_strangers_do_not_act(path: Path) -> None:
         shown = site.get(address, vic).text
         assert 'method="post"' not in shown, address
         assert "/resend/" not in shown
-    assert site.get("/resend/2/0/0", vic).status_code == 403
+    for address in ("/resend/2/0/0", "/redrive?queue=q", "/api/redrive?header=h"):
+        assert site.get(address, vic).status_code == 403
     assert 'name="csrf"' in site.get("/redrive", ann).text
 
 
@@ -303,7 +304,16 @@ def test_bodies_are_bounded_and_checked(path: Path) -> None:
     both = {"queue": "q", "payload": "x", "payload_base64": "eA=="}
     assert site.get("/api/messages", known, method="POST", json=both).status_code == 400
     assert site.get("/api/resend/2/0/7", known, method="POST", json={}).status_code == 404
-    assert site.get("/api/cancel/1/0/7", known, method="POST").status_code == 404
+    large, small = 10**30, -(10**30)
+    for where in ("1/0/7", "2/0/0", f"{large}/0/0", f"1/{large}/{large}", f"1/{small}/{small}"):
+        assert site.get(f"/api/cancel/{where}", known, method="POST").status_code == 404, where
+    for where in ("1/0/0", f"{large}/0/0", f"2/{small}/{small}"):
+        body = {"json": {"payload": "x"}}
+        answer = site.get(f"/api/resend/{where}", known, method="POST", **body)
+        assert answer.status_code == 404, where
+    fields = "&".join(f"a{number}=1" for number in range(60))
+    as_form = {**known, "content-type": "application/x-www-form-urlencoded"}
+    assert site.get("/send", as_form, method="POST", content=fields).status_code == 400
 
 
 def test_a_dry_run_says_how_many_and_which(path: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import sqlite3
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
+from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.error import HTTPError, URLError
@@ -109,7 +111,10 @@ def _asking_index(config: ServiceConfig) -> Iterator[Ask]:
         def ask(what: str, **query: str) -> dict[str, Any] | None:
             if what != "state" and not views.state()["made_ms"]:
                 return {}  # there is no file yet
-            return answers[what](**query)
+            try:
+                return answers[what](**query)
+            except sqlite3.Error as error:
+                raise StateError(f"the index cannot be read: {error}") from error
 
         index.start()
         try:
@@ -133,12 +138,12 @@ def _asking_pages(url: str, user: str, password: str) -> Iterator[Ask]:
             with urlopen(Request(address, headers=headers), timeout=_ANSWER_S) as answer:
                 found = json.loads(answer.read(_MAX_ANSWER_BYTES))
         except HTTPError as error:
-            if error.code == 404:
+            if error.code == 404 and what != "state":
                 return None
             if error.code == 401:
                 raise ConfigError(f"{url} wants a user: --user and KAFKAMQ_WEB_PASSWORD") from error
             raise StateError(f"{url} answers {error.code} {error.reason}") from error
-        except (URLError, OSError, ValueError) as error:
+        except (URLError, HTTPException, OSError, ValueError) as error:
             raise StateError(f"{url} does not answer as 'kafkamq web' does: {error}") from error
         if not isinstance(found, dict):
             raise StateError(f"{url} does not answer as 'kafkamq web' does")

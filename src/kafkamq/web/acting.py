@@ -19,7 +19,7 @@ from litestar.exceptions import HTTPException
 from litestar.params import FromPath, JSONBody, RawBody
 from litestar.response import Redirect
 
-from kafkamq.errors import ConfigError, KafkaMQError, StateError
+from kafkamq.errors import ConfigError, DeadlineExceededError, KafkaMQError, StateError
 from kafkamq.queue.ids import uuid7
 from kafkamq.queue.service import Service
 from kafkamq.transport.admin import Admin
@@ -182,12 +182,13 @@ class Operations:
 
     def resend(self, user: str, where: tuple[int, int, int], payload: bytes) -> str:
         """Send a dead letter again with another payload; returns the job's id."""
-        log, partition, offset = where
+        _, partition, offset = where
         if len(payload) > MAX_PAYLOAD_BYTES:
             raise ConfigError(f"the payload has {len(payload):,} bytes: {MAX_PAYLOAD_BYTES:,}")
+        place = _place(where, LETTERS)
         with reading(self._path) as connection:
-            letter = lookups.letter_at(connection, place_of(log, partition, offset))
-        if log != LETTERS or letter is None:
+            letter = None if place is None else lookups.letter_at(connection, place)
+        if letter is None:
             raise HTTPException(status_code=404, detail="there is no such dead letter")
         if letter["redriven_ms"]:
             raise StateError("it was redriven before")
@@ -227,11 +228,11 @@ class Operations:
 
     def cancel(self, user: str, where: tuple[int, int, int]) -> dict[str, Any]:
         """Take back a delayed message."""
-        log, partition, offset = where
-        place = place_of(log, partition, offset)
+        _, partition, offset = where
+        place = _place(where, MARKERS)
         with reading(self._path) as connection:
-            found = lookups.messages_at(connection, [place]).get(place)
-        if log != MARKERS or found is None:
+            found = None if place is None else lookups.messages_at(connection, [place]).get(place)
+        if found is None:
             raise HTTPException(status_code=404, detail="there is no such delayed message")
         queue, shown = found["queue"], found["where"]
 
@@ -247,16 +248,27 @@ class Operations:
         self, what: str, user: str, more: dict[str, Any], effect: Callable[[], dict[str, Any]]
     ) -> dict[str, Any]:
         id = uuid7()
-        self._actions.record(Action(what=what, id=id, user=user, more=more))
+        self._actions.write(Action(what=what, id=id, user=user, more=more))
+
+        def tell(what: str, more: dict[str, Any]) -> None:
+            # It is done or not, whether or not this process reads of it in time.
+            self._actions.wait_for(
+                self._actions.write(Action(what=what, id=id, user=user, more=more))
+            )
+
         try:
             done = effect()
         except KafkaMQError as error:
-            self._actions.record(
-                Action(what="failed", id=id, user=user, more={"why": str(error)[:2000]})
-            )
+            is_known = not isinstance(error, DeadlineExceededError)
+            tell("failed" if is_known else "unknown", {"why": str(error)[:2000]})
             raise
-        self._actions.record(Action(what="done", id=id, user=user, more=done))
+        tell("done", done)
         return done
+
+
+def _place(where: tuple[int, int, int], log: int) -> int | None:
+    """None: no record of this log can be there."""
+    return place_of(*where) if where[0] == log else None
 
 
 def _payload(text: str, encoded: str) -> bytes:
@@ -274,7 +286,10 @@ def _user(request: _Request) -> str:
 
 def _fields(body: bytes) -> dict[str, str]:
     """The fields of a form; texts of several lines have the line ends that their sender has."""
-    found = parse_qs(body.decode("utf-8", "replace"), max_num_fields=MAX_FIELDS)
+    try:
+        found = parse_qs(body.decode("utf-8", "replace"), max_num_fields=MAX_FIELDS)
+    except ValueError as error:
+        raise ConfigError(f"the form cannot be read: {error}") from None
     return {name: values[0].replace("\r\n", "\n") for name, values in found.items()}
 
 

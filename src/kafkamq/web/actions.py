@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from kafkamq.config import ServiceConfig
@@ -45,6 +44,7 @@ class Actions:
         self.topic = actions_topic(config)
         self.error = ""  # why it cannot be read; empty: it can
         self.next_id = ""  # of the job that is to run; empty: none, or nobody knows yet
+        self.turn_error = ""  # why this process is no member of those that take turns
         self.exists = False
         self._changed = threading.Condition()  # guards what follows
         self._trail = Trail()
@@ -125,7 +125,8 @@ class Actions:
                 with self._changed:
                     for record in records:
                         self._apply(record)
-                    self._next_offset = follower.ends.get(place, self._next_offset)
+                    # What it says of the end may be older than the records.
+                    self._next_offset = max(self._next_offset, follower.ends.get(place, 0))
                     if follower.ends or self.next_id:  # never in the midst of the first reading
                         job = self._trail.next_job()
                         self.next_id = "" if job is None else job.id
@@ -154,7 +155,12 @@ class Actions:
         """For the pages: all jobs, the newest first."""
         with self._changed:
             made = [job.as_dict() for job in reversed(self._trail.jobs.values())]
-        return {"jobs": made, "error": self.error, "topic": self.topic}
+        return {
+            "jobs": made,
+            "error": self.error,
+            "turn_error": self.turn_error,
+            "topic": self.topic,
+        }
 
     def entries(self, before: int = 0) -> dict[str, Any]:
         """For the pages: what was done, the newest first, and the offset to go on before."""
@@ -170,9 +176,7 @@ class Actions:
                     "id": each.id,
                     "offset": each.offset,
                     "more": {
-                        name: value
-                        for name, value in each.more.items()
-                        if name not in ("payload", "ends", "topic_id") and value not in ("", 0, {})
+                        name: value for name, value in each.more.items() if value not in ("", 0, {})
                     },
                 }
                 for each in shown
@@ -189,7 +193,23 @@ class Actions:
         return self.topic, 0, action.id.encode(), action.encode(), ()
 
     def record(self, action: Action) -> None:
-        """Write an action, and return when this process has read it.
+        """Write an action, and return when this process has read it; raises as ``write``.
+
+        Readers come no further than to a transaction that is open: of a process that was killed
+        or stands still this takes until the next redrive begins.
+        """
+        if not self.wait_for(self.write(action)):
+            raise DeadlineExceededError(
+                f"{self.topic} was written, but is not read in {_SEEN_S:g} s"
+            )
+
+    def wait_for(self, offset: int) -> bool:
+        """Whether this process has read a record, maybe some seconds later."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._next_offset > offset, _SEEN_S)
+
+    def write(self, action: Action) -> int:
+        """Write an action; returns its offset.
 
         Raises:
             ConfigError: It is too large.
@@ -218,12 +238,7 @@ class Actions:
         error, offset = told[0]
         if error is not None:
             raise broker_error(error, f"writing to {topic}")
-        if not self._wait_for(lambda: self._next_offset > offset):
-            raise DeadlineExceededError(f"{topic} was written, but is not read in {_SEEN_S:g} s")
-
-    def _wait_for(self, is_so: Callable[[], bool]) -> bool:
-        with self._changed:
-            return self._changed.wait_for(is_so, _SEEN_S)
+        return offset
 
     def _create(self) -> None:
         with Admin(self.config) as admin:

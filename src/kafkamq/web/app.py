@@ -111,10 +111,14 @@ class Site:
             payload = self.payloads.read(*where, form)
         return data | {"payload": payload, "may_look": may_look, "form": form}
 
+    def require_operator(self, request: _Request) -> None:
+        """Who sees what is to be done must be one who may do it."""
+        if not request.scope["state"]["csrf"]:
+            raise HTTPException(status_code=403, detail="this is for operators alone")
+
     def resend(self, request: _Request, where: tuple[int, int, int]) -> _Data | None:
         """A dead letter's payload as text to be edited, for who may send it."""
-        if not request.scope["state"]["csrf"]:
-            raise HTTPException(status_code=403, detail="operators alone may send it")
+        self.require_operator(request)
         data = self.message(request, where, "text") if where[0] == LETTERS else None
         if data is None or data["message"]["redriven_ms"]:
             return None
@@ -266,12 +270,14 @@ def _action_pages(site: Site) -> list[Any]:
 
     @get("/redrive", sync_to_thread=True, include_in_schema=False)
     def dry_run(request: _Request) -> Any:
+        site.require_operator(request)
         chosen = _filter(request)
         return site.page(request, "redrive.html", lambda: site.operations.dry_run(chosen))
 
     @get("/api/redrive", sync_to_thread=True)
     def api_dry_run(request: _Request) -> _Data:
         """How many dead letters a job with this filter would send back, and up to 20 of them."""
+        site.require_operator(request)
         return site.operations.dry_run(_filter(request))
 
     @get("/jobs", sync_to_thread=True, include_in_schema=False)

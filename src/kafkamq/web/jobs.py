@@ -8,7 +8,8 @@ An action is written before its effect, so none is without a record. Records say
 - ``progress``: so many more dead letters went, in the transaction in which they went.
 - ``stop``: the process that runs the job cannot go on, and says why: the job is paused.
 - ``end``: nothing is left.
-- ``send``, ``cancel-delayed``: one message; ``done`` or ``failed`` with the same id follow.
+- ``send``, ``cancel-delayed``: one message; ``done``, ``failed`` or ``unknown`` (it was not known
+  in time) with the same id follow.
 
 Pure and total: a record that nobody understands, or that comes too late, changes no job.
 """
@@ -18,7 +19,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 RUNNING, PAUSED, CANCELLED, ENDED = "running", "paused", "cancelled", "done"
@@ -28,6 +29,11 @@ MAX_ENTRIES = 2000  # of the trail on the page; the topic keeps all
 MAX_RECORD_BYTES = 900_000
 _KINDS = ("redrive", "resend")
 _SILENT = ("progress", "run")  # of the trail
+_UNSHOWN = ("payload", "ends", "topic_id")  # in the trail; a job has them
+_TEXTS = frozenset(("queue", "reason", "form", "text", "key", "header", "redriven"))  # of a filter
+_TIMES = frozenset(("since_ms", "until_ms"))
+_MAX_RATE = 1e6
+_REDRIVEN_BEFORE = "it was redriven before: nothing was sent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +56,8 @@ class Action:
 def decode(value: bytes | None, *, at_ms: int, offset: int) -> Action | None:
     """The reverse of ``encode``; None: it is no action."""
     try:
-        fields = json.loads(value or b"")
+        fields = json.loads(value or b"", parse_int=_int)
+        json.dumps(fields, ensure_ascii=False).encode()  # no page can show a lone surrogate
     except (ValueError, RecursionError):
         return None
     if not isinstance(fields, dict):
@@ -62,6 +69,12 @@ def decode(value: bytes | None, *, at_ms: int, offset: int) -> Action | None:
     if not isinstance(more, dict):
         return None
     return Action(what=what, id=id_, user=user, at_ms=at_ms, offset=offset, more=more)
+
+
+def _int(text: str) -> int:
+    if len(text) > 18:
+        raise ValueError("no number of ours")
+    return int(text)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,7 +143,8 @@ class Trail:
     def apply(self, action: Action) -> None:
         """Take in one record."""
         if action.what not in _SILENT:
-            self.entries.append(action)
+            more = {name: value for name, value in action.more.items() if name not in _UNSHOWN}
+            self.entries.append(replace(action, more=more))
         if action.what in _KINDS:
             if action.id not in self.jobs:
                 job = _job(action)
@@ -158,7 +172,7 @@ def _job(action: Action) -> Job | None:
     try:
         # What names nothing means nothing, and not everything.
         place: Any = more["place"] if action.what == "resend" else None
-        chosen = more["filter"] if action.what == "redrive" else {}
+        chosen = _filter(more["filter"]) if action.what == "redrive" else {}
         return Job(
             id=action.id,
             kind=action.what,
@@ -166,16 +180,25 @@ def _job(action: Action) -> Job | None:
             user=action.user,
             created_ms=action.at_ms,
             changed_ms=action.at_ms,
-            filter=dict(chosen),
+            filter=chosen,
             place=(int(place[0]), int(place[1])) if action.what == "resend" else None,
             payload=str(more["payload"]) if action.what == "resend" else "",
-            rate=max(0.0, float(more.get("rate", 0.0))),
-            expected=int(more.get("expected", 0)),
+            rate=min(_MAX_RATE, max(0.0, float(more.get("rate", 0.0)))),
+            expected=_count(more.get("expected")),
             ends={int(number): int(end) for number, end in more["ends"].items()},
             topic_id=str(more["topic_id"]),
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError):
         return None
+
+
+def _filter(found: Mapping[str, Any]) -> dict[str, Any]:
+    """As ``LetterFilter``; one that is not known to the letter would mean others."""
+    for name, value in found.items():
+        is_known = isinstance(value, str) if name in _TEXTS else name in _TIMES
+        if not is_known or (name in _TIMES and type(value) is not int):
+            raise ValueError(f"{name} is {value!r}")
+    return dict(found)
 
 
 def _change(job: Job, action: Action) -> None:
@@ -196,11 +219,15 @@ def _change(job: Job, action: Action) -> None:
     elif what == "end":
         job.state, job.refused = ENDED, _count(more.get("refused"))
         job.why = str(more.get("why", ""))
+        if job.kind == "resend" and not job.done and _count(more.get("already_redriven")):
+            job.why = _REDRIVEN_BEFORE
         refusals = more.get("refusals")
         job.refusals = [str(each) for each in refusals] if isinstance(refusals, list) else []
     else:
         return
     job.changed_ms = action.at_ms
+    if job.state in (ENDED, CANCELLED):
+        job.payload = ""
 
 
 def _count(value: object) -> int:

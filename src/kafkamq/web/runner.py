@@ -31,7 +31,7 @@ from kafkamq.queue.dead_letters import (
 )
 from kafkamq.queue.names import actions_group
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.errors import is_fatal
+from kafkamq.transport.errors import KafkaError, broker_error, is_fatal
 from kafkamq.transport.group_consumer import GroupConsumer
 from kafkamq.transport.record import Place
 from kafkamq.transport.transactions import NewRecord
@@ -45,8 +45,12 @@ _RETRY_S = 5.0
 _WAIT_S = 0.5
 _PATIENCE = 60  # failures in a row that waiting may mend; another one weighs a third of that
 _FENCED_AGAIN_S = 600.0
+_UNDISTURBED_S = 60.0  # in which dead letters went: what had ended it before is over
 _STOP_S = 20.0
-_FENCED = "another redrive, such as kafkamq dlq redrive, has ended this one twice: resume it then"
+_FENCED = (
+    "another redrive, such as kafkamq dlq redrive, or an outage of a broker has ended this one"
+    " twice: resume it when that is over"
+)
 _log = logging.getLogger(__name__)
 
 
@@ -112,6 +116,7 @@ class Runner:
                 self._be_member()
             except KafkaMQError as error:
                 _log.warning("no turn to run jobs", extra={"error": str(error)})
+                self._actions.turn_error = str(error)
                 self._stopping.wait(_RETRY_S)
 
     def _be_member(self) -> None:
@@ -121,15 +126,21 @@ class Runner:
             [self._actions.topic],
             group_id=actions_group(self._config),
             session_ms=_SESSION_MS,
-            ignores=lambda error: not is_fatal(error),
+            ignores=self._ignores,
         )
         try:
             member.join()
             while not self._stopping.is_set():
                 member.poll(1, _WAIT_S)
+                if member.is_member:
+                    self._actions.turn_error = ""
         finally:
             self._turn.clear()
             member.close()
+
+    def _ignores(self, error: KafkaError) -> bool:
+        self._actions.turn_error = str(broker_error(error, "waiting for a turn to run jobs"))
+        return not is_fatal(error)
 
     def assigned(self, places: Sequence[Place]) -> Mapping[Place, int]:
         """It is this process's turn; nothing is read as a member."""
@@ -159,7 +170,9 @@ class Runner:
 
     def _run_job(self, job: Job) -> None:
         try:
-            self._tell(job, "run")
+            # Confirmed is enough: who had the turn may have left a transaction open, behind which
+            # nothing is read until the redrive below has fenced it.
+            self._actions.write(Action(what="run", id=job.id, user=self.name))
             self._require_topic(job)
             report = self._redrive(job)
             refusals = [
@@ -174,6 +187,7 @@ class Runner:
                 why=_why(report),
                 already_redriven=report.already_redriven,
             )
+            self._failures = 0
         except _InterruptedError:
             return
         except FencedError as error:
@@ -208,8 +222,10 @@ class Runner:
                 raise _InterruptedError
 
         def on_progress(done: int) -> None:
-            if done:
+            if done > pace.done:
                 self._failures = 0
+                if time.monotonic() - self._fenced_s > _UNDISTURBED_S:
+                    self._fenced_s = -_FENCED_AGAIN_S
             due_s = pace.next_s(done)
             while (left_s := due_s - time.monotonic()) > 0:
                 check()
@@ -238,13 +254,14 @@ class Runner:
         )
 
     def _may_run(self, job: Job) -> bool:
-        is_ours = self._turn.is_set() and not self._stopping.is_set()
+        is_ours = self._turn.is_set() and not self._stopping.is_set() and not job.is_over
         return is_ours and self._actions.next_id == job.id
 
     def _tell(self, job: Job, what: str, **more: object) -> None:
         self._actions.record(Action(what=what, id=job.id, user=self.name, more=more))
 
     def _stop(self, job: Job, why: str) -> None:
+        self._failures = 0
         with suppress(KafkaMQError):  # then it is tried again
             self._tell(job, "stop", why=why[:2000])
 
@@ -254,14 +271,14 @@ class _Pace:
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
-        self._done = 0
+        self.done = 0
         self._due_s = time.monotonic()
         most = MAX_TRANSACTION_RECORDS
         self.chunk = max(1, min(most, round(rate))) if rate else most
 
     def next_s(self, done: int) -> float:
         """The monotonic time, now that so many went."""
-        count, self._done = done - self._done, done
+        count, self.done = done - self.done, done
         if self._rate:
             self._due_s = max(self._due_s, time.monotonic() - 1.0) + count / self._rate
         return self._due_s

@@ -16,8 +16,9 @@ MAX_PARTITION = (1 << _PARTITION_BITS) - 1
 
 
 def place_of(log: int, partition: int, offset: int) -> int:
-    """One integer for a record's place; total: what is too large for it is cut."""
-    partition, offset = min(partition, MAX_PARTITION), min(offset, MAX_OFFSET)
+    """One integer for a record's place; total: what is too large or too small is cut."""
+    partition = max(-1, min(partition, MAX_PARTITION))
+    offset = max(-1, min(offset, MAX_OFFSET))
     return (log << _PARTITION_BITS | partition) << _OFFSET_BITS | offset
 
 
