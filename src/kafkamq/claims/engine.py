@@ -162,9 +162,10 @@ class Engine(LogEngine):
         self._overdue: dict[tuple[ClaimSession, int], tuple[int, Write]] = {}
 
     def close(self, timeout_s: float) -> None:
-        super().close(timeout_s)  # which ends sessions, and so their fences
+        self.stop()
         for service in self._offsets.values():
             service.close(min(timeout_s, 5.0))
+        super().close(timeout_s)
 
     # ---- what members use, under the lock
 
