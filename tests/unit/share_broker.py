@@ -20,9 +20,9 @@ from tests.waiting import within
 from kafkamq.config import QueueConfig
 from kafkamq.queue.dead_letter_writer import TopicOutbox
 from kafkamq.queue.sure_writer import Form, Written
+from kafkamq.share import backend as share
 from kafkamq.share import member as share_member
-from kafkamq.share import queue_consumer as share
-from kafkamq.share.queue_consumer import ShareConsumer
+from kafkamq.share.backend import ShareConsumer
 from kafkamq.share.settings import ShareLimits
 from kafkamq.types import Backend
 

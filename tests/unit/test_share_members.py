@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafkamq.share.rules.members import (
+from kafkamq.share.member import (
     HELD_BACK_MS,
     MAX_MEMBERS,
     first_members,

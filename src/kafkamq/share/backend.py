@@ -1,6 +1,497 @@
-"""The backend ``share``: the broker's share group remembers what is done (KIP-932)."""
+"""The backend ``share``: the broker's share group (KIP-932) hands out and remembers.
 
+The broker gives a record up, in silence, when its last delivery ends with anything but an
+acknowledgement, and no lock can be renewed. So what is not done and comes to its last delivery
+must be written elsewhere before that ends, as a dead letter or as a copy to the tail (``Moves``):
+
+- M1. Who is given up is a dead letter first; the record is acknowledged when that is in Kafka.
+- M2. While a dead letter is refused its record is held. Shortly before its lock ends, in its last
+  delivery after a few seconds, the message is copied to the tail of its queue with what was decided
+  of it: no handler is asked again. What comes first, letter or copy, counts.
+- M3. What is to be delivered again, and has no more delivery but the last one, is copied as well.
+- M4. Nothing of this is forgotten when a lock has ended: a record that comes again is acknowledged
+  by what became of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import cast
+
+from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.errors import DeadlineExceededError
+from kafkamq.queue.backend import ConsumerPlan
+from kafkamq.queue.dead_letter_writer import (
+    RequeueWriter,
+    Verdict,
+    carried_verdict,
+    earlier_deliveries,
+)
+from kafkamq.queue.message import Message
+from kafkamq.queue.names import group_of_workers
 from kafkamq.queue.topic_backend import TopicBackend
-from kafkamq.share.queue_consumer import ShareConsumer
+from kafkamq.queue.topic_consumer import TopicConsumer
+from kafkamq.queue.topic_message import MessageState
+from kafkamq.share.member import Member, ShareMessage, first_members, max_members, members_to_add
+from kafkamq.share.settings import (
+    ShareLimits,
+    configure_group,
+    read_limits,
+    share_lock_ms,
+    shorten_session,
+)
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.clock import monotonic_ms
+from kafkamq.transport.errors import Meaning, meaning
+from kafkamq.transport.record import AcknowledgeType, Record
+from kafkamq.transport.settings import share_settings
+from kafkamq.types import DeadLetterReason
+
+MAX_POLL = 500  # records of one poll, about: whole batches of producers come
+QUIET_S = 2.0
+MOVE_S = 5.0  # what closing waits for letters and copies; members wait longer for their leave
+MARGIN_MS = 1500  # what is left of a lock less than this is not begun
+_CONFIRM_SLICE_S = 0.01
+_MAX_UNSEEN = 100_000  # places; far more than a group holds
+_PATIENCE_MS = 5000  # of a copy before its lock ends; a third of a shorter lock
+_Key = tuple[int, int, int]
+_log = logging.getLogger(__name__)
+
+
+class ShareConsumer(TopicConsumer[ShareMessage]):
+    """Many consumers per partition, no order; locks are short and cannot be renewed."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        queue: QueueConfig,
+        dead_letters: RequeueWriter,
+        plan: ConsumerPlan,
+    ) -> None:
+        super().__init__(queue, dead_letters, plan.on_lease_lost)
+        group_id, concurrency = group_of_workers(config, queue), plan.concurrency
+        self.limits, self._lock_ms = self._set_up(config, group_id)
+        self._max_deliveries = self.limits.handed_out(queue.max_deliveries)
+        self._margin_ms = max(MARGIN_MS, plan.handler_timeout_ms)
+        # Given back without a handler, how often; kept after an ack, which may come too late.
+        self._unseen: dict[tuple[int, int, int], int] = {}
+        self._moves = Moves(
+            dead_letters,
+            self._changed,
+            limit=self.limits.after_set_up(queue.max_deliveries),
+            lock_ms=self._lock_ms,
+        )
+        poll = min(MAX_POLL, queue.max_in_flight)
+        if concurrency:
+            poll = max(1, min(poll, 2 * concurrency // first_members(concurrency)))
+        self._settings = share_settings(config, group_id=group_id, max_poll_records=poll)
+        self._max_members = min(max_members(concurrency), self.limits.max_members)
+        self._members: list[Member] = []
+        self._working: list[Member] = []
+        with self._changed:
+            self._add_members(min(first_members(concurrency), self._max_members))
+
+    def _add_members(self, count: int) -> None:
+        """With ``_changed`` held."""
+        for _ in range(count):
+            number = len(self._members)
+            member = Member(self._settings, self._queue.topic, self, number=number)
+            self._members.append(member)
+            self._working.append(member)
+            member.start()
+
+    def _set_up(self, config: ServiceConfig, group_id: str) -> tuple[ShareLimits, int]:
+        with Admin(config) as admin:
+            limits = read_limits(admin, group_id)
+            lock_ms = share_lock_ms(self._queue, limits)
+            handed_out = limits.handed_out(self._queue.max_deliveries)
+            configure_group(admin, group_id, lock_ms=lock_ms, max_deliveries=handed_out)
+            session_ms = shorten_session(admin, group_id, limits)
+        _log.info(
+            "a share group's limits",
+            extra={
+                "queue": self.queue_id,
+                "group": group_id,
+                "lock_ms": lock_ms,
+                "deliveries": handed_out,
+                "members": limits.max_members,
+                "session_ms": session_ms,
+            },
+        )
+        if handed_out < self._queue.max_deliveries:
+            _log.warning(
+                "queue %r: max_deliveries is %d and the broker's limit %d, the last of which is"
+                " kept for the dead letter: messages are handed out %d times",
+                self.queue_id,
+                self._queue.max_deliveries,
+                limits.max_deliveries,
+                handed_out,
+            )
+        if lock_ms > self._queue.redelivery_timeout_ms:
+            _log.warning(
+                "queue %r: redelivery_timeout is %g s, and the shortest lock of the broker %g s:"
+                " that is used",
+                self.queue_id,
+                self._queue.redelivery_timeout_ms / 1000,
+                lock_ms / 1000,
+            )
+        return limits, lock_ms
+
+    @property
+    def max_deliveries(self) -> int:
+        return self._max_deliveries
+
+    @property
+    def lock_ms(self) -> int:
+        return self._lock_ms
+
+    # What members tell, each by its own thread.
+
+    def arrived(self, member: Member, records: Sequence[Record], fetched_ms: int) -> int:
+        """Hand out, or give up what was delivered too often: it may have killed its workers."""
+        deadline_ms = fetched_ms + self._lock_ms
+        with self._changed:
+            for record in records:
+                message = ShareMessage(self, record, deadline_ms=deadline_ms, place=member)
+                message.broker_count = record.delivery_count() or 1
+                message.is_seen = False
+                member.add(message)
+                self._sort(message)
+            self._changed.notify_all()
+        return len(records)
+
+    def _sort(self, message: ShareMessage) -> None:
+        """What becomes of a record that has come; with ``_changed`` held."""
+        before = earlier_deliveries(message)
+        unseen = self._unseen.get(message.key_of_place, 0)
+        message._count = max(1, before + message.broker_count - unseen)
+        verdict = carried_verdict(message)
+        is_dead = message._count > self._max_deliveries
+        if not (verdict or is_dead or self._moves.is_last(message)):
+            if not self._moves.take_over(message):
+                self._ready.append(message)
+                return
+        elif self._moves.take_over(message):
+            pass
+        elif verdict:
+            message._count = before
+            self._moves.bury(message, verdict)
+        elif is_dead:
+            message._count -= 1  # this delivery is not handed out
+            error_text = f"{message._count} deliveries ended without a verdict, or were given back"
+            self._moves.bury(message, (DeadLetterReason.MAX_DELIVERIES, error_text))
+        else:  # handlers have not seen it often enough, and another delivery may come to nothing
+            self._moves.send_back(message, message._count)
+        message.state = MessageState.ACKNOWLEDGED
+
+    def look_after(self, member: Member) -> None:
+        """What cannot start any more goes back; what is held beyond its lock is lost."""
+        now_ms = monotonic_ms()
+        messages = member.messages()
+        if self._moves.open_count:
+            with self._changed:
+                self._moves.look_after(member, now_ms)
+        if not messages or now_ms < messages[0]._deadline_ms - self._margin_ms:
+            return
+        with self._changed:
+            waiting = {id(message) for message in self._ready}
+            for message in messages:
+                if message.state is not MessageState.HELD:
+                    continue
+                if id(message) in waiting:
+                    self._give_back(message)
+                elif now_ms > message._deadline_ms:
+                    self._lose(message)
+                    member.acknowledge(message, AcknowledgeType.RELEASE, is_late=True)
+            self._ready = type(self._ready)(
+                message for message in self._ready if message.state is MessageState.HELD
+            )
+
+    def came_late(self, messages: Sequence[ShareMessage]) -> None:
+        self._lost_late(messages)
+
+    def has_room(self) -> bool:
+        return self.in_flight < self._queue.max_in_flight
+
+    def failed(self, member: Member, error: BaseException) -> None:
+        """A member has ended; where a group takes no more members, those that it has go on."""
+        with self._changed:
+            self._working.remove(member)
+            if self._working and meaning(error) is Meaning.GROUP_FULL:
+                self._max_members = len(self._working)
+                _log.warning(
+                    "the share group has all the members that it takes (group.share.max.size)",
+                    extra={"queue": self.queue_id, "members": len(self._working)},
+                )
+                return
+            self._fail(error)
+
+    def _give_back(self, message: ShareMessage) -> None:
+        """No handler has seen it: the broker counts this delivery, the message's count does not."""
+        message.state = MessageState.ACKNOWLEDGED
+        key = message.key_of_place
+        self._unseen[key] = self._unseen.get(key, 0) + 1
+        if len(self._unseen) > _MAX_UNSEEN:
+            del self._unseen[next(iter(self._unseen))]
+        if self._must_move(message):
+            self._moves.send_back(message, message._count)
+        else:
+            message.member.acknowledge(message, AcknowledgeType.RELEASE)
+
+    def _must_move(self, message: ShareMessage) -> bool:
+        """Whether another process, which knows nothing of ``_unseen``, would give it up."""
+        return self._moves.is_near_last(message) or message._count >= self._max_deliveries
+
+    def put_back(self, messages: Sequence[Message]) -> None:
+        for message in cast("Sequence[ShareMessage]", messages):
+            message.is_seen = False
+        super().put_back(messages)
+
+    # What the consumer asks.
+
+    def _fill(self, n: int) -> None:
+        """What members have fetched is in ``_ready`` already; if they cannot fetch, more may."""
+        del n
+        if self._ready or self._closing.is_set() or not self.has_room():
+            return
+        held_since_ms = [member.held_since_ms for member in self._working]
+        count = members_to_add(held_since_ms, maximum=self._max_members, now_ms=monotonic_ms())
+        if count:
+            self._add_members(count)
+            _log.info(
+                "a share group gets more members: slow messages hold back those that there are",
+                extra={"queue": self.queue_id, "members": len(self._working)},
+            )
+
+    def _may_hand_out(self, message: ShareMessage) -> bool:
+        if monotonic_ms() <= message._deadline_ms - self._margin_ms:
+            message.is_seen = True
+            return True
+        self._give_back(message)
+        return False
+
+    def _done(self, message: ShareMessage) -> None:
+        message.member.acknowledge(message, AcknowledgeType.ACCEPT)
+
+    def _write_dead_letter(
+        self, message: ShareMessage, reason: DeadLetterReason, error: str
+    ) -> None:
+        with self._changed:
+            self._moves.bury(message, (reason, error))
+
+    def _unwritten(self) -> int:
+        return self._moves.open_count
+
+    def _again(self, message: ShareMessage, delay_ms: int) -> None:
+        del delay_ms  # the broker has no delays
+        if self._moves.is_near_last(message):
+            with self._changed:
+                self._moves.send_back(message, message._count + 1)
+        else:
+            message.member.acknowledge(message, AcknowledgeType.RELEASE)
+
+    def _confirm(self, timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while any(member.unconfirmed_count for member in self._members):
+            if time.monotonic() > deadline_s or self._failure is not None:
+                raise DeadlineExceededError(
+                    f"verdicts of queue {self.queue_id!r} are not confirmed after {timeout_s:g} s"
+                )
+            time.sleep(_CONFIRM_SLICE_S)
+
+    def _end(self, timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            self._ready.clear()
+        for member in self._members:
+            member.stop()
+        quiet_s = min(deadline_s, time.monotonic() + QUIET_S)
+        for member in self._members:
+            member.await_quiet(max(0.0, quiet_s - time.monotonic()))
+        # A member fetches in the background, also when it is not polled: those that hold nothing
+        # leave first, or they would be given, and give back, what the others give back or copy.
+        # In an outage they leave slowly, and the others wait only so long until they release.
+        idle = [member for member in self._members if not member.messages()]
+        for member in idle:
+            member.leave()
+        idle_s = time.monotonic() + min(QUIET_S, (deadline_s - time.monotonic()) / 2)
+        for member in idle:
+            member.join(max(0.0, idle_s - time.monotonic()))
+        self._move_the_rest(min(deadline_s, time.monotonic() + MOVE_S))
+        for member in self._members:
+            member.leave()
+        left = [member.join(max(0.1, deadline_s - time.monotonic())) for member in self._members]
+        if not all(left):
+            raise DeadlineExceededError("leaving the share group takes long, and goes on")
+
+    def _move_the_rest(self, deadline_s: float) -> None:
+        """Before members leave, and so release: what would come to its last delivery unseen."""
+        with self._changed:
+            for member in self._members:
+                for message in member.messages():
+                    is_unseen = message.state is MessageState.HELD and not message.is_seen
+                    if is_unseen and self._must_move(message):
+                        self._give_back(message)
+            self._moves.hurry()
+            while self._moves.open_count and time.monotonic() < deadline_s:
+                self._changed.wait(_CONFIRM_SLICE_S)
+
+
+@dataclass(slots=True, eq=False)
+class _Move:
+    message: ShareMessage | None  # None: its lock has ended
+    verdict: Verdict | None
+    count: int  # of the copy's next delivery
+    letter: Future[None] | None = None
+    copy: Future[None] | None = None
+    began_ms: int = field(default_factory=monotonic_ms)
+    ended_ms: int = 0
+    kind: AcknowledgeType = AcknowledgeType.RELEASE
+
+
+class Moves:
+    """What is under way, and what was lately; guarded by the consumer's lock.
+
+    Args:
+        letters: Who writes.
+        changed: The consumer's lock; notified when something has ended.
+        limit: The broker's deliveries.
+        lock_ms: How long a record is held.
+    """
+
+    def __init__(
+        self, dead_letters: RequeueWriter, changed: threading.Condition, *, limit: int, lock_ms: int
+    ) -> None:
+        self._dead_letters = dead_letters
+        self._changed = changed
+        self._limit = limit
+        self._lock_ms = lock_ms
+        self._patience_ms = min(_PATIENCE_MS, lock_ms // 3)
+        self._open: dict[_Key, _Move] = {}
+        self._ended: dict[_Key, _Move] = {}  # in the order of their ends
+
+    @property
+    def open_count(self) -> int:
+        return len(self._open)
+
+    def is_last(self, message: ShareMessage) -> bool:
+        """Whether the broker gives it up after this delivery."""
+        return message.broker_count >= self._limit
+
+    def is_near_last(self, message: ShareMessage) -> bool:
+        """Whether the next delivery would be the last one."""
+        return message.broker_count + 1 >= self._limit
+
+    def bury(self, message: ShareMessage, verdict: Verdict) -> None:
+        """Write a dead letter (M1); with the lock held."""
+        move = _Move(message, verdict, message.delivery_count + 1)
+        self._open[message.key_of_place] = move
+        move.letter = self._dead_letters.write(message, *verdict)
+        self._watch(message.key_of_place, move, move.letter, AcknowledgeType.REJECT)
+
+    def send_back(self, message: ShareMessage, count: int) -> None:
+        """Copy a message to the tail (M3); its next delivery has that count. With the lock held."""
+        move = _Move(message, None, count)
+        self._open[message.key_of_place] = move
+        self._copy(message, move)
+
+    def take_over(self, message: ShareMessage) -> bool:
+        """Tell whether a record that has come is one of these (M4); with the lock held."""
+        self._forget(monotonic_ms() - 4 * self._lock_ms)
+        key = message.key_of_place
+        move = self._open.get(key) or self._ended.get(key)
+        if move is None:
+            return False
+        if move.ended_ms:
+            message.member.acknowledge(message, move.kind)
+        else:
+            move.message = message
+        return True
+
+    def look_after(self, member: Member, now_ms: int) -> None:
+        """Copy what is refused for too long (M2); with the lock held, by the member's thread."""
+        for key, move in list(self._open.items()):
+            message = move.message
+            if message is None or message.place is not member:
+                continue
+            copy_ms = message._deadline_ms - self._patience_ms
+            if self.is_last(message):
+                copy_ms = min(copy_ms, move.began_ms + self._patience_ms)
+            if move.copy is None and now_ms > copy_ms:
+                _log.error(
+                    "a dead letter is not written, and the lock of its message ends: it is copied"
+                    " to the queue's tail",
+                    extra={"queue": message.queue_id, "place": repr(message)},
+                )
+                self._copy(message, move, key)
+            if now_ms > message._deadline_ms:
+                move.message = None
+                member.acknowledge(message, AcknowledgeType.RELEASE, is_late=True)
+
+    def hurry(self) -> None:
+        """Copy what is in its last delivery, as the consumer ends; with the lock held."""
+        for key, move in list(self._open.items()):
+            if move.message is not None and move.copy is None and self.is_last(move.message):
+                self._copy(move.message, move, key)
+
+    def _copy(self, message: ShareMessage, move: _Move, key: _Key | None = None) -> None:
+        move.copy = self._dead_letters.copy(message, move.count, move.verdict)
+        self._watch(key or message.key_of_place, move, move.copy, AcknowledgeType.ACCEPT)
+
+    def _watch(self, key: _Key, move: _Move, future: Future[None], kind: AcknowledgeType) -> None:
+        def ended(outcome: Future[None]) -> None:
+            if not outcome.cancelled():
+                self._end(key, move, outcome.exception(), kind)
+
+        future.add_done_callback(ended)
+
+    def _end(
+        self, key: _Key, move: _Move, failure: BaseException | None, kind: AcknowledgeType
+    ) -> None:
+        with self._changed:
+            if move.ended_ms:
+                return
+            futures = [each for each in (move.letter, move.copy) if each is not None]
+            if failure is not None:
+                self._failed(key, move, failure, all(each.done() for each in futures))
+                return
+            move.ended_ms, move.kind = monotonic_ms(), kind
+            for other in futures:
+                other.cancel()
+            self._open.pop(key, None)
+            self._ended[key] = move
+            message, move.message = move.message, None
+            self._changed.notify_all()
+        if move.verdict is not None and kind is AcknowledgeType.REJECT:
+            _log.info("a message is given up; it is a dead letter", extra={"place": key})
+        if message is not None:
+            message.member.acknowledge(message, kind)
+
+    def _failed(self, key: _Key, move: _Move, failure: BaseException, is_over: bool) -> None:
+        """At the end of the consumer only; with the lock held."""
+        if not is_over:
+            return
+        self._open.pop(key, None)
+        message = move.message
+        is_last = message is None or self.is_last(message)
+        _log.error(
+            "a message could be written neither to the dead letters nor to its queue; %s",
+            "the broker may give it up" if is_last else "it comes again",
+            extra={"place": key, "error": str(failure)},
+        )
+        self._changed.notify_all()
+
+    def _forget(self, before_ms: int) -> None:
+        while self._ended:
+            key, move = next(iter(self._ended.items()))
+            if move.ended_ms > before_ms:
+                return
+            del self._ended[key]
+
 
 backend = TopicBackend(ShareConsumer)

@@ -1,7 +1,8 @@
-"""One member of a share group and the thread that owns it.
+"""One member of a share group and the thread that owns it; and how many a consumer has.
 
-The client gives records in batches, and no more before each record of a batch has its verdict. So
-a consumer has several members: what is slow holds back the rest of its own batch alone.
+The client gives records in batches, and no more before each record of a batch has its verdict: what
+is slow holds back the rest of its own batch alone. So there are few members while batches are
+quick, and more when handlers are idle because every member is held back.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ _COMMIT_S = 10.0
 _LEAVE_S = 10.0
 AGAIN_S = 0.5  # after an error that may pass
 PATIENCE_S = 60.0  # with errors that waiting rarely mends, as of a topic that is gone
+MAX_MEMBERS = 24  # a group takes 200 by default
+HELD_BACK_MS = 100
+_UNKNOWN = (4, 8)
+_HANDLERS_OF_ONE = 12
+_HANDLERS_AT_LEAST = 4
 _log = logging.getLogger(__name__)
 _Place = tuple[int, int]
 
@@ -299,3 +305,26 @@ def _as_ours(error: BaseException) -> BaseException:
         found.__cause__ = error
         return found
     return error
+
+
+def first_members(concurrency: int) -> int:
+    """How many to begin with, for so many handlers at once; 0: unknown."""
+    if not concurrency:
+        return _UNKNOWN[0]
+    return max(1, min(4, concurrency // _HANDLERS_OF_ONE))
+
+
+def max_members(concurrency: int) -> int:
+    """How many there may be, for so many handlers at once; 0: unknown."""
+    if not concurrency:
+        return _UNKNOWN[1]
+    return max(1, min(MAX_MEMBERS, concurrency // _HANDLERS_AT_LEAST))
+
+
+def members_to_add(held_since_ms: Sequence[int | None], *, maximum: int, now_ms: int) -> int:
+    """How many more, when somebody waits for messages and there are none."""
+    count = len(held_since_ms)
+    for since_ms in held_since_ms:
+        if since_ms is None or now_ms - since_ms < HELD_BACK_MS:
+            return 0
+    return max(0, min(maximum - count, (count + 1) // 2))

@@ -1,1 +1,0 @@
-"""Rules of share groups: pure."""
