@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import uuid
+from collections.abc import Callable
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 from tests.unit.claim_fold import GROUP, TOPIC
 from tests.waiting import wait_until, within
 
-from kafkamq.claims import Cluster, init_topic
+from kafkamq.claims import Admin, Cluster, RangeClaims, init_topic
 from kafkamq.claims.holding import ClaimOptions, Holding
 from kafkamq.claims.rules.audit import ClaimAudit, ClaimEventKind, ClaimHistory
 from kafkamq.claims.rules.claimant import Claimant
@@ -18,6 +21,7 @@ from kafkamq.claims.rules.log import ClaimLog
 from kafkamq.claims.rules.policy import ClaimMode, ClaimPolicy, Prospect
 from kafkamq.claims.rules.steps import ClaimantConfig, End, Fetch, Stop
 from kafkamq.claims.session import ClaimSession
+from kafkamq.errors import ConfigError
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
@@ -353,3 +357,60 @@ def test_g4_a_partition_that_was_lost_before_all_are_held_is_not_read() -> None:
     assert told == []
     claims.on_fetch(again, Fetch(0))
     assert told == [1, 0]
+
+
+def test_times_are_seconds_or_a_timedelta_and_never_nan() -> None:
+    """Whatever waits takes what every other call that waits takes."""
+    name = uuid.uuid4().hex
+    servers, short = f"memory://{name}", timedelta(milliseconds=1)
+    cluster_of(servers).create_topic("work", 1)
+    for topic in ("__marshal", "kafkamq.ranges"):
+        init_topic(
+            servers,
+            topic,
+            heartbeat_interval=timedelta(seconds=1),
+            retention=timedelta(days=1),
+            timeout=timedelta(seconds=30),
+        )
+    with Cluster(servers, heartbeat_interval=timedelta(seconds=1)) as cluster:
+        admin, member = Admin(cluster, "group"), cluster.member("one", "group")
+        cluster.ready(timedelta(seconds=30))
+        consumer = member.consumer("work")
+        ids = {"client_id": "a", "group_id": "ranges"}
+        ranges = RangeClaims(servers, "work", heartbeat_interval=1, **ids)
+        consumer.wait_for_claims(1, timedelta(seconds=30))
+        assert consumer.receive(short) is None
+        assert consumer.next_batch(short) is None
+        assert list(consumer.batches(short)) == []
+        assert ranges.next_range(short) is None
+        consumer.flush(timedelta(seconds=30))
+        asks: list[Callable[[Any], object]] = [
+            cluster.ready,
+            cluster.close,
+            member.close,
+            consumer.receive,
+            consumer.next_batch,
+            lambda at: next(consumer.batches(at)),
+            lambda at: consumer.wait_for_claims(1, at),
+            consumer.flush,
+            lambda at: consumer.close(timeout=at),
+            lambda at: consumer.close(drain=at),
+            ranges.next_range,
+            ranges.close,
+            lambda at: admin.pause(60, timeout=at),
+            lambda at: admin.resume(timeout=at),
+            admin.wait_until_free,
+            lambda at: admin.set_position({}, timeout=at),
+            lambda at: init_topic(servers, "other", timeout=at),
+            lambda at: init_topic(servers, "other", retention=at),
+            lambda at: init_topic(servers, "other", heartbeat_interval=at),
+        ]
+        for ask in asks:
+            with pytest.raises(ConfigError, match="is nan: it must be a finite number"):
+                ask(math.nan)
+        ranges.close(timedelta(seconds=10))
+        consumer.close(drain=timedelta(0), timeout=timedelta(seconds=10))
+        admin.wait_until_free(timedelta(seconds=30))
+        member.close(timedelta(seconds=10))
+        cluster.close(timedelta(seconds=10))
+    forget_cluster(name)

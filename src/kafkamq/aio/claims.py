@@ -18,6 +18,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
 from kafkamq import claims as sync
@@ -59,7 +60,7 @@ class Cluster(Entered):
         """Make a member of a group, as ``kafkamq.claims.Cluster.member`` does."""
         return Member((await self.connected()).member(client_id, group_id))
 
-    async def close(self, timeout: float = 30.0) -> None:
+    async def close(self, timeout: float | timedelta = 30.0) -> None:
         """Release everything and end the clients. Idempotent."""
         if self._sync is not None:
             await in_thread(self._sync.close, timeout)
@@ -155,7 +156,11 @@ class _Holder(Entered, Generic[_Held]):
         return self._sync
 
     async def close(
-        self, *, release: bool = True, drain: float = 0.0, timeout: float = 30.0
+        self,
+        *,
+        release: bool = True,
+        drain: float | timedelta = 0.0,
+        timeout: float | timedelta = 30.0,
     ) -> None:
         if self._made is not None:
             await in_thread(self._made.close, release=release, drain=drain, timeout=timeout)
@@ -182,11 +187,11 @@ class Consumer(_Holder[sync.Consumer]):
             if message is not None:
                 yield message
 
-    async def receive(self, timeout: float = 1.0) -> ClaimedMessage | None:
+    async def receive(self, timeout: float | timedelta = 1.0) -> ClaimedMessage | None:
         """Receive the next message; None: there was none in time, or ``stop`` was called."""
         return await self._owner.run("receive", lambda: self._sync.receive(timeout))
 
-    async def next_batch(self, timeout: float = 1.0) -> Batch | None:
+    async def next_batch(self, timeout: float | timedelta = 1.0) -> Batch | None:
         """Receive the next messages of one partition; None as for ``receive``."""
         made = self._sync
         while True:  # what a cancelled call found is not taken: it goes back with its claim
@@ -196,7 +201,7 @@ class Consumer(_Holder[sync.Consumer]):
             if made.is_stopped:
                 return None
 
-    async def batches(self, timeout: float | None = None) -> AsyncIterator[Batch]:
+    async def batches(self, timeout: float | timedelta | None = None) -> AsyncIterator[Batch]:
         """Yield batches, until ``stop``, or until none came for ``timeout`` seconds."""
         while not self._sync.is_stopped:
             batch = await self.next_batch(_POLL_S if timeout is None else timeout)
@@ -222,7 +227,11 @@ class Consumer(_Holder[sync.Consumer]):
     stop = same(sync.Consumer.stop)
 
     async def close(
-        self, *, release: bool = True, drain: float = 0.0, timeout: float = 30.0
+        self,
+        *,
+        release: bool = True,
+        drain: float | timedelta = 0.0,
+        timeout: float | timedelta = 30.0,
     ) -> None:
         """Give everything back; messages that were not handed out are dropped. Idempotent."""
         if self._made is not None:
@@ -271,7 +280,7 @@ class RangeClaims(Entered):
             if found is not None:
                 yield found
 
-    async def next_range(self, timeout: float = 1.0) -> ClaimedRange | None:
+    async def next_range(self, timeout: float | timedelta = 1.0) -> ClaimedRange | None:
         """Take a range that is held and has messages; None: there was none in time."""
         made = self._sync
         found = await self._owner.run("next_range", lambda: made.next_range(timeout))
@@ -280,7 +289,7 @@ class RangeClaims(Entered):
     held = same(sync.RangeClaims.held)
     stop = same(sync.RangeClaims.stop)
 
-    async def close(self, timeout: float = 10.0) -> None:
+    async def close(self, timeout: float | timedelta = 10.0) -> None:
         """Give back what is not done, and end the clients. Idempotent."""
         if self._made is not None:
             self._made.stop()  # ends a wait that is under way

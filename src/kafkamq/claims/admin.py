@@ -16,7 +16,7 @@ from kafkamq.claims.rules.position_change import Place, PositionChange, WriteGro
 from kafkamq.claims.rules.steps import ClaimantConfig
 from kafkamq.claims.session import ClaimSession, Listener
 from kafkamq.claims.topic import check_id, require_work
-from kafkamq.config import milliseconds
+from kafkamq.config import milliseconds, wait_seconds
 from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.types import MarshalRecord, MarshalType
@@ -48,7 +48,7 @@ class Admin:
         self._engine = cluster.engine
         self._ids = (client_id, uuid.uuid4().hex[:8])
 
-    def pause(self, for_: float | timedelta, *, timeout: float = 30.0) -> float:
+    def pause(self, for_: float | timedelta, *, timeout: float | timedelta = 30.0) -> float:
         """Let no member hold a claim for a while; returns its end, epoch s by the broker.
 
         Members release when they read it; who was told may finish what it has (a quarter of a
@@ -59,27 +59,29 @@ class Admin:
             DeadlineExceededError: It is not written after ``timeout`` seconds.
         """
         lasts_s = milliseconds(for_, name="for_", minimum=1000) / 1000
-        self._cluster.ready(timeout)
+        timeout_s = wait_seconds(timeout, may_be_endless=True)
+        self._cluster.ready(timeout_s)
         for _ in range(_MAX_PAUSES):
             before_s, began_ms = self._engine.now_s(), monotonic_ms()
             until_s = int(before_s + lasts_s) + 1
-            self._write(until_s, timeout)
+            self._write(until_s, timeout_s)
             # The record itself tells the broker's time, which an idle log did not.
             passed_s = (monotonic_ms() - began_ms) / 1000
             if abs(self._engine.now_s() - before_s - passed_s) < _MAX_DRIFT_S:
                 break
         return float(until_s)
 
-    def resume(self, *, timeout: float = 30.0) -> None:
+    def resume(self, *, timeout: float | timedelta = 30.0) -> None:
         """End the pause."""
-        self._cluster.ready(timeout)
-        self._write(0, timeout)
+        timeout_s = wait_seconds(timeout, may_be_endless=True)
+        self._cluster.ready(timeout_s)
+        self._write(0, timeout_s)
 
     def paused_until(self) -> float:
         """When the pause ends, epoch s by the broker; 0.0: the group is not paused."""
         return self._cluster.paused_until(self.group_id)
 
-    def wait_until_free(self, timeout: float = 60.0) -> None:
+    def wait_until_free(self, timeout: float | timedelta = 60.0) -> None:
         """Wait until nobody of the group holds anything.
 
         Raises:
@@ -87,12 +89,15 @@ class Admin:
         """
         self._engine.wait_until(
             lambda: not any(claim.is_valid for claim in self._cluster.claims(self.group_id)),
-            timeout,
+            wait_seconds(timeout, may_be_endless=True),
             f"releasing all claims of group {self.group_id}",
         )
 
     def set_position(
-        self, positions: Mapping[Place, Position], *, timeout: float | None = None
+        self,
+        positions: Mapping[Place, Position],
+        *,
+        timeout: float | timedelta | None = None,
     ) -> dict[Place, int]:
         """Move positions of the group, all or nothing: pause, claim, release elsewhere, resume.
 
@@ -112,17 +117,17 @@ class Admin:
             BrokerError: Some were not moved, others were, or may have been; names them. Or all
                 were, and the group could not be resumed.
         """
-        if timeout is not None and timeout <= 0:
-            raise ConfigError(f"timeout is {timeout!r}: it must be > 0")
+        engine = self._engine
+        patience_ms = 2 * engine.interval_ms + round(_PATIENCE_S * 1000)
+        if timeout is not None:
+            patience_ms = milliseconds(timeout, name="timeout", minimum=1)
         if not positions:
             return {}
-        engine = self._engine
         self._cluster.ready()
         engine.offsets_of(self.group_id)
         targets = self._resolve(positions)
-        patience_s = 2 * engine.interval_ms / 1000 + _PATIENCE_S if timeout is None else timeout
-        change = _Change(engine, self.group_id, self._ids, targets, round(patience_s * 1000))
-        change.run(2 * patience_s + 30.0)
+        change = _Change(engine, self.group_id, self._ids, targets, patience_ms)
+        change.run(2 * patience_ms / 1000 + 30.0)
         return change.result()
 
     # ---- how

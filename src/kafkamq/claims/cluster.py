@@ -18,7 +18,7 @@ from kafkamq.claims.rules.policy import ClaimMode
 from kafkamq.claims.rules.steps import Delivery
 from kafkamq.claims.topic import check_id, check_rules, require_topic, require_work
 from kafkamq.claims.wire.marshal import COORDINATION_TOPIC
-from kafkamq.config import ServiceConfig, milliseconds, one_of
+from kafkamq.config import ServiceConfig, milliseconds, one_of, wait_seconds
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.transport.admin import Admin as KafkaAdmin
 
@@ -107,14 +107,15 @@ class Cluster:
         """The engine is for the other modules of this package."""
         return self._engine
 
-    def ready(self, timeout: float = _START_S) -> None:
+    def ready(self, timeout: float | timedelta = _START_S) -> None:
         """Wait until everything that was in the topic at the start is read.
 
         Raises:
             DeadlineExceededError: It is not, after ``timeout`` seconds; the call may be repeated.
             BrokerError: It cannot be read.
         """
-        self._engine.wait_until(lambda: self._engine.is_ready, timeout, "reading the claims")
+        timeout_s = wait_seconds(timeout, may_be_endless=True)
+        self._engine.wait_until(lambda: self._engine.is_ready, timeout_s, "reading the claims")
 
     def member(self, client_id: str, group_id: str) -> Member:
         """A member of a group.
@@ -153,12 +154,12 @@ class Cluster:
             until = max((log.paused_until(group_id) for log in self._engine.log.logs), default=0)
             return float(until) if until > now_s else 0.0
 
-    def close(self, timeout: float = 30.0) -> None:
+    def close(self, timeout: float | timedelta = 30.0) -> None:
         """Release everything and end the clients. Idempotent."""
+        deadline_s = time.monotonic() + wait_seconds(timeout, may_be_endless=True)
         if self._is_closed:
             return
         self._is_closed = True
-        deadline_s = time.monotonic() + timeout
         for member in self._members:
             member.close(max(0.5, deadline_s - time.monotonic()))
         self._forget_metrics()
@@ -316,9 +317,9 @@ class Member:
         holder.begin()
         return holder
 
-    def close(self, timeout: float = 30.0) -> None:
+    def close(self, timeout: float | timedelta = 30.0) -> None:
         """Close its consumers and holds. Idempotent."""
-        deadline_s = time.monotonic() + timeout
+        deadline_s = time.monotonic() + wait_seconds(timeout, may_be_endless=True)
         for holder in self._holders:
             holder.close(timeout=max(0.5, deadline_s - time.monotonic()))
 

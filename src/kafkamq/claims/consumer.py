@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 
 from kafkamq.claims.engine import Engine
 from kafkamq.claims.holding import ClaimOptions, Holding
@@ -13,6 +14,7 @@ from kafkamq.claims.message import Batch, ClaimedMessage, CommitToken, Outputs
 from kafkamq.claims.reading import AtMostOnceBatches, PartitionReader
 from kafkamq.claims.rules.steps import Delivery, End, Fetch, HandOut, Phase
 from kafkamq.claims.session import ClaimSession
+from kafkamq.config import wait_seconds
 from kafkamq.errors import DataLossError, LeaseLostError, StateError
 from kafkamq.transport.clock import monotonic_ms
 
@@ -59,7 +61,7 @@ class Consumer(Holding):
         """Whether ``stop`` or ``close`` was called."""
         return self._is_stopped
 
-    def receive(self, timeout: float = 1.0) -> ClaimedMessage | None:
+    def receive(self, timeout: float | timedelta = 1.0) -> ClaimedMessage | None:
         """The next message; None: there was none for ``timeout`` seconds, or ``stop`` was called.
 
         Raises:
@@ -70,7 +72,7 @@ class Consumer(Holding):
         if self._batches is not None:
             raise StateError("delivery is at most once: use batches() or next_batch()")
         self.check()
-        deadline_s = time.monotonic() + timeout
+        deadline_s = time.monotonic() + wait_seconds(timeout, may_be_endless=True)
         while not self._is_stopped:
             session = self._turn
             buffer = self._reader.buffers.get(session) if session is not None else None
@@ -83,7 +85,7 @@ class Consumer(Holding):
                 return None
         return None
 
-    def next_batch(self, timeout: float = 1.0) -> Batch | None:
+    def next_batch(self, timeout: float | timedelta = 1.0) -> Batch | None:
         """The next messages of one partition, at most ``batch``; None as for ``receive``.
 
         At most once: when this returns a batch, the log says that it is behind the position, so
@@ -92,20 +94,20 @@ class Consumer(Holding):
         Raises:
             As ``receive``.
         """
-        deadline_s = time.monotonic() + timeout
+        deadline_s = time.monotonic() + wait_seconds(timeout, may_be_endless=True)
         while True:
             batch = self.find_batch(deadline_s - time.monotonic())
             if batch is None or self.take(batch):
                 return batch
 
-    def find_batch(self, timeout: float) -> Batch | None:
+    def find_batch(self, timeout: float | timedelta) -> Batch | None:
         """As ``next_batch``, but the application has it only when ``take`` says so.
 
         For those between whom and the application it may be lost. At most once, a claim that ends
         gives back what was not taken; so take each batch before the next one is asked for.
         """
         self.check()
-        deadline_s = time.monotonic() + timeout
+        deadline_s = time.monotonic() + wait_seconds(timeout, may_be_endless=True)
         while not self._is_stopped:
             if self._batches is not None:
                 self.check()
@@ -158,7 +160,7 @@ class Consumer(Holding):
             self._engine.stats.handed_out += len(batch) if is_taken else 0
             return is_taken
 
-    def batches(self, timeout: float | None = None) -> Iterator[Batch]:
+    def batches(self, timeout: float | timedelta | None = None) -> Iterator[Batch]:
         """Batches, until ``stop``, or until none came for ``timeout`` seconds."""
         while not self._is_stopped:
             batch = self.next_batch(1.0 if timeout is None else timeout)
@@ -318,7 +320,13 @@ class Consumer(Holding):
         """End iterations after the current message; for other threads and signal handlers."""
         self._is_stopped = True
 
-    def close(self, *, release: bool = True, drain: float = 0.0, timeout: float = 30.0) -> None:
+    def close(
+        self,
+        *,
+        release: bool = True,
+        drain: float | timedelta = 0.0,
+        timeout: float | timedelta = 30.0,
+    ) -> None:
         """As ``Hold.close``; messages that were not handed out are dropped."""
         if not self.is_closed:
             self._is_stopped = True

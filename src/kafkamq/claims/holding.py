@@ -10,6 +10,7 @@ import logging
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TypeVar
 
 from kafkamq.claims.engine import Engine
@@ -26,6 +27,7 @@ from kafkamq.claims.rules.steps import (
     Stop,
 )
 from kafkamq.claims.session import NEVER_MS, ClaimSession, Listener
+from kafkamq.config import wait_seconds
 from kafkamq.errors import DeadlineExceededError, LeaseLostError
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.types import MarshalRecord, MarshalType
@@ -127,17 +129,20 @@ class Holding(Listener):
             session = self._sessions.get((topic, partition))
             return -1 if session is None else session.claimant.confirmed_position
 
-    def wait_for_claims(self, count: int, timeout: float = 30.0) -> None:
+    def wait_for_claims(self, count: int, timeout: float | timedelta = 30.0) -> None:
         """Wait until at least ``count`` partitions are held."""
         self._engine.wait_until(
-            lambda: len(self._held()) >= count, timeout, f"claiming {count} partitions"
+            lambda: len(self._held()) >= count,
+            wait_seconds(timeout, may_be_endless=True),
+            f"claiming {count} partitions",
         )
 
-    def flush(self, timeout: float = 30.0) -> None:
+    def flush(self, timeout: float | timedelta = 30.0) -> None:
         """Write the positions of all that is held, and wait until they stand in the log.
 
         What is just being given back is waited for as well: its release says the position.
         """
+        timeout_s = wait_seconds(timeout, may_be_endless=True)
         with self._engine.lock:
             wanted = {}
             for session in list(self._sessions.values()):
@@ -157,14 +162,20 @@ class Holding(Listener):
                     lost.append(session)
             return not wanted
 
-        self._engine.wait_until(is_done, timeout, "writing positions")
+        self._engine.wait_until(is_done, timeout_s, "writing positions")
         if lost:
             places = ", ".join(f"{topic}[{number}]" for topic, number in (t.place for t in lost))
             raise LeaseLostError(
                 f"the claims of {places} ended before their positions were written"
             )
 
-    def close(self, *, release: bool = True, drain: float = 0.0, timeout: float = 30.0) -> None:
+    def close(
+        self,
+        *,
+        release: bool = True,
+        drain: float | timedelta = 0.0,
+        timeout: float | timedelta = 30.0,
+    ) -> None:
         """Give everything back. Idempotent.
 
         Args:
@@ -172,6 +183,8 @@ class Holding(Listener):
             drain: Seconds to wait for commits by other threads.
             timeout: Bound of it all, in seconds; what is not released by then goes stale.
         """
+        drain_ms = round(wait_seconds(drain, name="drain") * 1000)
+        timeout_s = wait_seconds(timeout, may_be_endless=True)
         if self.is_closed:
             return
         self.is_closed = True
@@ -180,10 +193,12 @@ class Holding(Listener):
             self._is_over = True
             engine.remove_ticker(self._tick)
             for session in list(self._sessions.values()):
-                self._release(session, drain_ms=round(drain * 1000), keeps_claim=not release)
+                self._release(session, drain_ms=drain_ms, keeps_claim=not release)
         try:
             engine.wait_until(
-                lambda: not self._sessions or engine.error is not None, timeout, "releasing claims"
+                lambda: not self._sessions or engine.error is not None,
+                timeout_s,
+                "releasing claims",
             )
         except DeadlineExceededError as error:
             _log.warning("%s: others get the partitions when they are stale", error)

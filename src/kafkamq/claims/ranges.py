@@ -22,7 +22,7 @@ from kafkamq.claims.rules.ranges import HeldRange, RangeLog, RangeMember, RangeW
 from kafkamq.claims.topic import CoordinationTopic, check_id, require_topic, require_work
 from kafkamq.claims.wire.marshal import coordination_partition
 from kafkamq.claims.wire.ranges import RANGE_TOPIC, decode_range, encode_range
-from kafkamq.config import ServiceConfig, milliseconds
+from kafkamq.config import ServiceConfig, milliseconds, wait_seconds
 from kafkamq.errors import (
     BrokerError,
     ConfigError,
@@ -331,13 +331,13 @@ class RangeClaims:
             if found is not None:
                 yield found
 
-    def next_range(self, timeout: float = 1.0) -> ClaimedRange | None:
+    def next_range(self, timeout: float | timedelta = 1.0) -> ClaimedRange | None:
         """A range that is held, those with messages first; None: there was none in time.
 
         Raises:
             BrokerError: What no waiting can mend.
         """
-        deadline_s = time.monotonic() + timeout
+        deadline_s = time.monotonic() + wait_seconds(timeout, may_be_endless=True)
         with self.engine.lock:
             while not self._is_stopped:
                 self.engine.check()
@@ -385,13 +385,14 @@ class RangeClaims:
         """End iterations; for other threads and signal handlers."""
         self._is_stopped = True
 
-    def close(self, timeout: float = 10.0) -> None:
+    def close(self, timeout: float | timedelta = 10.0) -> None:
         """Give back what is not done, and end the clients. Idempotent."""
+        timeout_s = wait_seconds(timeout, may_be_endless=True)
         if self._is_closed:
             return
         self._is_closed = self._is_stopped = True
-        self.engine.leave(timeout)
-        self.engine.close(timeout)
+        self.engine.leave(timeout_s)
+        self.engine.close(timeout_s)
         self._data.close()
 
     # ---- of one range

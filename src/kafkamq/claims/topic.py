@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 
 from kafkamq.claims.wire.marshal import COORDINATION_TOPIC
-from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.config import QueueConfig, ServiceConfig, milliseconds, wait_seconds
 from kafkamq.errors import BrokerError, ConfigError
 from kafkamq.queue.topics import Finding, log_settings
 from kafkamq.transport.admin import Admin, TopicInfo
@@ -54,11 +55,11 @@ def init_topic(
     *,
     partitions: int = 8,
     replication_factor: int = -1,
-    retention: float = _DAY_S,
-    heartbeat_interval: float = 60.0,
+    retention: float | timedelta = _DAY_S,
+    heartbeat_interval: float | timedelta = 60.0,
     rules: str = "safe",
     kafka: Mapping[str, str] | None = None,
-    timeout: float = 30.0,
+    timeout: float | timedelta = 30.0,
 ) -> bool:
     """Create a coordination topic unless it exists, and check it.
 
@@ -89,20 +90,23 @@ def init_topic(
             f"partitions is {partitions} and replication_factor {replication_factor}: they must be"
             " >= 1 (a replication factor of -1 is the cluster's default)"
         )
-    if retention < _MIN_INTERVALS_KEPT * heartbeat_interval:
+    retention_ms = milliseconds(retention, name="retention")
+    interval_ms = milliseconds(heartbeat_interval, name="heartbeat_interval")
+    timeout_s = wait_seconds(timeout)
+    if retention_ms < _MIN_INTERVALS_KEPT * interval_ms:
         raise ConfigError(
-            f"retention is {retention:g} s: it must be at least {_MIN_INTERVALS_KEPT} heartbeat"
-            f" intervals ({_MIN_INTERVALS_KEPT * heartbeat_interval:g} s)"
+            f"retention is {retention_ms / 1000:g} s: it must be at least {_MIN_INTERVALS_KEPT}"
+            f" heartbeat intervals ({_MIN_INTERVALS_KEPT * interval_ms / 1000:g} s)"
         )
     config = ServiceConfig(bootstrap_servers=bootstrap_servers, kafka=dict(kafka or {}))
-    with Admin(config, timeout_s=timeout) as admin:
+    with Admin(config, timeout_s=timeout_s) as admin:
         created = False
         if topic not in admin.topics([topic]):
             settings = log_settings(admin, replication_factor)
-            settings = {**settings, "retention.ms": str(round(retention * 1000))}
+            settings = {**settings, "retention.ms": str(retention_ms)}
             wanted = {topic: (partitions, settings)}
             created = bool(admin.create_topics(wanted, replication_factor=replication_factor))
-        require_topic(admin, topic, rules=rules, interval_ms=round(heartbeat_interval * 1000))
+        require_topic(admin, topic, rules=rules, interval_ms=interval_ms)
         return created
 
 
