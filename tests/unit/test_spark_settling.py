@@ -17,9 +17,16 @@ from tests.unit.test_settling_batches import CONFIG, TO_FIRST, Logs, fail_copies
 from tests.waiting import wait_until, within
 
 from kafkamq.config import TrackerConfig
-from kafkamq.errors import BrokerError, FencedError
+from kafkamq.errors import BrokerError, ConfigError, FencedError
 from kafkamq.markers.tracker import partition, settlement
-from kafkamq.markers.tracker.ledger import Claim, LedgerKey, claim, read_positions
+from kafkamq.markers.tracker.ledger import (
+    Claim,
+    LedgerKey,
+    OpenLedgers,
+    claim,
+    newest_start,
+    read_positions,
+)
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.markers.wire.status import TrackerStatus, encode_status
 from kafkamq.spark.blocks import encode_actions
@@ -28,6 +35,7 @@ from kafkamq.spark.stages import Stages
 from kafkamq.spark.tracker import settling as of_rows
 from kafkamq.spark.tracker.settling import RowSettling, take_turn
 from kafkamq.spark.tracker.ticking import TickKeeper
+from kafkamq.transport.admin import Admin
 from kafkamq.transport.memory.faults import UNKNOWN, Fault
 from kafkamq.types import MessageId
 
@@ -388,6 +396,35 @@ def test_a_claim_that_failed_leaves_no_client_behind(logs: Logs) -> None:
     assert begun.ledgers[0].is_open
     settling.close()
     wait_until(lambda: calling() <= before)
+
+
+class OvertakenAdmin(Admin):
+    """Behind its first look at ledgers another engine starts, on purpose."""
+
+    others = 0
+
+    def committed(self, *args: Any, **named: Any) -> Any:
+        found = super().committed(*args, **named)
+        if not self.others:
+            self.others = claim(CONFIG, engine="other", partitions=1).epoch
+        return found
+
+
+def test_a_restart_does_not_take_over_what_another_engine_claims_at_that_moment(
+    logs: Logs,
+) -> None:
+    """The look at who started last was before the other one's start, the fence behind it (R22)."""
+    assert claim(CONFIG, engine=ENGINE, partitions=1).epoch == 1
+    admin, kept = OvertakenAdmin(CONFIG), OpenLedgers()
+    try:
+        with pytest.raises(ConfigError, match=r"'other' \(epoch 2\) started last"):
+            claim(CONFIG, engine=ENGINE, partitions=1, takeover=False, kept=(kept, admin))
+        newest = newest_start(admin, [LedgerKey.of_markers(CONFIG, 0)])
+        assert newest is not None
+        assert (newest.engine, newest.epoch) == ("other", 2)
+    finally:
+        kept.close_all([])
+        admin.close()
 
 
 def test_a_start_whose_partitions_all_fail_leaves_no_client_behind(logs: Logs) -> None:

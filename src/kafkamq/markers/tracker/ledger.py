@@ -465,12 +465,19 @@ def claim(
     own = partial(Admin, config, timeout_s=timeout_s, kept_groups=often)
     with nullcontext(kept[1]) if kept else own() as admin:
         bounds = admin.log_bounds(config.marker_topic, range(partitions))
-        if not takeover:
+        if not takeover:  # before it fences anybody; and again where nobody can start meanwhile
             require_own(newest_start(admin, keys), engine)
+
+        def choose(held: Position | None) -> int:
+            """Of id 0, which is fenced and holds this: what starts now comes behind us."""
+            newest = held if held is not None and held.epoch else newest_start(admin, keys)
+            if not takeover:
+                require_own(newest, engine)
+            return 1 if newest is None else newest.epoch + 1
 
         def take(key: LedgerKey) -> None:
             first, _ = bounds[key.partition]
-            one = _claim_one(config, key, engine, begun, first, admin, keys, timeout_s)
+            one = _claim_one(config, key, engine, begun, first, choose, admin, timeout_s)
             if one is not None and kept is not None:
                 begun.ledgers[key.partition] = one
                 kept[0].keep(one)
@@ -495,8 +502,8 @@ def _claim_one(
     engine: str,
     begun: Claim,
     first: int,
+    choose: Callable[[Position | None], int],
     admin: Admin,
-    keys: Sequence[LedgerKey],
     timeout_s: float,
 ) -> Ledger | None:
     """Make one ledger this start's; chooses the epoch at id 0. None: it was claimed before."""
@@ -511,7 +518,7 @@ def _claim_one(
                 if begun.done and one.is_last(engine, begun.epoch):
                     one.close()
                     return None  # nobody has started since it was claimed
-                begun.epoch = max(_next_epoch(one.last, admin, keys), begun.above + 1)
+                begun.epoch = max(choose(one.last), begun.above + 1)
                 begun.done.clear()
             if one.last is not None:
                 begun.positions[key.partition] = one.last
@@ -528,12 +535,6 @@ def _claim_one(
         except BaseException:
             one.close()
             raise
-
-
-def _next_epoch(first: Position | None, admin: Admin, keys: Sequence[LedgerKey]) -> int:
-    """One more than any ledger holds; ``first``: what id 0 holds, which was fenced just now."""
-    newest = first if first is not None and first.epoch else newest_start(admin, keys)
-    return 1 if newest is None else newest.epoch + 1
 
 
 def require_own(newest: Position | None, engine: str) -> None:
