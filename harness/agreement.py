@@ -14,9 +14,9 @@ from functools import partial
 
 from harness.naive import NaiveTracker
 from harness.random_markers import MarkerRecord
+from kafkamq.markers.rules.chunks import LIMITS, PageLimits
 from kafkamq.markers.rules.delivery import Carry, Settle, each_message, row_order
 from kafkamq.markers.rules.hold import NEVER
-from kafkamq.markers.rules.pages import LIMITS, PageLimits
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.rules.snapshot import restore_tracker, take_snapshot
 

@@ -19,8 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.examples import examples
 
 from kafkamq.markers.rules.hold import DUE
-from kafkamq.markers.rules.lease import Lease, LeaseState, Refusal, Renewal
-from kafkamq.markers.rules.leases import Leases
+from kafkamq.markers.rules.leases import Lease, Leases, LeaseState, Refusal, Renewal
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 

@@ -9,9 +9,9 @@ from harness.agreement import check_agreement, cut_batches, plan_of_batches
 from harness.random_markers import random_markers
 from tests.examples import examples
 
+from kafkamq.markers.rules.chunks import LIMITS, PageLimits
 from kafkamq.markers.rules.delivery import DueCause, Settle
 from kafkamq.markers.rules.hold import NEVER
-from kafkamq.markers.rules.pages import LIMITS, PageLimits
 
 CARRY_AFTER_MS = (NEVER, 5000, 30_000)
 FEW = PageLimits(listed=4, kept=2, page=3, least=2)

@@ -24,7 +24,6 @@ from kafkamq.markers.rules.batching import (
     oldest_by_reference_ms,
 )
 from kafkamq.markers.rules.leases import Leases
-from kafkamq.markers.rules.renewals import Terms, plan_renewals
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.markers.wire.markers import decode_marker, encode_marker
 from kafkamq.queue.consumer import Consumer
@@ -464,13 +463,13 @@ def test_a_keepalive_by_id_passes_over_what_is_acked_while_it_is_planned() -> No
         leases.started(lease, 0, 0)
     leases.committed(held, 0)
     held[0].held.clear()  # as two ACKs do
-    terms = Terms("me again", 3000, number=1, monotonic_ms=1000)
-    (renewal,) = plan_renewals(held, terms, (), batch_markers=True)
+    leases.change_id("me again")
+    (renewal,) = leases.renewals_of(held, 1000)
     (batch,) = renewal.batches
     assert [each.offset for each in batch.message_ids()] == [6, 7]
     assert renewal.leases == (held[1],)
     held[1].held.clear()
-    assert not plan_renewals(held, terms, (), batch_markers=True)
+    assert not leases.renewals_of(held, 1000)
 
 
 def test_a_queue_without_them_is_so_for_handlers_and_for_asyncio(kafka: Kafka) -> None:

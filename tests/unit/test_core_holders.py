@@ -11,7 +11,7 @@ from types import FrameType
 import pytest
 from tests.unit.core_fold import START_MS, Fold, T, message
 
-from kafkamq.markers.rules.holders import Holder, Holders
+from kafkamq.markers.rules.hold import Holder, Holders
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.types import Marker, MarkerType, Outcome
 

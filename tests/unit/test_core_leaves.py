@@ -10,7 +10,7 @@ from harness.agreement import StateStore
 from tests.unit.core_fold import START_MS, Fold
 
 from kafkamq.markers.rules.delivery import DueCause, Settle, each_message
-from kafkamq.markers.rules.leaves import MAX_HOLDS, MIN_HOLDS
+from kafkamq.markers.rules.hold import MAX_HOLDS, MIN_HOLDS
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, Outcome, expand
 

@@ -7,8 +7,8 @@ import json
 from harness.agreement import StateStore
 from tests.unit.core_fold import START_MS
 
+from kafkamq.markers.rules.chunks import LIMITS, PageLimits
 from kafkamq.markers.rules.hold import CHUNK_OFFSETS, ENDED_MEMORY_MS
-from kafkamq.markers.rules.pages import LIMITS, PageLimits
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.rules.snapshot import restore_tracker, take_snapshot
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome

@@ -8,8 +8,7 @@ import pytest
 from tests.unit.core_fold import START_MS, Fold, T, message
 
 from kafkamq.markers.rules.delivery import Carry, DueCause, Settle, each_message, settled_of
-from kafkamq.markers.rules.hold import CHUNK_OFFSETS, Hold
-from kafkamq.markers.rules.leaves import MAX_HOLDS
+from kafkamq.markers.rules.hold import CHUNK_OFFSETS, MAX_HOLDS, Hold
 from kafkamq.markers.rules.redelivery import MAX_PLAN, RedeliveryTracker
 from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, Outcome
 

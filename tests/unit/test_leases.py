@@ -6,10 +6,16 @@ from typing import cast
 
 import pytest
 
+from kafkamq.markers.rules.batching import MessageSet
 from kafkamq.markers.rules.hold import CHUNK_OFFSETS
-from kafkamq.markers.rules.lease import Lease, LeaseState, Refusal, Verdict
-from kafkamq.markers.rules.leases import NEW_PARTITION_MS, Leases
-from kafkamq.markers.rules.message_set import MessageSet
+from kafkamq.markers.rules.leases import (
+    NEW_PARTITION_MS,
+    Lease,
+    Leases,
+    LeaseState,
+    Refusal,
+    Verdict,
+)
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, Outcome
 

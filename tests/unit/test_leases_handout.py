@@ -13,7 +13,7 @@ from kafkamq.markers.rules.handout import (
     is_last_delivery,
     nack_delay_ms,
 )
-from kafkamq.markers.rules.lease import Lease, LeaseState
+from kafkamq.markers.rules.leases import Lease, LeaseState
 
 
 class Worker:

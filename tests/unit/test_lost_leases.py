@@ -14,7 +14,7 @@ from tests.waiting import within
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.markers.ack_writer import AckWriter
 from kafkamq.markers.message import MarkersMessage
-from kafkamq.markers.rules.lease import Lease
+from kafkamq.markers.rules.leases import Lease
 from kafkamq.markers.state import ConsumerState
 from kafkamq.queue.lost_leases import MAX_LATE, LostLeases
 from kafkamq.queue.message import Message

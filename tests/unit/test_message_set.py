@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kafkamq.markers.rules.batching import MessageSet
 from kafkamq.markers.rules.hold import CHUNK_OFFSETS
-from kafkamq.markers.rules.message_set import MessageSet
 from kafkamq.types import MessageBatch, MessageId
 
 A, B = b"a" * 16, b"b" * 16

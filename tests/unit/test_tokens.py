@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from kafkamq import Service
 from kafkamq.errors import ConfigError
-from kafkamq.markers.rules.fates import Fate, Fates
-from kafkamq.markers.rules.lease import Lease, Sharing
-from kafkamq.markers.rules.leases import Leases
+from kafkamq.markers.rules.attempts import Fate, Fates
+from kafkamq.markers.rules.leases import Lease, Leases, Sharing
 from kafkamq.markers.wire.tokens import MAX_TOKEN_CHARACTERS, MessageToken, decode_token
 from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, Outcome
 

@@ -26,7 +26,7 @@ from kafkamq.markers.membership import (
     shorten_session,
 )
 from kafkamq.markers.positions import Positions
-from kafkamq.markers.rules.lease import Overtaken
+from kafkamq.markers.rules.leases import Overtaken
 from kafkamq.markers.state import ConsumerState
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.markers.wire.markers import decode_marker

@@ -16,7 +16,7 @@ from kafkamq.errors import BrokerError, ConfigError, KafkaMQError, LeaseLostErro
 from kafkamq.markers.ends import Ends
 from kafkamq.markers.message import UNREPORTED, EndRecord, MarkersMessage
 from kafkamq.markers.recorder import ConsumerRecorder
-from kafkamq.markers.rules.lease import ACKED, Lease, LeaseState, Refusal, Renewal, Verdict
+from kafkamq.markers.rules.leases import ACKED, Lease, LeaseState, Refusal, Renewal, Verdict
 from kafkamq.markers.state import Bell, ConsumerState
 from kafkamq.markers.tokens.hand_over import HandOver
 from kafkamq.markers.wire.markers import encode_batches, encode_keepalive, encode_known_keepalive

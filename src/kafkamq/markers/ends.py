@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from kafkamq.markers.message import EndRecord, EndReports
 from kafkamq.markers.rules.batching import delay_by_reference_ms, join
 from kafkamq.markers.rules.handout import nack_delay_ms
-from kafkamq.markers.rules.lease import Lease, Verdict
+from kafkamq.markers.rules.leases import Lease, Verdict
 from kafkamq.markers.state import ConsumerState
 from kafkamq.markers.wire.markers import (
     MAX_DURATION_MS,

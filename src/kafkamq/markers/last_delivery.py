@@ -6,7 +6,7 @@ import os
 import threading
 
 from kafkamq.markers.rules.handout import Holder, LastDeliveries
-from kafkamq.markers.rules.lease import Lease
+from kafkamq.markers.rules.leases import Lease
 
 
 class ProcessGate:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kafkamq.markers.rules.handout import expires_at_ms
-from kafkamq.markers.rules.lease import Lease, Sharing
+from kafkamq.markers.rules.leases import Lease, Sharing
 from kafkamq.markers.state import ConsumerState
 from kafkamq.metrics.catalog import NAMES_OF_OURS
 from kafkamq.queue.message import Acknowledger, Message

@@ -20,8 +20,8 @@ from functools import partial
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, KafkaMQError, WireError
-from kafkamq.markers.rules.lease import Overtaken
-from kafkamq.markers.rules.message_set import MessageSet
+from kafkamq.markers.rules.batching import MessageSet
+from kafkamq.markers.rules.leases import Overtaken
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.markers.wire.positions import (
     GroupPosition,

@@ -16,8 +16,8 @@ from kafkamq.markers.helper import Helper
 from kafkamq.markers.membership import max_idle_ms, open_member
 from kafkamq.markers.message import MarkersAcknowledger, MarkersMessage, messages_of
 from kafkamq.markers.positions import Positions
-from kafkamq.markers.rules.lease import Overtaken
-from kafkamq.markers.rules.message_set import MessageSet
+from kafkamq.markers.rules.batching import MessageSet
+from kafkamq.markers.rules.leases import Overtaken
 from kafkamq.markers.rules.pipeline import MAX_AGE_MS, Pipeline, Run
 from kafkamq.markers.state import ConsumerState
 from kafkamq.queue.names import group_of, group_of_workers

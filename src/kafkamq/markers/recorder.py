@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from kafkamq.markers.message import MarkersMessage
-from kafkamq.markers.rules.lease import Lease
+from kafkamq.markers.rules.leases import Lease
 from kafkamq.metrics import catalog
 from kafkamq.types import Outcome
 

@@ -21,7 +21,7 @@ from kafkamq.markers.last_delivery import process_gate
 from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.rules.batching import join, oldest_by_reference_ms
 from kafkamq.markers.rules.handout import has_expired, is_last_delivery
-from kafkamq.markers.rules.lease import Lease, LeaseState
+from kafkamq.markers.rules.leases import Lease, LeaseState
 from kafkamq.markers.rules.pipeline import Pipeline, Run, RunState
 from kafkamq.markers.state import ConsumerState
 from kafkamq.markers.wire.markers import (

@@ -1,4 +1,4 @@
-"""Which messages the markers of a worker may name together, and by reference alone (R28-R30); pure.
+"""Messages that markers name together: which they may (R28-R30), batches and sets of them; pure.
 
 A START by reference leaves the payload where it is, so the message must outlive its lease by far:
 its age and the longest lease are at most half of what its topic keeps. Its age is the broker's time
@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
-from kafkamq.types import MessageBatch
+from kafkamq.markers.rules.hold import CHUNK_OFFSETS
+from kafkamq.types import MessageBatch, MessageId
 
 MAX_BATCHES = 64
 """Most batches of one marker."""
@@ -19,17 +20,14 @@ MAX_BATCHES = 64
 MAX_NAMED = 16_384
 """Most messages that one marker names: what some hundred hostile bytes can ask of a reader."""
 
-_CHUNK_BITS = 12  # a batch lies in one chunk of 4096 offsets
+_CHUNK_BITS = CHUNK_OFFSETS.bit_length() - 1  # a batch lies in one chunk
 
 
 def chunk_end(offset: int) -> int:
-    """The first offset behind the chunk of this one."""
     return ((offset >> _CHUNK_BITS) + 1) << _CHUNK_BITS
 
 
 class Placed(Protocol):
-    """A message by its identity."""
-
     @property
     def partition(self) -> int: ...
     @property
@@ -128,3 +126,61 @@ def delay_by_reference_ms(delay_ms: int, time_ms: int, now_ms: int, *, retention
     if retention_ms < 0:
         return delay_ms
     return max(0, min(delay_ms, (time_ms + retention_ms - now_ms) // 2))
+
+
+_Chunk = tuple[int, bytes, int, int]
+"""Partition, topic id, leader epoch (R13), number of the chunk."""
+
+
+class MessageSet:
+    """Messages by their identity; not thread-safe."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[_Chunk, int] = {}  # bit i: the i-th message of the chunk
+
+    def __bool__(self) -> bool:
+        return bool(self._chunks)
+
+    def __len__(self) -> int:
+        return sum(bits.bit_count() for bits in self._chunks.values())
+
+    def __contains__(self, one: MessageId) -> bool:
+        number, at = divmod(one.offset, CHUNK_OFFSETS)
+        bits = self._chunks.get((one.partition, one.topic_id, one.leader_epoch, number), 0)
+        return bits >> at & 1 == 1
+
+    def add(self, batch: MessageBatch, first_offset: int = 0) -> bool:
+        below = max(0, first_offset - batch.base_offset)
+        bits = batch.bits >> below << below
+        if bits:
+            number, at = divmod(batch.base_offset, CHUNK_OFFSETS)
+            chunk = batch.partition, batch.topic_id, batch.leader_epoch, number
+            self._chunks[chunk] = self._chunks.get(chunk, 0) | bits << at
+        return bits != 0
+
+    def discard(self, batch: MessageBatch) -> None:
+        number, at = divmod(batch.base_offset, CHUNK_OFFSETS)
+        chunk = batch.partition, batch.topic_id, batch.leader_epoch, number
+        bits = self._chunks.pop(chunk, 0) & ~(batch.bits << at)
+        if bits:
+            self._chunks[chunk] = bits
+
+    def update(self, other: MessageSet) -> None:
+        for chunk, bits in other._chunks.items():
+            self._chunks[chunk] = self._chunks.get(chunk, 0) | bits
+
+    def end(self, partition: int) -> int:
+        """The offset behind the last one of this partition; 0: there is none."""
+        return max(
+            (
+                number * CHUNK_OFFSETS + bits.bit_length()
+                for (of, _, _, number), bits in self._chunks.items()
+                if of == partition
+            ),
+            default=0,
+        )
+
+    def drop_before(self, partition: int, offset: int) -> None:
+        number = offset // CHUNK_OFFSETS
+        for chunk in [each for each in self._chunks if each[0] == partition and each[3] < number]:
+            del self._chunks[chunk]

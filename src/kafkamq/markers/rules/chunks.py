@@ -1,14 +1,21 @@
 """What a state store has of a tracker's holds: chunks of 4096 consecutive offsets (R13, R18).
 
 A chunk is the unit that is loaded and written: its holds as plain integers, and a bit for each
-message that has ended (R12). Payloads never come here. Before there were holds, a chunk had an
-entry for each message; such a one is a hold of one bit.
+message that has ended (R12). Payloads never come here.
+
+The index of a state is read and written with every batch, whatever it holds, and messages far apart
+have a chunk each. So it lists only the chunks that changed last. The others' lines lie in pages of
+neighbouring keys, which are read when a record or the clock touches one of their chunks, and
+written when one of their lines is another. The index has a summary of each page.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from kafkamq.markers.rules.hold import (
     ASKED,
@@ -18,10 +25,10 @@ from kafkamq.markers.rules.hold import (
     ENDED_MEMORY_MS,
     NEVER,
     PAGE_BITS,
+    Ended,
     Hold,
+    Holder,
 )
-from kafkamq.markers.rules.holders import Holder
-from kafkamq.markers.rules.leaves import Ended
 
 ChunkKey = tuple[bool, bytes, int, int, int]
 """(of_schedule, topic_id, leader_epoch, partition, offset // 4096)."""
@@ -30,7 +37,6 @@ _HEAD = struct.Struct("<qB")  # when the last message ended, marks
 _HAS_ENDED, _OF_HOLDS = 1, 2
 _WORDS = struct.Struct(f"<{CHUNK_OFFSETS // PAGE_BITS}Q")
 _HOLD = struct.Struct("<BHiQqqqq")  # page, flags, holder number, bits, then times and offsets
-_ENTRY = struct.Struct("<HHiqqqq")  # of versions 1 and 2: an offset in the place of page and bits
 
 
 class Chunk:
@@ -69,7 +75,6 @@ class Chunk:
 
     @property
     def is_here(self) -> bool:
-        """Its holds are in memory, too."""
         return self.stored is not None
 
     def dump(self, ended: Ended | None, holds: Iterable[tuple[int, Hold]]) -> bytes:
@@ -114,7 +119,7 @@ class Chunk:
 def read_chunk(
     data: bytes, holders: Mapping[int, Holder]
 ) -> tuple[int, tuple[int, ...], list[tuple[int, Hold]]]:
-    """What ``dump`` wrote, of any version: when the last one ended, the ended ones, the holds.
+    """What ``dump`` wrote: when the last one ended, the ended ones, the holds.
 
     References of the holders are not counted again, and no hold knows when it wakes.
     """
@@ -124,17 +129,171 @@ def read_chunk(
     if marks & _HAS_ENDED:
         words = _WORDS.unpack_from(data, start)
         start += _WORDS.size
-    body = memoryview(data)[start:]
-    rows: Iterable[tuple[int, ...]]
-    if marks & _OF_HOLDS:
-        rows = _HOLD.iter_unpack(body)
-    else:
-        rows = (
-            (slot // PAGE_BITS, flags, number, 1 << slot % PAGE_BITS, *rest)
-            for slot, flags, number, *rest in _ENTRY.iter_unpack(body)
-        )
     holds = []
-    for page, flags, number, bits, deadline_ms, first, begin_ms, verdict in rows:
+    for row in _HOLD.iter_unpack(memoryview(data)[start:]):
+        page, flags, number, bits, deadline_ms, first, begin_ms, verdict = row
         holder = None if number < 0 else holders[number]
         holds.append((page, Hold(bits, first, begin_ms, deadline_ms, flags, holder, verdict)))
     return ended_ms, words, holds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageLimits:
+    """How chunks are shared out among the index and pages."""
+
+    listed: int = 1024  # in the index; if there are more, those that changed first go to pages
+    kept: int = 512  # ... and so many stay
+    page: int = 512  # lines; twice as many are split
+    least: int = 64  # a page that falls below is dissolved
+
+
+LIMITS = PageLimits()
+
+
+@dataclass(slots=True, eq=False)
+class Page:
+    """A range of keys, and what the chunks in it come to; none of them is wanted or asked for."""
+
+    number: int  # its name in the state store
+    first: ChunkKey
+    last: ChunkKey
+    wake_ms: int = NEVER  # of all its chunks
+    change_ms: int = NEVER  # of those with entries
+    first_start_offset: int = NEVER
+    size: int = 0  # open entries
+    keys: list[ChunkKey] = field(default_factory=list)  # while it is open
+    stored: bytes = b""  # while it is open: what the store has
+
+    def sum_up(self, chunks: Sequence[Chunk]) -> None:
+        filled = [chunk for chunk in chunks if chunk.size]
+        self.keys = [chunk.key for chunk in chunks]
+        self.first, self.last = self.keys[0], self.keys[-1]
+        self.wake_ms = min(chunk.wake_ms for chunk in chunks)
+        self.change_ms = min((chunk.wake_ms for chunk in filled), default=NEVER)
+        self.first_start_offset = min(chunk.first_start_offset for chunk in chunks)
+        self.size = sum(chunk.size for chunk in filled)
+
+
+def _first(page: Page) -> ChunkKey:
+    return page.first
+
+
+class Pages:
+    """The pages of one table: closed ones lie in the store, the chunks of open ones are here.
+
+    Args:
+        closed: What the index tells of.
+        next_number: For the next page that is made.
+        load: Fetches a page's bytes and chunks from the state store.
+    """
+
+    __slots__ = (
+        "_load",
+        "change_ms",
+        "closed",
+        "first_start_offset",
+        "next_number",
+        "open",
+        "wake_ms",
+    )
+
+    def __init__(
+        self,
+        closed: Iterable[Page] = (),
+        next_number: int = 0,
+        load: Callable[[Page], tuple[bytes, list[Chunk]]] | None = None,
+    ) -> None:
+        self.open: list[Page] = []
+        self.next_number = next_number
+        self._load = load
+        self._close(sorted(closed, key=_first))
+
+    def _close(self, closed: list[Page]) -> None:
+        self.closed = closed  # in the order of their keys
+        self.wake_ms = min((page.wake_ms for page in closed), default=NEVER)
+        self.change_ms = min((page.change_ms for page in closed), default=NEVER)
+        self.first_start_offset = min((page.first_start_offset for page in closed), default=NEVER)
+
+    def of(self, key: ChunkKey) -> Page | None:
+        at = bisect_right(self.closed, key, key=_first) - 1
+        return self.closed[at] if at >= 0 and key <= self.closed[at].last else None
+
+    def read(self, pages: Sequence[Page]) -> list[Chunk]:
+        """Open these pages; their chunks are the table's from here on."""
+        opened: list[Chunk] = []
+        leaving = set(pages)
+        for page in pages:
+            assert self._load is not None, "a page lies in a store that nobody gave"
+            page.stored, chunks = self._load(page)
+            page.keys = [chunk.key for chunk in chunks]
+            opened += chunks
+        self.open += pages
+        self._close([page for page in self.closed if page not in leaving])
+        return opened
+
+    def new(self, keys: Sequence[ChunkKey]) -> None:
+        self.open.append(Page(self.next_number, keys[0], keys[-1], keys=list(keys)))
+        self.next_number += 1
+
+
+class PagedTable(Protocol):
+    """A table of chunks, some of which are in pages."""
+
+    chunks: dict[ChunkKey, Chunk]
+    pages: Pages
+
+    def open_pages(self, pages: list[Page]) -> None: ...
+
+
+def listed_chunks(table: PagedTable, limits: PageLimits = LIMITS) -> list[Chunk]:
+    """Share out what is here; returns what the index lists, those that changed last at the end.
+
+    The others are in the open pages; one that has none left is still there, without keys.
+    """
+    chunks, pages = table.chunks, table.pages
+    paged: set[ChunkKey] = set()
+    for page in pages.open:
+        kept = [key for key in page.keys if key in chunks and _rests(chunks[key])]
+        dissolves = len(kept) < min(limits.least, len(page.keys))
+        page.keys = [] if dissolves else kept
+        paged.update(page.keys)
+    left = [chunk for key, chunk in chunks.items() if key not in paged]
+    resting = [chunk for chunk in left if _rests(chunk)]
+    busy = [chunk for chunk in left if not _rests(chunk)]
+    if len(left) > limits.listed:
+        surplus = len(left) - limits.kept
+        _put(table, sorted(chunk.key for chunk in resting[:surplus]), limits)
+        resting = resting[surplus:]
+    return resting + busy
+
+
+def _rests(chunk: Chunk) -> bool:
+    return not (chunk.is_changed or chunk.wanted or chunk.asked)
+
+
+def _put(table: PagedTable, keys: Sequence[ChunkKey], limits: PageLimits) -> None:
+    """Put chunks, in order of their keys, into the pages where they belong, or into new ones."""
+    pages = table.pages
+    before = sorted([*pages.closed, *pages.open], key=_first)
+    inside: dict[int, list[ChunkKey]] = {}
+    behind: dict[int, list[ChunkKey]] = {}  # the page's end, and before the next one; -1: all
+    for key in keys:
+        at = bisect_right(before, key, key=_first) - 1
+        is_inside = at >= 0 and key <= before[at].last
+        (inside if is_inside else behind).setdefault(at, []).append(key)
+    for at, more in behind.items():
+        if before and len(more) < limits.least:
+            inside.setdefault(max(at, 0), []).extend(more)
+        else:
+            for start in range(0, len(more), limits.page):
+                pages.new(more[start : start + limits.page])
+    for at, more in inside.items():
+        page = before[at]
+        if page not in pages.open:
+            table.open_pages([page])
+        merged = sorted(page.keys + more)
+        if len(merged) > 2 * limits.page:
+            for start in range(limits.page, len(merged), limits.page):
+                pages.new(merged[start : start + limits.page])
+            del merged[limits.page :]
+        page.keys = merged

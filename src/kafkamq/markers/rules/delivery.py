@@ -11,14 +11,11 @@ from itertools import accumulate, groupby
 from operator import attrgetter
 from typing import ClassVar
 
-from kafkamq.markers.rules.hold import CAUSE_SHIFT, DUE, PAGE_BITS, Hold, lowest
-from kafkamq.markers.rules.leaves import Leaf
+from kafkamq.markers.rules.hold import CAUSE_SHIFT, DUE, PAGE_BITS, Hold, Leaf, lowest
 from kafkamq.types import DeadLetterReason, Marker, MessageId
 
 
 class DueCause(IntEnum):
-    """Why a message is due."""
-
     LEASE_ENDED = 0  # no sign of life for the redelivery timeout
     MAX_LEASE = 1  # held longer than max_lease, whatever renewed it
     NACKED = 2  # its delay is over
@@ -150,7 +147,6 @@ class Rows:
 
 
 def size_of(action: Settle | Carry) -> int:
-    """How many messages it is about."""
     return action.bits.bit_count()
 
 
@@ -184,15 +180,11 @@ def _page(action: Settle | Carry) -> tuple[int, int, tuple[bytes, int]]:
 
 @dataclass(slots=True)
 class Copy:
-    """The message goes to its queue's tail again."""
-
     delivery_count: int
 
 
 @dataclass(slots=True)
 class DeadLetter:
-    """The message goes to the dead letters."""
-
     reason: DeadLetterReason
     error: str = ""
 

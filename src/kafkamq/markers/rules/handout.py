@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from kafkamq.config import Backoff
-from kafkamq.markers.rules.lease import Lease
+from kafkamq.markers.rules.leases import Lease
 from kafkamq.queue.rules.retry import backoff_delay_ms
 
 RETENTION_SHARE = 4
@@ -42,8 +42,7 @@ class Holder(Protocol):
     """What ``LastDeliveries`` must know of a consumer."""
 
     @property
-    def open_count(self) -> int:
-        """Messages that it holds, or is about to."""
+    def open_count(self) -> int: ...
 
 
 class LastDeliveries:
@@ -67,7 +66,6 @@ class LastDeliveries:
         self._claims: dict[int, tuple[int, int]] = {}
 
     def join(self, holder: Holder) -> None:
-        """A consumer starts."""
         self._holders.append(holder)
 
     def leave(self, holder: Holder) -> None:
@@ -131,7 +129,6 @@ class ReceiveAhead:
 
     @property
     def size(self) -> int:
-        """Messages to START at once for a single ``receive``."""
         return self._size
 
     def size_for(self, n: int) -> int:

@@ -16,22 +16,13 @@ one step for all threads, and ``collect`` finds out later what is missing there.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 
-from kafkamq.markers.rules.batching import batch_of
-from kafkamq.markers.rules.lease import (
-    ACKED,
-    FirstStart,
-    Lease,
-    LeaseState,
-    Refusal,
-    Renewal,
-    Verdict,
-)
-from kafkamq.markers.rules.message_set import MessageSet
-from kafkamq.markers.rules.renewals import Terms, plan_renewals, single_renewal
-from kafkamq.types import MessageId
+from kafkamq.markers.rules.batching import MessageSet, batch_of, join
+from kafkamq.types import MessageBatch, MessageId, Outcome
 
 NEW_PARTITION_MS = 60_000
 """How long after getting a partition its messages are renewed one by one (R7)."""
@@ -44,13 +35,234 @@ _NEVER_MS = 1 << 62
 MAX_REMEMBERED_STARTS = 100_000
 """First STARTs of failed batches, and of former owners; the oldest are dropped."""
 
+
+class LeaseState(Enum):
+    STARTING = 0
+    STARTED = 1
+    HELD = 2
+    ACKNOWLEDGED = 3
+    LOST = 4  # ended by the worker's clock, or forgotten before it was handed out
+
+
+class Sharing(Enum):
+    """Whether verdicts on a message may come from elsewhere (R34)."""
+
+    NONE = 0
+    TOKEN = 1  # its token was asked for: the log says who was first
+    HOLDING = 2  # the KEEPALIVE of its hold is under way: nothing else may renew it
+    HELD = 3  # it was handed over
+
+
+class Refusal(Enum):
+    ACKNOWLEDGED_BEFORE = 1
+    LOST = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What an END says; messages with equal ones may share a record (R30)."""
+
+    outcome: Outcome
+    reason: str = ""
+    delay_ms: int | None = None  # of a NACK; None: by the back-off after
+    delivery_count: int = 0  # so many deliveries
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStart:
+    """A START of a batch that failed afterwards; the message will be polled again."""
+
+    begin_ms: int
+    deadline_ms: int
+    log_begin_ms: int
+    log_deadline_ms: int
+    start_offset: int
+    marker_partition: int  # where the second one goes, too: one tracker knows of both
+
+
+@dataclass(slots=True)
+class Overtaken:
+    """What the markers say of messages whose former owner did not commit their offsets.
+
+    Attributes:
+        starts: Broker time, offset and marker partition of the first START of what has no END.
+        redelivered: Those that have copies, or became dead letters.
+        latest_ms: Broker time of the latest marker.
+        is_whole: Whether all markers were read; else ``starts`` is empty, as an END may be missing.
+    """
+
+    starts: dict[MessageId, tuple[int, int, int]] = field(default_factory=dict)
+    redelivered: MessageSet = field(default_factory=MessageSet)
+    latest_ms: int = 0
+    is_whole: bool = False
+
+
+ACKED = Verdict(Outcome.ACK)
+_NS_PER_MS = 1_000_000
+_ENDLESS_MS = 1 << 53
+
 # Looking a member up in its class takes as long as the rest of a line.
 _STARTING, _STARTED, _HELD, _ACKNOWLEDGED, _LOST = LeaseState
 
 
-class Leases:
-    """All leases of one consumer."""
+class Lease:
+    """A worker's hold on messages of one chunk; changed by ``Leases``, and ``held`` by ACKs too."""
 
+    __slots__ = (
+        "asked_ms",
+        "begin_ms",
+        "deadline_ns",
+        "end",
+        "held",
+        "holder_id",
+        "is_end_known",
+        "is_noted",
+        "log",
+        "log_begin_ms",
+        "log_deadline_ms",
+        "lost",
+        "many_parts",
+        "marker_partition",
+        "next_holder_id",
+        "number",
+        "offsets",
+        "oldest_ms",
+        "partition",
+        "parts",
+        "sharing",
+        "start_offset",
+        "state",
+        "uncollected",
+        "verdict",
+    )
+
+    def __init__(
+        self,
+        partition: int,
+        offsets: Sequence[int],
+        log: tuple[bytes, int],
+        marker_partition: int,
+        holder_id: str,
+    ) -> None:
+        self.partition = partition
+        self.offsets = offsets  # ascending, in one chunk
+        self.log = log  # topic id and leader epoch
+        self.marker_partition = marker_partition  # of its START, KEEPALIVE and END (R7)
+        self.holder_id = holder_id  # whom trackers take for its holder; a RELEASE names it (R8)
+        self.next_holder_id = ""  # whom a KEEPALIVE that is not reported makes its holder
+        self.state = _STARTING
+        self.begin_ms = -1  # its first START, which was delivered, was written
+        self.deadline_ms = -1  # kept as ``deadline_ns``, which an ACK compares with its clock
+        self.asked_ms = -1  # until when ``extend`` asked to hold it, or a tracker may hold it
+        self.log_begin_ms = -1
+        self.log_deadline_ms = -1
+        self.start_offset = -1  # of its first START in the markers
+        self.sharing = Sharing.NONE  # of one message: whether others give verdicts, too
+        self.oldest_ms = -1  # broker time of its oldest message, if its START has no payload
+        self.held = set(offsets)  # offsets without a verdict
+        self.uncollected = self.held.copy()  # these, and those that ``collect`` will find missing
+        self.lost: Collection[int] = ()  # offsets that get no verdict any more: it has ended
+        self.is_noted = False  # ``collect`` is going to look at it
+        self.parts: list[Lease] = []  # what has split off with a verdict
+        self.many_parts = 16  # so many are looked through for those whose ENDs are known
+        self.number = 0  # of a part: behind the renewals with smaller numbers
+        self.verdict = ACKED  # of a part
+        self.end: object = None  # of a part: the last END of it that was written
+        self.is_end_known = False  # its END is in the log, or nobody waits for that
+
+    @classmethod
+    def unwatched(
+        cls, partition: int, offsets: Sequence[int], log: tuple[bytes, int], log_ms: int
+    ) -> Lease:
+        """At most once: once they are committed no tracker answers for these messages.
+
+        Nothing ends it, nobody renews it, and what becomes of its messages is told to nobody.
+        """
+        lease = cls(partition, offsets, log, -1, "")
+        lease.state, lease.is_noted = _HELD, True
+        lease.begin_ms, lease.deadline_ms, lease.log_begin_ms = 0, _ENDLESS_MS, log_ms
+        return lease
+
+    @property
+    def deadline_ms(self) -> int:
+        """When it ends unless it is renewed; monotonic."""
+        return self.deadline_ns // _NS_PER_MS
+
+    @deadline_ms.setter
+    def deadline_ms(self, value_ms: int) -> None:
+        self.deadline_ns = value_ms * _NS_PER_MS
+
+    def message_ids(self) -> list[MessageId]:
+        return [MessageId(self.partition, offset, *self.log) for offset in self.offsets]
+
+    def batch(self) -> MessageBatch:
+        return batch_of(self.partition, self.log, self.offsets)
+
+    def held_batch(self) -> MessageBatch | None:
+        """Those of its messages that have no verdict; None: there is none any more."""
+        held = sorted(self.held)  # once: an ACK takes messages out of it without a lock
+        return batch_of(self.partition, self.log, held) if held else None
+
+    def take_held(self) -> Collection[int]:
+        """The messages without a verdict, which get none any more; broken off, it is repeated."""
+        lost = self.lost = set(self.lost)
+        for offset in list(self.held):  # one by one: each goes here or to an ACK
+            lost.add(offset)
+            self.uncollected.discard(offset)  # first: what only ``held`` lacks is acked
+            try:
+                self.held.remove(offset)
+            except KeyError:  # by another thread, just now
+                self.uncollected.add(offset)
+                lost.discard(offset)
+        return lost
+
+    def holds(self, offset: int) -> bool:
+        """Whether this message was handed out, or may be, and has no verdict."""
+        return self.state is _HELD and offset in self.held
+
+    def is_over(self, monotonic_ms: int) -> bool:
+        """Whether nothing that happens to this process can count against the message any more.
+
+        A verdict alone does not do: until its END is in the log it dies with the process.
+        """
+        if self.state is _LOST:
+            return True
+        return not self.held and (self.is_end_known or monotonic_ms >= self.deadline_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """Ask the shell for one KEEPALIVE; ``Leases.renewed`` takes its delivery report."""
+
+    marker_partition: int
+    consumer_id: str
+    message_id: MessageId | None  # None, and no batches: all of the consumer in that partition
+    redeliver_after_ms: int
+    leases: tuple[Lease, ...]
+    written_ms: int  # monotonic, not after it is written
+    number: int  # what splits off of these later has a larger one
+    batches: tuple[MessageBatch, ...] = ()  # in place of one message_id (R30)
+
+    @property
+    def is_by_id(self) -> bool:
+        """Whether it names messages, so that its writer holds them from then on."""
+        return self.message_id is not None or bool(self.batches)
+
+    def names(self, lease: Lease) -> bool:
+        """Whether it renews a part of its leases; one that was acked before is in no batch."""
+        if not self.batches:
+            return True
+        return any(
+            batch.partition == lease.partition
+            and all(
+                at >= batch.base_offset and batch.bits >> (at - batch.base_offset) & 1
+                for at in lease.offsets
+            )
+            for batch in self.batches
+        )
+
+
+class Leases:
     def __init__(
         self,
         consumer_id: str,
@@ -80,7 +292,6 @@ class Leases:
 
     @property
     def consumer_id(self) -> str:
-        """Whom new STARTs name."""
         return self._consumer_id
 
     @property
@@ -90,7 +301,6 @@ class Leases:
 
     @property
     def open_count(self) -> int:
-        """Messages that this worker holds, or is about to."""
         return sum(len(lease.held) for lease in list(self._open))
 
     @property
@@ -99,7 +309,6 @@ class Leases:
         return bool(self._noted or self._settled)
 
     def open(self) -> tuple[Lease, ...]:
-        """The open leases, in no order."""
         return tuple(self._open)
 
     # Facts about the consumer.
@@ -138,7 +347,6 @@ class Leases:
         return message_id in self._answered
 
     def first_route(self, message_id: MessageId) -> int | None:
-        """The marker partition of its first START; None: none is known."""
         first = self._first_starts.get(message_id)
         return None if first is None else first.marker_partition
 
@@ -294,10 +502,38 @@ class Leases:
         self._number += 1
         self.look_again()  # what is named is what has no verdict
         held = [each for each in self._open if each.state is not _STARTING and each.held]
-        terms = Terms(self._consumer_id, self._timeout_ms, self._number, monotonic_ms)
-        return self._written(
-            plan_renewals(held, terms, self._new_partitions, batch_markers=self._is_batched)
-        )
+        return self._written(self.renewals_of(held, monotonic_ms))
+
+    def renewals_of(self, held: Iterable[Lease], now_ms: int) -> list[Renewal]:
+        """The fewest KEEPALIVEs that renew these, each of which had messages a moment ago."""
+        together, named = defaultdict[int, list[Lease]](list), defaultdict[int, list[Lease]](list)
+        single: list[Renewal] = []
+        for lease in held:
+            if lease.sharing is Sharing.HOLDING:  # R34: it would cut what was asked for
+                continue
+            # R7: an older owner's START may come late, a commit take longer than a lease lasts.
+            # R34: who extended it by its token may hold it.
+            is_ours = lease.holder_id == self._consumer_id and lease.sharing is Sharing.NONE
+            if is_ours and lease.partition not in self._new_partitions:
+                together[lease.marker_partition].append(lease)
+            # R30: one time for all of a record would cut what was extended.
+            elif self._is_batched and lease.asked_ms <= now_ms + self._timeout_ms:
+                named[lease.marker_partition].append(lease)
+            else:
+                single.append(self._renewal(lease, now_ms))
+        known = self._consumer_id, None, self._timeout_ms
+        shared = [
+            Renewal(partition, *known, tuple(leases), now_ms, self._number)
+            for partition, leases in together.items()
+        ]
+        for partition, leases in named.items():
+            still = ((lease.held_batch(), lease) for lease in leases)
+            for batches, of in join((batch, lease) for batch, lease in still if batch is not None):
+                if len(of) == 1 and len(of[0].offsets) == 1:
+                    single.append(self._renewal(of[0], now_ms))
+                    continue
+                single.append(Renewal(partition, *known, tuple(of), now_ms, self._number, batches))
+        return shared + single
 
     def _written(self, renewals: list[Renewal]) -> list[Renewal]:
         """What is written behind those by id is told to their new holder (R8)."""
@@ -406,8 +642,11 @@ class Leases:
                 del self._first_starts[each]
 
     def _renewal(self, lease: Lease, monotonic_ms: int) -> Renewal:
-        terms = Terms(self._consumer_id, self._timeout_ms, self._number, monotonic_ms)
-        return single_renewal(lease, terms)
+        # The tracker sets clock + this, so no renewal may cut what was asked for before it.
+        after_ms = max(self._timeout_ms, lease.asked_ms - monotonic_ms)
+        (message_id,) = lease.message_ids()
+        to, by = lease.marker_partition, self._consumer_id
+        return Renewal(to, by, message_id, after_ms, (lease,), monotonic_ms, self._number)
 
     # Verdicts (R8, R9).
 
@@ -543,7 +782,6 @@ class Leases:
         return False
 
     def check(self) -> None:
-        """Assert the invariants."""
         for lease in self._open:
             assert lease.state not in (_ACKNOWLEDGED, _LOST)
             assert lease.held <= lease.uncollected

@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Generic, TypeVar
 
 from kafkamq.markers.rules.batching import chunk_end
-from kafkamq.markers.rules.lease import Lease
+from kafkamq.markers.rules.leases import Lease
 
 MAX_AGE_MS = 20_000
 """No START for what was polled longer ago than this (R5)."""
@@ -68,12 +68,10 @@ class Run(Generic[Message]):
     is_adrift: bool = False
 
     def cut(self, begin: int, end: int) -> Run[Message]:
-        """A part of it, of what is POLLED."""
         messages, offsets = self.messages[begin:end], self.offsets[begin:end]
         return Run(self.partition, offsets, messages, self.polled_ms, self.is_plain)
 
     def leases(self) -> Iterator[Lease]:
-        """In the order of their messages."""
         return (lease for lease, _ in self.pieces)
 
 
@@ -109,12 +107,10 @@ class Pipeline(Generic[Message]):
     # Views.
 
     def __len__(self) -> int:
-        """Messages that are POLLED."""
         return self._count
 
     @property
     def startable_count(self) -> int:
-        """Messages that may be STARTed now."""
         if not self._waiting:
             return self._count
         return sum(len(run.offsets) for run in self.upcoming())
@@ -131,7 +127,6 @@ class Pipeline(Generic[Message]):
 
     @property
     def has_prefix(self) -> bool:
-        """Whether a commit would cover any run."""
         return any(runs and runs[0].state is _IN_LOG for runs in self._sent.values())
 
     @property
@@ -141,7 +136,6 @@ class Pipeline(Generic[Message]):
 
     @property
     def is_open(self) -> bool:
-        """Whether any run is SENT or IN_LOG."""
         return any(self._sent.values())
 
     @property
@@ -155,11 +149,9 @@ class Pipeline(Generic[Message]):
         return (run for runs in self._sent.values() for run in runs)
 
     def partitions(self) -> tuple[int, ...]:
-        """Those that something is known of."""
         return tuple(self._next)
 
     def positions(self) -> Mapping[int, int]:
-        """The next offsets to poll, by partition."""
         return self._next
 
     def committed_offsets(self) -> Mapping[int, int]:
@@ -304,7 +296,6 @@ class Pipeline(Generic[Message]):
 
     @staticmethod
     def in_log(run: Run[Message]) -> None:
-        """All its STARTs are in the log."""
         run.state = _IN_LOG
 
     def committable(self) -> Covered[Message]:
@@ -392,7 +383,6 @@ class Pipeline(Generic[Message]):
         self._count = sum(len(run.offsets) for run in self._polled)
 
     def check(self) -> None:
-        """Assert the invariants."""
         last: dict[int, int] = {}
         for run in [*self.under_way(), *self._polled]:
             assert len(run.offsets) == len(run.messages) > 0

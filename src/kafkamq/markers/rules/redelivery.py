@@ -21,7 +21,7 @@ R12-R20 of ``docs/protocol.md``:
   What a START or SCHEDULE brings back behind its END is due for one more END, and nothing else:
   else who folds from that record on, and not from the END, would take it for open (R12, R20).
 - What one record began is held together, a page of 64 offsets at most, and due together; what
-  another record touches of it is split off with all its facts (R31: ``hold.py``, ``leaves.py``).
+  another record touches of it is split off with all its facts (R31: ``hold.py``).
 - ``plan`` names what is due and not asked for. What is due stays until its END is read; "asked" is
   cleared by a known abort (`aborted`) or by a start (R15).
 - After a start nothing is planned before the engine has read its own TICK (R17).
@@ -42,16 +42,20 @@ from kafkamq.markers.rules.hold import (
     DUE,
     GRACED,
     HELD,
+    MAX_HOLDS,
+    MIN_HOLDS,
     NEVER,
     PAGE_BITS,
     STATE,
     WAITING,
     Hold,
+    Holders,
+    HoldLog,
+    Leaf,
+    LogKey,
+    log_key,
     lowest,
 )
-from kafkamq.markers.rules.holders import Holders
-from kafkamq.markers.rules.invariants import check_tracker
-from kafkamq.markers.rules.leaves import MAX_HOLDS, MIN_HOLDS, HoldLog, Leaf, LogKey, log_key
 from kafkamq.markers.rules.table import HoldTable
 from kafkamq.markers.rules.ticks import Wake
 from kafkamq.queue.rules.log_clock import LogClock
@@ -467,7 +471,6 @@ class RedeliveryTracker:
 
     @property
     def clock_ms(self) -> int:
-        """The partition's log clock (R1)."""
         return self.clock.now_ms
 
     def committable_offset(self) -> int:
@@ -475,7 +478,6 @@ class RedeliveryTracker:
         return min(self.table.first_start_offset(), self.next_offset)
 
     def open_count(self) -> int:
-        """Messages that are held, waiting or due."""
         return self.table.open
 
     def due_count(self) -> int:
@@ -499,7 +501,6 @@ class RedeliveryTracker:
         return None if leaf is None or index < 0 else leaf.holds[index]
 
     def next_wake(self) -> Wake:
-        """What the TICK rules need to know (R4)."""
         deadline_ms, has_due = self.table.next_change_ms(), self.table.unsettled > 0
         if deadline_ms == NEVER:
             return Wake(None, None, has_due)
@@ -507,5 +508,76 @@ class RedeliveryTracker:
         return Wake(deadline_ms, warn_ms, has_due)
 
     def check(self) -> None:
-        """Assert the invariants (``invariants.py``); costs as much as the state is large."""
-        check_tracker(self)
+        _check_tracker(self)
+
+
+def _check_tracker(tracker: RedeliveryTracker) -> None:
+    table = tracker.table
+    before = table.open, table.unsettled, table.first_start_offset()
+    table.fetch_all()
+    after = table.open, table.unsettled, table.first_start_offset()
+    assert before == after, "a chunk is summed up"
+    references: dict[int, int] = {}
+    for log in table.logs.values():
+        _check_log(log)
+    for leaf in table.leaves():
+        _check_leaf(tracker, leaf)
+        for hold in leaf.holds:
+            if hold.holder is not None:
+                number = hold.holder.number
+                references[number] = references.get(number, 0) + 1
+    used = {holder.number: holder.references for holder in tracker.holders.used()}
+    assert used == references, "holders count their holds"
+    shortest_ms = min((holder.timeout_ms for holder in tracker.holders.used()), default=0)
+    assert tracker.holders.shortest_timeout_ms() == shortest_ms, "timeouts are counted"
+    assert tracker.committable_offset() <= tracker.next_offset, "a position is in the past"
+    _check_table(table)
+
+
+def _check_log(log: HoldLog) -> None:
+    """Each page is in one leaf, and each message in one hold."""
+    pages = [page for leaf in log.leaves for page in leaf.pages]
+    assert pages == sorted(pages), "pages are in order"
+    assert all(page <= log.last_page for page in pages), "no page is behind the last one"
+    firsts = [leaf.pages[0] for leaf in log.leaves]
+    assert all(map(int.__le__, log.firsts, firsts)), "leaves are found"
+    assert len(set(firsts)) == len(firsts) == len(log.firsts), "a page is in one leaf"
+    found: dict[int, int] = {}
+    for leaf in log.leaves:
+        assert leaf.log is log
+        for page, hold in zip(leaf.pages, leaf.holds, strict=True):
+            assert hold.bits, "a hold holds something"
+            assert not hold.bits & found.get(page, 0), "a message is in one hold"
+            found[page] = found.get(page, 0) | hold.bits
+    if log.last_page in found:
+        assert not found[log.last_page] & ~log.last_bits, "what was in the last page is known"
+
+
+def _check_table(table: HoldTable) -> None:
+    """What the table keeps of its holds is what they say."""
+    holds = [hold for leaf in table.leaves() for hold in leaf.holds]
+    assert table.open == sum(hold.bits.bit_count() for hold in holds), "messages are counted"
+    unsettled = sum(hold.bits.bit_count() for hold in holds if hold.flags & (DUE | CARRY))
+    assert table.unsettled == unsettled, "what is not settled is counted"
+    first = min((hold.start_offset for hold in holds), default=NEVER)
+    assert table.first_start_offset() == first, "the first hold is found"
+    wake_ms = min((leaf.wake_ms for leaf in table.leaves()), default=NEVER)
+    assert table.next_change_ms() == wake_ms, "the next change is found"
+
+
+def _check_leaf(tracker: RedeliveryTracker, leaf: Leaf) -> None:
+    now_ms = tracker.clock_ms
+    of_schedule = leaf.log.key[0]
+    assert 0 < len(leaf.holds) <= MAX_HOLDS, "a leaf has some holds"
+    for page, hold in zip(leaf.pages, leaf.holds, strict=True):
+        held = hold.flags & STATE == HELD
+        assert held == (hold.holder is not None), "what is held has a holder"
+        assert hold.start_offset < tracker.next_offset, "holds come from the log"
+        assert leaf.first_offset <= hold.start_offset, "a leaf knows where it begins"
+        assert not leaf.log.has_ended(page, hold.bits, now_ms), "open is not ended"
+        if hold.flags & (DUE | CARRY) and not hold.flags & ASKED:
+            assert leaf in tracker.table.wanting, "plan finds all"
+        if not hold.flags & DUE:
+            at_ms = tracker.changes_at(hold, of_schedule)
+            assert at_ms >= now_ms, "what the clock has passed is due"
+            assert leaf.wake_ms <= hold.wake_ms <= at_ms, "a leaf wakes in time"

@@ -1,12 +1,8 @@
 """A tracker's state in a state store: one index, and the chunks and pages that changed (R18).
 
 The index is JSON: the clock, the holders, and a line for each chunk; of a thousand and more only
-for those that changed last, the others' lines are in pages (``pages.py``). A chunk is what
+for those that changed last, the others' lines are in pages (``chunks.py``). A chunk is what
 ``Chunk.dump`` writes. Chunks and pages are fetched when a record or the clock touches them.
-
-Version 1 had no pages, and in versions 1 and 2 each message had an entry in its chunk. What they
-left is read, and rewritten where it is touched. Version 3 knew no message that is due because it
-had ended before (R12): a release that does not know of these says so, and does not stand still.
 """
 
 from __future__ import annotations
@@ -16,9 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kafkamq.errors import UnsupportedVersionError, WireError
-from kafkamq.markers.rules.chunks import Chunk, ChunkKey
+from kafkamq.markers.rules.chunks import (
+    LIMITS,
+    Chunk,
+    ChunkKey,
+    Page,
+    PageLimits,
+    Pages,
+    listed_chunks,
+)
 from kafkamq.markers.rules.hold import NEVER
-from kafkamq.markers.rules.pages import LIMITS, Page, PageLimits, Pages, listed_chunks
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.queue.rules.log_clock import LogClock
 
@@ -36,7 +39,6 @@ class Snapshot:
 
 
 def chunk_id(key: ChunkKey) -> str:
-    """A chunk's name in the store."""
     of_schedule, topic_id, leader_epoch, partition, number = key
     return f"{int(of_schedule)}/{topic_id.hex()}/{leader_epoch}/{partition}/{number}"
 
@@ -53,7 +55,6 @@ def _chunk_key(name: str) -> ChunkKey:
 
 
 def _page_id(number: int) -> str:
-    """A page's name in the store; no chunk has such a one."""
     return f"page/{number}"
 
 
@@ -176,11 +177,14 @@ def restore_tracker(
     )
     try:
         state = json.loads(index)
-        if state["version"] > STATE_VERSION:
+        version = state["version"]
+        if version > STATE_VERSION:
             raise UnsupportedVersionError(
-                f"tracker state of version {state['version']}, this release reads "
-                f"{STATE_VERSION}: upgrade kafkamq"
+                f"tracker state of version {version}, this release reads {STATE_VERSION}: "
+                "upgrade kafkamq"
             )
+        if version < STATE_VERSION:
+            raise WireError(f"tracker state of version {version}, which no release has written")
         tracker.next_offset = state["next_offset"]
         tracker.clock = LogClock(*state["clock"])
         tracker.late_verdicts = state["late_verdicts"]
@@ -195,8 +199,8 @@ def restore_tracker(
             holder = tracker.holders.restore(number, *terms, renewed_ms, until_ms)
             holder.references = references
         pages = Pages(
-            [_stored_page(line) for line in state.get("pages", ())],
-            state.get("next_page", 0),
+            [_stored_page(line) for line in state["pages"]],
+            state["next_page"],
             lambda page: _read_page(load_chunk(_page_id(page.number))),
         )
         tracker.table.adopt([_stored_chunk(line) for line in state["chunks"]], pages)

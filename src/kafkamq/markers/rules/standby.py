@@ -31,8 +31,6 @@ LOST_MS = 10_000
 
 
 class Phase(Enum):
-    """How far a start of a tracker has come."""
-
     WAITING = "waiting"
     CHOSEN = "chosen"  # its bid was first: it takes over
     ACTIVE = "active"
@@ -40,8 +38,6 @@ class Phase(Enum):
 
 
 class Beat(Enum):
-    """What a tracker that stands by has to write."""
-
     STANDBY = "standby"
     BID = "bid"
 

@@ -7,20 +7,24 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 
-from kafkamq.markers.rules.chunks import Chunk, ChunkKey, read_chunk
+from kafkamq.markers.rules.chunks import Chunk, ChunkKey, Page, Pages, read_chunk
 from kafkamq.markers.rules.hold import (
     ASKED,
     CARRY,
     CHUNK_OFFSETS,
     DUE,
     ENDED_MEMORY_MS,
+    MAX_HOLDS,
+    MIN_HOLDS,
     NEVER,
     PAGE_BITS,
+    Ended,
     Hold,
+    Holders,
+    HoldLog,
+    Leaf,
+    LogKey,
 )
-from kafkamq.markers.rules.holders import Holders
-from kafkamq.markers.rules.leaves import MAX_HOLDS, MIN_HOLDS, Ended, HoldLog, Leaf, LogKey
-from kafkamq.markers.rules.pages import Page, Pages
 from kafkamq.types import MessageId
 
 _MIN_STALE = 64  # pairs that count no more are dropped when there are so many, and half are
@@ -131,7 +135,6 @@ class HoldTable:
             self.even_out(leaf, page)
 
     def want(self, leaf: Leaf, bits: int) -> None:
-        """Something is to be done with these messages of a leaf."""
         self.unsettled += bits.bit_count()
         self.wanting[leaf] = None
 
@@ -193,12 +196,10 @@ class HoldTable:
             self.wanting[new] = None
 
     def leaves(self) -> Iterator[Leaf]:
-        """All that are here."""
         for log in self.logs.values():
             yield from log.leaves
 
     def identities(self, *, of_schedule: bool) -> set[MessageId]:
-        """Of all open messages of this kind."""
         self.fetch_all()
         return {
             MessageId(leaf.log.key[3], offset, *leaf.log.key[1:3])
@@ -223,7 +224,6 @@ class HoldTable:
             ended.last_ms = now_ms
 
     def forget_end(self, log: HoldLog, page: int, bits: int) -> None:
-        """These messages are open again."""
         number, at = divmod(page, _CHUNK_PAGES)
         ended = log.ended[number]
         ended.set(at, ended.of(at) & ~bits)
@@ -259,7 +259,6 @@ class HoldTable:
             self.wake_at(leaf, at_ms)
 
     def wake_at(self, leaf: Leaf, at_ms: int) -> None:
-        """The leaf wakes after ``at_ms``."""
         leaf.wake_ms = at_ms
         self._wakes = self._pushed(self._wakes, at_ms, leaf)
         if at_ms < self.next_wake_ms:
@@ -328,7 +327,6 @@ class HoldTable:
     # ---- the state store
 
     def adopt(self, chunks: Iterable[Chunk], pages: Pages) -> None:
-        """Begin with chunks that lie in the state store."""
         self.pages = pages
         self.chunks = {chunk.key: chunk for chunk in chunks}
         self.open = sum(chunk.size for chunk in self.chunks.values())
@@ -346,7 +344,6 @@ class HoldTable:
             self.next_wake_ms = min(self.next_wake_ms, chunk.wake_ms)
 
     def _stored(self) -> list[Chunk]:
-        """Chunks that are listed and not here."""
         return [chunk for chunk in self.chunks.values() if not chunk.is_here]
 
     def _wake_stored(self, now_ms: int) -> None:
@@ -356,7 +353,6 @@ class HoldTable:
             self._fetch(heappop(self._asleep)[1])
 
     def _fetch(self, key: ChunkKey) -> None:
-        """Have a chunk here, if there is such a one."""
         chunk = self.chunks.get(key)
         if chunk is None:
             page = self.pages.of(key)
@@ -385,20 +381,17 @@ class HoldTable:
                 self.wanting[leaf] = None
 
     def fetch_all(self) -> None:
-        """Have everything here."""
         self.open_pages(self.pages.closed)
         for chunk in self._stored():
             self._load(chunk)
 
     def fetch_wanted(self, limit: int) -> None:
-        """Have so many here of the messages that are wanted, or all."""
         for chunk in self._stored():
             if limit > 0 and chunk.wanted:
                 limit -= chunk.wanted
                 self._load(chunk)
 
     def fetch_asked(self) -> None:
-        """Have all here that was asked for."""
         for chunk in self._stored():
             if chunk.asked:
                 self._load(chunk)

@@ -84,17 +84,14 @@ class TickPolicy:
             self._unread = {at: ms for at, ms in self._unread.items() if at >= next_offset}
 
     def on_sent(self, monotonic_ms: int) -> None:
-        """A TICK is on its way."""
         self._sent_ms = self._due_since_ms = monotonic_ms
 
     def on_delivered(self, offset: int) -> None:
-        """It is in the log."""
         if self._sent_ms is not None and offset >= self._next_offset:
             self._unread[offset] = self._sent_ms
         self._sent_ms = None
 
     def on_failed(self) -> None:
-        """It is not in the log and never will be."""
         self._sent_ms = None
 
     def wants_tick(

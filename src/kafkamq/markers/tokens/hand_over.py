@@ -9,7 +9,7 @@ from typing import NoReturn, Protocol
 
 from kafkamq.errors import KafkaMQError, LeaseLostError, StateError
 from kafkamq.markers.message import MarkersMessage
-from kafkamq.markers.rules.lease import Lease, LeaseState, Refusal, Sharing
+from kafkamq.markers.rules.leases import Lease, LeaseState, Refusal, Sharing
 from kafkamq.markers.state import ConsumerState
 from kafkamq.markers.tokens.settler import Settler
 from kafkamq.markers.wire.markers import encode_keepalive

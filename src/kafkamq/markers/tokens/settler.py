@@ -17,8 +17,8 @@ from kafkamq.errors import (
     WireError,
 )
 from kafkamq.markers.marker_producer import MarkerWriter
+from kafkamq.markers.rules.attempts import Fate, Fates
 from kafkamq.markers.rules.batching import delay_by_reference_ms
-from kafkamq.markers.rules.fates import Fate, Fates
 from kafkamq.markers.rules.handout import nack_delay_ms
 from kafkamq.markers.rules.hold import NEVER
 from kafkamq.markers.wire.markers import (

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import StateError
 from kafkamq.markers.positions import Positions
-from kafkamq.markers.rules.message_set import MessageSet
+from kafkamq.markers.rules.batching import MessageSet
 from kafkamq.spark.queues.owner import QueueOwner
 from kafkamq.spark.queues.starting import identity_of
 from kafkamq.transport.admin import Admin
