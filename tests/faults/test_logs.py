@@ -24,7 +24,7 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import DataLossError, WireError
 from kafkamq.markers.reader import group_of
 from kafkamq.markers.tracker.local import LocalTracker
-from kafkamq.markers.tracker.status_reader import StatusReader
+from kafkamq.markers.tracker.records import StatusReader
 from kafkamq.markers.wire.markers import decode_marker, encode_end, encode_keepalive, encode_start
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.service import Service

@@ -19,7 +19,7 @@ from tests.spark.tracker_runs import engine_of, gives_signs
 from tests.waiting import wait_until
 
 from kafkamq.markers.rules.standby import SILENT_BEATS
-from kafkamq.markers.wire.signs import SignKind
+from kafkamq.markers.wire.records import SignKind
 from kafkamq.types import Outcome
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(2700)]

@@ -17,7 +17,7 @@ from tests.integration.tracker_logs import Logs, tracker_process
 from tests.spark.tracker_driver import tracker_driver
 from tests.waiting import wait_until, within
 
-from kafkamq.markers.tracker.status_reader import StatusReader
+from kafkamq.markers.tracker.records import StatusReader
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(400)]
 

@@ -14,7 +14,7 @@ from tests.integration.tracker_logs import read_topic
 from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq.config import ServiceConfig, TrackerConfig
-from kafkamq.markers.last_delivery import process_gate
+from kafkamq.markers.starts import process_gate
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.consumer import Consumer

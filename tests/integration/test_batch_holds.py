@@ -203,7 +203,7 @@ def test_marker_partitions_that_are_added_below_holds(
     bootstrap: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R7, R26: KEEPALIVEs and ENDs follow their START; what is STARTed later uses the new ones."""
-    monkeypatch.setattr("kafkamq.markers.keeper.IDENTITY_AGE_S", 1.0)
+    monkeypatch.setattr("kafkamq.markers.ack_writer.IDENTITY_AGE_S", 1.0)
     soon = {"topic_metadata_refresh_interval_ms": "500"}
     with make_service(bootstrap, namespace, **soon) as service, tracked(service.config) as tracker:
         stage = Stage(service)

@@ -183,7 +183,7 @@ def test_hole_21_a_worker_goes_on_in_a_topic_that_was_recreated(
     bootstrap: str, namespace: str, monkeypatch: pytest.MonkeyPatch, exactly_once: bool
 ) -> None:
     """R13: ENDs of old messages at the same places would hide the new ones from the tracker."""
-    monkeypatch.setattr("kafkamq.markers.keeper.IDENTITY_AGE_S", 2.0)
+    monkeypatch.setattr("kafkamq.markers.ack_writer.IDENTITY_AGE_S", 2.0)
     with make_service(bootstrap, namespace, partitions=1) as service:
         topic = service.config.message_topic
         producer = service.queue("a").producer()

@@ -16,11 +16,10 @@ from kafkamq.errors import ConfigError, FencedError
 from kafkamq.markers.rules.delivery import DueCause, Settle
 from kafkamq.markers.tracker import local as tracker_module
 from kafkamq.markers.tracker import settlement
-from kafkamq.markers.tracker.group_reader import tracker_group
 from kafkamq.markers.tracker.ledger import Ledger, LedgerKey, OpenLedgers, claim, read_positions
-from kafkamq.markers.tracker.local import LocalTracker
+from kafkamq.markers.tracker.local import LocalTracker, tracker_group
 from kafkamq.markers.tracker.settlement import SettlementError, Settler
-from kafkamq.markers.wire.ledger import Position
+from kafkamq.markers.wire.records import Position
 from kafkamq.metrics.health import health
 from kafkamq.types import MessageId, Outcome
 

@@ -34,8 +34,7 @@ from kafkamq.errors import (
 )
 from kafkamq.markers.tracker.ledger import LedgerKey, read_positions
 from kafkamq.markers.tracker.local import LocalTracker
-from kafkamq.markers.tracker.quarantine import Quarantine
-from kafkamq.markers.tracker.ticker import Ticker
+from kafkamq.markers.tracker.records import Quarantine, Ticker
 from kafkamq.markers.wire.markers import encode_end
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.record_reader import RecordReader

@@ -10,7 +10,7 @@ from tests.waiting import wait_until
 
 from kafkamq.config import TrackerConfig
 from kafkamq.markers.tracker.local import LocalTracker
-from kafkamq.markers.wire.mqgo import encode_foreign_marker
+from kafkamq.markers.wire.interop import encode_foreign_marker
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 

@@ -21,7 +21,7 @@ from tests.sure_producer import SureProducer
 from tests.waiting import wait_until, within
 
 from kafkamq.config import ServiceConfig
-from kafkamq.markers.wire.positions import encode_group_position, position_prefix
+from kafkamq.markers.wire.records import encode_group_position, position_prefix
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.names import group_of
 from kafkamq.queue.service import Service
@@ -47,7 +47,7 @@ def test_a_topic_whose_id_becomes_known_is_the_same_topic(
     bootstrap: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Brokers that are upgraded begin to tell ids, and some of them do before the others."""
-    monkeypatch.setattr("kafkamq.markers.keeper.IDENTITY_AGE_S", 0.2)
+    monkeypatch.setattr("kafkamq.markers.ack_writer.IDENTITY_AGE_S", 0.2)
     ask, asked = Admin.topics, list[bool]()
     tells = [False]  # whether the broker that answers tells ids
 

@@ -31,7 +31,7 @@ from tests.waiting import wait_until, within
 from kafkamq import Service
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError
-from kafkamq.markers.marker_producer import MarkerWriter
+from kafkamq.markers.state import MarkerWriter
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.parallel.consumer import ParallelConsumer
 from kafkamq.queue.namespace import CONNECT_TIMEOUT_S

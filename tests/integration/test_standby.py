@@ -11,11 +11,10 @@ from tests.waiting import wait_until, within
 
 from kafkamq.errors import FencedError
 from kafkamq.markers.tracker.ledger import claim
-from kafkamq.markers.tracker.local import LocalTracker
-from kafkamq.markers.tracker.local_standby import run_standing_by
-from kafkamq.markers.tracker.status_reader import StatusReader
+from kafkamq.markers.tracker.local import LocalTracker, run_standing_by
+from kafkamq.markers.tracker.records import StatusReader
 from kafkamq.markers.tracker.succession import Succession
-from kafkamq.markers.wire.signs import SignKind
+from kafkamq.markers.wire.records import SignKind
 
 
 @pytest.fixture

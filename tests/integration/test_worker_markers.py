@@ -29,7 +29,7 @@ from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq.config import Backoff, ServiceConfig
 from kafkamq.errors import ConfigError, LeaseLostError, StateError
-from kafkamq.markers.message import EndRecord
+from kafkamq.markers.ack_writer import EndRecord
 from kafkamq.markers.reader import group_of
 from kafkamq.metrics import catalog
 from kafkamq.queue.consumer import Consumer

@@ -23,7 +23,7 @@ from tests.waiting import within
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import WireError
 from kafkamq.markers.rules.batching import gather
-from kafkamq.markers.tracker.status_reader import StatusReader
+from kafkamq.markers.tracker.records import StatusReader
 from kafkamq.markers.wire.markers import (
     decode_marker,
     encode_end,
@@ -32,7 +32,7 @@ from kafkamq.markers.wire.markers import (
     encode_schedule,
     encode_start,
 )
-from kafkamq.markers.wire.signs import Sign
+from kafkamq.markers.wire.records import Sign
 from kafkamq.queue.topics import create_topics
 from kafkamq.queue.wire.headers import Origin, read_message_headers
 from kafkamq.queue.wire.partitions import marker_key, marker_partition

@@ -14,7 +14,7 @@ from harness.simulation.simulator import Simulation, simulate
 from tests.examples import examples
 
 from kafkamq.errors import LeaseLostError, StateError
-from kafkamq.markers.tokens.settler import Settler
+from kafkamq.markers.tokens import Settler
 from kafkamq.testing.checker import CheckFailedError
 from kafkamq.types import Outcome
 

@@ -14,8 +14,7 @@ from tests.spark.tracker_runs import PATIENCE_S, Logs, gives_signs, settled, ver
 from tests.waiting import wait_until, within
 
 from kafkamq.errors import ConfigError
-from kafkamq.markers.tracker.local import LocalTracker
-from kafkamq.markers.tracker.local_standby import run_standing_by
+from kafkamq.markers.tracker.local import LocalTracker, run_standing_by
 from kafkamq.spark.tracker.standby import StandbyTracker
 from kafkamq.types import MessageId
 

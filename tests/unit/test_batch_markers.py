@@ -223,7 +223,7 @@ def test_what_may_go_at_any_time_keeps_its_payload_with_it(
     kafka: Kafka, setting: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R28: the settings are read again while a worker runs."""
-    monkeypatch.setattr("kafkamq.markers.keeper.IDENTITY_AGE_S", 0.05)
+    monkeypatch.setattr("kafkamq.markers.ack_writer.IDENTITY_AGE_S", 0.05)
     consumer = kafka.consumer()
 
     def is_by_reference() -> bool:

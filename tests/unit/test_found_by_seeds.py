@@ -15,7 +15,7 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, FencedError, LeaseLostError
 from kafkamq.markers.positions import Positions
 from kafkamq.markers.tracker.reading import MessageLookup
-from kafkamq.markers.tracker.ticker import Ticker
+from kafkamq.markers.tracker.records import Ticker
 from kafkamq.queue.connections import Connections
 from kafkamq.queue.namespace import Namespace
 from kafkamq.queue.service import Service

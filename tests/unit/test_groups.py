@@ -6,8 +6,8 @@ from itertools import combinations
 
 from kafkamq.config import ServiceConfig
 from kafkamq.markers.reader import group_of
-from kafkamq.markers.tracker.group_reader import tracker_group
 from kafkamq.markers.tracker.ledger import LedgerKey
+from kafkamq.markers.tracker.local import tracker_group
 
 
 def config(namespace: str) -> ServiceConfig:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.worker_parts import Parts, deliver, record, starts_of
 
-from kafkamq.markers import keeper as module
-from kafkamq.markers.keeper import MAX_SLEEP_MS, Keeper
+from kafkamq.markers import ack_writer as module
+from kafkamq.markers.ack_writer import MAX_SLEEP_MS, Keeper
 from kafkamq.metrics.health import health
 
 

@@ -16,7 +16,7 @@ from kafkamq.markers.tracker import ledger as module
 from kafkamq.markers.tracker import takeover as partition_start
 from kafkamq.markers.tracker.ledger import Ledger, LedgerKey, OpenLedgers, newest_start
 from kafkamq.markers.tracker.takeover import PartitionStarter
-from kafkamq.markers.wire.ledger import Position, encode_position
+from kafkamq.markers.wire.records import Position, encode_position
 from kafkamq.transport import commits as committed
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.errors import ErrorWatch

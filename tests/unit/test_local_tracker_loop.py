@@ -10,10 +10,9 @@ import pytest
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import DeadlineExceededError
 from kafkamq.markers.rules.hold import NEVER
-from kafkamq.markers.tracker.group_reader import MarkerReader
-from kafkamq.markers.tracker.local import LocalTracker
+from kafkamq.markers.tracker.local import LocalTracker, MarkerReader
 from kafkamq.markers.tracker.partition import Started, TrackedPartition
-from kafkamq.markers.tracker.quarantine import Quarantine
+from kafkamq.markers.tracker.records import Quarantine
 from kafkamq.queue.wire.headers import Origin
 from kafkamq.transport import clock, follower
 from kafkamq.types import Marker, MarkerType, MessageId

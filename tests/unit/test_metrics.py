@@ -23,7 +23,7 @@ from kafkamq.cli.app import app
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.markers.tracker.metrics import TrackerMetrics
-from kafkamq.markers.wire.status import TrackerStatus
+from kafkamq.markers.wire.records import TrackerStatus
 from kafkamq.metrics import (
     Counter,
     Gauge,

@@ -14,7 +14,7 @@ from kafkamq.errors import BrokerError, DeadlineExceededError
 from kafkamq.markers import positions as module
 from kafkamq.markers.positions import AGAIN_S, LOOK_BACK_MS, MARGIN_MS, Positions
 from kafkamq.markers.wire.markers import encode_end, encode_start
-from kafkamq.markers.wire.positions import (
+from kafkamq.markers.wire.records import (
     GroupPosition,
     decode_group_position,
     encode_group_position,

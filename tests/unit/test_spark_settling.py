@@ -28,7 +28,7 @@ from kafkamq.markers.tracker.ledger import (
     read_positions,
 )
 from kafkamq.markers.wire.markers import decode_marker
-from kafkamq.markers.wire.status import TrackerStatus, encode_status
+from kafkamq.markers.wire.records import TrackerStatus, encode_status
 from kafkamq.spark.blocks import encode_actions
 from kafkamq.spark.running import Run
 from kafkamq.spark.stages import Stages

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kafkamq.config import ServiceConfig, TrackerConfig
-from kafkamq.markers.wire.status import TrackerStatus
+from kafkamq.markers.wire.records import TrackerStatus
 from kafkamq.spark.tracker import ticking
 from kafkamq.spark.tracker.ticking import TickKeeper
 

@@ -10,9 +10,9 @@ import pytest
 from confluent_kafka import KafkaError
 
 from kafkamq.config import ServiceConfig
-from kafkamq.markers.tracker import ticker
-from kafkamq.markers.tracker.ticker import Ticker
-from kafkamq.markers.wire.status import TrackerStatus, decode_status
+from kafkamq.markers.tracker import records as ticker
+from kafkamq.markers.tracker.records import Ticker
+from kafkamq.markers.wire.records import TrackerStatus, decode_status
 
 ONE = TrackerStatus(topic="m", partition=0, engine="e", epoch=1, batch=1)
 TIMED_OUT = KafkaError(KafkaError._MSG_TIMED_OUT)

@@ -16,8 +16,8 @@ from tests.unit.worker_parts import Parts, deliver, fail_for_good, record, start
 from tests.waiting import within
 
 from kafkamq.errors import BrokerError, DeadlineExceededError
-from kafkamq.markers.marker_producer import MarkerWriter
 from kafkamq.markers.message import MarkersMessage
+from kafkamq.markers.state import MarkerWriter
 
 
 class _Slow(logging.Handler):

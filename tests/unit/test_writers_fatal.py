@@ -12,10 +12,8 @@ from tests.waiting import deadline_after
 
 from kafkamq.config import ServiceConfig
 from kafkamq.markers.positions import Positions
-from kafkamq.markers.tracker.quarantine import Quarantine
-from kafkamq.markers.tracker.status_reader import StatusReader
-from kafkamq.markers.tracker.ticker import Ticker
-from kafkamq.markers.wire.status import TrackerStatus
+from kafkamq.markers.tracker.records import Quarantine, StatusReader, Ticker
+from kafkamq.markers.wire.records import TrackerStatus
 from kafkamq.queue.wire.headers import Origin
 from kafkamq.transport import producer
 from kafkamq.transport.clients import open_producer

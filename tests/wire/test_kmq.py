@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.wire.strategies import INT32, INT64, bounded, durations
 
 from kafkamq.errors import WireError
-from kafkamq.markers.wire.kmq import (
+from kafkamq.markers.wire.interop import (
     REDELIVERY_COUNT,
     decode_kmq_marker,
     decode_redelivery_count,

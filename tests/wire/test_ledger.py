@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.wire.strategies import INT64, bounded, texts, times
 
 from kafkamq.errors import UnsupportedVersionError, WireError
-from kafkamq.markers.wire.ledger import (
+from kafkamq.markers.wire.records import (
     MAX_METADATA_BYTES,
     Position,
     decode_position,

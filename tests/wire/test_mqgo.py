@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tests.wire.strategies import INT32, INT64, bounded, durations, ends, starts
 
 from kafkamq.errors import ConfigError, WireError
-from kafkamq.markers.wire.markers import decode_marker, encode_marker
-from kafkamq.markers.wire.mqgo import (
+from kafkamq.markers.wire.interop import (
     CONSUMER_GROUP_PREFIX,
     TRACKER_GROUP,
     ForeignRecord,
@@ -20,6 +19,7 @@ from kafkamq.markers.wire.mqgo import (
     encode_foreign_marker,
     encode_foreign_message,
 )
+from kafkamq.markers.wire.markers import decode_marker, encode_marker
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
 START = bytes.fromhex("1a 05 08 01 10 ac 02 20 e0 d4 03 2a 06 6f7264657273 32 02 6869")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafkamq.errors import UnsupportedVersionError, WireError
-from kafkamq.markers.wire.positions import (
+from kafkamq.markers.wire.records import (
     GroupPosition,
     decode_group_position,
     encode_group_position,

@@ -9,15 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafkamq.errors import UnsupportedVersionError, WireError
-from kafkamq.markers.wire.signs import (
+from kafkamq.markers.wire.records import (
     Sign,
     SignKind,
     decode_sign,
+    decode_status_key,
     encode_sign,
     is_sign_key,
     sign_key,
+    status_key,
 )
-from kafkamq.markers.wire.status import decode_status_key, status_key
 
 SIGN = Sign(
     topic="ns.markers", kind=SignKind.ACTIVE, engine="spark-1", start="ab", epoch=3, number=7

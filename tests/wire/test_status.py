@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.wire.strategies import INT64, bounded, counts, texts, times
 
 from kafkamq.errors import UnsupportedVersionError, WireError
-from kafkamq.markers.wire.status import (
+from kafkamq.markers.wire.records import (
     MAX_STATUS_BYTES,
     TrackerStatus,
     decode_status,
@@ -145,7 +145,8 @@ def test_random_bytes_decode_or_raise_wire_error(data: bytes) -> None:
             decode(data)
 
 
-def test_an_earlier_release_says_nothing_of_what_is_awaited() -> None:
+def test_a_status_that_says_nothing_of_what_is_awaited_is_refused() -> None:
     values = json.loads(encode_status(STATUS))
     del values["awaited"]
-    assert decode_status(json.dumps(values).encode()) == replace(STATUS, awaited=0)
+    with pytest.raises(WireError, match="awaited"):
+        decode_status(json.dumps(values).encode())

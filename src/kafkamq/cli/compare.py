@@ -21,7 +21,7 @@ from kafkamq.dev.broker import LocalKafka
 from kafkamq.dev.compare import Contender, Measured, Work, parse_range, parse_slow
 from kafkamq.dev.environment import cache_dir_from, java_from
 from kafkamq.errors import ConfigError
-from kafkamq.markers.tracker.cluster_checks import kafka_version
+from kafkamq.markers.overview import kafka_version
 from kafkamq.transport.admin import Admin, require_brokers
 
 _ONLY = f"Measure only these: {', '.join(each.value for each in Contender)}."

@@ -18,7 +18,7 @@ from kafkamq.config import ServiceConfig
 from kafkamq.dev.environment import java_from
 from kafkamq.dev.java import java_command
 from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, KafkaMQError
-from kafkamq.markers.tracker.cluster_checks import Check, cluster_checks
+from kafkamq.markers.overview import Check, cluster_checks
 from kafkamq.queue.queue_topic import check_any_topic, check_name
 from kafkamq.transport.admin import Admin
 

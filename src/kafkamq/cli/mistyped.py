@@ -8,7 +8,7 @@ import time
 from kafkamq.cli import output
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import KafkaMQError
-from kafkamq.markers.queue_search import QueueSearch
+from kafkamq.markers.overview import QueueSearch
 from kafkamq.queue.names import group_of, group_of_workers
 
 _SHOWN = 10

@@ -114,7 +114,7 @@ def _track_here(
 ) -> None:
     calm_collector()
     if standby:
-        from kafkamq.markers.tracker.local_standby import run_standing_by
+        from kafkamq.markers.tracker.local import run_standing_by
 
         run_standing_by(config, settings, stopping)
         return

@@ -1,11 +1,16 @@
-"""Writes acknowledgements: each verdict as an END (R8), and learns which came late (R9)."""
+"""Writes what becomes of leases: a verdict as an END (R8), KEEPALIVEs (R7), RELEASEs; R9, R30.
+
+Verdicts are noted by the application's threads. The keeper, one thread of a consumer, writes them,
+renews leases, and serves the reports, which say what came late.
+"""
 
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import groupby
@@ -13,20 +18,31 @@ from operator import attrgetter
 from typing import Any, NoReturn
 
 from kafkamq.errors import BrokerError, ConfigError, KafkaMQError, LeaseLostError, StateError
-from kafkamq.markers.ends import Ends
-from kafkamq.markers.message import UNREPORTED, EndRecord, MarkersMessage
-from kafkamq.markers.recorder import ConsumerRecorder
+from kafkamq.markers.message import MarkersMessage
+from kafkamq.markers.rules.batching import delay_by_reference_ms, join
+from kafkamq.markers.rules.handout import nack_delay_ms
 from kafkamq.markers.rules.leases import ACKED, Lease, LeaseState, Refusal, Renewal, Verdict
-from kafkamq.markers.state import Bell, ConsumerState
-from kafkamq.markers.tokens.hand_over import HandOver
-from kafkamq.markers.wire.markers import encode_batches, encode_keepalive, encode_known_keepalive
+from kafkamq.markers.state import REPORTS_MS, Bell, ConsumerState
+from kafkamq.markers.tokens import HandOver
+from kafkamq.markers.wire.markers import (
+    MAX_DURATION_MS,
+    encode_batches,
+    encode_identity,
+    encode_keepalive,
+    encode_known_end,
+    encode_known_keepalive,
+)
+from kafkamq.metrics import catalog
+from kafkamq.metrics.health import health
 from kafkamq.queue.lost_leases import LostLeases, too_late
 from kafkamq.queue.message import Message
+from kafkamq.queue.namespace import IDENTITY_AGE_S
 from kafkamq.queue.wire.headers import cut_text
 from kafkamq.queue.wire.partitions import marker_key
 from kafkamq.transport.clock import monotonic_ms
-from kafkamq.transport.errors import broker_error, is_retriable
-from kafkamq.types import DeadLetterReason, Outcome
+from kafkamq.transport.errors import KafkaError, broker_error, is_retriable
+from kafkamq.transport.record import Record
+from kafkamq.types import DeadLetterReason, MessageBatch, Outcome
 
 WAIT_TIMEOUT_S = 60.0  # of wait=True: every END is confirmed or failed after 30 s
 LINGER_MS = 5  # R30: verdicts that follow each other more closely are written together
@@ -34,7 +50,49 @@ _SLICE_S = 0.25
 _ACK = Outcome.ACK
 _LEASE = attrgetter("_lease")
 _Place = tuple[int, int, tuple[bytes, int]]  # partition, offset, and of which log
+RENEWALS_PER_TIMEOUT = 3  # R7: KEEPALIVE at T/3
+MAX_SLEEP_MS = 1000
+MAX_BEAT_S = 15.0  # a keeper that has not beaten for so long is taken for hung
+_REPORTS_S = 0.05  # one wait for reports that somebody waits for
+_TURN_MS = 5  # between two of them
+UNREPORTED = -2  # log time of an END without a delivery report; -1: Kafka gave none
+_OF_OUTCOME = {
+    Outcome.ACK: catalog.ACKED,
+    Outcome.NACK: catalog.NACKED,
+    Outcome.REJECT: catalog.REJECTED,
+}
 _log = logging.getLogger(__name__)
+
+
+class EndRecord:
+    """The END of one message, or of several (R30), on its way into the log."""
+
+    __slots__ = ("_writer", "error", "log_ms", "parts", "value")
+
+    def __init__(self, writer: AckWriter, parts: list[Lease], value: bytes = b"") -> None:
+        """With a ``value``, the parts have one verdict, holder and marker partition."""
+        self._writer = writer
+        self.parts = parts
+        self.value = value
+        self.log_ms = UNREPORTED
+        self.error: KafkaError | None = None
+
+    def reported(self, error: KafkaError | None, record: Record) -> None:
+        """Kafka's delivery report."""
+        # It may run with librdkafka's fatal error raised: Python then finds no base class's names.
+        if error is not None:
+            self.error = error
+            self._writer.end_failed(self)
+            return
+        log_ms = record.timestamp()[1]
+        # R9: late perhaps; asked with all facts.
+        late = [part for part in self.parts if log_ms > part.log_deadline_ms]
+        if late:
+            self._writer.check_late(late, log_ms)
+        self.log_ms = log_ms
+        for part in self.parts:
+            part.is_end_known = True
+        self._writer.end_delivered(self)  # last: what an interrupt breaks off is found by it
 
 
 class AckWriter:
@@ -46,7 +104,6 @@ class AckWriter:
         self.state = state
         self._on_lease_lost = on_lease_lost
         self.queue_id = state.queue.queue_id
-        self._recorder = ConsumerRecorder(self.queue_id)
         self._handed_out: dict[_Place, MarkersMessage] = {}  # if somebody wants to be told
         self.is_kept = False  # a keeper serves it
         self._waiting: dict[Bell, None] = {}  # of threads that wait for reports
@@ -58,7 +115,6 @@ class AckWriter:
         self._running_out: deque[EndRecord] = deque()  # of what nobody saw, and not in the log
         self._under_way: dict[EndRecord, None] = {}  # not delivered yet, the failed too
         self._extensions: deque[Renewal] = deque()  # that were asked for and are not written
-        self._ends = Ends(state, self)
         self.hand_over = HandOver(self)
 
     # Verdicts.
@@ -120,8 +176,8 @@ class AckWriter:
             with self.state.lock:
                 taken = leases.collect()
                 leases.collected()  # last: after an interrupt it is written twice, not never
-            ends = self._ends.of(taken)
-            self._recorder.settled(taken, monotonic_ms())
+            ends = self._ends_of(taken)
+            self._count_settled(taken, monotonic_ms())
             self._under_way.update(dict.fromkeys(ends))
             by_route: dict[int, list[EndRecord]] = {}
             for end in ends:
@@ -132,6 +188,68 @@ class AckWriter:
             self._failed.append(EndRecord(self, taken))
             self.state.keeper.ring()
             raise
+
+    def _ends_of(self, parts: Iterable[Lease]) -> list[EndRecord]:
+        """ENDs that say the verdicts of these: one for all that it can name (R30)."""
+        groups: dict[tuple[int, str, Verdict], list[Lease]] = {}
+        for part in parts:
+            same = part.marker_partition, part.holder_id, part.verdict
+            groups.setdefault(same, []).append(part)
+        ends: list[EndRecord] = []
+        for members in groups.values():
+            if self.state.queue.batch_markers:
+                ends += [
+                    self._end_of(*each) for each in join((one.batch(), one) for one in members)
+                ]
+            else:
+                ends += [self._end_of((), [part]) for part in members]
+        return ends
+
+    def _end_of(self, batches: Sequence[MessageBatch], parts: list[Lease]) -> EndRecord:
+        first = parts[0]
+        if len(parts) > 1 or len(first.offsets) > 1:
+            identity = encode_batches(batches)
+        else:
+            identity = encode_identity(first.partition, first.offsets[0], *first.log)
+        verdict, delay_ms = first.verdict, 0
+        if verdict.outcome is Outcome.NACK:
+            delay_ms = self._nack_delay_ms(parts, verdict)
+        known = first.holder_id, delay_ms, verdict.reason
+        end = EndRecord(self, parts, encode_known_end(identity, verdict.outcome, *known))
+        for part in parts:
+            part.end = end
+        return end
+
+    def _nack_delay_ms(self, parts: Sequence[Lease], verdict: Verdict) -> int:
+        """Of a NACK: its jitter is drawn once for the record, or each message would stand alone."""
+        facts = self.state.namespace.facts()
+        delay_ms = nack_delay_ms(
+            verdict.delay_ms,
+            backoff=self.state.queue.backoff,
+            delivery_count=verdict.delivery_count,
+            retention_ms=facts.marker_retention_ms,
+            random_unit=random.random(),
+        )
+        delay_ms = min(delay_ms, MAX_DURATION_MS)
+        now_ms = self.state.broker_ms()
+        oldest_ms = min((part.oldest_ms for part in parts if part.oldest_ms >= 0), default=None)
+        if oldest_ms is None or now_ms is None:
+            return delay_ms
+        return delay_by_reference_ms(
+            delay_ms, oldest_ms, now_ms, retention_ms=facts.message_retention_ms
+        )
+
+    def _count_settled(self, parts: Iterable[Lease], now_ms: int) -> None:
+        counts: Counter[tuple[Outcome, int]] = Counter()
+        took: Counter[int] = Counter()
+        for part in parts:
+            count = len(part.offsets)
+            counts[part.verdict.outcome, part.partition] += count
+            took[part.begin_ms] += count
+        for (outcome, partition), count in counts.items():
+            _OF_OUTCOME[outcome].add(count, self.queue_id, partition)
+        seconds = [((now_ms - began_ms) / 1000, count) for began_ms, count in took.items()]
+        catalog.HANDLING_SECONDS.observe_all(seconds, self.queue_id)
 
     def _write_many(self, route: int, ends: Sequence[EndRecord]) -> None:
         records: list[dict[str, Any]] = [
@@ -263,8 +381,8 @@ class AckWriter:
 
     def release(self, messages: Sequence[MarkersMessage]) -> None:
         """Give back what was never handed out, without counting a delivery (R8)."""
-        released = self._end_unseen(messages, Verdict(Outcome.RELEASE))
-        self._recorder.released(released)
+        for part in self._end_unseen(messages, Verdict(Outcome.RELEASE)):
+            catalog.RELEASED.add(len(part.offsets), self.queue_id, part.partition)
 
     def reject_expired(self, messages: Sequence[MarkersMessage]) -> None:
         """R10: too old when they were STARTed, not handed out."""
@@ -280,7 +398,7 @@ class AckWriter:
                     parts.append(part)
         for part in parts:
             part.is_end_known = True  # without it the lease just runs out
-        for end in self._ends.of(parts):
+        for end in self._ends_of(parts):
             first = end.parts[0]
             report = partial(self._unseen_reported, end)
             self._unseen[end] = None
@@ -343,7 +461,7 @@ class AckWriter:
     def lost(self, leases: Sequence[Lease]) -> None:
         """Leases that ended by the worker's own clock; the application is told of its own."""
         for lease in leases:
-            self._recorder.lost(lease)
+            catalog.LEASES_LOST.add(len(lease.lost), self.queue_id, lease.partition)
             for offset in lease.lost:
                 message = self._known(lease, offset)
                 if message is not None:
@@ -377,7 +495,7 @@ class AckWriter:
             self._failed.append(end)
 
     def _is_late(self, part: Lease) -> None:
-        self._recorder.late(part)
+        catalog.LATE_VERDICTS.add(len(part.offsets), self.queue_id, part.partition)
         for message_id in part.message_ids():
             self.lost_leases.late(self._known(part, message_id.offset) or message_id)
         self.state.keeper.ring()
@@ -425,7 +543,7 @@ class AckWriter:
                     if part not in again:
                         self._is_late(part)
                 failed.parts = again
-            for end in self._ends.of(again):
+            for end in self._ends_of(again):
                 end.error = failed.error
                 try:
                     self._write(end)
@@ -541,3 +659,104 @@ class AckWriter:
 
 def _key_of(lease: Lease) -> bytes:
     return marker_key(lease.partition, lease.offsets[0])
+
+
+class Keeper:
+    """Runs until ``stop``; nothing that goes wrong in one beat ends it."""
+
+    def __init__(
+        self, state: ConsumerState, ack_writer: AckWriter, each_second: Callable[[], None]
+    ) -> None:
+        """``each_second`` is what else is to be written now and then."""
+        self._state = state
+        self._ack_writer = ack_writer
+        self.each_second = each_second
+        self._period_ms = max(1, state.queue.redelivery_timeout_ms // RENEWALS_PER_TIMEOUT)
+        self._renew_ms = monotonic_ms() + self._period_ms
+        self._second_ms = 0
+        self._stopped = False
+        self.loop = health.add(f"worker of {state.queue.queue_id}", max_age_s=MAX_BEAT_S)
+        self._thread = threading.Thread(
+            target=self._run, name=f"kafkamq-keeper-{state.queue.queue_id}", daemon=True
+        )
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._ack_writer.is_kept = True
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """End the thread; waits for a beat that is under way."""
+        self._stopped = True
+        health.remove(self.loop)
+        self._state.keeper.ring()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+        self._ack_writer.is_kept = False
+
+    def _run(self) -> None:
+        while not self._stopped:
+            self._state.keeper.wait(self.sleep_ms() / 1000)
+            self.loop.beat()
+            self.beat()
+
+    def beat(self) -> None:
+        for step in (self._serve, self._renew, self._tell, self._each_beat):
+            if self._stopped:
+                return
+            try:
+                step()
+            except KafkaMQError as error:
+                _log.warning(
+                    "a heartbeat of a consumer failed",
+                    extra={"queue": self._state.queue.queue_id, "error": str(error)},
+                )
+            except Exception:  # noqa: BLE001 - a dead keeper would lose every lease
+                _log.exception("a heartbeat of a consumer failed")
+
+    def sleep_ms(self) -> int:
+        sleep_ms = min(self._second_ms, self._renew_ms) - monotonic_ms()
+        if self._ack_writer.is_waited_for:
+            sleep_ms = min(sleep_ms, _TURN_MS)
+        elif len(self._state.writer):
+            sleep_ms = min(sleep_ms, REPORTS_MS)
+        return max(1, sleep_ms)
+
+    def _serve(self) -> None:
+        while gathering_s := self._ack_writer.gathering_s():
+            self._state.keeper.wait(gathering_s)
+        self._ack_writer.serve()
+        if self._ack_writer.is_waited_for:
+            self._ack_writer.serve_waiting(_REPORTS_S)
+        else:
+            self._state.writer.poll()
+
+    def _renew(self) -> None:
+        """R7: first what has ended, then KEEPALIVEs for the rest."""
+        state = self._state
+        now_ms = monotonic_ms()
+        with state.lock:
+            lost = state.leases.expire(now_ms)
+            state.renew_id()
+            if now_ms >= self._renew_ms:
+                self._renew_ms = now_ms + self._period_ms
+                # Written with the lock held: a RELEASE names the holder as of what is before it.
+                for renewal in state.leases.plan_renewals(now_ms):
+                    try:
+                        self._ack_writer.renew(renewal)
+                    except BrokerError as error:  # noqa: PERF203 - the next one may go through
+                        state.leases.renewal_failed(renewal)
+                        _log.warning("a KEEPALIVE could not be queued", extra={"error": str(error)})
+        if lost:
+            self._ack_writer.lost(lost)
+
+    def _tell(self) -> None:
+        self._ack_writer.lost_leases.tell_soon()
+
+    def _each_beat(self) -> None:
+        now_ms = monotonic_ms()
+        if now_ms < self._second_ms:  # there may be hundreds of beats a second, for verdicts
+            return
+        self._second_ms = now_ms + MAX_SLEEP_MS
+        self.each_second()
+        self._state.namespace.refresh_if_old(IDENTITY_AGE_S)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import ConfigError, WireError
 from kafkamq.markers.consumer import MarkersConsumer
-from kafkamq.markers.membership import check_session
-from kafkamq.markers.mqgo_workers import look_for_mqgo_workers
+from kafkamq.markers.membership import check_session, look_for_mqgo_workers
 from kafkamq.markers.producer import AnyTopicProducer, MarkersProducer
-from kafkamq.markers.tokens.settler import Settler as QueueSettler
+from kafkamq.markers.tokens import Settler as QueueSettler
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.backend import ConsumerPlan, StoredMessage
 from kafkamq.queue.connections import Connections, Settler

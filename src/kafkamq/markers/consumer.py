@@ -1,8 +1,8 @@
 """The ``markers`` backend: hands out a queue's messages, one worker of any number.
 
 Four threads share the work. The intake (``intake.py``) owns the Kafka consumer and brings messages
-up to ``ready``; the keeper (``keeper.py``) writes what becomes of leases; a helper asks brokers and
-a transactor runs transactions for the intake. The application's threads own nothing: they say what
+up to ``ready``; the keeper (``ack_writer.py``) writes what becomes of leases; a helper asks brokers
+and a transactor runs transactions for the intake. The application's threads own nothing: they say what
 they want, and take what is ready.
 """
 
@@ -20,14 +20,12 @@ from typing import cast
 
 from kafkamq.config import QueueConfig, wait_seconds
 from kafkamq.errors import KafkaMQError, StateError
-from kafkamq.markers.ack_writer import AckWriter
+from kafkamq.markers.ack_writer import AckWriter, Keeper
 from kafkamq.markers.intake import AHEAD_COUNT, AHEAD_MS, MIN_TIMEOUT_MS, Demand, Intake
-from kafkamq.markers.keeper import Keeper
-from kafkamq.markers.last_delivery import process_gate
 from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.rules.handout import ReceiveAhead
+from kafkamq.markers.starts import Transactor, process_gate
 from kafkamq.markers.state import ConsumerState
-from kafkamq.markers.transactor import Transactor
 from kafkamq.metrics.catalog import IN_FLIGHT, POLL_AGE, READY, UNDER_WAY
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.ids import new_consumer_id

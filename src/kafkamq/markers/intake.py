@@ -15,14 +15,12 @@ from itertools import chain
 
 from kafkamq.errors import KafkaMQError
 from kafkamq.markers.ack_writer import AckWriter
-from kafkamq.markers.helper import Helper
 from kafkamq.markers.message import MarkersMessage
-from kafkamq.markers.reader import MessageReader
-from kafkamq.markers.recorder import ConsumerRecorder
+from kafkamq.markers.reader import Helper, MessageReader
 from kafkamq.markers.rules.pipeline import Covered, Pipeline, RunState
-from kafkamq.markers.starts import MessageRun, Starter, Step
+from kafkamq.markers.starts import MessageRun, Starter, Step, Transaction, Transactor
 from kafkamq.markers.state import ConsumerState
-from kafkamq.markers.transactor import Transaction, Transactor
+from kafkamq.metrics.catalog import RECEIVED, RECEIVED_AGAIN
 from kafkamq.metrics.health import health
 from kafkamq.queue.names import group_of_workers
 from kafkamq.queue.namespace import IDENTITY_AGE_S
@@ -89,7 +87,6 @@ class Intake:
         self.pipeline: Pipeline[MarkersMessage] = Pipeline()
         self._starter = Starter(state, self.pipeline, ack_writer)
         self._ack_writer = ack_writer
-        self._recorder = ConsumerRecorder(queue.queue_id)
         config, group = state.namespace.config, group_of_workers(state.namespace.config, queue)
         self._helper = Helper(
             f"kafkamq-helper-{queue.queue_id}",
@@ -463,7 +460,12 @@ class Intake:
             self.reader.positions.started(held[-1][0].log_begin_ms)
         with self._state.lock:
             self.ready.extend(chain.from_iterable(messages for _, messages in held))
-        self._recorder.received(held, are_first=all(run.is_plain for run in runs))
+        are_first = all(run.is_plain for run in runs)
+        for lease, messages in held:
+            RECEIVED.add(len(messages), self._queue.queue_id, lease.partition)
+            again = 0 if are_first else sum(message._count > 1 for message in messages)
+            if again:
+                RECEIVED_AGAIN.add(again, self._queue.queue_id, lease.partition)
         self.ready_count, self.ready_ms = len(self.ready), monotonic_ms()
         self._state.application.ring()
 

@@ -1,4 +1,4 @@
-"""What a worker's Kafka consumer is told: its group, and how soon that notices a death.
+"""A worker's membership: its group, how soon that notices a death, and who else works on the queue.
 
 A worker that is killed between a START and the commit of its offset leaves a message that the next
 owner STARTs again. Where the first lease has ended by then, a tracker copies the message, whatever
@@ -14,7 +14,9 @@ from collections.abc import Mapping
 
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import KafkaMQError
+from kafkamq.markers.wire.interop import CONSUMER_GROUP_PREFIX
 from kafkamq.queue.names import group_of_workers
+from kafkamq.queue.namespace import Namespace
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.group_consumer import COOPERATIVE, GroupConsumer, Owner
 from kafkamq.transport.settings import is_new_protocol
@@ -166,3 +168,40 @@ def shorten_session(config: ServiceConfig, queue: QueueConfig) -> None:
 def _warn(queue: QueueConfig, problem: str) -> None:
     if problem:
         _log.warning("queue %r: %s", queue.queue_id, problem)
+
+
+def look_for_mqgo_workers(namespace: Namespace, queue: QueueConfig) -> None:
+    """Have a warning logged, once for each queue of a service; no waiting."""
+    group = group_of_workers(namespace.config, queue)
+    if namespace.is_first_look(queue.queue_id, group):
+        threading.Thread(
+            target=warn_of_mqgo_workers,
+            args=(namespace.config, queue.queue_id, group),
+            name="kafkamq-groups",
+            daemon=True,
+        ).start()
+
+
+def warn_of_mqgo_workers(config: ServiceConfig, queue_id: str, group: str) -> None:
+    """Say so when kafka-mq-go's workers are live on a queue, and not in the same group (R25).
+
+    Asks the brokers. Who may not describe that group, or gets no answer, is told nothing.
+    """
+    theirs = CONSUMER_GROUP_PREFIX + queue_id
+    if group == theirs:
+        return
+    try:
+        with Admin(config) as admin:
+            members = admin.group_assignments(theirs)
+    except KafkaMQError as error:
+        _log.debug("group not described", extra={"group": theirs, "error": str(error)})
+        return
+    if any(config.message_topic in topics for topics in members):
+        _log.warning(
+            "kafka-mq-go's workers are live on queue %r in the group %s, and this one is in %s: "
+            "each gets every message; open the queue with group=%r to share it",
+            queue_id,
+            theirs,
+            group,
+            theirs,
+        )

@@ -1,4 +1,4 @@
-"""A message of a ``markers`` queue: its lease, and what becomes of verdicts on such messages."""
+"""A message of a ``markers`` queue: what its record and its lease say, and its verdict."""
 
 from __future__ import annotations
 
@@ -17,56 +17,10 @@ from kafkamq.queue.wire.stamps import (
     read_stamped_headers,
 )
 from kafkamq.transport.clock import now_ns, public_s
-from kafkamq.transport.errors import KafkaError
 from kafkamq.transport.record import Record, all_headers
 from kafkamq.types import Headers, MessageId, Outcome
 
-UNREPORTED = -2  # log time of an END without a delivery report; -1: Kafka gave none
 _ACK = Outcome.ACK
-
-
-class EndReports(Protocol):
-    """What becomes of ENDs; called while reports are served, with no lock held."""
-
-    def end_delivered(self, end: EndRecord) -> None:
-        """An END is in the log."""
-
-    def check_late(self, parts: Sequence[Lease], log_ms: int) -> None:
-        """Their END is in the log, after their leases' ends as far as these were known (R9)."""
-
-    def end_failed(self, end: EndRecord) -> None:
-        """An END was not delivered."""
-
-
-class EndRecord:
-    """The END of one message, or of several (R30), on its way into the log."""
-
-    __slots__ = ("_reports", "error", "log_ms", "parts", "value")
-
-    def __init__(self, reports: EndReports, parts: list[Lease], value: bytes = b"") -> None:
-        """With a ``value``, the parts have one verdict, holder and marker partition."""
-        self._reports = reports
-        self.parts = parts
-        self.value = value
-        self.log_ms = UNREPORTED
-        self.error: KafkaError | None = None
-
-    def reported(self, error: KafkaError | None, record: Record) -> None:
-        """Kafka's delivery report."""
-        # It may run with librdkafka's fatal error raised: Python then finds no base class's names.
-        if error is not None:
-            self.error = error
-            self._reports.end_failed(self)
-            return
-        log_ms = record.timestamp()[1]
-        # R9: late perhaps; asked with all facts.
-        late = [part for part in self.parts if log_ms > part.log_deadline_ms]
-        if late:
-            self._reports.check_late(late, log_ms)
-        self.log_ms = log_ms
-        for part in self.parts:
-            part.is_end_known = True
-        self._reports.end_delivered(self)  # last: what an interrupt breaks off is found by it
 
 
 class MarkersAcknowledger(Acknowledger, Protocol):

@@ -1,24 +1,29 @@
-"""The state of a namespace as its topics, groups and status records say it (R24).
+"""What an operator is told of a namespace: its state, what ``doctor`` finds, its queues.
 
-Offsets alone do not count messages: each transaction leaves a control record behind, which nobody
-reads. So topics that are small enough are read, and for the others the numbers are upper bounds.
+Offsets alone do not count messages (R24): each transaction leaves a control record behind, which
+nobody reads. So topics that are small enough are read; of the others numbers are upper bounds.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import BrokerError
-from kafkamq.markers.tracker.status_reader import StatusReader
-from kafkamq.markers.wire.mqgo import CONSUMER_GROUP_PREFIX, TRACKER_GROUP
-from kafkamq.markers.wire.status import TrackerStatus
+from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, WireError
+from kafkamq.markers.membership import broker_session_problems, session_problem
+from kafkamq.markers.tracker.records import StatusReader
+from kafkamq.markers.wire.interop import CONSUMER_GROUP_PREFIX, TRACKER_GROUP
+from kafkamq.markers.wire.markers import decode_marker
+from kafkamq.markers.wire.records import TrackerStatus
 from kafkamq.queue.names import group_of
+from kafkamq.queue.topics import check_topics
 from kafkamq.queue.wire.keys import split_key
-from kafkamq.transport.admin import Admin
+from kafkamq.transport.admin import Admin, ClusterInfo, require_brokers
+from kafkamq.transport.broker_release import broker_release
 from kafkamq.transport.errors import Meaning, meaning
 from kafkamq.transport.log_reader import scan
 from kafkamq.transport.record import Record
@@ -266,3 +271,175 @@ def _read(
             raise
         return None
     return count
+
+
+_CHECK_TIMEOUT_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the report; ``level`` is ok, warn or refuse."""
+
+    level: str
+    what: str
+    text: str
+
+
+def cluster_checks(
+    config: ServiceConfig, *, max_lease_ms: int, redelivery_timeout_ms: int = 10_000
+) -> Iterator[Check]:
+    """One check after another; what cannot be asked is a refusal that ends them."""
+    try:
+        require_brokers(config)
+        with Admin(config, timeout_s=_CHECK_TIMEOUT_S) as admin:
+            cluster = admin.cluster()
+        brokers = ", ".join(cluster.brokers.values())
+        yield Check("ok", "brokers", f"{len(cluster.brokers)} ({brokers})")
+        yield Check("ok", "kafka", kafka_version(config, cluster))
+        findings = check_topics(config, max_lease_ms=max_lease_ms, timeout_s=_CHECK_TIMEOUT_S)
+        yield from _sessions(config, cluster, redelivery_timeout_ms)
+        yield from _messages(config, cluster, max_lease_ms)
+    except (BrokerError, ConfigError, DeadlineExceededError) as error:
+        yield Check("refuse", "cluster", str(error))
+        return
+    for finding in findings:
+        yield Check(finding.level, finding.topic or "cluster", finding.text)
+    if not findings:
+        yield Check("ok", "topics", f"those of namespace {config.namespace} are as they should be")
+
+
+def _sessions(
+    config: ServiceConfig, cluster: ClusterInfo, redelivery_timeout_ms: int
+) -> Iterator[Check]:
+    """How soon the group of a queue notices that a worker is dead."""
+    problems = [session_problem(config, redelivery_timeout_ms)]
+    problems += broker_session_problems(config, cluster.settings, redelivery_timeout_ms)
+    for problem in filter(None, problems):
+        yield Check("warn", "sessions", problem)
+
+
+def _messages(config: ServiceConfig, cluster: ClusterInfo, max_lease_ms: int) -> Iterator[Check]:
+    """What depends on how long messages are kept, and who works on their queues."""
+    with Admin(config, timeout_s=_CHECK_TIMEOUT_S) as admin:
+        messages = admin.topics([config.message_topic]).get(config.message_topic)
+    if messages is None:  # it is said elsewhere
+        return
+    retention_ms = messages.retention_ms
+    if not messages.topic_id:
+        text = "no markers can be batched: the brokers tell no ids of topics (Kafka before 2.8)"
+        yield Check("warn", "batches", text)
+    elif 0 <= retention_ms <= 2 * max_lease_ms:  # R28
+        yield Check(
+            "warn",
+            "batches",
+            f"no markers can be batched: {messages.name} keeps messages for {retention_ms} ms, "
+            f"so none outlives a lease of {max_lease_ms} ms by far; set retention.ms to more than "
+            f"{2 * max_lease_ms}, or the max_lease of the queues lower",
+        )
+    yield from _groups_checked(config, cluster, retention_ms)
+
+
+def _groups_checked(
+    config: ServiceConfig, cluster: ClusterInfo, retention_ms: int
+) -> Iterator[Check]:
+    """What Kafka forgets of groups, and queues that two groups work on."""
+    kept_min = int(cluster.settings.get("offsets.retention.minutes", "10080"))
+    if not 0 <= retention_ms <= kept_min * 60_000:
+        yield Check(
+            "warn",
+            "groups",
+            f"offsets.retention.minutes is {kept_min}, messages are kept for longer: queues of the "
+            "markers backend have their positions in the ledger, other groups that are empty for "
+            "so long begin again; raise it",
+        )
+    for queue_id in doubled_queues(config):
+        yield Check(
+            "warn",
+            "groups",
+            f"kafka-mq-go's workers and kafkamq's both work on queue {queue_id!r}, each in a group "
+            f"of its own: each gets every message; open it with group='kafka-mq-{queue_id}', or "
+            "delete the group that is left over",
+        )
+
+
+def kafka_version(config: ServiceConfig, cluster: ClusterInfo) -> str:
+    """The release of one broker; where it does not tell, what its settings give away."""
+    for address in cluster.brokers.values():
+        release = broker_release(config, address)
+        if release is not None:
+            return release
+    # The setting is gone in Kafka 4.
+    return cluster.settings.get("inter.broker.protocol.version", "4.0 or newer")
+
+
+MAX_READ = 100_000  # records of a topic; more: nobody is told anything
+
+
+class QueueSearch:
+    """Looks for a queue by its group, its messages and its delayed messages; commits nothing.
+
+    A context manager. Every method raises ``BrokerError`` or ``DeadlineExceededError``.
+    """
+
+    def __init__(self, config: ServiceConfig, queue_id: str, group: str) -> None:
+        self._config = config
+        self._queue_id = queue_id
+        self._group = group
+        self._next: dict[tuple[str, int], int] = {}  # offset, by topic and partition
+        self._seen: set[str] = set()
+        self._admin = Admin(config, timeout_s=TIMEOUT_S)
+
+    def __enter__(self) -> QueueSearch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._admin.close()
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The queues that were seen meanwhile."""
+        return tuple(sorted(self._seen))
+
+    def is_used(self) -> bool:
+        """Whether it has a group, a message or a marker, or there is too much to read."""
+        return (
+            self._group in self._admin.groups()
+            or self.has_new_message()
+            or self._is_in(self._config.marker_topic, _queue_of_marker)
+        )
+
+    def has_new_message(self) -> bool:
+        """Whether a message of it came since this was asked last; the first time: ever."""
+        return self._is_in(self._config.message_topic, _queue_of_message)
+
+    def _is_in(self, topic: str, queue_of: Callable[[Record], str]) -> bool:
+        count = self._admin.require_topic(topic).partitions
+        bounds = self._admin.log_bounds(topic, range(count))
+        starts = {
+            partition: max(first, self._next.get((topic, partition), 0))
+            for partition, (first, _) in bounds.items()
+        }
+        left = {part: bounds[part][1] - start for part, start in starts.items()}
+        if sum(left.values()) > MAX_READ:
+            return True
+        behind = {part: start for part, start in starts.items() if left[part] > 0}
+        with closing(scan(self._config, topic, behind)) as records:
+            for record in records:
+                found = queue_of(record)
+                if found == self._queue_id:
+                    return True
+                if found:
+                    self._seen.add(found)
+        self._next |= {(topic, part): end for part, (_, end) in bounds.items()}
+        return False
+
+
+def _queue_of_message(record: Record) -> str:
+    return split_key(record.key())[0].decode("utf-8", "replace")
+
+
+def _queue_of_marker(record: Record) -> str:
+    """Empty for those that name none; a START or a SCHEDULE does."""
+    with suppress(WireError):
+        return split_key(decode_marker(record.value()).key)[0].decode("utf-8", "replace")
+    return ""

@@ -23,7 +23,7 @@ from kafkamq.errors import BrokerError, KafkaMQError, WireError
 from kafkamq.markers.rules.batching import MessageSet
 from kafkamq.markers.rules.leases import Overtaken
 from kafkamq.markers.wire.markers import decode_marker
-from kafkamq.markers.wire.positions import (
+from kafkamq.markers.wire.records import (
     GroupPosition,
     decode_group_position,
     encode_group_position,

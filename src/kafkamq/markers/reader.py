@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress, groupby, repeat
+from queue import SimpleQueue
 from time import monotonic
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
-from kafkamq.errors import BrokerError, KafkaMQError
-from kafkamq.markers.data_loss import report_loss
-from kafkamq.markers.helper import Helper
+from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.errors import BrokerError, DataLossError, KafkaMQError
 from kafkamq.markers.membership import max_idle_ms, open_member
 from kafkamq.markers.message import MarkersAcknowledger, MarkersMessage, messages_of
 from kafkamq.markers.positions import Positions
@@ -23,9 +23,10 @@ from kafkamq.markers.state import ConsumerState
 from kafkamq.queue.names import group_of, group_of_workers
 from kafkamq.queue.wire.headers import ID
 from kafkamq.transport.clock import monotonic_ms
-from kafkamq.transport.commits import PendingCommit
+from kafkamq.transport.commits import GroupOffsets, PendingCommit
 from kafkamq.transport.errors import is_retriable
 from kafkamq.transport.group_consumer import COMMITTED
+from kafkamq.transport.job_thread import JobThread
 from kafkamq.transport.record import LOG_APPEND_TIME, Place, Record, take_only
 
 __all__ = ["MessageReader", "group_of"]
@@ -40,6 +41,9 @@ _LOOK_FOR_S = 15.0  # of owning a partition; there may be more of them than can 
 _UNKNOWN = -1  # from what is committed
 _FROM_START = -10  # from its start, whatever is committed
 _log = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
+Question = Callable[["Helper"], Answer]
+Heard = Callable[["Answer | None", "KafkaMQError | None"], None]
 
 
 class Membership(Protocol):
@@ -538,3 +542,83 @@ class MessageReader:
 
 # In C, as there are many: of a consumed record it is never None.
 _offset_of: Callable[[Record], int] = cast("Callable[[Record], int]", Record.offset)
+
+
+def report_loss(
+    config: ServiceConfig, queue: QueueConfig, partition: int, position: int, low: int, high: int
+) -> None:
+    """Say that the messages' log, from ``low`` to ``high``, does not have the position."""
+    where = f"{config.message_topic}[{partition}] of queue {queue.queue_id!r}"
+    if position < low:
+        text = (
+            f"{low - position} messages of {where} are gone: they were deleted (retention) "
+            f"before they were read; the position is {position}, the log starts at {low}"
+        )
+    else:
+        text = (
+            f"the position {position} of {where} is beyond the log's end {high}: the topic "
+            "was truncated or recreated"
+        )
+    if queue.on_data_loss == "raise":
+        raise DataLossError(
+            f"{text}; go on at the log's start with on_data_loss='skip', or set the offsets of "
+            f"group {group_of_workers(config, queue)}",
+            code="OFFSET_OUT_OF_RANGE",
+        )
+    _log.warning("messages were lost and are skipped", extra={"error": text})
+
+
+class Helper:
+    """One question after the other; the thread and the second client are made when needed.
+
+    Questions run in the thread. What is to be done with an answer runs in ``see_answers``, which
+    the owner calls.
+    """
+
+    def __init__(
+        self, name: str, open_client: Callable[[], GroupOffsets], wake: Callable[[], None]
+    ) -> None:
+        """``wake`` is called when an answer is there."""
+        self._open_client = open_client
+        self._wake = wake
+        self._client: GroupOffsets | None = None
+        self._answers: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._thread = JobThread(name)
+
+    def ask(self, question: Question[Answer], heard: Heard[Answer]) -> None:
+        """Ask, behind what was asked before; ``heard`` gets the answer, or why there is none."""
+
+        def run() -> None:
+            answer: Answer | None = None
+            failure: KafkaMQError | None = None
+            try:
+                answer = question(self)
+            except KafkaMQError as error:
+                failure = error
+            except Exception as error:  # noqa: BLE001 - who asked waits for an answer
+                _log.exception("a question to the brokers failed")
+                failure = KafkaMQError(f"a question to the brokers failed: {error!r}")
+            self._answers.put(lambda: heard(answer, failure))
+            self._wake()
+
+        self._thread.add(run)
+
+    @property
+    def client(self) -> GroupOffsets:
+        """What knows the group's offsets without being a member; for questions alone."""
+        if self._client is None:
+            self._client = self._open_client()
+        return self._client
+
+    def see_answers(self) -> None:
+        """Do what is to be done with the answers that are there."""
+        while not self._answers.empty():
+            self._answers.get()()
+
+    def end(self) -> None:
+        """End the thread behind the present question, and its client; does not wait."""
+        self._thread.end(self._close_client)
+
+    def _close_client(self) -> None:
+        if self._client is not None:
+            self._client.close()

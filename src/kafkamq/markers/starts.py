@@ -1,26 +1,28 @@
 """From polled messages to held ones: their STARTs, the reports of these, and what is handed out.
 
 R5 in the order of the calls: ``plan`` takes runs and encodes their STARTs, ``write`` sends them (or
-a transaction does), ``see_reports`` finds what is in the log, ``finish`` says what may be handed
-out once the offsets are committed. Runs that something fails of are given up, under a new
-consumer_id, and polled again.
+``Transactor`` does, exactly once), ``see_reports`` finds what is in the log, ``finish`` says what
+may be handed out once the offsets are committed. Runs that something fails of are given up, under a
+new consumer_id, and polled again.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import threading
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, groupby
 from typing import Any, TypeAlias
 
-from kafkamq.errors import BrokerError
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError
 from kafkamq.markers.ack_writer import AckWriter
-from kafkamq.markers.last_delivery import process_gate
 from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.rules.batching import join, oldest_by_reference_ms
-from kafkamq.markers.rules.handout import has_expired, is_last_delivery
+from kafkamq.markers.rules.handout import Holder, LastDeliveries, has_expired, is_last_delivery
 from kafkamq.markers.rules.leases import Lease, LeaseState
 from kafkamq.markers.rules.pipeline import Pipeline, Run, RunState
 from kafkamq.markers.state import ConsumerState
@@ -33,9 +35,11 @@ from kafkamq.markers.wire.markers import (
 from kafkamq.queue.wire.keys import join_key
 from kafkamq.queue.wire.partitions import marker_key, marker_partition
 from kafkamq.transport.clock import monotonic_ms
-from kafkamq.transport.errors import KafkaError
+from kafkamq.transport.errors import KafkaError, Meaning, meaning
+from kafkamq.transport.job_thread import JobThread
 from kafkamq.transport.producer import NEVER_REPORTED
-from kafkamq.transport.record import LOG_APPEND_TIME, Record
+from kafkamq.transport.record import LOG_APPEND_TIME, Record, TopicPartition
+from kafkamq.transport.transactions import TransactionalProducer
 from kafkamq.types import MessageId
 
 MAX_TRANSACTION_BYTES = 16 * 1024 * 1024  # of payloads in one, as for trackers (R16)
@@ -43,6 +47,7 @@ _STARTED, _HELD = LeaseState.STARTED, LeaseState.HELD  # a look-up per message c
 FIRST_COUNT = 100  # messages that are STARTed before the brokers' time is known: one by one (R28)
 _MISSING = object()
 _log = logging.getLogger(__name__)
+_STEP_TIMEOUT_S = 10.0  # of each step of a transaction; longer ones are aborted by the broker
 
 
 def _is_since(record: Record, oldest_ms: int) -> bool:
@@ -464,3 +469,148 @@ def _give(run: MessageRun, lease: Lease, messages: Sequence[MarkersMessage]) -> 
     run.pieces.append((lease, messages))
     for message in messages:
         message._lease = lease
+
+
+class ProcessGate:
+    """R6 across all consumers of this process: ``LastDeliveries`` with a lock, empty in a fork."""
+
+    def __init__(self) -> None:
+        self._reset()
+        os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._rule = LastDeliveries()
+
+    def join(self, holder: Holder) -> None:
+        """A consumer starts."""
+        with self._lock:
+            self._rule.join(holder)
+
+    def leave(self, holder: Holder) -> None:
+        """A consumer ends."""
+        with self._lock:
+            self._rule.leave(holder)
+
+    def enter(self, holder: Holder, monotonic_ms: int, *, last: bool) -> bool:
+        """Whether STARTs may be planned now, of a last delivery or of others."""
+        with self._lock:
+            if last:
+                return self._rule.enter_last(holder, monotonic_ms)
+            return self._rule.enter(holder, monotonic_ms)
+
+    def entered(self, holder: Holder, alone: Lease | None = None) -> None:
+        """The STARTs are planned."""
+        with self._lock:
+            self._rule.entered(holder, alone)
+
+
+process_gate = ProcessGate()
+
+
+class Transaction:
+    """One on its way.
+
+    Attributes:
+        is_over: Whether its outcome is known; set last.
+        is_done: Whether it is committed. Else only the group knows what is: ask it.
+        error: Why it would fail again, if it would.
+    """
+
+    def __init__(self) -> None:
+        self.is_over = self.is_done = False
+        self.error: KafkaMQError | None = None
+
+
+class Transactor:
+    """One consumer's transactions (``exactly_once``), one at a time, in a thread of its own.
+
+    The offsets carry the consumer's membership as it was when the messages were polled, so a worker
+    whose partitions went to others in the meantime cannot commit: the broker refuses its
+    generation, and the whole transaction with the STARTs is as if it had never been. That fences a
+    zombie whatever its transactional id is, so every consumer has a random one.
+
+    The next transaction begins by settling one that failed.
+    """
+
+    def __init__(
+        self, config: ServiceConfig, transactional_id: str, wake: Callable[[], None]
+    ) -> None:
+        """``wake`` is called when a transaction is over."""
+        self._marker_topic = config.marker_topic
+        self._message_topic = config.message_topic
+        self._producer = TransactionalProducer(config, transactional_id)
+        self._wake = wake
+        self._thread = JobThread("kafkamq-exactly-once")
+
+    def begin(
+        self,
+        starts: Callable[[], Mapping[int, list[dict[str, Any]]]],
+        offsets: Mapping[int, int],
+        membership: bytes,
+    ) -> Transaction:
+        """Write STARTs and commit offsets, all or nothing.
+
+        Args:
+            starts: Gives, when they are written, by marker partition: value, key and callback of
+                each. Called in the transactor's thread.
+            offsets: Of the messages topic, by partition.
+            membership: The consumer's group metadata when it polled the messages.
+        """
+        positions = [TopicPartition(self._message_topic, each, at) for each, at in offsets.items()]
+        transaction = Transaction()
+
+        def job() -> None:
+            try:
+                self._transact(starts, positions, membership)
+                transaction.is_done = True
+            except (BrokerError, DeadlineExceededError) as error:
+                if isinstance(error, BrokerError) and meaning(error) is Meaning.FORBIDDEN:
+                    transaction.error = BrokerError(str(error), code=error.code)
+                else:
+                    _log.info("a transaction of STARTs is made again", extra={"error": str(error)})
+            except KafkaMQError as error:
+                transaction.error = error
+            except Exception as error:  # noqa: BLE001 - the intake waits for an outcome
+                _log.exception("a transaction of STARTs failed")
+                transaction.error = KafkaMQError(f"a transaction failed: {error!r}")
+            transaction.is_over = True
+            self._wake()
+
+        self._thread.add(job)
+        return transaction
+
+    def _transact(
+        self,
+        starts: Callable[[], Mapping[int, list[dict[str, Any]]]],
+        positions: Sequence[TopicPartition],
+        membership: bytes,
+    ) -> None:
+        producer = self._producer
+        if not producer.is_ready:
+            producer.init(timeout_s=_STEP_TIMEOUT_S)
+        producer.begin()
+        try:
+            for partition, each in starts().items():
+                producer.produce_many(
+                    self._marker_topic, partition, each, timeout_s=_STEP_TIMEOUT_S
+                )
+            producer.send_offsets(positions, membership, timeout_s=_STEP_TIMEOUT_S)
+            producer.commit(timeout_s=_STEP_TIMEOUT_S)
+        except BaseException:
+            producer.abort(timeout_s=_STEP_TIMEOUT_S)
+            if not producer.is_ready:  # what is open now must not hold readers back
+                self._acknowledge()
+            raise
+
+    def _acknowledge(self) -> None:
+        """End a transaction of unknown outcome; the next one tries again if this fails."""
+        try:
+            self._producer.init(timeout_s=_STEP_TIMEOUT_S)
+        except KafkaMQError as error:
+            _log.info("a transaction is not settled yet", extra={"error": str(error)})
+
+    def close(self, timeout_s: float) -> None:
+        """Abort what is open and end the client; bounded, what takes longer goes on behind us."""
+        if not self._thread.end(self._producer.close, timeout_s=timeout_s):
+            _log.warning("ending a transaction takes long and goes on")

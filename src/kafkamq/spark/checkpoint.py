@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from kafkamq.errors import ConfigError, StateError
-from kafkamq.markers.wire.ledger import Position
+from kafkamq.markers.wire.records import Position
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

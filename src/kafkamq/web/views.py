@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from kafkamq.markers.tracker.cluster_checks import cluster_checks
+from kafkamq.markers.overview import cluster_checks
 from kafkamq.web import lookups
 from kafkamq.web.index.follower import Index
 from kafkamq.web.index.live import Counts, Run

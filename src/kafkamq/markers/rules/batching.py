@@ -71,7 +71,7 @@ def join(named: Iterable[tuple[MessageBatch, T]]) -> list[tuple[tuple[MessageBat
     items: list[T] = []
     count = 0
     for of in chunks.values():
-        batch = _union([each for each, _ in of])
+        batch = union([each for each, _ in of])
         size = batch.bits.bit_count()
         if len(batches) == MAX_BATCHES or (count + size > MAX_NAMED and batches):
             markers.append((tuple(batches), items))
@@ -84,7 +84,8 @@ def join(named: Iterable[tuple[MessageBatch, T]]) -> list[tuple[tuple[MessageBat
     return markers
 
 
-def _union(batches: Sequence[MessageBatch]) -> MessageBatch:
+def union(batches: Sequence[MessageBatch]) -> MessageBatch:
+    """Batches of one chunk as one."""
     one = batches[0]
     if len(batches) == 1:
         return one

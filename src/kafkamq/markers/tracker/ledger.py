@@ -20,7 +20,7 @@ from functools import partial
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, FencedError, KafkaMQError
-from kafkamq.markers.wire.ledger import Position, decode_position, encode_position
+from kafkamq.markers.wire.records import Position, decode_position, encode_position
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.commits import metadata_of
 from kafkamq.transport.errors import TransactionAbortedError

@@ -15,8 +15,7 @@ from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.rules.ticks import TickPolicy
 from kafkamq.markers.tracker.ledger import Ledger
 from kafkamq.markers.tracker.settlement import SettleReport
-from kafkamq.markers.wire.signs import Sign, SignKind
-from kafkamq.markers.wire.status import TrackerStatus
+from kafkamq.markers.wire.records import Sign, SignKind, TrackerStatus
 from kafkamq.transport.clock import monotonic_ms
 
 _log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from typing import TypeAlias
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import DeadlineExceededError, KafkaMQError, WireError
 from kafkamq.markers.rules.delivery import Carry, DueCause, Settle, cut, size_of
+from kafkamq.markers.wire.interop import completed_start, is_foreign_start
 from kafkamq.markers.wire.markers import decode_marker
-from kafkamq.markers.wire.mqgo import completed_start, is_foreign_start
 from kafkamq.queue.wire.keys import join_key, split_key
 from kafkamq.queue.wire.stamps import log_id_of, read_stamped_headers, stamp_of
 from kafkamq.transport.admin import Admin, TopicInfo

@@ -27,8 +27,12 @@ from kafkamq.markers.rules.delivery import (
 )
 from kafkamq.markers.rules.hold import lowest
 from kafkamq.markers.tracker.reading import Found, FoundAction, Rereader
-from kafkamq.markers.wire.markers import encode_known_end, encode_schedule, identity_encoder
-from kafkamq.markers.wire.message_batches import encode_batches
+from kafkamq.markers.wire.markers import (
+    encode_batches,
+    encode_known_end,
+    encode_schedule,
+    identity_encoder,
+)
 from kafkamq.queue.wire.headers import (
     DELIVERY_COUNT,
     JUDGED,

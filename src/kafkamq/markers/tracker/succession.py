@@ -15,9 +15,8 @@ from contextlib import closing
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import KafkaMQError
 from kafkamq.markers.rules.standby import Beat, Phase, Standby
-from kafkamq.markers.tracker.status_reader import StatusReader
-from kafkamq.markers.tracker.ticker import Ticker
-from kafkamq.markers.wire.signs import Sign, SignKind
+from kafkamq.markers.tracker.records import StatusReader, Ticker
+from kafkamq.markers.wire.records import Sign, SignKind
 from kafkamq.transport.clock import monotonic_ms
 
 __all__ = ["SIGN_MS", "Succession"]

@@ -1,20 +1,26 @@
-"""Encoders of markers: the generated code writes, what readers would refuse is refused here.
+"""Writes markers as bytes: the generated code encodes, what readers would refuse is refused here.
 
 Of two encoded messages one behind the other protobuf makes one (they are merged). So a marker is
-written in parts: who is meant (`encode_identity`, ``message_batches.encode_batches``), and what is
-said of them; what all STARTs of a consumer say is encoded once.
+written in parts: who is meant (`encode_identity`, `encode_batches`), and what is said of them; what
+all STARTs of a consumer say is encoded once.
+
+Batches of messages (R27) are bits in memory, on the wire runs or a bitmap. No message is written
+twice, and none outside of its batch's chunk of 4096 offsets.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache
 
 from kafkamq.errors import WireError
+from kafkamq.markers.rules.batching import MAX_BATCHES, MAX_NAMED, Item, gather
 from kafkamq.markers.wire import markers_pb2 as pb
 from kafkamq.queue.wire.headers import cut_text
-from kafkamq.types import Headers, MessageId, Outcome
+from kafkamq.queue.wire.keys import split_key
+from kafkamq.queue.wire.partitions import CHUNK_OFFSETS
+from kafkamq.types import Headers, MessageBatch, MessageId, Outcome
 
 MAX_MARKER_BYTES = 17 * 1024 * 1024
 """Largest marker that is decoded: one transaction's 16 MiB (R16) and room for what goes with it."""
@@ -30,6 +36,11 @@ MAX_COUNT = 0x7FFF_FFFF
 
 MAX_INT64 = 0x7FFF_FFFF_FFFF_FFFF
 """Largest offset, time or engine epoch."""
+
+MAX_BATCH_BYTES = 64 * 1024
+"""Largest marker with batches."""
+
+BITMAP_BYTES = CHUNK_OFFSETS // 8
 
 # In front, where kafka-mq-go's markers have it.
 _END, _KEEPALIVE, _SCHEDULE = (
@@ -376,3 +387,120 @@ def encode_tick(engine_id: str, engine_epoch: int) -> bytes:
     """A TICK of an engine (R4, R17)."""
     engine, epoch = _consumer(engine_id), checked(engine_epoch)
     return pb.Marker(type=pb.TICK, consumer_id=engine, engine_epoch=epoch).SerializeToString()
+
+
+def encode_batches(batches: Sequence[MessageBatch], *, version: int = 1) -> bytes:
+    """Version and batches of a marker, which stand where ``encode_identity`` has one message.
+
+    ``version`` 0: what follows says it.
+
+    Raises:
+        WireError: there are none or too many, they name too many messages or one twice, a batch is
+            empty or leaves its chunk, or a number is outside its range.
+    """
+    if not 0 < len(batches) <= MAX_BATCHES:
+        raise WireError(f"cannot encode {len(batches)} batches: 1 to {MAX_BATCHES}")
+    if len(batches) > 1 and len(set(map(chunk_of, batches))) < len(batches):
+        raise WireError("cannot encode two batches of one chunk")
+    check_named(batches)
+    marker = pb.Marker(version=version)
+    for batch in batches:
+        _encode_batch(marker.batches.add(), batch)
+    return marker.SerializeToString()
+
+
+def check_named(batches: Collection[MessageBatch]) -> None:
+    if len(batches) * CHUNK_OFFSETS <= MAX_NAMED:
+        return
+    count = sum(batch.bits.bit_count() for batch in batches)
+    if count > MAX_NAMED:
+        raise WireError(f"{count} messages are too many for a marker ({MAX_NAMED} at most)")
+
+
+def encode_named(items: Sequence[Item], *, together: bool) -> Iterator[tuple[bytes, list[Item]]]:
+    """Who is meant by each marker that is needed to name these, as ``encode_known_end`` takes it.
+
+    ``together``: in batches, where there are several.
+    """
+    if not together or len(items) == 1:
+        for one in items:
+            yield encode_identity(one.partition, one.offset, *one.log), [one]
+        return
+    for batches, members in gather(items):
+        yield encode_batches(batches), members
+
+
+def encode_batch_start(encoder: StartEncoder, batches: Sequence[MessageBatch], key: bytes) -> bytes:
+    """A START of messages that stay where they are (R28); ``key`` names their queue, or is empty.
+
+    Raises:
+        WireError: the batches cannot be encoded, or it is too large for any reader.
+    """
+    named = encode_batches(batches, version=0 if encoder.names_topic else 1)
+    start = encoder.encode_known(named, key, None, 0, (), 0, 0, True)
+    if len(start) > MAX_BATCH_BYTES:
+        raise WireError(f"a START of {len(start)} bytes is too large: {MAX_BATCH_BYTES} at most")
+    return start
+
+
+def encode_reference(
+    encoder: StartEncoder,
+    identity: bytes,
+    key: bytes,
+    delivery_count: int,
+    headers: Sequence[tuple[str, bytes | None]],
+    expires_at_ms: int,
+    message_timestamp_ms: int,
+    max_bytes: int,
+) -> bytes:
+    """A START by reference (R11), as ``StartEncoder.encode_known`` takes it.
+
+    Who reads it takes key, headers and payload from the message. Where key and headers make it
+    larger than ``max_bytes``, only the queue id stays of them, for who looks at the markers.
+    """
+    known = expires_at_ms, message_timestamp_ms, True
+    start = encoder.encode_known(identity, key, None, delivery_count, headers, *known)
+    if len(start) <= max_bytes:
+        return start
+    return encoder.encode_known(identity, split_key(key)[0], None, delivery_count, (), *known)
+
+
+def chunk_of(batch: MessageBatch) -> tuple[int, bytes, int, int]:
+    chunk = batch.base_offset // CHUNK_OFFSETS
+    return batch.partition, batch.topic_id, batch.leader_epoch, chunk
+
+
+def _encode_batch(wire: pb.MessageBatch, batch: MessageBatch) -> None:
+    bits, base_offset = batch.bits, batch.base_offset
+    if bits <= 0 or base_offset % CHUNK_OFFSETS + bits.bit_length() > CHUNK_OFFSETS:
+        raise WireError("cannot encode a batch that is empty or leaves its chunk")
+    log = checked_log(batch.partition, batch.topic_id, batch.leader_epoch)
+    wire.partition, wire.topic_id, wire.leader_epoch = log
+    wire.base_offset = checked(base_offset)
+    runs, bitmap = _members(bits)
+    if runs:
+        wire.runs.extend(runs)
+    else:
+        wire.bitmap = bitmap
+
+
+def _members(bits: int) -> tuple[list[int], bytes]:
+    """Runs, or the bitmap where that is not longer."""
+    size = (bits.bit_length() + 7) // 8
+    if (bits ^ bits << 1).bit_count() <= size:  # at least a byte a run
+        runs = list(_runs(bits))
+        if sum([1 if run < 128 else 2 for run in runs]) < size:
+            return runs, b""
+    return [], bits.to_bytes(size, "little")
+
+
+def _runs(bits: int) -> Iterator[int]:
+    """How many are taken, skipped, taken ... from the lowest bit on; the first may be 0."""
+    text = bin(bits)[:1:-1]
+    begin, is_taken = 0, True
+    while begin < len(text):
+        end = text.find("0" if is_taken else "1", begin)
+        if end < 0:
+            end = len(text)
+        yield end - begin
+        begin, is_taken = end, not is_taken

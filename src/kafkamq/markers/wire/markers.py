@@ -1,11 +1,13 @@
-"""Markers as records: strict towards hostile bytes, tolerant towards kafka-mq-go's markers.
+"""Reads markers: strict towards hostile bytes, tolerant towards kafka-mq-go's markers.
 
 Fields 1-6 of ``markers.proto`` are kafka-mq-go's, so its markers decode as they are: no delivery
 count reads as 1, no consumer id as empty, every END as ACK. Whatever else is wrong raises
 ``WireError`` and nothing but that; a newer version raises ``UnsupportedVersionError`` (R21).
 
 Reading a field costs, so each type reads only the fields that it has; what a marker carries beyond
-them is ignored. The encoders are in ``marker_writer`` and offered here as well.
+them is ignored. Batches are read leniently, since a refused START would leave all of its messages
+without anybody who watches them: what is named twice is meant once. Malformed is what leaves its
+chunk, is empty or too much. The encoders are in ``marker_writer`` and offered here as well.
 """
 
 from __future__ import annotations
@@ -15,36 +17,39 @@ from collections.abc import Sequence
 from google.protobuf.message import DecodeError
 
 from kafkamq.errors import UnsupportedVersionError, WireError
+from kafkamq.markers.rules.batching import MAX_BATCHES, union
 from kafkamq.markers.wire import markers_pb2 as pb
 from kafkamq.markers.wire.marker_writer import (
+    BITMAP_BYTES,
+    MAX_BATCH_BYTES,
     MAX_COUNT,
     MAX_DURATION_MS,
     MAX_ID_CHARACTERS,
     MAX_INT64,
     MAX_MARKER_BYTES,
     StartEncoder,
+    check_named,
+    chunk_of,
+    encode_batch_start,
+    encode_batches,
     encode_end,
     encode_identity,
     encode_keepalive,
     encode_known_end,
     encode_known_keepalive,
+    encode_named,
+    encode_reference,
     encode_schedule,
     encode_start,
     encode_tick,
     identity_encoder,
     topic_name,
 )
-from kafkamq.markers.wire.message_batches import (
-    MAX_BATCH_BYTES,
-    decode_batches,
-    encode_batch_start,
-    encode_batches,
-    encode_named,
-    encode_reference,
-)
+from kafkamq.queue.wire.partitions import CHUNK_OFFSETS
 from kafkamq.types import Headers, Marker, MarkerType, MessageBatch, MessageId, Outcome
 
 __all__ = [
+    "MAX_BATCH_BYTES",
     "MAX_DURATION_MS",
     "MAX_MARKER_BYTES",
     "StartEncoder",
@@ -180,6 +185,56 @@ def _decode_batched(
         message_topic=topic_name(message.message_topic) if message.version == 2 else "",
         batches=batches,
     )
+
+
+def decode_batches(batches: Sequence[pb.MessageBatch]) -> tuple[MessageBatch, ...]:
+    """The batches of a marker, at most one of each chunk.
+
+    Raises:
+        WireError: they are too many, name too many messages, or one is malformed.
+    """
+    count = len(batches)
+    if count == 1:  # an index costs a third of an iterator
+        return (_decoded(batches[0]),)
+    if count > MAX_BATCHES:
+        raise WireError(f"{count} batches are too many for a marker ({MAX_BATCHES} at most)")
+    by_chunk: dict[tuple[int, bytes, int, int], MessageBatch] = {}
+    for batch in map(_decoded, batches):
+        key = chunk_of(batch)
+        other = by_chunk.get(key)
+        by_chunk[key] = batch if other is None else union((other, batch))
+    check_named(by_chunk.values())
+    return tuple(by_chunk.values())
+
+
+def _decoded(batch: pb.MessageBatch) -> MessageBatch:
+    partition = batch.partition
+    base_offset = batch.base_offset
+    topic_id = batch.topic_id
+    leader_epoch = batch.leader_epoch
+    if partition < 0 or base_offset < 0 or leader_epoch < 0:
+        raise WireError("a batch with a negative number")
+    if topic_id and len(topic_id) != 16:
+        raise WireError(f"a topic_id of {len(topic_id)} bytes")
+    bitmap = batch.bitmap
+    bits = 0
+    if bitmap:
+        if len(bitmap) > BITMAP_BYTES:
+            raise WireError(f"a batch with a bitmap of {len(bitmap)} bytes")
+        bits = int.from_bytes(bitmap, "little")
+    room = CHUNK_OFFSETS - base_offset % CHUNK_OFFSETS
+    runs = batch.runs
+    count = len(runs)
+    if count == 1 and runs[0] <= room:
+        bits |= (1 << runs[0]) - 1
+    elif sum(runs) > room:
+        raise WireError("a batch that leaves its chunk")
+    elif count:  # digits: cheaper than a shift of the whole for each run
+        digits = "".join(["10"[at & 1] * length for at, length in enumerate(runs)])
+        bits |= int(digits[::-1] or "0", 2)
+    if not bits or bits.bit_length() > room:
+        raise WireError("a batch that is empty or leaves its chunk")
+    return MessageBatch(partition, topic_id, leader_epoch, base_offset, bits)
 
 
 def _decode_start(message: pb.Marker, slim: bool, version: int) -> Marker:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.markers.tracker.ledger import Ledger, LedgerKey
-from kafkamq.markers.wire.ledger import Position, decode_position, encode_position
+from kafkamq.markers.wire.records import Position, decode_position, encode_position
 from kafkamq.queue.wire.headers import Origin, message_headers
 from kafkamq.queue.wire.keys import join_key
 from kafkamq.queue.wire.partitions import key_partition

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.markers.tracker.ledger import Ledger, LedgerKey
-from kafkamq.markers.wire.ledger import Position
+from kafkamq.markers.wire.records import Position
 from kafkamq.queue.wire.partitions import key_partition
 from kafkamq.spark.checkpoint import CheckpointNote
 from kafkamq.spark.grouping import group_key

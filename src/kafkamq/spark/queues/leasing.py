@@ -30,7 +30,7 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
 from kafkamq.errors import ConfigError, KafkaMQError
-from kafkamq.markers.mqgo_workers import warn_of_mqgo_workers
+from kafkamq.markers.membership import warn_of_mqgo_workers
 from kafkamq.markers.rules.handout import is_last_delivery
 from kafkamq.markers.rules.leases import NEW_PARTITION_MS
 from kafkamq.markers.wire.markers import (

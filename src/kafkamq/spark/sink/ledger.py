@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError, StateError, WireError
-from kafkamq.markers.wire.ledger import Position, decode_position, encode_position
+from kafkamq.markers.wire.records import Position, decode_position, encode_position
 from kafkamq.queue.namespace import Namespace
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.commits import metadata_of

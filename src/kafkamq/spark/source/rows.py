@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import WireError
 from kafkamq.markers.rules.attempts import Attempt
-from kafkamq.markers.tracker.quarantine import Quarantine
+from kafkamq.markers.tracker.records import Quarantine
 from kafkamq.queue.wire.headers import Origin
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.spark.batches import QUERY_ID, task_property

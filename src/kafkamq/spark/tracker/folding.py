@@ -15,7 +15,7 @@ from kafkamq.config import TrackerConfig
 from kafkamq.errors import StateError
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.rules.snapshot import restore_tracker, take_snapshot
-from kafkamq.markers.wire.status import TrackerStatus, encode_status
+from kafkamq.markers.wire.records import TrackerStatus, encode_status
 from kafkamq.spark.blocks import Block, encode_actions
 from kafkamq.types import Outcome
 

@@ -29,7 +29,7 @@ from kafkamq.markers.tracker.ledger import MAX_OPEN, Claim, Ledger, LedgerKey, O
 from kafkamq.markers.tracker.metrics import observe_lateness
 from kafkamq.markers.tracker.partition import Awaited
 from kafkamq.markers.tracker.settlement import SettlementError, SettleReport, Settlers
-from kafkamq.markers.wire.status import TrackerStatus, decode_status
+from kafkamq.markers.wire.records import TrackerStatus, decode_status
 from kafkamq.runtime.jobs import Workers
 from kafkamq.spark.blocks import decode_actions
 from kafkamq.spark.tracker.folding import most_actions

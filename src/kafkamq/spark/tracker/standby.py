@@ -25,9 +25,9 @@ from kafkamq.markers.tracker.ledger import (
     is_later_start,
     read_ledgers,
 )
-from kafkamq.markers.tracker.position import require_unbroken
+from kafkamq.markers.tracker.records import Ticker
 from kafkamq.markers.tracker.succession import SIGN_MS, Succession
-from kafkamq.markers.tracker.ticker import Ticker
+from kafkamq.markers.tracker.takeover import require_unbroken
 from kafkamq.spark.checkpoint import CheckpointNote, drop_folder, read_note, write_note
 from kafkamq.spark.parallelism import cores, tracker_tasks
 from kafkamq.spark.running import Run

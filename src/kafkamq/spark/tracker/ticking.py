@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.markers.rules.redelivery import Wake
 from kafkamq.markers.rules.ticks import TickPolicy
-from kafkamq.markers.tracker.ticker import Ticker
-from kafkamq.markers.wire.status import TrackerStatus
+from kafkamq.markers.tracker.records import Ticker
+from kafkamq.markers.wire.records import TrackerStatus
 from kafkamq.transport.clock import monotonic_ms
 
 _log = logging.getLogger(__name__)

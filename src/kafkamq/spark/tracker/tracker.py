@@ -32,9 +32,9 @@ from kafkamq.markers.tracker.ledger import (
     read_ledgers,
 )
 from kafkamq.markers.tracker.metrics import TrackerMetrics
-from kafkamq.markers.tracker.position import require_unbroken
 from kafkamq.markers.tracker.succession import Succession
-from kafkamq.markers.wire.status import TrackerStatus
+from kafkamq.markers.tracker.takeover import require_unbroken
+from kafkamq.markers.wire.records import TrackerStatus
 from kafkamq.metrics.catalog import STANDBY
 from kafkamq.metrics.health import Loop, health
 from kafkamq.queue.topics import require_topics

@@ -21,7 +21,7 @@ from pathlib import Path
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import KafkaMQError, WireError
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
-from kafkamq.markers.wire.status import TrackerStatus, decode_status, decode_status_key
+from kafkamq.markers.wire.records import TrackerStatus, decode_status, decode_status_key
 from kafkamq.queue.dead_letters import redriven_place
 from kafkamq.transport.admin import Admin, TopicInfo
 from kafkamq.transport.errors import is_fatal
