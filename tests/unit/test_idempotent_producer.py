@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.unit.worker_parts import FixedNamespace, fail_for_good
-from tests.waiting import within
+from tests.waiting import wait_until, within
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, StateError
@@ -296,6 +296,31 @@ def test_a_thread_serves_and_goes_on_when_a_report_fails(kafka: Kafka) -> None:
     assert len(kafka.told) == 2  # given up, and told so
     with pytest.raises(StateError):
         producer.produce("t", b"v", None, 0, None, report)
+
+
+def test_a_thread_that_cannot_serve_tries_again_a_few_times_a_second(kafka: Kafka) -> None:
+    """It spun, and filled the log, where ``poll`` itself raised."""
+    other = kafka.producer()
+    settings = producer_settings(kafka.config)
+    producer = ThreadedProducer(kafka.config, settings, name="serves", max_block_s=10.0)
+    client, polls = kafka.clients[1], []
+
+    def poll(timeout: float) -> int:
+        polls.append(timeout)
+        raise RuntimeError("out of memory")
+
+    client.poll = poll
+    producer.produce("t", b"v", None, 0, None, kafka.report)
+    wait_until(lambda: bool(polls), what="the first turn")
+    for number in range(2000):  # meanwhile
+        kafka.write(other)
+        other.confirm(lambda count=number: len(kafka.told) > count, "writing", 10.0)
+    assert len(polls) < 20
+    del client.poll
+    wait_until(lambda: len(kafka.told) == 2001, what="the report")
+    producer.reported += 1
+    producer.close(within(10.0))
+    other.close()
 
 
 def test_an_argument_of_another_type_is_not_waited_for(kafka: Kafka) -> None:

@@ -266,3 +266,27 @@ def test_what_nobody_wants_is_forgotten_where_it_waits(
     writer.prune()
     writer.write(form).last.result(within(30))  # nothing is behind a refusal any more
     writer.close(1.0)
+
+
+def test_a_record_that_does_not_say_whether_it_is_wanted_holds_up_no_other(
+    sender: type[Sender],
+) -> None:
+    """The writer's thread ended in silence, and nothing was written any more."""
+    answers: list[bool] = []
+
+    def is_wanted() -> bool:
+        if not answers:
+            raise RuntimeError("the partition's state is being replaced")
+        return answers[0]
+
+    writer = writer_of(sender)
+    unsure, fine = writer.write(form, is_wanted), writer.write(form)
+    fine.last.result(within(30))
+    with pytest.raises(KafkaMQError, match="state is being replaced"):
+        unsure.first.result(within(30))
+    writer.prune()
+    assert not unsure.last.done(), "nobody knows that it is not wanted"
+    answers.append(True)
+    unsure.last.result(within(30))
+    assert len(sender.written) == 2
+    writer.close(1.0)

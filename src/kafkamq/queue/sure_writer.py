@@ -254,7 +254,11 @@ class SureWriter:
         """Forget what waits and nobody wants any more."""
         with self._changed:
             waiting = [each for lane in self._lanes for each in (*lane.untried, *lane.tried)]
-        gone = {write for write in waiting if write.written.drop_if_unwanted()}
+        gone = set()
+        for write in waiting:
+            with suppress(Exception):  # nobody knows: the next try tells why
+                if write.written.drop_if_unwanted():
+                    gone.add(write)
         with self._changed:
             for lane in self._lanes:
                 lane.drop(gone)
@@ -302,13 +306,6 @@ class SureWriter:
                 error = BrokerError(f"{self._what}: no report", code="_TIMED_OUT")
                 self._told(write, late_try, error)
                 continue
-            if write.written.drop_if_unwanted():
-                with self._changed:
-                    self._open.pop(write, None)
-                    for lane in self._lanes:
-                        lane.dropped(write)
-                    self._changed.notify_all()
-                continue
             self._try(write)
 
     def _await_next(self) -> tuple[_Write, int] | None:
@@ -334,6 +331,13 @@ class SureWriter:
 
     def _try(self, write: _Write) -> None:
         try:
+            if write.written.drop_if_unwanted():
+                with self._changed:
+                    self._open.pop(write, None)
+                    for lane in self._lanes:
+                        lane.dropped(write)
+                    self._changed.notify_all()
+                return
             form = write.form(write.refusals)
         except Exception as error:  # noqa: BLE001 - of one record: the others must be written
             self._refuse(write, self._as_ours(error), self._misfits)

@@ -463,11 +463,14 @@ class ThreadedProducer(IdempotentProducer):
         super().close()  # reports run in this thread alone
 
     def _turn(self) -> None:
+        before = self.reported
         try:
             self._serve(methodcaller("poll", _POLL_S))
             self._on_turn()
         except BaseException:  # noqa: BLE001 - the other reports must come all the same
             _log.exception("a delivery report could not be passed on")
+            if self.reported == before:  # no report's fault: the next turn may fail at once, too
+                self._is_ending.wait(_POLL_S)
 
     def _make_room(self) -> None:
         time.sleep(_ROOM_S)  # the thread does
