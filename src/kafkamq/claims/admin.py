@@ -72,7 +72,7 @@ class Admin:
         return float(until_s)
 
     def resume(self, *, timeout: float | timedelta = 30.0) -> None:
-        """End the pause."""
+        """End the group's pause."""
         timeout_s = wait_seconds(timeout, may_be_endless=True)
         self._cluster.ready(timeout_s)
         self._write(0, timeout_s)
@@ -157,7 +157,7 @@ class Admin:
         engine.wait_until(is_read, timeout_s, f"writing a pause of group {self.group_id}")
 
     def _resolve(self, positions: Mapping[Place, Position]) -> dict[Place, int]:
-        """Offsets for words and times."""
+        """Turn words and times into offsets."""
         admin, found = self._engine.admin, dict[Place, int]()
         for topic in dict.fromkeys(topic for topic, _ in positions):
             check_id("topic", topic)

@@ -34,12 +34,12 @@ class Scanned:
 
 @dataclass(slots=True)
 class TopicAudit:
-    """What a whole topic shows."""
+    """The findings in all records of a coordination topic."""
 
     records: int = 0
     partitions: dict[int, ClaimAudit] = field(default_factory=dict)
     malformed: Counter[str] = field(default_factory=Counter)  # by reason
-    intervals_ms: Counter[int] = field(default_factory=Counter)  # what senders said
+    intervals_ms: Counter[int] = field(default_factory=Counter)  # what senders go by
     gaps: int = 0  # offsets without a record: transactions, or compaction
 
     def clients(self) -> dict[tuple[str, str], ClientAudit]:

@@ -89,7 +89,7 @@ class Cluster:
 
     @property
     def coordination_topic(self) -> str:
-        """Where claims are written."""
+        """The topic that claims are written to."""
         return self._engine.topic.name
 
     @property
@@ -212,8 +212,9 @@ class Member:
         Args:
             topics: What to claim.
             delivery: ``at-least-once``: messages come one by one or in batches, are committed, and
-                come again after a crash if no heartbeat said so. ``at-most-once``: messages come
-                by ``batches()`` only, are never handed out twice and cannot be committed.
+                come again after a crash that no heartbeat with their position came before.
+                ``at-most-once``: messages come by ``batches()`` only, are never handed out twice
+                and cannot be committed.
             claims: ``balanced``: a few partitions a round, so that members share. ``greedy``:
                 everything free, at once. ``topic``: whole topics as a unit.
             max_claims: The most partitions (``topic``: topics) to hold; None: no limit.
@@ -237,21 +238,21 @@ class Member:
             raise ConfigError(f"batch is {batch} and queue {queue}: they must be >= 1")
         if on_data_loss not in ("raise", "skip"):
             raise ConfigError(f"on_data_loss is {on_data_loss!r}: it must be 'raise' or 'skip'")
-        options = self._options(
+        return self._claim(
+            Consumer,
             topics,
+            claims=claims,
+            max_claims=max_claims,
+            fenced=fenced,
             delivery=one_of(Delivery, "delivery", delivery),
-            mode=one_of(ClaimMode, "claims", claims),
-            max_claims=_limit(max_claims),
             reclaim=reclaim,
             release_if_behind=release_if_behind,
-            is_fenced=fenced,
             batch=batch,
             queue=queue,
             on_data_loss=on_data_loss,
             on_claim=on_claim,
             on_lost=on_lost,
         )
-        return self._begin(Consumer(self._engine, options))
 
     def hold(
         self,
@@ -265,26 +266,38 @@ class Member:
         on_claim: Callable[[str, int, int], None] | None = None,
         on_lost: Callable[[str, int, str], None] | None = None,
     ) -> Hold:
-        """Claims without messages, for who reads by other means; see ``consumer``.
+        """Hold claims without reading messages; the options are those of ``consumer``.
 
         Raises:
             As ``consumer``.
         """
-        options = self._options(
+        return self._claim(
+            Hold,
             topics,
-            mode=one_of(ClaimMode, "claims", claims),
-            max_claims=_limit(max_claims),
+            claims=claims,
+            max_claims=max_claims,
+            fenced=fenced,
             reclaim=reclaim,
             release_if_behind=release_if_behind,
-            is_fenced=fenced,
             shares=False,
             on_claim=on_claim,
             on_lost=on_lost,
         )
-        return self._begin(Hold(self._engine, options))
 
-    def _options(self, topics: str | Sequence[str], **options: Any) -> ClaimOptions:
-        """Checks that this member can claim these topics, and wait until the claims are read."""
+    def _claim(
+        self,
+        make: Callable[[Engine, ClaimOptions], _Holder],
+        topics: str | Sequence[str],
+        *,
+        claims: str,
+        max_claims: int | None,
+        fenced: bool,
+        **options: Any,
+    ) -> _Holder:
+        """Make what claims these topics, and begin when everybody's claims are read."""
+        mode = one_of(ClaimMode, "claims", claims)
+        if max_claims is not None and max_claims < 1:
+            raise ConfigError(f"max_claims is {max_claims}: it must be >= 1, or None for no limit")
         names = (topics,) if isinstance(topics, str) else tuple(dict.fromkeys(topics))
         if not names:
             raise ConfigError("topics is empty: name at least one")
@@ -304,15 +317,19 @@ class Member:
         engine.offsets_of(self.group_id)
         # A client that comes back within one process is another instance, as after a restart.
         self.instance_id = uuid.uuid4().hex[:8]
-        return ClaimOptions(
-            client=self.client_id,
-            instance=self.instance_id,
-            group=self.group_id,
-            counts=counts,
-            **options,
+        holder = make(
+            engine,
+            ClaimOptions(
+                client=self.client_id,
+                instance=self.instance_id,
+                group=self.group_id,
+                counts=counts,
+                mode=mode,
+                max_claims=max_claims or 0,
+                is_fenced=fenced,
+                **options,
+            ),
         )
-
-    def _begin(self, holder: _Holder) -> _Holder:
         self._holders.append(holder)
         holder.begin()
         return holder
@@ -322,9 +339,3 @@ class Member:
         deadline_s = time.monotonic() + wait_seconds(timeout, may_be_endless=True)
         for holder in self._holders:
             holder.close(timeout=max(0.5, deadline_s - time.monotonic()))
-
-
-def _limit(max_claims: int | None) -> int:
-    if max_claims is not None and max_claims < 1:
-        raise ConfigError(f"max_claims is {max_claims}: it must be >= 1, or None for no limit")
-    return max_claims or 0

@@ -48,7 +48,7 @@ class Consumer(Holding):
         self._batches = AtMostOnceBatches(engine, self._reader, options.batch) if is_once else None
 
     def __iter__(self) -> Iterator[ClaimedMessage]:
-        """Messages, until ``stop``."""
+        """Yield messages, until ``stop``."""
         while not self._is_stopped:
             message = self.receive(1.0)
             if message is not None:
@@ -199,7 +199,7 @@ class Consumer(Holding):
             return True
 
     def check(self) -> None:
-        """Raise what ended it."""
+        """Raise the error that ended this consumer, or its engine."""
         if self.is_closed:
             raise StateError("this consumer is closed")
         if self._failure is not None:

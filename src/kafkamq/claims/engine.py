@@ -68,7 +68,7 @@ class CoordinationLog:
         peers: The same under the Go clients' rules; empty unless they take part.
         clients: By group and client: what its records tell of its clock.
         reasons: How often records were malformed, by reason.
-        foreign_intervals: By group and client: intervals that are not ours.
+        other_intervals: By group and client: intervals that are not ours.
     """
 
     def __init__(self, *, rules: str, has_broker_time: bool, interval_ms: int) -> None:
@@ -77,14 +77,14 @@ class CoordinationLog:
         self.peers: list[ClaimLog] = []
         self.clients: dict[tuple[str, str], ClientClock] = {}
         self.reasons: Counter[str] = Counter()
-        self.foreign_intervals: dict[tuple[str, str], int] = {}
+        self.other_intervals: dict[tuple[str, str], int] = {}
         self._rules = rules
         self._has_broker_time = has_broker_time
         self._interval_ms = interval_ms
 
     @property
     def bad_records(self) -> int:
-        """How many records were malformed, or of impossible partitions."""
+        """Records that were malformed, or of impossible partitions."""
         return sum(log.malformed + log.impossible for log in self.logs)
 
     def open(self, since_s: float | None) -> None:
@@ -115,7 +115,7 @@ class CoordinationLog:
 
     def check_intervals(self, group: str) -> None:
         """Refuse a group whose members do not agree on the interval."""
-        for (of_group, client), other_ms in self.foreign_intervals.items():
+        for (of_group, client), other_ms in self.other_intervals.items():
             if of_group == group:
                 raise ConfigError(
                     f"heartbeat_interval is {self._interval_ms / 1000:g} s here and"
@@ -139,7 +139,7 @@ class CoordinationLog:
         client.interval_ms = interval_ms = interval_of(message)
         is_member = record.type is not MarshalType.RELEASE_GROUP
         if interval_ms and interval_ms != self._interval_ms and is_member:
-            self.foreign_intervals[key] = interval_ms
+            self.other_intervals[key] = interval_ms
 
 
 class Engine(LogEngine):
@@ -161,11 +161,8 @@ class Engine(LogEngine):
         self._tickers: list[Ticker] = []
         self._overdue: dict[tuple[ClaimSession, int], tuple[int, Write]] = {}
 
-    def close(self, timeout_s: float) -> None:
-        self.stop()
-        for service in self._offsets.values():
-            service.close(min(timeout_s, 5.0))
-        super().close(timeout_s)
+    def services(self) -> list[Callable[[float], object]]:
+        return [service.close for service in self._offsets.values()]
 
     # ---- what members use, under the lock
 
@@ -340,7 +337,7 @@ class Engine(LogEngine):
         self.send(session.coordination_partition, step.record, report)
 
     def plan_soon(self, session: ClaimSession) -> None:
-        if session in self._sessions:  # others are driven by whoever made them
+        if session in self._sessions:  # a change of positions drives its own
             self._dirty[session] = None
 
     # ---- answers of the offset service, from its threads

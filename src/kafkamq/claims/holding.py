@@ -87,7 +87,7 @@ class Holding(Listener):
         self._complete: set[str] = set()  # with whole topics: those of which everything is held
 
     def begin(self) -> None:
-        """Claim from now on."""
+        """Begin to claim."""
         with self._engine.lock:
             self._engine.add_ticker(self._tick)
 
@@ -206,7 +206,7 @@ class Holding(Listener):
     # ---- what becomes of a partition; under the engine's lock, so it must be quick
 
     def _gained(self, session: ClaimSession, step: Fetch) -> None:
-        """The partition may be read."""
+        """Note that a partition may be read."""
         del step
         if self._options.on_claim is not None:
             self._options.on_claim(*session.place, session.claimant.token)
@@ -217,7 +217,7 @@ class Holding(Listener):
             self._options.on_lost(*session.place, reason.value)
 
     def _held(self) -> dict[tuple[str, int], ClaimSession]:
-        """What may be worked on now."""
+        """Return what may be worked on now."""
         return {
             place: session
             for place, session in self._sessions.items()
@@ -243,7 +243,7 @@ class Holding(Listener):
         self._engine.drive(session)
 
     def _claim_again(self, session: ClaimSession) -> None:
-        """Give it back, to begin anew; in topic mode with all other partitions of the topic (G4).
+        """Release a partition to claim it once more; whole topics with all their partitions (G4).
 
         Else another member would take this one, and nobody could have the topic as a whole again.
         """

@@ -13,7 +13,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -72,8 +73,8 @@ def follow(config: ServiceConfig, topic: str, **settings: Any) -> Follower:
     )
 
 
-class LogEngine:
-    """Reads a topic of claims and writes to it; whoever derives from it folds what is read.
+class LogEngine(ABC):
+    """Reads a topic of claims and writes to it; a subclass folds what is read.
 
     One thread owns the reader, and calls ``fold`` and ``turn``. Everything else happens under one
     lock, in whatever thread has news: what an application's thread asks for is planned and sent at
@@ -85,7 +86,7 @@ class LogEngine:
     def __init__(
         self, config: ServiceConfig, topic: CoordinationTopic, *, interval_ms: int, owner: str
     ) -> None:
-        """Nothing is read before ``start``; ``owner`` is whose closing error texts tell of."""
+        """Nothing is read before ``start``; error texts say that this ``owner`` is closed."""
         self.config = config
         self.topic = topic
         self.interval_ms = interval_ms
@@ -108,25 +109,32 @@ class LogEngine:
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="kafkamq-claims", daemon=True)
 
-    # ---- what is folded; of whoever derives from it
+    # ---- what a subclass does with the log
 
+    @abstractmethod
     def open_log(self, partition: int, since_s: float | None) -> None:
         """All records since then, by the broker's time in s, will be told; None: all there are."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fold(self, message: Record, partition: int, offset: int, broker_ms: int) -> None:
         """Apply one record; under the lock."""
-        raise NotImplementedError
 
+    @abstractmethod
     def turn(self, now_ms: int) -> None:
         """Do what is due; under the lock, after records were folded and at least 20 times a s."""
-        raise NotImplementedError
 
-    def look_around(self) -> None:
-        """Ask what may take a while, between two turns; without the lock."""
+    def look_around(self) -> None:  # noqa: B027 - not every log needs it
+        """Ask brokers what may take a while, between two turns; without the lock."""
 
-    def on_failure(self) -> None:
-        """All is lost: ``error`` says why; under the lock."""
+    def on_failure(self) -> None:  # noqa: B027 - as above
+        """Give up all that is claimed, as ``error`` says why; under the lock."""
+
+    def services(self) -> Iterable[Callable[[float], object]]:
+        """List what ends each service whose threads answer into this engine, in so many s."""
+        return ()
+
+    def on_stopped(self) -> None:  # noqa: B027 - as above
+        """The thread has ended: what it alone used may be used, and ended."""
 
     # ---- life
 
@@ -160,19 +168,23 @@ class LogEngine:
         """Let the thread end; ``close`` waits for it."""
         self._is_stopping = True
 
-    @property
-    def is_running(self) -> bool:
-        return self._thread.is_alive()
-
     def close(self, timeout_s: float) -> None:
-        """End thread and clients; what is claimed stays so until it goes stale. Idempotent."""
+        """End all of it, in this order; what is claimed stays so until it goes stale. Idempotent.
+
+        Services end before the log: what they answer must still be written and read back.
+        """
         self.stop()
+        bound_s = min(timeout_s, 5.0)
+        for end in self.services():
+            end(bound_s)
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
         if self._producer is not None:
-            self._producer.close(min(timeout_s, 5.0))
-        if self._follower is not None and not self._thread.is_alive():
-            self._follower.close()
+            self._producer.close(bound_s)
+        if not self._thread.is_alive():
+            if self._follower is not None:
+                self._follower.close()
+            self.on_stopped()
         self.admin.close()
         self.fail(StateError(f"this {self._owner} is closed"))
 
@@ -191,7 +203,7 @@ class LogEngine:
             self.fail(error)
 
     def check(self) -> None:
-        """Raise what ended the engine."""
+        """Raise the error that ended the engine."""
         if self.error is not None:
             raise self.error
 
@@ -328,6 +340,6 @@ class LogEngine:
 
 
 def interval_of(message: Record) -> int:
-    """What its sender goes by, in ms; 0: it does not say."""
+    """The heartbeat interval that a record's sender goes by, in ms; 0: it does not say."""
     value = dict(headers_of(message)).get(INTERVAL_HEADER)
     return int(value[:12]) if value is not None and value.isdigit() else 0

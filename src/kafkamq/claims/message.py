@@ -70,7 +70,7 @@ class ClaimedMessage:
         return CommitToken(self.topic, self.partition, self.offset, self.token)
 
     def commit(self) -> None:
-        """It is done: after a crash it is not handed out again, once a heartbeat said so.
+        """It is done: after a crash it is not handed out again, once a heartbeat has told so.
 
         Raises:
             LeaseLostError: The claim has ended; the message may be with another consumer.

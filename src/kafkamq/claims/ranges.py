@@ -143,12 +143,10 @@ class _RangeEngine(LogEngine):
         with suppress(BrokerError):  # the client failed: what was under way was not written
             self.open_writer().wait_for(lambda: not self.under_way, timeout_s)
 
-    def close(self, timeout_s: float) -> None:
-        super().close(timeout_s)
-        if not self.is_running:
-            if self.is_ready:
-                self._commit(is_last=True)
-            self._offsets.close()
+    def on_stopped(self) -> None:
+        if self.is_ready:
+            self._commit(is_last=True)
+        self._offsets.close()
 
     def _commit(self, *, is_last: bool = False) -> None:
         """RC5: positions for a restart of the whole group; the last ones are waited for."""
@@ -243,7 +241,7 @@ class RangeClaims:
     """A member that works on ranges of one topic; context manager. One thread works on them.
 
     At least once: a range whose member dies is worked on again as a whole, or from where ``done``
-    said last. Messages of a partition are in order within a range only.
+    told last. Messages of a partition are in order within a range only.
     """
 
     _reading: ClaimedRange | None = None
@@ -294,7 +292,9 @@ class RangeClaims:
         self._is_stopped = self._is_closed = False
         self._given: set[int] = set()  # tokens of ranges that the application has
         self._waiting: dict[int, int] = {}  # by token: positions of those that it had so far
-        self._ending: dict[int, int] = {}  # by token: said to be done up to there, without answer
+        self._ending: dict[
+            int, int
+        ] = {}  # by token: written as done up to there, without an answer
         interval_ms = milliseconds(heartbeat_interval, name="heartbeat_interval", minimum=500)
         config = ServiceConfig(bootstrap_servers=bootstrap_servers, kafka=dict(kafka or {}))
         with Admin(config) as admin:
@@ -325,7 +325,7 @@ class RangeClaims:
         self.close()
 
     def __iter__(self) -> Iterator[ClaimedRange]:
-        """Ranges, until ``stop``."""
+        """Yield ranges, until ``stop``."""
         while not self._is_stopped:
             found = self.next_range(1.0)
             if found is not None:
@@ -445,7 +445,7 @@ class RangeClaims:
         first, end = self._data.bounds(place)
         if claimed.position > end:
             raise DataLossError(f"{claimed!r} lies behind the log's end")
-        if claimed.position < first:  # else it is said once more, of what was read before
+        if claimed.position < first:  # else it is logged a second time, of what was read before
             _log.warning("%r: deleted before it was done; going on at %d", claimed, first)
             claimed.position = min(first, claimed.next)
         if claimed.position < claimed.next:
@@ -478,7 +478,7 @@ class RangeClaims:
             claimed.first = next_offset
 
     def _is_open(self, partition: int, first: int, end: int) -> bool:
-        """Whether a part of it is not done, whoever did the rest."""
+        """Whether a part of it is not done; other members may have done the rest."""
         return self.engine.state.is_open(partition, first, end)
 
     def _require(self, claimed: ClaimedRange) -> None:

@@ -43,7 +43,7 @@ class Fence:
         return not self._is_initialised or self.producer.is_ready
 
     def init(self, timeout_s: float) -> None:
-        """Fence former owners."""
+        """Fence former owners, once."""
         if not self._is_initialised:
             self.producer.init(timeout_s=timeout_s)
             self._is_initialised = True
@@ -113,10 +113,10 @@ class Listener:
         """At most once: the offered batch may be used."""
 
     def on_stop(self, session: ClaimSession, step: Stop) -> None:
-        """Hand nothing more out."""
+        """The claim ends: hand nothing more out."""
 
     def on_finish(self, session: ClaimSession, step: Finish) -> None:
-        """It is over."""
+        """The session is over, and is driven no more."""
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -50,7 +50,7 @@ class HandlerPool(Protocol):
 
 
 class Loop:
-    """One loop; ``beat`` belongs to it, everything else to whoever asks."""
+    """One loop; ``beat`` belongs to it, everything else to its observers."""
 
     def __init__(self, name: str, max_age_s: float, is_ready: Callable[[], bool]) -> None:
         self.name = name

@@ -118,7 +118,7 @@ class ClaimAudit:
 
 
 class ClaimEventKind(Enum):
-    """What a record did."""
+    """The effects that a record can have on a claim."""
 
     CLAIMED = "claimed"  # it was free
     TAKEN_OVER = "taken over"  # its owner was silent
@@ -134,7 +134,7 @@ class ClaimEventKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ClaimEvent:
-    """One record and what it did."""
+    """The effect of one record, and whose claim it changed."""
 
     kind: ClaimEventKind
     client: str = ""  # the owner after it; empty: nobody

@@ -9,7 +9,7 @@ is random and new at each start. Offsets of the claimed partition (``offset``) a
 coordination log (``token`` and what ends in ``_at``) are different things.
 
 ``PeerRules`` decide as the Go client does: the age of a claim is the observer's clock minus the
-time that the sender wrote, a heartbeat from the future counts as stale, and whoever heartbeats
+time that the sender wrote, a heartbeat from the future counts as stale, and who heartbeats
 owns. They are for groups with such clients, and to tell what those clients believe.
 
 ``SafeRules`` decide from the log alone, so that every reader comes to the same conclusion:
@@ -102,7 +102,7 @@ class Claim:
 
     @property
     def is_valid(self) -> bool:
-        """Somebody holds it."""
+        """Whether somebody holds the partition."""
         return self.state in (ClaimState.FRESH, ClaimState.UNKNOWN)
 
 
@@ -149,7 +149,7 @@ class Entry:
         return self.client, self.instance
 
     def own(self, owner: Owner, token: int) -> None:
-        """A new ownership begins."""
+        """Begin a new ownership."""
         self.client, self.instance = owner
         self.has_owner = True
         self.token = token
@@ -419,7 +419,7 @@ class SafeRules:
         live = self._live(entry, self._clock.now_ms)
         is_alone = all(client == record.client for client, _ in live)
         if is_new and is_alone and self._is_warm():
-            # A restart of this process's client (S3): whoever held it was of the same client.
+            # A restart of this process's client (S3): its holder was of the same client.
             entry.offset = entry.offsets()[1]
             for former in live:
                 if former != owner:

@@ -93,7 +93,7 @@ class ClaimPolicy:
     def choose(
         self, prospects: Sequence[Prospect], monotonic_ms: int, *, random_unit: float = 0.5
     ) -> list[Prospect]:
-        """What to try now."""
+        """Choose the partitions to try now."""
         if self._mode is ClaimMode.TOPIC:
             return self._whole_topics(prospects, monotonic_ms)
         room = len(prospects)

@@ -7,7 +7,7 @@ rest at their old positions; everything short of that is all or nothing.
 
 A group is paused by a ReleaseGroup record on each coordination partition concerned, and resumed by
 one whose expiry is long past; a pause that was there before is put back instead. Each of these is
-read back before the next step, so that whoever asked sees what it did. Members that do not know the
+read back before the next step, so that the caller sees what it did. Members that do not know the
 record (the last Go version) do not release: then the deadline ends the attempt.
 
 Source: Marshal PROTOCOL.md, ReleaseGroup; the section on setting positions was never written.

@@ -47,7 +47,7 @@ class DeliveredOffsets:
         return len(self._delivered)
 
     def deliver(self, offsets: Iterable[int]) -> None:
-        """These are handed out."""
+        """Take note of messages that are handed out."""
         for offset in offsets:
             last = self._delivered[-1] if self._delivered else self.position - 1
             if offset <= last:

@@ -12,7 +12,7 @@ says what a member writes, and what it may work on:
   with a range or without, so that a reader that starts in the middle of the log knows, two
   intervals later, every living range and the frontier; before that it accepts nothing.
 - RC4 A RangeDone of the owner ends its range up to ``next``; RangeFree gives the rest to anybody.
-  Members repeat the RangeFree of what is abandoned, whoever owned it: a reader that starts in the
+  Members repeat the RangeFree of what is abandoned, of all owners: a reader that starts in the
   middle learns of it only so. Such a range it takes for free until a beat names its owner.
   The sender of a record may have read less of the log than its reader: the record says how far
   (``seen``). What it tells of a range that the reader does not know counts only if the sender had
@@ -186,7 +186,7 @@ class RangeLog:
         )
 
     def untold(self, partition: int, *, now_s: float) -> list[HeldRange]:
-        """RC4: what is abandoned, and nobody said so for an interval."""
+        """RC4: what is abandoned, and no record has told so for an interval."""
         now_ms = self._clock.at(now_s)
         return [
             each
@@ -208,7 +208,7 @@ class RangeLog:
     # ---- rules
 
     def _claim(self, place: _Place, record: RangeRecord, owner: _Owner, at: int) -> bool:
-        """RC2."""
+        """Fold a claim; False: it is refused (RC2)."""
         known = place.ranges.get(record.first)
         if not self.is_warm or not 0 < record.next - record.first <= MAX_RANGE:
             if known is not None and known.is_free and known.next == record.next:
@@ -240,7 +240,7 @@ class RangeLog:
             place.claims.append((at, record.first, record.next))
 
     def _beat(self, place: _Place, record: RangeRecord, owner: _Owner, at: int) -> None:
-        """RC3."""
+        """Fold a heartbeat (RC3)."""
         known = place.ranges.get(record.first)
         if known is not None and self._is_of(known, record, owner):
             self._belongs(known, record, owner)
@@ -423,7 +423,7 @@ class RangeMember:
     def plan(
         self, monotonic_ms: int, now_s: float, *, ends: Mapping[int, int], bases: Mapping[int, int]
     ) -> list[RangeWrite]:
-        """What to write now."""
+        """Return what this member writes now."""
         writes: list[RangeWrite] = []
         held = self.held(list(ends))
         if monotonic_ms >= self._next_beat_ms:
@@ -443,7 +443,7 @@ class RangeMember:
         ends: Mapping[int, int],
         bases: Mapping[int, int],
     ) -> list[RangePlace]:
-        """RC6: what to claim."""
+        """Choose what to claim (RC6)."""
         most = self._ahead + 1
         busy = sum(each.first < ends[partition] for partition, each in held)
         if busy >= most:
@@ -479,7 +479,7 @@ class RangeMember:
     def tell(
         self, partitions: Sequence[int], monotonic_ms: int, now_s: float
     ) -> Iterator[RangeWrite]:
-        """RC4: what is abandoned, unless somebody said so lately."""
+        """RC4: what is abandoned, unless a record told so lately."""
         if not self._log.is_warm:  # it may be held by somebody who was not heard yet
             return
         for partition in partitions:
@@ -496,7 +496,7 @@ class RangeMember:
     def _free(
         self, now_s: float, ends: Mapping[int, int], bases: Mapping[int, int]
     ) -> list[RangePlace]:
-        """RC6."""
+        """List the ranges that may be claimed, in the order of RC6."""
         abandoned: list[RangePlace] = []
         fresh: list[RangePlace] = []
         for partition, end in ends.items():

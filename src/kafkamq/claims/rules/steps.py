@@ -19,7 +19,7 @@ class Delivery(Enum):
 
 
 class Phase(Enum):
-    """How far a claimant is."""
+    """The stages of one claimant's claim."""
 
     SEEKING = "seeking"  # nothing written yet
     CLAIMING = "claiming"  # the claim is on its way, or not read back

@@ -26,7 +26,7 @@ _TYPES = {type.value.encode(): type for type in RangeType}
 
 
 def encode_range(record: RangeRecord) -> bytes:
-    """The value of a Kafka record; its key is null."""
+    """Encode the value of a Kafka record, whose key is null."""
     ids = (record.instance, record.client, record.group, record.topic)
     numbers = (record.seen, record.partition, record.first, record.next, record.frontier)
     if any("/" in text for text in ids):
@@ -41,7 +41,7 @@ def encode_range(record: RangeRecord) -> bytes:
 
 
 def decode_range(value: bytes | None) -> RangeRecord:
-    """One record from its value."""
+    """Decode the value of a Kafka record."""
     if value is None or len(value) > _MAX_BYTES:
         raise WireError("a range record is null or too long")
     fields = value.split(b"/", _FIELDS)
