@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from harness.faults import KafkaCluster
-from harness.network import why_no_network
 from tests.faults.stage import Stage
-
-from kafkamq.dev.environment import cache_dir_from, java_from
-
-
-@pytest.fixture
-def kafka_cluster() -> Iterator[KafkaCluster]:
-    """The cluster of this test: three brokers that idle for the rest of a session cost a minute."""
-    if reason := why_no_network():
-        pytest.skip(f"no cluster on this machine: {reason}")
-    with KafkaCluster(cache_dir=cache_dir_from(os.environ), java=java_from(os.environ)) as cluster:
-        yield cluster
 
 
 @pytest.mark.slow

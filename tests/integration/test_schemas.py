@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from google.type.money_pb2 import Money
+from harness.registry import LocalRegistry
 from tests.integration import schema_handlers
 from tests.integration.parallel_tools import make, make_topic, read_all
 from tests.integration.queue_logs import make_service, tracked
@@ -28,7 +29,6 @@ from kafkamq import (
     Service,
     Worker,
 )
-from kafkamq.dev.registry import LocalRegistry
 from kafkamq.queue.arguments import BodyError
 from kafkamq.queue.dead_letters import read_dead_letters
 

@@ -29,8 +29,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as fn
 
 from kafkamq.config import ServiceConfig
-from kafkamq.dev.artifacts import fetch_modules
-from kafkamq.dev.modules import parse_list
+from kafkamq.dev.artifacts import fetch_modules, parse_list
 from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.spark import Batch, ack, map_messages, read_queue, register, write_once
 from kafkamq.spark.session import build_session

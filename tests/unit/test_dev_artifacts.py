@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 from tests.waiting import within
 
-from kafkamq.dev import artifacts, java, modules
-from kafkamq.dev.artifacts import fetch_kafka
-from kafkamq.dev.errors import ArtifactError, JavaError
-from kafkamq.dev.ivy import IVY, Ivy, ivy_jar
-from kafkamq.dev.modules import Module
+from kafkamq.dev import artifacts
+from kafkamq.dev.artifacts import IVY, ArtifactError, Ivy, Module, fetch_kafka, ivy_jar
+from kafkamq.dev.environment import JavaError, java_command, parse_java_version
 
 
 def module(name: str) -> Module:
@@ -31,12 +29,12 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     log = tmp_path / "asked.log"
 
     def fetch(self: Ivy, wanted, work: Path, *, on_fetched) -> None:
-        for count, (org, name, version) in enumerate(wanted, start=1):
-            folder = work / "out" / org / name / version
+        for count, each in enumerate(wanted, start=1):
+            folder = work / "out" / each.organisation / each.name / each.version
             folder.mkdir(parents=True)
-            (folder / f"{name}-{version}.jar").write_bytes(name.encode())
+            (folder / each.file_name).write_bytes(each.name.encode())
             with log.open("a") as file:
-                file.write(f"{name}\n")
+                file.write(f"{each.name}\n")
             on_fetched(count)
 
     monkeypatch.setattr(Ivy, "fetch", fetch)
@@ -59,7 +57,7 @@ def test_what_is_missing_is_fetched_once(stand_in: Path, tmp_path: Path) -> None
     assert stand_in.read_text().split() == ["one", "two", "three"]
 
     (tmp_path / "kafka-9.9.9" / "two-1.0.jar").unlink()
-    (tmp_path / ".fetch-9.9.9-left").mkdir()  # by a process that was killed
+    (tmp_path / ".fetch-kafka-9.9.9-left").mkdir()  # by a process that was killed
     fetch_kafka("9.9.9", cache_dir=tmp_path)
     assert stand_in.read_text().split() == ["one", "two", "three", "two"]
     assert not list(tmp_path.glob(".fetch-*"))
@@ -120,7 +118,7 @@ def test_without_java_the_message_says_what_to_install(tmp_path: Path) -> None:
     ],
 )
 def test_java_versions(output: str, expected: int) -> None:
-    assert java.parse_java_version(output) == expected
+    assert parse_java_version(output) == expected
 
 
 def test_an_old_java_is_refused(tmp_path: Path) -> None:
@@ -128,7 +126,7 @@ def test_an_old_java_is_refused(tmp_path: Path) -> None:
     old.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n")
     old.chmod(0o755)
     with pytest.raises(JavaError, match=r"Java 11 .* is not enough"):
-        java.java_command(str(old))
+        java_command(str(old))
 
 
 def test_without_pyspark_ivy_is_fetched_once_and_checked(
@@ -168,10 +166,10 @@ def test_a_failed_download_shows_the_end_of_ivys_output(tmp_path: Path) -> None:
     ivy.chmod(0o755)
     with pytest.raises(ArtifactError, match="UNRESOLVED DEPENDENCIES: org#one") as raised:
         Ivy(java=str(ivy), jar=tmp_path / "ivy.jar").fetch(
-            [("org", "one", "1")], tmp_path, on_fetched=lambda count: None
+            [Module("org", "one", "1")], tmp_path, on_fetched=lambda count: None
         )
     assert "\n50\n" not in str(raised.value)
 
 
 def test_the_real_lists_parse_from_the_package() -> None:
-    assert modules.committed_list(artifacts.DEFAULT_VERSION) is not None
+    assert artifacts.committed_list(artifacts.DEFAULT_VERSION) is not None

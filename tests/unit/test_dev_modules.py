@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from kafkamq.dev.errors import ArtifactError
-from kafkamq.dev.modules import Module, committed_list, format_list, parse_list, verify
+from kafkamq.dev.artifacts import (
+    ArtifactError,
+    Module,
+    committed_list,
+    format_list,
+    parse_list,
+    verify,
+)
 
 SHA = "ab" * 32
 

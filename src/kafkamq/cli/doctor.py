@@ -15,8 +15,7 @@ from kafkamq import __version__
 from kafkamq.cli import output
 from kafkamq.cli.options import Json, Topic, connected_if_named
 from kafkamq.config import ServiceConfig
-from kafkamq.dev.environment import java_from
-from kafkamq.dev.java import java_command
+from kafkamq.dev.environment import java_command, java_from
 from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, KafkaMQError
 from kafkamq.markers.overview import Check, cluster_checks
 from kafkamq.queue.queue_topic import check_any_topic, check_name

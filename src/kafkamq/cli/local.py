@@ -37,7 +37,7 @@ from kafkamq.dev.demo.show import Show
 if TYPE_CHECKING:
     from kafkamq.dev.demo.run import Beside
 from kafkamq.dev.environment import cache_dir_from, java_from
-from kafkamq.dev.errors import LocalKafkaError
+from kafkamq.dev.process import LocalKafkaError
 from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.queue.service import Service

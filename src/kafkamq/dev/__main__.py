@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from kafkamq.dev.artifacts import fetch_kafka
+from kafkamq.dev.artifacts import fetch_kafka, format_list
 from kafkamq.dev.environment import cache_dir_from, java_from
-from kafkamq.dev.modules import format_list
 from kafkamq.errors import KafkaMQError
 
 

@@ -1,42 +1,88 @@
-"""Fetches the jars of a Kafka version into a cache folder that all processes share.
+"""The published files of a Kafka version: their lists, their sums, and how they come into a cache.
 
 A version with a committed list is fetched exactly as listed and every jar is checked against its
 SHA-256, when it is fetched and each time it is used. A version without one is resolved from its
 published POMs with a warning; what came is written down, so that later changes are noticed.
 
-Processes that fetch at the same time take turns (a lock file that the system releases when its
-holder dies), and a jar appears in the folder only when it is complete and checked.
+Ivy fetches. It is one jar: the one that an installed PySpark bundles, else the published one, which
+Maven copies once. Processes that fetch at the same time take turns (a lock file that the system
+releases when its holder dies), and a jar appears in the cache only when it is complete and checked.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import hashlib
+import importlib.util
 import logging
 import os
 import re
 import shutil
+import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from xml.sax.saxutils import quoteattr
 
-from kafkamq.dev.errors import ArtifactError
-from kafkamq.dev.ivy import Ivy, copy_with_maven, fetched, ivy_jar
-from kafkamq.dev.java import java_command
-from kafkamq.dev.modules import Module, committed_list, format_list, parse_list, sha256_of, verify
+from kafkamq.dev.environment import java_command
+from kafkamq.errors import KafkaMQError
 
 DEFAULT_VERSION = "4.2.1"
+MAX_SIDE_BY_SIDE = 4  # more only fight for the cores: 4 took 3.2 s, 8 took 3.8 s, 12 took 7.1 s
+TIMEOUT_S = 600.0
 _VERSION = re.compile(r"\d+\.\d+\.\d+(-[A-Za-z0-9]+)?")
-_KAFKA = ("org.apache.kafka", "kafka_2.13")
-_SLF4J_API = ("org.slf4j", "slf4j-api")
-_SLF4J_BINDING = ("org.slf4j", "slf4j-simple")  # without one a broken broker dies in silence
+_LISTS = Path(__file__).parent / "jars"
 _OWN_LIST = "modules.txt"  # in the cache, for a version without a committed list
-
+_PART = r"[A-Za-z0-9._-]+"
+_LINE = re.compile(rf"({_PART}):({_PART}):({_PART}) ([0-9a-f]{{64}})")
+_OUTPUT_TAIL_LINES = 25
+_POLL_S = 0.05
+_COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy"
+_COPY_TIMEOUT_S = 300.0
+# Sums are checked against our own list, so Ivy need not fetch its own; nor does it need POMs.
+_SETTINGS = """<ivysettings>
+  <property name="ivy.checksums" value=""/>
+  <settings defaultResolver="central"/>
+  <resolvers><ibiblio name="central" m2compatible="true" usepoms="false"/></resolvers>
+</ivysettings>
+"""
+_PATTERN = "[organisation]/[module]/[revision]/[artifact]-[revision].[ext]"
 _log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 """Called with (jars fetched, jars to fetch); the second is 0 while it is unknown."""
+
+
+class ArtifactError(KafkaMQError):
+    """Published files could not be fetched, or are not what the committed list says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One published jar."""
+
+    organisation: str
+    name: str
+    version: str
+    sha256: str = ""
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.name}-{self.version}.jar"
+
+    def __str__(self) -> str:
+        return f"{self.organisation}:{self.name}:{self.version}"
+
+
+IVY = Module(
+    "org.apache.ivy",
+    "ivy",
+    "2.5.3",
+    "9502aa5aabf0b1484924a13ef4b5d24f121f7f91aab6768f11cc9d0906c0803b",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +122,24 @@ def fetch_kafka(
     """
     if _VERSION.fullmatch(version) is None:
         raise ArtifactError(f"{version!r} is not a version of Kafka: give one like 4.2.1")
-    cache = (cache_dir or Path.home() / ".cache" / "kafkamq").absolute()
-    folder = cache / f"kafka-{version}"
+    cache = cache_folder(cache_dir)
+    name = f"kafka-{version}"
+    own_list = cache / name / _OWN_LIST
     listed = committed_list(version)
-    modules = listed or _own_list(folder)
-    if modules is None or verify(folder, modules):
-        folder.mkdir(parents=True, exist_ok=True)
-        tell = on_progress or _silent
-        with _turn(cache / f"kafka-{version}.lock"), _work_folder(cache, version) as work:
-            ivy = Ivy(java=java_command(java), jar=ivy_jar(cache, work), settings=ivy_settings)
-            modules = listed or _own_list(folder)  # another process may have had its turn
-            if modules is None:
-                modules = _resolve(version, ivy, folder, work, tell)
-            elif missing := verify(folder, modules):
-                _fetch(missing, ivy, folder, work, tell)
+    if listed is None and not own_list.is_file():
+        with turn(cache, name) as work:
+            if not own_list.is_file():  # another process may have had its turn
+                ivy = Ivy(java=java_command(java), jar=ivy_jar(cache, work), settings=ivy_settings)
+                _resolve(version, ivy, cache / name, work, on_progress or _silent)
+    modules = listed or parse_list(own_list.read_text(encoding="ascii"), source=str(own_list))
+    folder = fetch_modules(
+        name,
+        modules,
+        cache_dir=cache,
+        java=java,
+        ivy_settings=ivy_settings,
+        on_progress=on_progress,
+    )
     return KafkaJars(version, folder, modules, is_verified=listed is not None)
 
 
@@ -100,102 +150,285 @@ def fetch_modules(
     cache_dir: Path | None = None,
     java: str = "java",
     ivy_settings: Path | None = None,
+    on_progress: Progress | None = None,
 ) -> Path:
-    """The folder that holds the jars of a list, each of them checked."""
-    cache = (cache_dir or Path.home() / ".cache" / "kafkamq").absolute()
+    """The folder ``name`` of the cache, which holds the jars of a list, each of them checked.
+
+    Raises:
+        ArtifactError, JavaError: as `fetch_kafka`.
+    """
+    cache, tell = cache_folder(cache_dir), on_progress or _silent
     folder = cache / name
-    if verify(folder, modules):
-        folder.mkdir(parents=True, exist_ok=True)
-        with _turn(cache / f"{name}.lock"), _work_folder(cache, name) as work:
-            if missing := verify(folder, modules):
-                ivy = Ivy(java=java_command(java), jar=ivy_jar(cache, work), settings=ivy_settings)
-                _fetch(missing, ivy, folder, work, _silent)
+    if not verify(folder, modules):
+        return folder
+    with turn(cache, name) as work:
+        missing = verify(folder, modules)
+        if not missing:
+            return folder
+        _log.info("fetching jars", extra={"modules": len(missing), "folder": str(folder)})
+        ivy = Ivy(java=java_command(java), jar=ivy_jar(cache, work), settings=ivy_settings)
+        tell(0, len(missing))
+        ivy.fetch(missing, work, on_fetched=lambda count: tell(count, len(missing)))
+        jars = {str(module): jar for module, jar in fetched(work)}
+        for module in missing:
+            jar = jars.get(str(module))
+            if jar is None:
+                raise ArtifactError(f"Ivy reports success but has not fetched {module}")
+            verify(jar.parent, [module])
+            jar.replace(folder / module.file_name)
     return folder
 
 
-def fetch_archive(module: Module, *, cache_dir: Path | None = None) -> Path:
-    """The folder that a checked ``tar.gz`` was unpacked into, with its members' own names."""
-    cache = (cache_dir or Path.home() / ".cache" / "kafkamq").absolute()
-    folder = cache / module.file_name.removesuffix(f".{module.kind}")
-    if not folder.is_dir():
-        cache.mkdir(parents=True, exist_ok=True)
-        with _turn(cache / f"{folder.name}.lock"), _work_folder(cache, folder.name) as work:
-            if not folder.is_dir():
-                if verify(cache, [module]):  # else the user has put it there
-                    copy_with_maven(module, work, cache)
-                    verify(work, [module])
-                    (work / module.file_name).replace(cache / module.file_name)
-                unpacked = work / "unpacked"
-                shutil.unpack_archive(cache / module.file_name, unpacked, filter="data")
-                (cache / module.file_name).unlink()
-                unpacked.replace(folder)
-    return folder
+def cache_folder(cache_dir: Path | None) -> Path:
+    """The cache: the named folder, or ``~/.cache/kafkamq``."""
+    return (cache_dir or Path.home() / ".cache" / "kafkamq").absolute()
 
 
 def _silent(done: int, total: int) -> None:
     """The progress that nobody asked for."""
 
 
-def _own_list(folder: Path) -> tuple[Module, ...] | None:
-    path = folder / _OWN_LIST
-    if not path.is_file():
-        return None
-    return parse_list(path.read_text(encoding="ascii"), source=str(path))
+@contextlib.contextmanager
+def turn(cache: Path, name: str) -> Iterator[Path]:
+    """Waits until no other process fetches into this folder; yields one to fetch into.
+
+    It lies beside the cached jars, so that a jar moves into place in one step.
+    """
+    (cache / name).mkdir(parents=True, exist_ok=True)
+    prefix = f".fetch-{name}-"
+    with (cache / f"{name}.lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # released with the file, even by kill -9
+        for left in cache.glob(f"{prefix}*"):  # by a process that was killed: it is our turn now
+            shutil.rmtree(left, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=cache) as work:
+            yield Path(work)
 
 
-def _fetch(modules: Sequence[Module], ivy: Ivy, folder: Path, work: Path, tell: Progress) -> None:
-    _log.info("fetching jars", extra={"modules": len(modules), "folder": str(folder)})
-    tell(0, len(modules))
-    wanted = [(module.organisation, module.name, module.version) for module in modules]
-    ivy.fetch(wanted, work, on_fetched=lambda count: tell(count, len(modules)))
-    jars = dict(fetched(work))
-    for module, coordinates in zip(modules, wanted, strict=True):
-        jar = jars.get(coordinates)
-        if jar is None:
-            raise ArtifactError(f"Ivy reports success but has not fetched {module}")
-        jar.rename(jar.with_name(module.file_name))
-        verify(jar.parent, [module])
-        (jar.parent / module.file_name).replace(folder / module.file_name)
-
-
-def _resolve(
-    version: str, ivy: Ivy, folder: Path, work: Path, tell: Progress
-) -> tuple[Module, ...]:
+def _resolve(version: str, ivy: Ivy, folder: Path, work: Path, tell: Progress) -> None:
+    """Fetches what the published POMs name, and writes the list of it."""
     _log.warning(
         "no list of checked jars for this version of Kafka: its artifacts are not verified",
         extra={"version": version},
     )
-    ivy.resolve((*_KAFKA, version), work, on_fetched=lambda count: tell(count, 0))
-    apis = [key[2] for key, _ in fetched(work) if key[:2] == _SLF4J_API]
+    kafka = Module("org.apache.kafka", "kafka_2.13", version)
+    ivy.resolve(kafka, work, on_fetched=lambda count: tell(count, 0))
+    apis = [each.version for each, _ in fetched(work) if each.name == "slf4j-api"]
     if not apis:
         raise ArtifactError(f"Kafka {version} came without slf4j-api; this version is unknown")
-    with _work_folder(work, version) as second:
-        ivy.fetch([(*_SLF4J_BINDING, apis[0])], second, on_fetched=lambda count: None)
-        found = fetched(work) + fetched(second)
-        modules = tuple(Module(*key, sha256=sha256_of(jar)) for key, jar in found)
-        for module, (_, jar) in zip(modules, found, strict=True):
-            jar.replace(folder / module.file_name)
+    second = work / "binding"  # without one a broken broker dies in silence
+    second.mkdir()
+    ivy.fetch([Module("org.slf4j", "slf4j-simple", apis[0])], second, on_fetched=lambda count: None)
+    modules = []
+    for module, jar in fetched(work) + fetched(second):
+        modules.append(replace(module, sha256=sha256_of(jar)))
+        jar.replace(folder / module.file_name)
     text = format_list(version, modules)
-    checked = parse_list(text, source=f"Kafka {version}")
+    parse_list(text, source=f"Kafka {version}")
     written = work / _OWN_LIST
     written.write_text(text, encoding="ascii")
     written.replace(folder / _OWN_LIST)
-    return checked
 
 
-@contextmanager
-def _turn(path: Path) -> Iterator[None]:
-    """Waits until no other process fetches this version."""
-    with path.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # released with the file, even by kill -9
-        yield
+# Lists.
 
 
-@contextmanager
-def _work_folder(parent: Path, version: str) -> Iterator[Path]:
-    """A folder beside the cached jars, so that a jar moves into place in one step."""
-    prefix = f".fetch-{version}-"
-    for left in parent.glob(f"{prefix}*"):  # by a process that was killed: it is our turn now
-        shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name:
-        yield Path(name)
+def parse_list(text: str, *, source: str) -> tuple[Module, ...]:
+    """Reads a list; empty lines and lines that begin with ``#`` are skipped."""
+    modules: list[Module] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        found = _LINE.fullmatch(line.strip())
+        if found is None:
+            raise ArtifactError(f"{source}:{number}: not 'org:name:version sha256': {line!r}")
+        modules.append(Module(*found.groups()))
+    if len({module.file_name for module in modules}) != len(modules):
+        raise ArtifactError(f"{source}: two modules have the same file name")
+    if not modules:
+        raise ArtifactError(f"{source}: the list is empty")
+    return tuple(modules)
+
+
+def format_list(version: str, modules: Iterable[Module]) -> str:
+    lines = sorted(f"{module} {module.sha256}" for module in modules)
+    head = (
+        f"# Apache Kafka {version} as published: org:name:version and the SHA-256 of its jar.\n"
+        f"# Written by: python -m kafkamq.dev {version}\n"
+    )
+    return head + "".join(f"{line}\n" for line in lines)
+
+
+def committed_list(version: str) -> tuple[Module, ...] | None:
+    """The list that comes with this package, or None for a version without one."""
+    path = _LISTS / f"kafka-{version}.txt"
+    if not path.is_file():
+        return None
+    return parse_list(path.read_text(encoding="ascii"), source=path.name)
+
+
+def sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def verify(folder: Path, modules: Sequence[Module]) -> list[Module]:
+    """Checks jars; returns those that are not there. One that differs is removed, and raises."""
+    missing: list[Module] = []
+    for module in modules:
+        path = folder / module.file_name
+        if not path.is_file():
+            missing.append(module)
+            continue
+        got = sha256_of(path)
+        if got != module.sha256:
+            path.unlink(missing_ok=True)
+            raise ArtifactError(
+                f"{path} is not the published {module}: expected SHA-256 {module.sha256}, "
+                f"got {got}. The file has been removed; the next try fetches it."
+            )
+    return missing
+
+
+# Ivy.
+
+
+def ivy_jar(cache: Path, work: Path, *, maven: str = "mvn") -> Path:
+    """Ivy's jar; the caller's turn in the cache must be its own.
+
+    Raises:
+        ArtifactError: It cannot be fetched, or is not the published one.
+    """
+    spec = importlib.util.find_spec("pyspark")
+    for folder in (spec.submodule_search_locations if spec is not None else None) or ():
+        for jar in sorted(Path(folder, "jars").glob("ivy-*.jar")):
+            return jar
+    if verify(cache, [IVY]):
+        copy_with_maven(str(IVY), IVY.file_name, work, cache, maven=maven)
+        verify(work, [IVY])
+        (work / IVY.file_name).replace(cache / IVY.file_name)
+    return cache / IVY.file_name
+
+
+def copy_with_maven(
+    artifact: str, file_name: str, work: Path, cache: Path, *, maven: str = "mvn"
+) -> None:
+    """Put a published file into ``work``; ``cache`` is where a user may put it by hand.
+
+    Raises:
+        ArtifactError: It cannot be fetched.
+    """
+    wanted = f"-Dartifact={artifact}"
+    command = [maven, "-q", "-B", _COPY, wanted, f"-DoutputDirectory={work}"]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=work,
+            timeout=_COPY_TIMEOUT_S, check=False,
+        )  # fmt: skip
+        said = "" if done.returncode == 0 else (done.stdout + done.stderr).strip()[-500:]
+        failed = done.returncode != 0
+    except (OSError, subprocess.TimeoutExpired) as error:
+        said, failed = str(error), True
+    if failed:
+        pyspark = ", or install PySpark (kafkamq[spark]), which brings what fetches Kafka"
+        raise ArtifactError(
+            f"{artifact} cannot be fetched by {maven}: {said}. Install Maven, or put "
+            f"{file_name} into {cache}{pyspark if artifact == str(IVY) else ''}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ivy:
+    """A way to run Ivy. The work folder of a call must be the caller's own, and empty."""
+
+    java: str  # a Java that `java_command` has checked
+    jar: Path
+    settings: Path | None = None  # the user's own Ivy settings; None: the public repository
+
+    def fetch(
+        self, modules: Sequence[Module], work: Path, *, on_fetched: Callable[[int], None]
+    ) -> None:
+        """Fetches exactly ``modules``, without what they depend on; `fetched` lists the result."""
+        settings = self.settings
+        if settings is None:
+            settings = work / "ivysettings.xml"
+            settings.write_text(_SETTINGS, encoding="ascii")
+        count = min(MAX_SIDE_BY_SIDE, len(modules))
+        commands = []
+        for index in range(count):
+            descriptor = work / f"batch-{index}.xml"
+            descriptor.write_text(_descriptor(index, modules[index::count]), encoding="utf-8")
+            command = self._command(work, cache=f"cache-{index}", settings=settings)
+            commands.append([*command, "-ivy", str(descriptor)])
+        _run_all(commands, work, on_fetched=on_fetched)
+
+    def resolve(self, module: Module, work: Path, *, on_fetched: Callable[[int], None]) -> None:
+        """Fetches a module and all that it depends on, as its published POMs say."""
+        command = self._command(work, cache="cache", settings=self.settings)
+        wanted = (module.organisation, module.name, module.version)
+        _run_all([[*command, "-dependency", *wanted]], work, on_fetched=on_fetched)
+
+    def _command(self, work: Path, *, cache: str, settings: Path | None) -> list[str]:
+        command = [self.java, "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        command += ["-jar", str(self.jar), "-confs", "default", "-cache", str(work / cache)]
+        command += ["-retrieve", str(work / "out" / _PATTERN)]
+        return command if settings is None else [*command, "-settings", str(settings)]
+
+
+def fetched(work: Path) -> list[tuple[Module, Path]]:
+    """The modules that runs with this work folder have fetched, and their jars."""
+    return [(Module(*jar.parts[-4:-1]), jar) for jar in sorted((work / "out").glob("*/*/*/*.jar"))]
+
+
+def _descriptor(index: int, modules: Iterable[Module]) -> str:
+    lines = [
+        f"    <dependency org={quoteattr(each.organisation)} name={quoteattr(each.name)} "
+        f'rev={quoteattr(each.version)} transitive="false"/>\n'
+        for each in modules
+    ]
+    return (
+        f'<ivy-module version="2.0">\n  <info organisation="kafkamq" module="batch-{index}"/>\n'
+        f"  <dependencies>\n{''.join(lines)}  </dependencies>\n</ivy-module>\n"
+    )
+
+
+def _run_all(
+    commands: Sequence[Sequence[str]], work: Path, *, on_fetched: Callable[[int], None]
+) -> None:
+    """Runs all commands side by side; no process outlives this call, whatever ends it."""
+    logs = [work / f"ivy-{index}.log" for index in range(len(commands))]
+    deadline = time.monotonic() + TIMEOUT_S
+    with contextlib.ExitStack() as processes:
+        running = []
+        for command, log in zip(commands, logs, strict=True):
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+                )
+            processes.enter_context(process)  # waits for it at the end,
+            processes.callback(process.kill)  # after this
+            running.append((process, log))
+        told = 0
+        while running:
+            time.sleep(_POLL_S)
+            for process, log in running:
+                if process.poll() not in (None, 0):
+                    raise _failure(log, f"Ivy ended with exit code {process.returncode}")
+                if time.monotonic() > deadline:
+                    raise _failure(log, f"Ivy did not finish within {TIMEOUT_S:.0f} s")
+            running = [(process, log) for process, log in running if process.poll() is None]
+            count = sum(log.read_bytes().count(b"[SUCCESSFUL ]") for log in logs)
+            if count > told:
+                told = count
+                on_fetched(count)
+
+
+def _failure(log: Path, what: str) -> ArtifactError:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    tail = "\n".join(lines[-_OUTPUT_TAIL_LINES:])
+    return ArtifactError(
+        f"Kafka's artifacts could not be fetched: {what}. Is the network reachable? Behind a "
+        f"mirror, name your own Ivy settings file. The end of Ivy's output:\n{tail}"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -16,11 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kafkamq.dev.artifacts import DEFAULT_VERSION, KafkaJars, Progress, fetch_kafka
-from kafkamq.dev.errors import LocalKafkaError
-from kafkamq.dev.java import java_command
-from kafkamq.dev.log import errors_in
-from kafkamq.dev.ports import free_port_pair, free_ports
-from kafkamq.dev.process import BrokerProcess
+from kafkamq.dev.environment import java_command
+from kafkamq.dev.process import BrokerProcess, LocalKafkaError, free_port_pair, free_ports
 from kafkamq.dev.properties import HOST, Listener, Node, format_properties, server_properties
 from kafkamq.errors import ConfigError, StateError
 
@@ -33,6 +31,9 @@ _LOGGING = (
     "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.common.config.AbstractConfig=warn",
     "-Dlog4j2.StatusLogger.level=OFF",
 )
+MAX_LINES = 15
+MAX_LINE_LENGTH = 500
+_RECORD = re.compile(r"(\S+ )?\[[^\]]+\] (TRACE|DEBUG|INFO|WARN|ERROR) |(ERROR) ")
 _log = logging.getLogger(__name__)
 
 
@@ -395,3 +396,18 @@ def _answers(bootstrap_servers: str, *, timeout_s: float) -> bool:
         return bool(client.list_topics(timeout=timeout_s).brokers)
     except KafkaException:
         return False
+
+
+def errors_in(text: str) -> str:
+    """The last errors and the exceptions below them; the end of the log when it has none."""
+    chosen: list[str] = []
+    is_error = False
+    for line in text.splitlines():
+        record = _RECORD.match(line)
+        if record is not None:
+            is_error = "ERROR" in (record[2], record[3])
+        if is_error and not line.startswith(("\t", "    at ")):  # no stack frames
+            chosen.append(line)
+    if not chosen:
+        chosen = [line for line in text.splitlines() if line.strip()]
+    return "\n".join(line[:MAX_LINE_LENGTH] for line in chosen[-MAX_LINES:])

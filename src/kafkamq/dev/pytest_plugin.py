@@ -1,6 +1,6 @@
-"""Pytest fixtures `kafka_broker`, one real broker, and `schema_registry`, a real registry.
+"""The pytest fixture `kafka_broker`: one real broker, which serves a whole session.
 
-Each starts when the first test asks for it, and serves the whole session. ``--kafka-version`` (or
+It starts when the first test asks for it. ``--kafka-version`` (or
 ``kafkamq_kafka_version`` in the ini file) chooses another version of Kafka; ``KAFKAMQ_CACHE``,
 ``XDG_CACHE_HOME`` and ``JAVA_HOME`` are respected.
 """
@@ -15,7 +15,6 @@ import pytest
 
 if TYPE_CHECKING:
     from kafkamq.dev.broker import LocalKafka
-    from kafkamq.dev.registry import LocalRegistry
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,18 +39,6 @@ def kafka_broker(request: pytest.FixtureRequest) -> Iterator[LocalKafka]:
         java=java_from(os.environ),
     ) as broker:
         yield broker
-
-
-@pytest.fixture(scope="session")
-def schema_registry() -> Iterator[LocalRegistry]:
-    """A running schema registry, shared by the session: use subjects of your own."""
-    from kafkamq.dev.environment import cache_dir_from, java_from
-    from kafkamq.dev.registry import LocalRegistry
-
-    with LocalRegistry(
-        cache_dir=cache_dir_from(os.environ), java=java_from(os.environ)
-    ) as registry:
-        yield registry
 
 
 def chosen_version(config: pytest.Config, default: str) -> str:

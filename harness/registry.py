@@ -5,29 +5,28 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 import urllib.request
 from pathlib import Path
 
-from kafkamq.dev.artifacts import fetch_archive
+from kafkamq.dev.artifacts import (
+    ArtifactError,
+    cache_folder,
+    copy_with_maven,
+    sha256_of,
+    turn,
+)
 from kafkamq.dev.broker import QUICK_JVM
-from kafkamq.dev.errors import LocalKafkaError
-from kafkamq.dev.java import newer_java_command
-from kafkamq.dev.modules import Module
-from kafkamq.dev.ports import free_ports
-from kafkamq.dev.process import BrokerProcess
+from kafkamq.dev.environment import JavaError, java_command, parse_java_version
+from kafkamq.dev.process import BrokerProcess, LocalKafkaError, free_ports
 from kafkamq.dev.properties import HOST
 from kafkamq.errors import StateError
 
-APICURIO = Module(
-    "io.apicurio",
-    "apicurio-registry-app",
-    "3.3.3",
-    "8bc6751c76d963734224b01d5e7f84ccb3cb61c87d3bd77c36c35f10a5cbed63",
-    kind="tar.gz",
-    classifier="all",
-)
+_ARTIFACT = "io.apicurio:apicurio-registry-app:3.3.3:tar.gz:all"
+_ARCHIVE = "apicurio-registry-app-3.3.3-all.tar.gz"
+_SHA256 = "8bc6751c76d963734224b01d5e7f84ccb3cb61c87d3bd77c36c35f10a5cbed63"
 MIN_JAVA = 21  # what its classes are compiled for
 _PATH = "/apis/ccompat/v7"  # Confluent's interface
 _STOP_TIMEOUT_S = 5.0
@@ -83,8 +82,8 @@ class LocalRegistry:
         """
         if self._process is not None and self._process.is_running:
             raise StateError("the registry runs already")
-        java = newer_java_command(MIN_JAVA, self._java)
-        jar = fetch_archive(APICURIO, cache_dir=self._cache_dir) / "quarkus-run.jar"
+        java = _new_enough(self._java)
+        jar = _fetched(self._cache_dir)
         self._ports = self._ports or free_ports(2)
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="kafkamq-registry-"))
@@ -146,3 +145,38 @@ class LocalRegistry:
             time.sleep(0.1)
         tail = log_path.read_text(encoding="utf-8", errors="replace")[-_LOG_TAIL:]
         raise LocalKafkaError(f"the schema registry did not start: {what}. Its log ends:\n{tail}")
+
+
+def _fetched(cache_dir: Path | None) -> Path:
+    """The registry's jar, in the folder that its checked archive was unpacked into."""
+    cache = cache_folder(cache_dir)
+    folder = cache / _ARCHIVE.removesuffix(".tar.gz")
+    jar = folder / "quarkus-run.jar"
+    if not jar.is_file():
+        with turn(cache, folder.name) as work:
+            archive = cache / _ARCHIVE  # where a user may have put it
+            if not jar.is_file():
+                if not archive.is_file():
+                    copy_with_maven(_ARTIFACT, _ARCHIVE, work, cache)
+                    archive = work / _ARCHIVE
+                if sha256_of(archive) != _SHA256:
+                    raise ArtifactError(f"{archive} is not the published {_ARTIFACT}")
+                shutil.unpack_archive(archive, work / "unpacked", filter="data")
+                (work / "unpacked").replace(folder)
+    return jar
+
+
+def _new_enough(java: str) -> str:
+    """The path of a Java that runs the registry: the named one, or one that Debian knows of."""
+    for each in (java, *map(str, sorted(Path("/usr/lib/jvm").glob("*/bin/java")))):
+        with contextlib.suppress(JavaError):
+            path = java_command(each)
+            answer = subprocess.run(
+                [path, "-version"], capture_output=True, text=True, timeout=60, check=False
+            )
+            if parse_java_version(answer.stderr + answer.stdout) >= MIN_JAVA:
+                return path
+    raise JavaError(
+        f"No Java {MIN_JAVA} or newer found as {java!r} nor in /usr/lib/jvm: install one, or set "
+        "JAVA_HOME to it."
+    )
