@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.error import HTTPError
 
 import pytest
+from confluent_kafka import Producer
 from tests.integration.cli_tools import Commands
 from tests.integration.test_cli_redrive import Letters
 from tests.integration.web_client import WebClient
@@ -84,7 +85,7 @@ def redrive_through_kills(commands: Commands, letters: Letters, count: int, kill
             if not id:
                 found = web.get("redrive?queue=q")
                 assert (found["count"], len(found["samples"])) == (count, 20)
-                id = web.post("jobs", queue="q", rate=rate, name="once more")["id"]
+                id = web.post("jobs", filter={"queue": "q"}, rate=rate, name="once more")["id"]
             if number < kills:
                 web.wait_for_more(id)
             else:
@@ -128,13 +129,13 @@ def test_a_job_is_paused_goes_on_and_is_cancelled(letters: Letters, tmp_path: Pa
     with client(config, tmp_path / "index") as web, client(config, tmp_path / "other") as other:
         with pytest.raises(HTTPError, match="400"):
             web.post("jobs")
-        id = web.post("jobs", reason="max-deliveries", rate=2)["id"]
+        id = web.post("jobs", filter={"reason": "max-deliveries"}, rate=2)["id"]
         web.wait_for_more(id)
         other.wait_for(id, "running")
         other.post(f"jobs/{id}", do="pause")  # by the process that may not have the turn
         assert other.job(id)["state"] == "paused"
         done = web.wait_for(id, "paused")["done"]
-        one = web.post("jobs", key="key", reason="expired")["id"]
+        one = web.post("jobs", filter={"key": "key", "reason": "expired"})["id"]
         web.wait_for(one, "done")
         assert web.job(id)["done"] <= done + 2, "what was under way, and no more"
         letters.write("died again", reason=DeadLetterReason.MAX_DELIVERIES)
@@ -144,7 +145,7 @@ def test_a_job_is_paused_goes_on_and_is_cancelled(letters: Letters, tmp_path: Pa
         assert web.wait_for(id, "cancelled")["left"] == 0
         with pytest.raises(HTTPError, match="409"):
             web.post(f"jobs/{id}", do="resume")
-        rest = web.post("jobs", queue="q", text="WHY")["id"]
+        rest = web.post("jobs", filter={"queue": "q", "text": "WHY"})["id"]
         assert web.wait_for(rest, "done")["done"] == 22 - 1 - web.job(id)["done"]
         wanted = ("redrive", "pause", "redrive", "end", "resume", "cancel", "redrive", "end")
         shown = tuple(each["what"] for each in reversed(other.get("actions")["actions"]))
@@ -155,7 +156,7 @@ def test_a_job_is_paused_goes_on_and_is_cancelled(letters: Letters, tmp_path: Pa
 def test_a_job_leaves_what_died_after_it_began(letters: Letters, tmp_path: Path) -> None:
     letters.write(*(f"id-{number}" for number in range(20)))
     with client(letters.config, tmp_path / "index") as web:
-        id = web.post("jobs", queue="q", rate=4)["id"]
+        id = web.post("jobs", filter={"queue": "q"}, rate=4)["id"]
         web.wait_for_more(id)
         web.post(f"jobs/{id}", do="pause")
         letters.write("died again")
@@ -182,7 +183,7 @@ def test_another_redrive_ends_the_turn_once_and_pauses_the_second_time(
 ) -> None:
     letters.write(*(f"id-{number}" for number in range(30)))
     with client(letters.config, tmp_path / "index") as web:
-        id = web.post("jobs", queue="q", rate=1)["id"]
+        id = web.post("jobs", filter={"queue": "q"}, rate=1)["id"]
         for name in ("id-28", "id-29"):
             web.wait_for_more(id)
             redrive(letters.config, Selection(ids=frozenset({name})))
@@ -225,6 +226,44 @@ def test_messages_are_sent_edited_and_cancelled(letters: Letters, tmp_path: Path
     log = actions(config)
     assert [each.what for each in log if each.id == log[0].id] == ["send", "done"]
     assert "h\u00e4" not in json.dumps([dict(each.more) for each in log], ensure_ascii=False)
+
+
+def test_what_cannot_be_read_yet_is_written_and_said(letters: Letters, tmp_path: Path) -> None:
+    config = letters.config
+    letters.write("one")
+    with client(config, tmp_path / "index") as web:
+        web.wait_for(web.post("jobs", filter={"queue": "nobody's"})["id"], "done")
+        made = [f"many-{number}" for number in range(60)]
+        with open_transaction(config, made) as producer:
+            written = web.post("jobs", filter={"queue": "q"})
+            assert written["is_read"] is False
+            page = web.send_form("jobs?queue=q", name="by form")
+            assert "It is written, and not read yet." in page
+            assert written["id"] not in {job["id"] for job in web.get("jobs")["jobs"]}
+            producer.commit_transaction(within(30))
+        assert web.wait_for(written["id"], "done")["done"] == 1
+        wait_until(lambda: web.get("jobs")["count"] == 63)
+        pages = [web.get(f"jobs?page={page}") for page in (1, 2, 3)]
+        assert [each["page"] for each in pages] == [1, 2, 2]
+        ids = [job["id"] for each in pages[:2] for job in each["jobs"]]
+        assert (len(set(ids)), len(pages[0]["jobs"])) == (63, 50)
+        assert ids[2:62] == made[::-1], "the newest first"
+
+
+@contextmanager
+def open_transaction(config: ServiceConfig, ids: list[str]) -> Iterator[Producer]:
+    """A process that has written jobs, which nobody may read as long as it commits nothing."""
+    settings = {"bootstrap.servers": config.bootstrap_servers}
+    producer = Producer({**settings, "transactional.id": f"{config.namespace}.stands-still"})
+    producer.init_transactions(within(30))
+    producer.begin_transaction()
+    more = {"filter": {"queue": "none"}, "ends": {}, "topic_id": ""}
+    for id in ids:
+        for what in ("redrive", "cancel"):
+            value = Action(what=what, id=id, user="ann", more=more).encode()
+            producer.produce(actions_topic(config), value)
+    producer.flush(within(30))
+    yield producer
 
 
 def test_an_action_that_fails_says_so(letters: Letters, tmp_path: Path) -> None:

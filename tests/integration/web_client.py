@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.request
 from typing import Any
+from urllib.parse import urlencode
 
 from tests.waiting import wait_until, within
 
@@ -25,6 +26,13 @@ class WebClient:
         headers = {"x-csrf-token": self._token, "content-type": "application/json"}
         body = json.dumps(data).encode()
         return self._ask(urllib.request.Request(f"{self.address}api/{path}", body, headers))
+
+    def send_form(self, path: str, **fields: str) -> str:
+        """The page that follows a form."""
+        body = urlencode({**fields, "csrf": self._token}).encode()
+        request = urllib.request.Request(f"{self.address}{path}", body)
+        with urllib.request.urlopen(request, timeout=within(60)) as answer:
+            return str(answer.read().decode())
 
     def _ask(self, request: urllib.request.Request) -> Any:
         with urllib.request.urlopen(request, timeout=within(60)) as answer:

@@ -18,11 +18,11 @@ from kafkamq.queue.dead_letters import done_key, redriven_place
 from kafkamq.transport.record import LOG_APPEND_TIME
 from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, Outcome, expand
 from kafkamq.web import lookups
+from kafkamq.web.filters import LetterFilter
 from kafkamq.web.index.live import open_runs
 from kafkamq.web.index.places import LETTERS, MARKERS, MESSAGES, place_of, split_place
 from kafkamq.web.index.rows import form_of
 from kafkamq.web.index.schema import open_index, size_bytes
-from kafkamq.web.lookups import LetterFilter
 
 TABLES = ("message", "event", "chunk", "minute", "queue")
 NOW_MS = 1_700_000_000_000
@@ -313,6 +313,7 @@ def test_forms_of_errors_leave_numbers_out() -> None:
     assert form_of("Timeout: 17 of 0xdeadbeef\nsecond line") == "Timeout: # of #"
     assert form_of("order 1b4e28ba-2fa1-11d2-883f-0016d3cca427 failed") == "order # failed"
     assert len(form_of("x" * 10_000)) <= 120
+    assert form_of("E: 1\r\nmore") == form_of("E: 2\rmore") == "E: #"
 
 
 def test_every_outcome_has_a_name_on_the_time_line(tmp_path: Path) -> None:

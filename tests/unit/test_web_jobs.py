@@ -14,9 +14,9 @@ from tests.unit.web_logs import Logs
 
 from kafkamq.queue.dead_letters import dead_letter_of
 from kafkamq.web import lookups
+from kafkamq.web.filters import LetterFilter
 from kafkamq.web.index.rows import form_of
 from kafkamq.web.jobs import CANCELLED, ENDED, MAX_JOBS, PAUSED, RUNNING, Action, Trail, decode
-from kafkamq.web.lookups import LetterFilter
 
 JOB = {"filter": {"queue": "q"}, "rate": 5.0, "expected": 100, "ends": {"0": 7}, "topic_id": "aa"}
 
@@ -38,7 +38,7 @@ BEGUN = (("redrive", "ann", JOB), ("run", "one", {}))
 def test_a_job_goes_through_its_states() -> None:
     job = folded(*BEGUN).jobs["job"]
     assert (job.state, job.user, job.runner, job.left) == (RUNNING, "ann", "one", 100)
-    assert (job.ends, job.rate, job.filter) == ({0: 7}, 5.0, {"queue": "q"})
+    assert (job.ends, job.rate, job.filter) == ({0: 7}, 5.0, LetterFilter(queue="q"))
     went = ("progress", "one", {"count": 30, "refused": 2})
     job = folded(*BEGUN, went, ("pause", "bob", {}), went).jobs["job"]
     assert (job.state, job.done, job.refused, job.left) == (PAUSED, 60, 2, 38)
@@ -185,7 +185,7 @@ def test_a_job_means_what_its_page_shows(tmp_path: Path) -> None:
         }
         chosen = LetterFilter(**filled)  # type: ignore[arg-type]
         shown, more = lookups.letters(logs.connection, chosen, before=0, limit=1000)
-        meant = {f"2/0/{each.offset}" for each in letters if lookups.is_meant(chosen, each)}
+        meant = {f"2/0/{each.offset}" for each in letters if chosen.means(each)}
         assert {each["where"] for each in shown} == meant, chosen
         assert (lookups.count_letters(logs.connection, chosen), more) == (len(meant), 0)
         counts.add(len(meant))

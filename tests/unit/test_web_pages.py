@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import html
 import re
 from collections.abc import Mapping
 from html.parser import HTMLParser
@@ -23,6 +24,8 @@ from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 from kafkamq.web.actions import Actions
 from kafkamq.web.app import build_app
 from kafkamq.web.guard import MAX_BODY_BYTES, hash_password
+from kafkamq.web.index import fold
+from kafkamq.web.index.fold import OTHER
 from kafkamq.web.index.follower import Index, IndexOptions
 from kafkamq.web.index.live import Counts, Picture, open_runs
 from kafkamq.web.options import Account, User, WebOptions, read_accounts
@@ -291,17 +294,20 @@ def test_bodies_are_bounded_and_checked(path: Path) -> None:
     refused = site.get("/send", known, method="POST", content=large)
     assert (refused.status_code, "too long" in refused.text) == (413, True)
     for body in (
-        {"rate": -1, "queue": "q"},
-        {"rate": 1e9, "queue": "q"},
-        {"rate": "x", "queue": "q"},
+        {"rate": -1, "filter": {"queue": "q"}},
+        {"rate": 1e9, "filter": {"queue": "q"}},
+        {"rate": "x", "filter": {"queue": "q"}},
         {},
-        {"queue": 7},
+        {"filter": {"queue": 7}},
+        {"filter": {"queue": "q", "since_ms": -1}},
+        {"filter": {"queue": "q", "redriven": "maybe"}},
         [],
     ):
         assert site.get("/api/jobs", known, method="POST", json=body).status_code == 400, body
     assert site.get("/api/jobs", known, method="POST", content=b"{").status_code == 400
-    for form in ({"rate": "nan", "queue": "q"}, {"rate": "x"}, {"since_ms": "1e999", "queue": "q"}):
-        assert site.get("/jobs", known, method="POST", data=form).status_code == 400, form
+    for query, form in (("queue=q", {"rate": "nan"}), ("", {"rate": "x"}), ("since_ms=1e9", {})):
+        address = f"/jobs?{query}"
+        assert site.get(address, known, method="POST", data=form).status_code == 400, form
     no_header = {"queue": "q", "headers": "x"}
     assert site.get("/send", known, method="POST", data=no_header).status_code == 400
     both = {"queue": "q", "payload": "x", "payload_base64": "eA=="}
@@ -327,10 +333,74 @@ def test_a_dry_run_says_how_many_and_which(path: Path) -> None:
         assert site.get(f"/api/redrive?{query}").json()["count"] == 0
 
 
+@pytest.mark.parametrize("query", ["since_ms=x", "until_ms=-1", "since=noon", "redriven=maybe"])
+def test_a_filter_that_cannot_be_read_means_nothing(path: Path, query: str) -> None:
+    """Without that part it would mean others."""
+    site = pages(path)
+    for address in ("/dead-letters", "/redrive", "/api/dead-letters", "/api/redrive"):
+        assert site.get(f"{address}?{query}").status_code == 400, address
+
+
+def test_times_of_a_filter_are_in_utc_and_stay_in_the_form(path: Path) -> None:
+    site = pages(path)
+    for query, count in (
+        ("since=2023-11-14T22:13:20", 1),
+        ("since=2023-11-14T22:13:20.001", 0),
+        ("until=2023-11-14T22:13:20", 0),
+        ("until=2023-11-14T23:13:20.001%2B01:00", 1),
+        ("since=&until=", 1),
+    ):
+        assert site.get(f"/api/redrive?{query}").json()["count"] == count, query
+    shown = site.get("/dead-letters?since=2023-11-14T22:13&until_ms=1700000000001").text
+    assert 'name="since" value="2023-11-14T22:13:00.000"' in shown
+    assert 'name="until" value="2023-11-14T22:13:20.001"' in shown
+
+
+def test_a_job_gets_the_filter_that_its_dry_run_had(tmp_path: Path) -> None:
+    """Browsers write other line ends into fields of forms, and none into addresses."""
+    logs = Logs(tmp_path / "index")
+    letter = dead_letter(0, "E: 7\rmore\n", **{"kafkamq-reason": b"one\rtwo"})
+    letter.stored_key = b"q\0a\r\nb"
+    logs.letter(letter)
+    logs.commit()
+    site = Pages(logs.path)
+    query = {"key": "a\r\nb", "reason": "one\rtwo", "form": "E: #", "until_ms": str(NOW_MS + 1)}
+    answer = site.get(f"/redrive?{httpx.QueryParams(query)}")
+    (action,) = re.findall(r'action="(/jobs[^"]*)"', answer.text)
+    address = httpx.URL(f"http://localhost{html.unescape(action)}")
+    assert dict(address.params) == query
+    fields = re.findall(r'<input type="hidden" name="([^"]*)"', answer.text)
+    assert set(fields) == {"csrf", "everything"}
+
+
+def test_names_beyond_the_most_are_no_filter_of_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topic does not know which names the index has no room for."""
+    logs = Logs(tmp_path / "index")
+    logs.letter(dead_letter(0, "a"))
+    logs.commit()
+    site = Pages(logs.path)
+    assert site.get(f"/api/redrive?form={OTHER}").status_code == 200
+    monkeypatch.setattr(fold, "MAX_NAMES", 3)  # q, rejected and "a"
+    logs.letter(dead_letter(1, "b"))
+    logs.commit()
+    groups = site.get("/api/dead-letters").json()["groups"]
+    assert {group["form"] for group in groups} == {"a", OTHER}
+    assert len(site.get(f"/api/dead-letters?form={OTHER}").json()["letters"]) == 1
+    for address in ("/redrive", "/api/redrive"):
+        answer = site.get(f"{address}?form={OTHER}")
+        assert (answer.status_code, "choose by" in answer.text) == (400, True)
+    known = {**LOCAL, "x-csrf-token": token_of(site)}
+    body = {"filter": {"form": OTHER}}
+    assert site.get("/api/jobs", known, method="POST", json=body).status_code == 400
+    assert site.get("/redrive?form=a").status_code == 200
+
+
 def test_requests_are_bounded(path: Path) -> None:
     site = pages(path)
     assert site.get(f"/?search={'x' * 9000}").status_code == 414
-    for odd in ("/?page=-5", f"/?page={10**12}", "/dead-letters?before=-1&since_ms=x"):
+    for odd in ("/?page=-5", f"/?page={10**12}", "/dead-letters?before=-1&since_ms=7"):
         assert site.get(odd).status_code == 200
     assert site.get("/?page=x").status_code == 400
 

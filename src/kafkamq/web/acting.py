@@ -26,11 +26,14 @@ from kafkamq.transport.admin import Admin
 from kafkamq.types import ScheduleToken
 from kafkamq.web import lookups
 from kafkamq.web.actions import Actions
+from kafkamq.web.filters import LetterFilter
 from kafkamq.web.guard import MAX_FIELDS
+from kafkamq.web.index import fold
+from kafkamq.web.index.fold import OTHER
 from kafkamq.web.index.follower import Index
 from kafkamq.web.index.places import LETTERS, MARKERS, place_of
-from kafkamq.web.jobs import STATES_AFTER, Action
-from kafkamq.web.lookups import LetterFilter, reading
+from kafkamq.web.jobs import MAX_JOBS, STATES_AFTER, Action
+from kafkamq.web.lookups import names_are_full, reading
 
 MAX_SAMPLES = 20
 MAX_NAME_CHARACTERS = 200
@@ -42,33 +45,12 @@ _Request = Request[Any, Any, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class NewJob:
-    """Dead letters that are to go back: the filter of their page, and how fast."""
+    """Dead letters that are to go back, and how fast; those that were redriven before stay."""
 
-    queue: str = ""
-    reason: str = ""
-    form: str = ""
-    text: str = ""
-    key: str = ""
-    header: str = ""
-    since_ms: int = 0
-    until_ms: int = 0
+    filter: LetterFilter = field(default_factory=LetterFilter)
     everything: bool = False  # needed where nothing chooses
     name: str = ""
     rate: float = 0.0  # dead letters a second; 0: as fast as it goes
-
-    @property
-    def chosen(self) -> LetterFilter:
-        """Those that were not redriven before."""
-        return LetterFilter(
-            queue=self.queue,
-            reason=self.reason,
-            form=self.form,
-            text=self.text,
-            key=self.key,
-            header=self.header,
-            since_ms=self.since_ms,
-            until_ms=self.until_ms,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +88,24 @@ class NewPayload:
         return _payload(self.payload, self.payload_base64)
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """An action that is in the topic; readers come to it behind what is open there before it."""
+
+    id: str
+    offset: int
+    is_read: bool
+
+    def answer(self) -> dict[str, Any]:
+        """Return what the API says."""
+        return {"id": self.id, "is_read": self.is_read}
+
+    def shown(self) -> Redirect:
+        """Lead to the page of jobs, which says so where it is not read yet."""
+        query = "" if self.is_read else f"?written={self.offset}"
+        return Redirect(f"/jobs{query}", status_code=303)
+
+
 class Operations:
     """Does them; each is written before its effect. For many threads."""
 
@@ -138,19 +138,22 @@ class Operations:
         """How many dead letters are meant, and the newest of them."""
         wanted = replace(chosen, redriven="no")
         with reading(self._path) as connection:
+            if OTHER in (chosen.queue, chosen.reason, chosen.form) and names_are_full(connection):
+                raise ConfigError(
+                    f"{OTHER} stands for all names beyond the first {fold.MAX_NAMES:,}, which the"
+                    " topic does not know: choose by a text of the error, a key or a header"
+                )
             found, _ = lookups.letters(connection, wanted, before=0, limit=MAX_SAMPLES)
             count = lookups.count_letters(connection, wanted)
         return {"filter": asdict(chosen), "count": count, "samples": found}
 
-    def start(self, user: str, new: NewJob) -> str:
-        """Begin a job; returns its id."""
-        chosen = new.chosen
+    def start(self, user: str, new: NewJob) -> Written:
+        """Begin a job."""
+        chosen = replace(new.filter, redriven="")
         if chosen.is_empty and not new.everything:
             raise ConfigError("the filter is empty: choose, or say everything")
-        for name, most in (("rate", MAX_RATE), ("since_ms", 1 << 53), ("until_ms", 1 << 53)):
-            value = getattr(new, name)
-            if not 0 <= value <= most:
-                raise ConfigError(f"{name} is {value}: it must be from 0 to {most:g}")
+        if not 0 <= new.rate <= MAX_RATE:
+            raise ConfigError(f"rate is {new.rate}: it must be from 0 to {MAX_RATE:g}")
         more = {
             "name": new.name[:MAX_NAME_CHARACTERS],
             "filter": asdict(chosen),
@@ -159,29 +162,34 @@ class Operations:
         }
         return self._begin("redrive", user, more)
 
-    def _begin(self, what: str, user: str, more: dict[str, Any]) -> str:
+    def _begin(self, what: str, user: str, more: dict[str, Any]) -> Written:
+        if self._actions.open_jobs >= MAX_JOBS:
+            raise StateError(f"{MAX_JOBS:,} jobs have not ended: cancel some")
         topic = self._config.dead_letter_topic
         with Admin(self._config) as admin:
             found = admin.require_topic(topic)
             ends = {number: end for number, (end, _) in admin.log_ends(topic).items()}
         more |= {"ends": ends, "topic_id": found.topic_id.hex()}
         action = Action(what=what, id=uuid7(), user=user, more=more)
-        self._actions.record(action)
-        return action.id
+        return self._record(action)
 
-    def change(self, user: str, id: str, do: str) -> None:
+    def _record(self, action: Action) -> Written:
+        offset = self._actions.write(action)
+        return Written(action.id, offset, self._actions.wait_for(offset))
+
+    def change(self, user: str, id: str, do: str) -> Written:
         """Pause, resume or cancel a job."""
         if do not in STATES_AFTER:
             raise ConfigError(f"do is {do!r}: it must be one of {', '.join(STATES_AFTER)}")
         job = self._actions.job(id)
         if job is None:
-            raise HTTPException(status_code=404, detail="there is no such job")
+            raise HTTPException(status_code=404, detail="no such job was read")
         if job.is_over:
             raise StateError(f"the job is {job.state}")
-        self._actions.record(Action(what=do, id=id, user=user))
+        return self._record(Action(what=do, id=id, user=user))
 
-    def resend(self, user: str, where: tuple[int, int, int], payload: bytes) -> str:
-        """Send a dead letter again with another payload; returns the job's id."""
+    def resend(self, user: str, where: tuple[int, int, int], payload: bytes) -> Written:
+        """Send a dead letter again with another payload, as a job."""
         _, partition, offset = where
         if len(payload) > MAX_PAYLOAD_BYTES:
             raise ConfigError(f"the payload has {len(payload):,} bytes: {MAX_PAYLOAD_BYTES:,}")
@@ -321,24 +329,18 @@ def form_routes(operations: Operations) -> list[Any]:
     @post("/jobs", sync_to_thread=True, include_in_schema=False)
     def start(request: _Request, body: RawBody) -> Any:
         fields = _fields(body)
-        texts = {
-            name: fields.get(name, "")
-            for name in ("queue", "reason", "form", "text", "key", "header", "name")
-        }
         new = NewJob(
-            **texts,
-            since_ms=int(_number(fields, "since_ms")),
-            until_ms=int(_number(fields, "until_ms")),
+            # Browsers change line ends in fields, and none in an address.
+            filter=LetterFilter.of_texts(request.query_params),
             everything="everything" in fields,
+            name=fields.get("name", ""),
             rate=_number(fields, "rate"),
         )
-        operations.start(_user(request), new)
-        return Redirect("/jobs", status_code=303)
+        return operations.start(_user(request), new).shown()
 
     @post("/jobs/{id:str}", sync_to_thread=True, include_in_schema=False)
     def change(request: _Request, id: FromPath[str], body: RawBody) -> Any:
-        operations.change(_user(request), id, _fields(body).get("do", ""))
-        return Redirect("/jobs", status_code=303)
+        return operations.change(_user(request), id, _fields(body).get("do", "")).shown()
 
     @post("/send", sync_to_thread=True, include_in_schema=False)
     def send(request: _Request, body: RawBody) -> Any:
@@ -359,8 +361,7 @@ def form_routes(operations: Operations) -> list[Any]:
         body: RawBody,
     ) -> Any:
         payload = _fields(body).get("payload", "").encode("utf-8", "replace")
-        operations.resend(_user(request), (log, partition, offset), payload)
-        return Redirect("/jobs", status_code=303)
+        return operations.resend(_user(request), (log, partition, offset), payload).shown()
 
     @post(f"/cancel/{place}", sync_to_thread=True, include_in_schema=False)
     def cancel(
@@ -378,13 +379,12 @@ def api_routes(operations: Operations) -> list[Any]:
     @post("/api/jobs", sync_to_thread=True)
     def start(request: _Request, data: JSONBody[NewJob]) -> dict[str, Any]:
         """Begin to redrive what matches; the filter is that of /api/dead-letters."""
-        return {"id": operations.start(_user(request), data)}
+        return operations.start(_user(request), data).answer()
 
     @post("/api/jobs/{id:str}", sync_to_thread=True)
     def change(request: _Request, id: FromPath[str], data: JSONBody[NewState]) -> dict[str, Any]:
         """Pause, resume or cancel a job."""
-        operations.change(_user(request), id, data.do)
-        return {"id": id}
+        return operations.change(_user(request), id, data.do).answer()
 
     @post("/api/messages", sync_to_thread=True)
     def send(request: _Request, data: JSONBody[NewMessage]) -> dict[str, Any]:
@@ -403,7 +403,7 @@ def api_routes(operations: Operations) -> list[Any]:
     ) -> dict[str, Any]:
         """Send a dead letter again with another payload, as a job."""
         where = (log, partition, offset)
-        return {"id": operations.resend(_user(request), where, data.payload_bytes)}
+        return operations.resend(_user(request), where, data.payload_bytes).answer()
 
     @post(f"/api/cancel/{place}", sync_to_thread=True)
     def cancel(

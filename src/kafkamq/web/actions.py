@@ -24,11 +24,12 @@ from kafkamq.transport.transactions import NewRecord
 from kafkamq.web.jobs import MAX_RECORD_BYTES, Action, Job, Trail, decode
 
 PAGE_ENTRIES = 100
+PAGE_JOBS = 50
 _LOOK_S = 5.0  # for a topic that another process makes
 _LOOK_AGAIN_S = 60.0  # whether it was recreated
 _RETRY_S = 5.0
 _WRITE_S = 30.0
-_SEEN_S = 10.0
+_SEEN_S = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -151,12 +152,35 @@ class Actions:
         with self._changed:
             return self._trail.jobs.get(id)
 
-    def jobs(self) -> dict[str, Any]:
-        """For the pages: all jobs, the newest first."""
+    @property
+    def version(self) -> int:
+        """Another one: jobs or entries may have changed."""
+        return self._next_offset
+
+    @property
+    def open_jobs(self) -> int:
+        """How many jobs have not ended."""
         with self._changed:
-            made = [job.as_dict() for job in reversed(self._trail.jobs.values())]
+            return sum(not job.is_over for job in self._trail.jobs.values())
+
+    def jobs(self, page: int = 1, written: int = -1) -> dict[str, Any]:
+        """For the pages: those that have not ended, then the others, each the newest first.
+
+        ``written``: the offset of an action, of which the page says whether it is read.
+        """
+        with self._changed:
+            jobs = [*reversed(self._trail.jobs.values())]
+            jobs.sort(key=lambda job: job.is_over)
+            pages = max(1, -(-len(jobs) // PAGE_JOBS))
+            page = min(max(1, page), pages)
+            made = [job.as_dict() for job in jobs[(page - 1) * PAGE_JOBS : page * PAGE_JOBS]]
+            is_unread = self._next_offset <= written
         return {
             "jobs": made,
+            "count": len(jobs),
+            "page": page,
+            "pages": pages,
+            "unread": written if is_unread else -1,
             "error": self.error,
             "turn_error": self.turn_error,
             "topic": self.topic,

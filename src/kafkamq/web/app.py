@@ -24,10 +24,10 @@ from kafkamq import __version__
 from kafkamq.errors import ConfigError, KafkaMQError, StateError
 from kafkamq.web.acting import Operations, api_routes, form_routes
 from kafkamq.web.actions import Actions
+from kafkamq.web.filters import LetterFilter
 from kafkamq.web.guard import MAX_BODY_BYTES, Guard
 from kafkamq.web.index.follower import Index
 from kafkamq.web.index.places import LETTERS
-from kafkamq.web.lookups import LetterFilter
 from kafkamq.web.options import OPERATOR, User, WebOptions
 from kafkamq.web.payloads import FORMS, Payloads
 from kafkamq.web.rendering import STATIC, render
@@ -48,7 +48,7 @@ class Site:
         self.operations = Operations(index, actions)
         self.payloads = Payloads(index.config)
         self._options = options
-        self._fresh: OrderedDict[tuple[str, str], tuple[float, str]] = OrderedDict()
+        self._fresh: OrderedDict[tuple[str, str, int], tuple[float, str]] = OrderedDict()
 
     def page(
         self,
@@ -56,13 +56,13 @@ class Site:
         template: str,
         make: Callable[[], _Data | None],
         *,
-        fresh_s: float = FRESH_S,
+        version: int = 0,
     ) -> Any:
         """A page of what ``make`` answers; None: there is no such thing."""
         user: User = request.scope["state"]["user"]
-        key = (f"{request.url.path}?{request.url.query}", f"{user.role} {user.name}")
+        key = (f"{request.url.path}?{request.url.query}", f"{user.role} {user.name}", version)
         made_s, text = self._fresh.get(key, (-1e9, ""))
-        if time.monotonic() - made_s > fresh_s:
+        if time.monotonic() - made_s > FRESH_S:
             data = make()
             text = render("missing.html" if data is None else template, self._values(request, data))
             if data is None:
@@ -174,29 +174,6 @@ def _html(text: str, status: int = 200) -> Response[str]:
     return Response(text, media_type=MediaType.HTML, status_code=status)
 
 
-def _filter(request: _Request) -> LetterFilter:
-    query = request.query_params
-
-    def text(name: str) -> str:
-        return str(query.get(name, ""))
-
-    return LetterFilter(
-        queue=text("queue"),
-        reason=text("reason"),
-        form=text("form"),
-        text=text("text"),
-        key=text("key"),
-        header=text("header"),
-        redriven=text("redriven"),
-        since_ms=_number(text("since_ms")),
-        until_ms=_number(text("until_ms")),
-    )
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isdecimal() and len(text) < 16 else 0
-
-
 def _pages(site: Site) -> list[Any]:
     views = site.views
 
@@ -247,7 +224,7 @@ def _more_pages(site: Site) -> list[Any]:
 
     @get("/dead-letters", sync_to_thread=True, include_in_schema=False)
     def letters(request: _Request, before: FromQuery[int] = 0) -> Any:
-        chosen = _filter(request)
+        chosen = LetterFilter.of_texts(request.query_params)
         return site.page(request, "letters.html", lambda: views.letters(chosen, before=before))
 
     @get("/workers", sync_to_thread=True, include_in_schema=False)
@@ -271,28 +248,29 @@ def _action_pages(site: Site) -> list[Any]:
     @get("/redrive", sync_to_thread=True, include_in_schema=False)
     def dry_run(request: _Request) -> Any:
         site.require_operator(request)
-        chosen = _filter(request)
+        chosen = LetterFilter.of_texts(request.query_params)
         return site.page(request, "redrive.html", lambda: site.operations.dry_run(chosen))
 
     @get("/api/redrive", sync_to_thread=True)
     def api_dry_run(request: _Request) -> _Data:
         """How many dead letters a job with this filter would send back, and up to 20 of them."""
         site.require_operator(request)
-        return site.operations.dry_run(_filter(request))
+        return site.operations.dry_run(LetterFilter.of_texts(request.query_params))
 
     @get("/jobs", sync_to_thread=True, include_in_schema=False)
-    def jobs(request: _Request) -> Any:
-        return site.page(request, "jobs.html", site.actions.jobs, fresh_s=-1.0)
+    def jobs(request: _Request, page: FromQuery[int] = 1, written: FromQuery[int] = -1) -> Any:
+        made = partial(site.actions.jobs, page, written)
+        return site.page(request, "jobs.html", made, version=site.actions.version)
 
     @get("/api/jobs", sync_to_thread=True)
-    def api_jobs() -> _Data:
-        """Jobs and how far they are, the newest first."""
-        return site.actions.jobs()
+    def api_jobs(page: FromQuery[int] = 1) -> _Data:
+        """Jobs and how far they are, 50 a page; those that have not ended come first."""
+        return site.actions.jobs(page)
 
     @get("/actions", sync_to_thread=True, include_in_schema=False)
     def trail(request: _Request, before: FromQuery[int] = 0) -> Any:
         made = partial(site.actions.entries, before)
-        return site.page(request, "actions.html", made, fresh_s=-1.0)
+        return site.page(request, "actions.html", made, version=site.actions.version)
 
     @get("/api/actions", sync_to_thread=True)
     def api_trail(before: FromQuery[int] = 0) -> _Data:
@@ -368,7 +346,7 @@ def _more_api(site: Site) -> list[Any]:
     @get("/api/dead-letters", sync_to_thread=True)
     def letters(request: _Request, before: FromQuery[int] = 0) -> _Data:
         """Dead letters by queue, reason, form, text, key, header, redriven, since_ms, until_ms."""
-        return views.letters(_filter(request), before=before)
+        return views.letters(LetterFilter.of_texts(request.query_params), before=before)
 
     @get("/api/workers", sync_to_thread=True)
     def workers(consumer: FromQuery[str] = "") -> _Data:

@@ -19,8 +19,10 @@ from __future__ import annotations
 import json
 from collections import OrderedDict, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+from kafkamq.web.filters import LetterFilter
 
 RUNNING, PAUSED, CANCELLED, ENDED = "running", "paused", "cancelled", "done"
 STATES_AFTER = {"pause": PAUSED, "resume": RUNNING, "cancel": CANCELLED}
@@ -30,8 +32,6 @@ MAX_RECORD_BYTES = 900_000
 _KINDS = ("redrive", "resend")
 _SILENT = ("progress", "run")  # of the trail
 _UNSHOWN = ("payload", "ends", "topic_id")  # in the trail; a job has them
-_TEXTS = frozenset(("queue", "reason", "form", "text", "key", "header", "redriven"))  # of a filter
-_TIMES = frozenset(("since_ms", "until_ms"))
 _MAX_RATE = 1e6
 _REDRIVEN_BEFORE = "it was redriven before: nothing was sent"
 
@@ -88,7 +88,7 @@ class Job:
     state: str = RUNNING
     created_ms: int
     changed_ms: int
-    filter: Mapping[str, Any]  # as ``LetterFilter``
+    filter: LetterFilter
     place: tuple[int, int] | None  # of the one dead letter that is sent again, edited
     payload: str  # of that one, base64
     rate: float  # dead letters a second; 0: as fast as it goes
@@ -121,7 +121,7 @@ class Job:
             "state": self.state,
             "created_ms": self.created_ms,
             "changed_ms": self.changed_ms,
-            "filter": {name: value for name, value in self.filter.items() if value},
+            "filter": {name: value for name, value in asdict(self.filter).items() if value},
             "where": None if self.place is None else f"2/{self.place[0]}/{self.place[1]}",
             "rate": self.rate,
             "expected": self.expected,
@@ -172,7 +172,7 @@ def _job(action: Action) -> Job | None:
     try:
         # What names nothing means nothing, and not everything.
         place: Any = more["place"] if action.what == "resend" else None
-        chosen = _filter(more["filter"]) if action.what == "redrive" else {}
+        kept = more["filter"] if action.what == "redrive" else {}
         return Job(
             id=action.id,
             kind=action.what,
@@ -180,7 +180,7 @@ def _job(action: Action) -> Job | None:
             user=action.user,
             created_ms=action.at_ms,
             changed_ms=action.at_ms,
-            filter=chosen,
+            filter=LetterFilter.of_record(kept),
             place=(int(place[0]), int(place[1])) if action.what == "resend" else None,
             payload=str(more["payload"]) if action.what == "resend" else "",
             rate=min(_MAX_RATE, max(0.0, float(more.get("rate", 0.0)))),
@@ -190,15 +190,6 @@ def _job(action: Action) -> Job | None:
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError):
         return None
-
-
-def _filter(found: Mapping[str, Any]) -> dict[str, Any]:
-    """As ``LetterFilter``; one that is not known to the letter would mean others."""
-    for name, value in found.items():
-        is_known = isinstance(value, str) if name in _TEXTS else name in _TIMES
-        if not is_known or (name in _TIMES and type(value) is not int):
-            raise ValueError(f"{name} is {value!r}")
-    return dict(found)
 
 
 def _change(job: Job, action: Action) -> None:

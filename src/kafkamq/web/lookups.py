@@ -5,28 +5,21 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kafkamq.queue.dead_letters import DeadLetter
 from kafkamq.types import Outcome
+from kafkamq.web.filters import LetterFilter
+from kafkamq.web.index import fold
 from kafkamq.web.index.fold import END_BASE, STARTED
 from kafkamq.web.index.places import CHUNK_BITS, CHUNK_OFFSETS, LETTERS, MESSAGES, split_place
-from kafkamq.web.index.rows import (
-    MAX_ERROR_CHARACTERS,
-    MAX_KEY_BYTES,
-    form_of,
-    pack_headers,
-    unpack_headers,
-)
+from kafkamq.web.index.rows import unpack_headers
 from kafkamq.web.index.schema import open_reader
 
 MAX_FAMILY = 200  # copies of one message, dead letters and redriven copies included
 MAX_FOUND = 100
 MAX_CHUNKS_SEARCHED = 50
 MAX_LETTERS_SEARCHED = 100_000  # of a filter that no index serves; the page says how far it got
-_LOWER = {ord(letter): letter.lower() for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
 _MESSAGE = "place, q.text, at_ms, id, key, attempt, origin, letter, headers"
 _MESSAGE_FROM = "FROM message JOIN name q ON q.number = queue"
 _LETTER = (
@@ -62,37 +55,17 @@ def where_of(place: int) -> str:
     return f"{log}/{partition}/{offset}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LetterFilter:
-    """Which dead letters are meant; what is empty does not choose."""
-
-    queue: str = ""
-    reason: str = ""
-    form: str = ""  # of the error: what errors of one kind have in common
-    text: str = ""  # somewhere in the error
-    key: str = ""
-    header: str = ""  # somewhere in the headers' names and values
-    since_ms: int = 0
-    until_ms: int = 0
-    redriven: str = ""  # "yes", "no"
-
-    @property
-    def is_empty(self) -> bool:
-        return self == LetterFilter()
-
-
-def name_number(connection: sqlite3.Connection, text: str) -> int:
-    """The number of a name; -1: nobody has it."""
-    found = connection.execute("SELECT number FROM name WHERE text = ?", (text,)).fetchone()
-    return -1 if found is None else int(found[0])
-
-
 def names_of(connection: sqlite3.Connection, numbers: Sequence[int]) -> dict[int, str]:
     """Names by their numbers."""
     marks = ",".join("?" * len(numbers))
     return dict(
         connection.execute(f"SELECT number, text FROM name WHERE number IN ({marks})", numbers)
     )
+
+
+def names_are_full(connection: sqlite3.Connection) -> bool:
+    """Whether further names are counted as ``OTHER``."""
+    return int(connection.execute("SELECT count(*) FROM name").fetchone()[0]) >= fold.MAX_NAMES
 
 
 def queue_rows(connection: sqlite3.Connection) -> list[tuple[int, str, int, int, int, int]]:
@@ -270,7 +243,7 @@ def letters(
         before: A letter's number; 0: from the newest on.
         limit: How many.
     """
-    inner, outer, values = _conditions(connection, chosen)
+    inner, outer, values = chosen.conditions(connection)
     last = before or (1 << 62)
     newest = connection.execute(
         "SELECT min(number), count(*) FROM (SELECT number FROM letter WHERE number < ?"
@@ -288,65 +261,13 @@ def letters(
     return found, newest[0] if newest[1] == MAX_LETTERS_SEARCHED else 0
 
 
-def _conditions(
-    connection: sqlite3.Connection, chosen: LetterFilter
-) -> tuple[str, str, tuple[list[Any], list[Any]]]:
-    """SQL that an index serves, SQL that looks at each row, and their values."""
-    inner, outer = [], []
-    values: tuple[list[Any], list[Any]] = ([], [])
-    for column in ("queue", "reason", "form"):
-        if wanted := getattr(chosen, column):
-            inner.append(f"AND {column} = ?")
-            values[0].append(name_number(connection, wanted))
-    if chosen.key:
-        inner.append("AND key = ?")
-        values[0].append(chosen.key.encode("utf-8", "replace"))
-    for column, sign, bound in (("at_ms", ">=", chosen.since_ms), ("at_ms", "<", chosen.until_ms)):
-        if bound:
-            outer.append(f"AND {column} {sign} ?")
-            values[1].append(bound)
-    for column, text in (("error", chosen.text), ("CAST(headers AS TEXT)", chosen.header)):
-        if text:
-            outer.append(f"AND instr(lower({column}), lower(?)) > 0")
-            values[1].append(text)
-    if chosen.redriven:
-        negation = "" if chosen.redriven == "yes" else "NOT"
-        outer.append(
-            f"AND {negation} EXISTS (SELECT 1 FROM redriven d WHERE d.place = letter.place)"
-        )
-    return " ".join(inner), " ".join(outer), values
-
-
 def count_letters(connection: sqlite3.Connection, chosen: LetterFilter) -> int:
     """How many dead letters are meant, however many that are."""
-    inner, outer, values = _conditions(connection, chosen)
+    inner, outer, values = chosen.conditions(connection)
     found = connection.execute(
         f"SELECT count(*) FROM letter WHERE 1 {inner} {outer}", (*values[0], *values[1])
     ).fetchone()
     return int(found[0])
-
-
-def is_meant(chosen: LetterFilter, letter: DeadLetter) -> bool:
-    """Whether a dead letter is meant, whatever became of it; says the same as the database."""
-    if chosen.key:
-        key = None if letter.user_key is None else letter.user_key[:MAX_KEY_BYTES]
-        if key != chosen.key.encode("utf-8", "replace"):
-            return False
-    headers = pack_headers(letter.headers) if chosen.header else None
-    return (
-        chosen.queue in ("", letter.queue_id)
-        and chosen.reason in ("", letter.reason)
-        and (not chosen.form or chosen.form == form_of(letter.error))
-        and letter.timestamp_ms >= chosen.since_ms
-        and (not chosen.until_ms or letter.timestamp_ms < chosen.until_ms)
-        and _lower(chosen.text) in _lower(letter.error[:MAX_ERROR_CHARACTERS])
-        and _lower(chosen.header) in _lower((headers or b"").decode("utf-8", "replace"))
-    )
-
-
-def _lower(text: str) -> str:
-    """As SQLite has it: of ASCII alone."""
-    return text.translate(_LOWER)
 
 
 def letter_at(connection: sqlite3.Connection, place: int) -> dict[str, Any] | None:

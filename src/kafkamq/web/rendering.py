@@ -28,6 +28,7 @@ def environment() -> Environment:
     )
     made.filters |= {
         "time": time_of,
+        "moment": moment_of,
         "number": number_of,
         "duration": duration_of,
         "size": size_of,
@@ -51,6 +52,11 @@ def time_of(at_ms: int) -> str:
     except (OverflowError, ValueError, OSError):
         return f"{at_ms} ms"
     return moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{at_ms % 1000:03}"
+
+
+def moment_of(at_ms: int) -> str:
+    """Return a time as fields of forms have it; empty: there is none."""
+    return time_of(at_ms).replace(" ", "T") if at_ms else ""
 
 
 def number_of(value: int | None) -> str:

@@ -37,7 +37,6 @@ from kafkamq.transport.record import Place
 from kafkamq.transport.transactions import NewRecord
 from kafkamq.web.actions import Actions
 from kafkamq.web.jobs import Action, Job
-from kafkamq.web.lookups import LetterFilter, is_meant
 
 MAX_REFUSALS = 20  # that the last record of a job names
 _SESSION_MS = 6000  # brokers' own least
@@ -63,7 +62,6 @@ class _Meant(Selection):
     """The dead letters of a job; asks at each one whether to go on."""
 
     job: Job
-    chosen: LetterFilter
     check: Callable[[], None]
 
     def __contains__(self, letter: object) -> bool:
@@ -74,7 +72,7 @@ class _Meant(Selection):
             return False  # it died after the job began, maybe once more
         if self.job.place is not None:
             return (letter.partition, letter.offset) == self.job.place
-        return is_meant(self.chosen, letter)
+        return self.job.filter.means(letter)
 
 
 class Runner:
@@ -246,7 +244,7 @@ class Runner:
 
         return redrive(
             self._config,
-            _Meant(job=job, chosen=LetterFilter(**job.filter), check=check),
+            _Meant(job=job, check=check),
             on_progress=on_progress,
             max_records=pace.chunk,
             also=also,

@@ -10,10 +10,11 @@ from typing import Any
 
 from kafkamq.markers.overview import cluster_checks
 from kafkamq.web import lookups
+from kafkamq.web.filters import LetterFilter, name_number
 from kafkamq.web.index.follower import Index
 from kafkamq.web.index.live import Counts, Run
 from kafkamq.web.index.places import LETTERS, MARKERS, MESSAGES, place_of
-from kafkamq.web.lookups import LetterFilter, reading
+from kafkamq.web.lookups import reading
 
 PAGE_ROWS = 50
 SHOWN_RUNS = 200  # messages in flight, on a queue's or a worker's page
@@ -116,7 +117,7 @@ class Views:
         minute = int(time.time()) // 60
         picture = self._index.picture
         with reading(self._path) as connection:
-            queue = lookups.name_number(connection, name)
+            queue = name_number(connection, name)
             rows = [row for row in lookups.queue_rows(connection) if row[0] == queue]
             if not rows:
                 return None
@@ -167,7 +168,7 @@ class Views:
     def letters(self, chosen: LetterFilter, *, before: int = 0) -> dict[str, Any]:
         """Dead letters that are meant, a page of them, and what they have in common."""
         with reading(self._path) as connection:
-            queue = lookups.name_number(connection, chosen.queue) if chosen.queue else None
+            queue = name_number(connection, chosen.queue) if chosen.queue else None
             found, more = lookups.letters(connection, chosen, before=before, limit=PAGE_ROWS)
             return {
                 "filter": asdict(chosen),

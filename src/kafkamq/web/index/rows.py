@@ -18,6 +18,7 @@ MAX_KEY_BYTES = 1024  # what is longer is cut, here and below
 MAX_HEADERS_BYTES = 2048
 MAX_ERROR_CHARACTERS = 500
 MAX_FORM_CHARACTERS = 120
+_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]*\d[0-9a-fA-F-]{3,}|\d+")
 
 MessageRow = tuple[
@@ -99,6 +100,9 @@ def unpack_headers(kept: bytes | None) -> list[tuple[str, str | None]]:
 
 
 def form_of(error: str) -> str:
-    """What errors of one kind have in common: the first line, numbers and ids left out."""
-    line = error.lstrip().partition("\n")[0][: 4 * MAX_FORM_CHARACTERS]
+    """Return what errors of one kind have in common: the first line without numbers and ids.
+
+    No control characters are in it: browsers would send others in their place.
+    """
+    line = _CONTROLS.split(error.lstrip(), maxsplit=1)[0][: 4 * MAX_FORM_CHARACTERS]
     return _NUMBERS.sub("#", line)[:MAX_FORM_CHARACTERS].rstrip()
