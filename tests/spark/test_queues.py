@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+from pyspark.sql import functions as fn
 from tests.integration.tracker_logs import Logs, read_topic
 from tests.spark.queue_driver import output_topic
 from tests.waiting import deadline_after, wait_until, within
@@ -435,6 +436,47 @@ def test_a_batch_whose_rows_are_lost_after_its_output_fails(
     finish(run(lambda frame, batch: None))
     assert len(verdicts(logs)) == 4
     assert set(context.getPersistentRDDs()) == before, "released"
+
+
+@pytest.mark.parametrize("kind", ["messages", "handled", "joined", "by chance"])
+def test_rows_of_a_batch_are_made_once(
+    spark: SparkSession, logs: Logs, checkpoint: str, tmp_path: Path, kind: str
+) -> None:
+    """Before its output where they could differ, as their output would be that of others; else by
+    the first job that reads them."""
+    logs.send(4, key=b"emails")
+    calls, jobs = tmp_path / "calls", list[int]()
+
+    def handler(message: StreamMessage) -> None:
+        with calls.open("a") as file:
+            file.write("called\n")
+
+    rows = read_queue(spark, "emails")
+    if kind == "handled":
+        rows = map_messages(rows, handler)
+    elif kind == "joined":
+        rows = rows.join(spark.range(9).toDF("offset"), "offset")
+    elif kind == "by chance":
+        rows = rows.withColumn("verdict", fn.when(fn.rand() > 0.5, "nack"))
+
+    def known() -> int:
+        run_id = query.query.runId
+        return len(spark.sparkContext.statusTracker().getJobIdsForGroup(run_id))
+
+    def write(frame: DataFrame, batch: int) -> None:
+        wait_until(lambda: "query" in scope)
+        jobs.append(known())
+        assert len(frame.collect()) == 4
+        assert len(frame.collect()) == 4
+
+    scope: dict[str, AckQuery] = {}
+    query = ack(rows, checkpoint=checkpoint, each_batch=write, available_now=True)
+    scope["query"] = query
+    finish(query)
+    assert len(verdicts(logs)) == 4
+    assert [bool(count) for count in jobs] == [kind != "messages"]
+    if kind == "handled":
+        assert calls.read_text().count("called") == 4
 
 
 def test_the_later_of_two_queries_on_a_queue_goes_on(

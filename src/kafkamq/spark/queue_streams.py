@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,7 @@ from kafkamq.spark.queues.committing import (
 from kafkamq.spark.queues.ending import write_ends
 from kafkamq.spark.sink.rows import MAX_SLOTS, SINK_COLUMNS, check_types
 from kafkamq.spark.sink.sink import start_query
-from kafkamq.spark.tables import check_table, write_once
+from kafkamq.spark.tables import check_table, insert_once
 from kafkamq.transport.admin import Admin
 
 if TYPE_CHECKING:
@@ -252,14 +252,15 @@ def ack(
     if each_batch is None:
         check_columns(frame.schema)
     if table:
-        check_table(frame, table)
-        each_batch = partial(_write_once, table)
+        each_batch = partial(_insert, table, check_table(frame, table))
     spark = frame.sparkSession
     config = config or registered_config(spark)
     settings = AckSettings(
         config=replace(config, kafka=dict(config.kafka)), backoff=backoff or Backoff()
     )
     batches = _Batches(settings, each_batch, on_late, planned=last_batch(spark, checkpoint))
+    # What `table` needs reads all rows before the first one is written.
+    batches.keeps_at_once = not table and not _follows_from_messages(frame)
     if topic or ("topic" in frame.columns and each_batch is None):
         _require_output(frame, config, topic)
         batches.commits, batches.cut = _committing(spark, settings, checkpoint, topic, slots)
@@ -272,8 +273,18 @@ def ack(
     return AckQuery(query, batches.total)
 
 
-def _write_once(table: str, frame: DataFrame, batch: Batch) -> None:
-    write_once(frame, table)
+def _insert(table: str, columns: Sequence[str], frame: DataFrame, batch: Batch) -> None:
+    insert_once(frame, table, columns)
+
+
+def _follows_from_messages(frame: DataFrame) -> bool:
+    """Whether rows that are made again are the same: no Python, no chance, no other table."""
+    jvm: Any = frame.sparkSession._jvm
+    patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+    plan = frame._jdf.queryExecution().analyzed()
+    others = patterns.PYTHON_UDF(), patterns.PLAN_EXPRESSION()
+    is_alone: bool = plan.deterministic() and plan.collectLeaves().size() == 1
+    return is_alone and not any(map(plan.containsPattern, others))
 
 
 def _require(frame: DataFrame, checkpoint: str, slots: int | None, outputs: list[str]) -> None:
@@ -375,6 +386,7 @@ class _Batches:
         planned: int,
     ) -> None:
         self.total = Acknowledged()
+        self.keeps_at_once = True  # the rows, before each_batch is called
         self.commits: CommitSettings | None = None
         self.cut: _Cut | None = None  # with commits
         self._settings = settings
@@ -396,8 +408,10 @@ class _Batches:
         else:
             # Handlers before it run once, whatever the function does with it. What an executor
             # kept that was lost is not made again, as with persist(): it might have another verdict
-            # than the output is of. It fails the batch, which is repeated whole.
-            kept: Any = frame.localCheckpoint(eager=True)
+            # than the output is of. It fails the batch, which is repeated whole. For the same
+            # reason such rows are all made before any is written: an executor that is lost while
+            # they are made has them made again. Others are kept as they are first read.
+            kept: Any = frame.localCheckpoint(eager=self.keeps_at_once)
             try:
                 query_id = frame.sparkSession.sparkContext.getLocalProperty(QUERY_ID) or ""
                 is_repeated = batch <= self._planned

@@ -13,6 +13,7 @@ import random
 import re
 import time
 import uuid
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kafkamq.errors import ConfigError
@@ -95,11 +96,28 @@ def write_once(frame: DataFrame, table: str) -> None:
     Raises:
         ConfigError: The table cannot be merged into, or the rows do not fit it.
     """
-    rows = _accepted(frame).select(*check_table(frame, table))
-    ranges = origin_ranges(frame)
+    insert_once(frame, table, check_table(frame, table))
+
+
+def insert_once(frame: DataFrame, table: str, columns: Sequence[str]) -> None:
+    """``write_once`` into a table that had these columns when it was checked."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        _insert(_accepted(frame).select(*columns), table, origin_ranges(frame))
+    except (PySparkException, Py4JError):
+        found = check_table(frame, table)
+        if found == list(columns):
+            raise
+        _insert(_accepted(frame).select(*found), table, origin_ranges(frame))
+
+
+def _insert(rows: DataFrame, table: str, ranges: str) -> None:
+    """One ``MERGE INTO`` the table."""
     if not ranges:
         return
-    spark = frame.sparkSession
+    spark = rows.sparkSession
     view = f"kafkamq_batch_{uuid.uuid4().hex}"
     rows.createOrReplaceTempView(view)
     same = " AND ".join(f"done.{name} <=> new.{name}" for name in ORIGIN)

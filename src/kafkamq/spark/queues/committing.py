@@ -27,6 +27,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from kafkamq.config import ServiceConfig
@@ -296,8 +297,10 @@ def _plans(ends: Sequence[End]) -> list[str]:
 
 def _digest(ends: Sequence[End]) -> str:
     """Of the messages, in whatever order; their verdicts may differ when a batch is repeated."""
-    total = sum(hash((end.token.message_id.partition, end.token.message_id.offset)) for end in ends)
-    return f"{len(ends)}:{total & (1 << 64) - 1:016x}"
+    places = " ".join(
+        f"{partition}/{offset}" for partition, offset in sorted(end.token.place for end in ends)
+    )
+    return f"{len(ends)}:{blake2b(places.encode(), digest_size=8).hexdigest()}"
 
 
 def _records(
