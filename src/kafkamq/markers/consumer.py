@@ -2,8 +2,8 @@
 
 Four threads share the work. The intake (``intake.py``) owns the Kafka consumer and brings messages
 up to ``ready``; the keeper (``ack_writer.py``) writes what becomes of leases; a helper asks brokers
-and a transactor runs transactions for the intake. The application's threads own nothing: they say what
-they want, and take what is ready.
+and a transactor runs transactions for the intake. The application's threads own nothing: they say
+what they want, and take what is ready.
 """
 
 from __future__ import annotations
