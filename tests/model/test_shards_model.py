@@ -17,8 +17,14 @@ from tests.examples import examples
 from tests.unit.shard_records import Sample
 
 from kafkamq.parallel.rules.offsets import OffsetTracker
-from kafkamq.parallel.rules.partitions import PartitionPhase, PartitionState, Run
-from kafkamq.parallel.rules.shards import NullKeys, Ordering, Scheduler
+from kafkamq.parallel.rules.shards import (
+    NullKeys,
+    Ordering,
+    PartitionPhase,
+    PartitionState,
+    Run,
+    Scheduler,
+)
 
 PARTITIONS = 2
 SEEDS = st.integers(0, (1 << 32) - 1)

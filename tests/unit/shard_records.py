@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kafkamq.parallel.rules.offsets import OffsetTracker
-from kafkamq.parallel.rules.partitions import PartitionState, Run
-from kafkamq.parallel.rules.shards import NullKeys, Ordering, Scheduler
+from kafkamq.parallel.rules.shards import NullKeys, Ordering, PartitionState, Run, Scheduler
 
 
 @dataclass(slots=True)

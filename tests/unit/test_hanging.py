@@ -18,7 +18,7 @@ from tests.waiting import wait_until, within
 
 from kafkamq import ConfigError, Worker
 from kafkamq.metrics.health import Handlers, Health, LoopState, health
-from kafkamq.parallel.options import make_config
+from kafkamq.parallel.config import make_config
 from kafkamq.runtime.rules.hanging import Call, Slots
 from kafkamq.testing import MemoryService
 

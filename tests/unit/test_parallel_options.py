@@ -16,7 +16,7 @@ from tests.unit.test_parallel_work_queue import Room
 from tests.waiting import within
 
 from kafkamq import Backoff, ConfigError, Nack, ParallelConsumer, ParallelRecord, Reject
-from kafkamq.parallel.calls import called, fan_out_of
+from kafkamq.parallel.config import called, fan_out_of
 from kafkamq.parallel.record import PlainRecord
 from kafkamq.queue.arguments import BodyError
 from kafkamq.runtime.loop_executor import LoopExecutor

@@ -24,8 +24,7 @@ from tests.waiting import stop_process, wait_until, within
 
 from kafkamq import Ack, ConfigError, Nack, OutgoingRecord
 from kafkamq.config import Backoff
-from kafkamq.parallel.calls import processes_of
-from kafkamq.parallel.config import is_async_handler
+from kafkamq.parallel.config import is_async_handler, processes_of
 from kafkamq.parallel.failure_policy import FailurePolicy
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import Handling

@@ -18,12 +18,16 @@ from tests.waiting import wait_until, within
 from kafkamq import Ack, DeadlineExceededError, Reject, StateError, aio
 from kafkamq.config import Backoff
 from kafkamq.parallel.config import OnExhausted
-from kafkamq.parallel.dead_letters import ParallelDeadLetters
-from kafkamq.parallel.failure_policy import FailurePolicy, Unwritten
+from kafkamq.parallel.engine import Source
+from kafkamq.parallel.failure_policy import FailurePolicy, ParallelDeadLetters, Unwritten
 from kafkamq.parallel.record import ParallelRecord
-from kafkamq.parallel.results import Handling, OutgoingRecord, ProducePublisher, Publisher
-from kafkamq.parallel.source import Source
-from kafkamq.parallel.streams import ResultStream
+from kafkamq.parallel.results import (
+    Handling,
+    OutgoingRecord,
+    ProducePublisher,
+    Publisher,
+    ResultStream,
+)
 from kafkamq.queue.json_values import BodyError
 from kafkamq.queue.schemas.deserializer import BodyUnavailableError
 from kafkamq.queue.sure_writer import Written

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.unit.test_parallel_work_queue import Room
 
-from kafkamq.parallel.queue_consumer import SlotPool
+from kafkamq.parallel.backend import SlotPool
 from kafkamq.parallel.rules.offsets import OffsetTracker
 
 

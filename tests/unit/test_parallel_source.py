@@ -15,10 +15,10 @@ from tests.waiting import wait_until, within
 from kafkamq import ParallelConsumer
 from kafkamq.config import ServiceConfig
 from kafkamq.parallel.config import ParallelConfig
+from kafkamq.parallel.engine import Position, Source
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.rules.offsets import OffsetTracker
-from kafkamq.parallel.source import Position, Source
-from kafkamq.parallel.stats import Stats
+from kafkamq.parallel.work_queue import Stats
 from kafkamq.transport import follower
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.memory import consumer as memory

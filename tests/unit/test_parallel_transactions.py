@@ -20,10 +20,9 @@ from kafkamq.parallel import transactions
 from kafkamq.parallel.commits import Assignment
 from kafkamq.parallel.failure_policy import FailurePolicy
 from kafkamq.parallel.record import ParallelRecord
-from kafkamq.parallel.results import OutgoingRecord
+from kafkamq.parallel.results import MAX_WAITING, OutgoingRecord, ProducedStream
 from kafkamq.parallel.rules.flow import FlowLimits, PartitionFlow, StallDetector
 from kafkamq.parallel.rules.offsets import OffsetTracker
-from kafkamq.parallel.streams import MAX_WAITING, ProducedStream
 from kafkamq.parallel.transactions import TransactionCommitter, TransactionPublisher
 from kafkamq.parallel.work_queue import PoolRun, PoolWorker
 from kafkamq.runtime.steps import take_async

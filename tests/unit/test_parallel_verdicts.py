@@ -18,8 +18,7 @@ from tests.waiting import wait_until, within
 from kafkamq import Ack, BrokerError, ConfigError, Nack, Reject
 from kafkamq.config import Backoff
 from kafkamq.parallel.config import Hooks, OnExhausted
-from kafkamq.parallel.dead_letters import ParallelDeadLetters
-from kafkamq.parallel.failure_policy import FailurePolicy
+from kafkamq.parallel.failure_policy import FailurePolicy, ParallelDeadLetters
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import Handling, outgoing
 from kafkamq.queue.sure_writer import Written

@@ -14,10 +14,8 @@ from kafkamq.config import ServiceConfig
 from kafkamq.parallel.config import ParallelConfig
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.rules.offsets import OffsetTracker
-from kafkamq.parallel.rules.partitions import PartitionState
-from kafkamq.parallel.rules.shards import Ordering
-from kafkamq.parallel.stats import Stats
-from kafkamq.parallel.work_queue import STUCK_S, ParallelWorkQueue, PoolWorker
+from kafkamq.parallel.rules.shards import Ordering, PartitionState
+from kafkamq.parallel.work_queue import STUCK_S, ParallelWorkQueue, PoolWorker, Stats
 from kafkamq.transport.clock import monotonic_ms
 
 PLACE = ("topic", 0)

@@ -14,7 +14,7 @@ from tests.unit.test_parallel_work_queue import Room
 from tests.waiting import wait_until, within
 
 from kafkamq import ConfigError, DeadlineExceededError
-from kafkamq.parallel.calls import processes_of
+from kafkamq.parallel.config import processes_of
 from kafkamq.parallel.failure_policy import FailurePolicy
 from kafkamq.parallel.results import Handling
 from kafkamq.parallel.rules.offsets import OffsetTracker

@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import KafkaMQError
 from kafkamq.parallel.config import ParallelConfig
-from kafkamq.parallel.result_producer import ResultProducer
+from kafkamq.parallel.results import ResultProducer
 from kafkamq.transport import producer
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.errors import has_ended

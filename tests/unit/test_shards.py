@@ -16,8 +16,7 @@ from tests.unit.shard_records import (
 
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.parallel.rules.offsets import OffsetTracker
-from kafkamq.parallel.rules.partitions import PartitionPhase
-from kafkamq.parallel.rules.shards import NullKeys, Ordering, Scheduler
+from kafkamq.parallel.rules.shards import NullKeys, Ordering, PartitionPhase, Scheduler
 
 ORDERINGS = list(Ordering)
 

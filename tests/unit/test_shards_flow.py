@@ -14,7 +14,7 @@ from kafkamq.parallel.rules.flow import (
     StallDetector,
 )
 from kafkamq.parallel.rules.offsets import OffsetTracker
-from kafkamq.parallel.wire.offset_forms import runs_of
+from kafkamq.parallel.wire.offsets import runs_of
 from kafkamq.runtime.rules.pace import RateLimit, RunSize
 
 

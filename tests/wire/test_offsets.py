@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from tests.wire.strategies import bounded
 
 from kafkamq.errors import WireError
-from kafkamq.parallel.wire.offset_forms import split_runs
-from kafkamq.parallel.wire.offsets import OffsetMap, decode, encode
+from kafkamq.parallel.wire.offsets import OffsetMap, decode, encode, split_runs
 
 VECTORS = json.loads(
     (Path(__file__).parent.parent / "vectors" / "parallel-consumer-offsets.json").read_text()

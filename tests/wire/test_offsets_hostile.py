@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from tests.wire.strategies import bounded
 
 from kafkamq.errors import WireError
-from kafkamq.parallel.wire.offset_zstd import decompress, smallest_frame_bytes
 from kafkamq.parallel.wire.offsets import (
     MAX_BODY_BYTES,
     MAX_INCOMPLETES,
     MAX_METADATA_CHARS,
     OffsetMap,
     decode,
+    decompress,
+    smallest_frame_bytes,
 )
 
 ALL_FORMS = "lonesaJp"

@@ -18,14 +18,14 @@ from harness.simulation.scheduler import Process, Scheduler
 from harness.simulation.stage import World
 from kafkamq.config import Backoff
 from kafkamq.errors import DeadlineExceededError
+from kafkamq.parallel.config import ParallelOptions
 from kafkamq.parallel.consumer import ParallelConsumer
-from kafkamq.parallel.options import ParallelOptions
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import OutgoingRecord
 from kafkamq.types import Nack, Reject
 
 if TYPE_CHECKING:
-    from kafkamq.parallel.config import Verdict
+    from kafkamq.runtime.verdicts import Verdict
 
 MAX_RESULT_BYTES = 2000  # that the topic of results takes
 _MAX_KILLS = 3  # by handlers

@@ -10,8 +10,7 @@ from kafkamq.errors import ConfigError, DeadlineExceededError
 from kafkamq.parallel.config import is_async_handler
 from kafkamq.parallel.consumer import ParallelBase, ending
 from kafkamq.parallel.record import ParallelRecord
-from kafkamq.parallel.results import OnProduced, Produced
-from kafkamq.parallel.streams import ProducedStream, ResultStream, taken_async
+from kafkamq.parallel.results import OnProduced, Produced, ProducedStream, ResultStream, taken_async
 from kafkamq.queue.arguments import refuse_generator
 from kafkamq.runtime.inside import is_inside
 from kafkamq.runtime.signals import ENDING, stopped_by

@@ -17,10 +17,9 @@ from kafkamq.parallel.config import ParallelConfig, Partition, tell
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.rules.flow import FlowLimits, MapVerdict, PartitionFlow, StallDetector
 from kafkamq.parallel.rules.offsets import Progress
-from kafkamq.parallel.rules.partitions import PartitionPhase, PartitionState
-from kafkamq.parallel.stats import Stats
+from kafkamq.parallel.rules.shards import PartitionPhase, PartitionState
 from kafkamq.parallel.wire import offsets as offset_maps
-from kafkamq.parallel.work_queue import ParallelWorkQueue
+from kafkamq.parallel.work_queue import ParallelWorkQueue, Stats
 from kafkamq.runtime.inside import enter
 from kafkamq.transport.commits import CommitTurns, OffsetCommit
 from kafkamq.transport.errors import (

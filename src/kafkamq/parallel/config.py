@@ -1,36 +1,34 @@
-"""What a parallel consumer is told: validated once, in milliseconds inside."""
+"""What a parallel consumer is told, and how its handler is called, here and in processes.
+
+``ParallelOptions`` is what users give; ``make_config`` checks it once, and makes a
+``ParallelConfig`` of it, in milliseconds.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
 from enum import Enum
-from typing import Any, TypeAlias
+from operator import attrgetter
+from typing import Any, TypeAlias, TypedDict
 
-from kafkamq.config import Backoff, DeadLetterWriter, ServiceConfig
+from kafkamq.config import Backoff, DeadLetterWriter, ServiceConfig, milliseconds, one_of
 from kafkamq.errors import ConfigError
-from kafkamq.parallel.record import ParallelRecord
+from kafkamq.parallel.record import ParallelRecord, PlainRecord
 from kafkamq.parallel.rules.flow import FlowLimits
 from kafkamq.parallel.rules.shards import NullKeys, Ordering
-from kafkamq.queue.arguments import is_async_function
-from kafkamq.queue.rules.retry import RetryOn
-from kafkamq.queue.schemas.deserializer import Deserializer
-from kafkamq.runtime.middleware import Middleware
+from kafkamq.queue.arguments import Binder, is_async_function, wants_body
+from kafkamq.queue.dead_letter_writer import checked_writer
+from kafkamq.queue.rules.retry import RetryOn, retry_kinds
+from kafkamq.queue.schemas.deserializer import Deserializer, deserializer_of
+from kafkamq.runtime.batches import bound
+from kafkamq.runtime.child import remote_call
+from kafkamq.runtime.middleware import Middleware, surrounded
+from kafkamq.runtime.process_executor import Processes
+from kafkamq.runtime.rules.fan_out import FanOut
 from kafkamq.runtime.verdicts import Verdict
-
-__all__ = [
-    "CommitMode",
-    "Hooks",
-    "OnExhausted",
-    "ParallelConfig",
-    "Partition",
-    "RetryDelay",
-    "Verdict",
-    "choice",
-    "is_async_handler",
-    "tell",
-]
 
 Partition: TypeAlias = tuple[str, int]
 """Topic and partition."""
@@ -39,8 +37,24 @@ RetryDelay: TypeAlias = Callable[[ParallelRecord], float]
 """Seconds until a record that failed is tried again; ``record.attempt`` counts from 1."""
 
 _MAX_CONCURRENCY = 100_000
-
 _log = logging.getLogger(__name__)
+_TRANSACTION_INTERVAL_MS = 100
+_START = 16  # handlers at once, where it is found how many
+_PLAIN = (
+    "max_concurrency", "processes", "threads", "batch_size", "max_attempts", "backoff",
+    "dead_letter_topic", "max_rate", "start", "on_data_loss", "on_foreign_metadata",
+)  # fmt: skip
+_TIMES = {  # and the least that they may be, in ms
+    "timeout": 1,
+    "batch_linger": 0,
+    "commit_interval": 1,
+    "commit_timeout": 1,
+    "send_timeout": 1,
+    "revoke_timeout": 0,
+    "stall_after": 1,
+    "hung_after": 1,
+}
+_MAX_THREADS, _MAX_COROUTINES = 256, 2_000  # where nobody says how many may be tried
 
 
 class CommitMode(Enum):
@@ -57,6 +71,91 @@ class OnExhausted(Enum):
     DEAD_LETTER = "dead-letter"
     SKIP = "skip"  # counted, logged and passed over
     STOP = "stop"  # the consumer fails; the offset stays before the record
+
+
+class ParallelOptions(TypedDict, total=False):
+    """All of them may be left out; times are s, or timedeltas."""
+
+    null_keys: str
+    """By key, records without one are "serial" (the default), as of one key, or "parallel"."""
+    max_concurrency: int | None
+    """The most handlers at once that ``concurrency="auto"`` may try, in all processes together;
+    256 for ``def``, 2,000 for ``async def``."""
+    processes: int
+    """Run the handler in so many processes; it must be importable there, and gets plain records."""
+    threads: int
+    """Handlers at once in each process: threads for ``def``, coroutines for ``async def``; 1."""
+    timeout: float | timedelta | None
+    """s after which a call has failed: a coroutine is cancelled, a process with one handler ended,
+    a thread left alone; None (the default): never."""
+    middleware: Sequence[Middleware]
+    """Around the handler, the first one outermost (``runtime.middleware``); in its process."""
+    deserializer: Deserializer | Callable[[bytes], Any] | None
+    """Makes the handler's body: a schema of a ``SchemaRegistry``, or a function of the value, of
+    which any exception rejects the record. Without the registry a record is tried again, which is
+    none of its attempts."""
+    batch_size: int
+    """Give the handler lists of up to so many records; 0 (the default): single records."""
+    batch_linger: float | timedelta
+    """How long a list that is not full waits for more; 0."""
+    max_attempts: int | None
+    """Then a record is given up; None (the default): it is tried forever. A handler that ended
+    well, and whose result could not be written for want of brokers or rights, has not failed."""
+    retry_on: type[BaseException] | Sequence[type[BaseException]] | RetryOn | None
+    """Exceptions that are worth another attempt; any other one rejects its record. A mapping gives
+    kinds a back-off of their own, or None. None (the default): all are. Time that has run out, and
+    a process that has died, always are."""
+    backoff: Backoff | RetryDelay
+    """Until the next attempt: 1 s, doubled up to 60 s; or a function of the record."""
+    on_exhausted: str
+    """What is given up goes to the "dead-letter" topic (the default), or "skip" or "stop".
+
+    Without a choice and without a ``dead_letter_topic`` nothing is given up: a record that its
+    handler rejects is tried again, and an error says why."""
+    dead_letter_topic: str
+    """Where dead letters go."""
+    dead_letter_writer: DeadLetterWriter | None
+    """Keeps them instead, elsewhere than on Kafka."""
+    commit_mode: str
+    """"asynchronous" (the default), "synchronous", or "transactional" with the results."""
+    commit_interval: float | timedelta
+    """Between commits; 1, transactional 0.1."""
+    commit_timeout: float | timedelta
+    """For the answer to a commit, where one is waited for; 10."""
+    send_timeout: float | timedelta
+    """Until Kafka has results and dead letters; 30."""
+    revoke_timeout: float | timedelta
+    """For what is in flight when partitions go to others; 2."""
+    stall_after: float | timedelta
+    """A record that holds the committed offset back for so long is reported; 60."""
+    on_stall: str | Callable[[str, int, int, float], object]
+    """Then: "report" (the default), "dead-letter", or a function of topic, partition, offset, s."""
+    hung_after: float | timedelta
+    """For so long all handlers may hang: none ends, or their event loop is blocked. Then health
+    says that the consumer is not alive; after 5 minutes, that it is not ready. 43,200 (12 hours),
+    as the longest lease of a queue: set it to what your longest handler may take."""
+    max_rate: float | None
+    """Records a second, at most."""
+    max_open: int
+    """Records of a partition that are read and not done, at most (and one poll); 10,000."""
+    max_open_bytes: int
+    """How much their values may take, about; 256 MiB. Of each partition."""
+    start: str
+    """Without a committed offset: "earliest" (the default), "latest", or "none": an error."""
+    on_data_loss: str
+    """The position is not in the log: "raise" (the default), or "skip" to its start."""
+    on_foreign_metadata: str
+    """What another program left at the committed offset: "ignore" (the default) or "raise"."""
+    on_failure: Callable[[ParallelRecord, BaseException], Verdict | None]
+    """A handler raised: gets record and error, may return a verdict."""
+    on_dead_letter: Callable[[ParallelRecord, str], object]
+    """A dead letter is in Kafka: gets record and reason."""
+    on_committed: Callable[[Mapping[Partition, int]], object]
+    """Offsets are committed: gets them by (topic, partition)."""
+    on_assigned: Callable[[list[Partition]], object]
+    """Partitions came."""
+    on_revoked: Callable[[list[Partition], bool], object]
+    """Partitions went; with whether they were lost without notice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,13 +319,85 @@ def choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
     return str(value)
 
 
-def is_async_handler(handler: Callable[..., Any]) -> bool:
-    if not callable(handler):
-        raise ConfigError(
-            f"the handler is {type(handler).__name__}: give a function, def or async def, that"
-            " takes a record"
-        )
-    return is_async_function(handler)
+def make_config(
+    service: ServiceConfig,
+    topics: str | Sequence[str],
+    group_id: str,
+    *,
+    ordering: str,
+    concurrency: int | str,
+    options: ParallelOptions,
+) -> ParallelConfig:
+    """The configuration that is meant."""
+    for name in options:
+        if name == "exact_metadata":
+            raise ConfigError(
+                "exact_metadata is no option any more: leave it out. Java's Parallel Consumer"
+                " passes over offset maps that were written here (docs/parallel.md)"
+            )
+        if name not in ParallelOptions.__annotations__:
+            raise TypeError(f"there is no option {name!r}")
+    given: dict[str, Any] = {name: value for name, value in options.items() if name in _PLAIN}
+    for name, minimum_ms in _TIMES.items():
+        value: Any = options.get(name)
+        if value is not None or (name in options and name != "timeout"):
+            given[f"{name}_ms"] = milliseconds(value, name=name, minimum=minimum_ms)
+    kinds = {"null_keys": NullKeys, "commit_mode": CommitMode, "on_exhausted": OnExhausted}
+    for name, kind in kinds.items():
+        if options.get(name) is not None:
+            given[name] = one_of(kind, name, options.get(name))
+    if given.get("commit_mode") is CommitMode.TRANSACTIONAL:
+        given.setdefault("commit_interval_ms", _TRANSACTION_INTERVAL_MS)
+    max_rate = options.get("max_rate")
+    _require(
+        max_rate is None or isinstance(max_rate, int | float), "max_rate", max_rate, "a number"
+    )
+    _require(isinstance(topics, Iterable), "topics", topics, "one name or several")
+    is_auto = concurrency == "auto"
+    return ParallelConfig(
+        service=service,
+        topics=(topics,) if isinstance(topics, str) else tuple(topics),
+        group_id=group_id,
+        ordering=one_of(Ordering, "ordering", ordering),
+        concurrency=_START if is_auto else _whole(concurrency),
+        is_auto=is_auto,
+        middleware=tuple(options.get("middleware", ())),
+        deserializer=deserializer_of(options.get("deserializer")),
+        retry_on=retry_kinds(options.get("retry_on")),
+        gives_up_stalled=options.get("on_stall") == "dead-letter",
+        limits=_limits(options),
+        hooks=_hooks(options),
+        dead_letter_writer=checked_writer(options.get("dead_letter_writer")),
+        **given,
+    )
+
+
+def _whole(concurrency: int | str) -> int:
+    if isinstance(concurrency, str):
+        raise ConfigError(f"concurrency is {concurrency!r}: give a number, or 'auto'")
+    return concurrency
+
+
+def _limits(options: ParallelOptions) -> FlowLimits:
+    max_open: Any = options.get("max_open", 10_000)
+    _require(isinstance(max_open, int) and max_open > 0, "max_open", max_open, "at least 1")
+    limits = FlowLimits(max_open=max_open, resume_open=max_open // 2)
+    max_open_bytes: Any = options.get("max_open_bytes", limits.max_open_bytes)
+    _require(isinstance(max_open_bytes, int), "max_open_bytes", max_open_bytes, "a whole number")
+    return replace(limits, max_open_bytes=max_open_bytes)
+
+
+def _hooks(options: ParallelOptions) -> Hooks:
+    on_stall = options.get("on_stall", "report")
+    if not callable(on_stall):
+        choice("on_stall", on_stall, ("report", "dead-letter"))
+    given: dict[str, Any] = {each.name: options.get(each.name) for each in fields(Hooks)}
+    return Hooks(**{**given, "on_stall": on_stall if callable(on_stall) else None})
+
+
+def _require(is_fine: bool, name: str, value: object, wanted: str) -> None:
+    if not is_fine:
+        raise ConfigError(f"{name} is {value!r}: it must be {wanted}")
 
 
 def tell(name: str, hook: Callable[..., object] | None, *facts: object) -> object:
@@ -238,3 +409,85 @@ def tell(name: str, hook: Callable[..., object] | None, *facts: object) -> objec
     except BaseException:  # noqa: BLE001 - whatever it is, the work goes on
         _log.exception("a hook failed", extra={"hook": name})
         return None
+
+
+def is_async_handler(handler: Callable[..., Any]) -> bool:
+    if not callable(handler):
+        raise ConfigError(
+            f"the handler is {type(handler).__name__}: give a function, def or async def, that"
+            " takes a record"
+        )
+    return is_async_function(handler)
+
+
+def called(
+    handler: Callable[..., Any],
+    middleware: Sequence[Middleware],
+    deserializer: Deserializer | None = None,
+    *,
+    takes_lists: bool = False,
+) -> Callable[[Any], Any]:
+    """Takes a record, or a list; the handler itself, where there is nothing to add to it."""
+    is_async = is_async_handler(handler)
+    call = handler
+    if deserializer is not None or wants_body(handler, of_lists=takes_lists):
+        binder = Binder(handler, of_lists=takes_lists, deserializer=deserializer)
+        call = bound(handler, binder, is_async=is_async)
+    if not middleware:
+        return call
+    name = getattr(handler, "__qualname__", repr(handler))
+    return surrounded(call, middleware, is_async=is_async, name=name)
+
+
+def called_for(config: ParallelConfig, handler: Callable[..., Any]) -> Callable[[Any], Any]:
+    """As ``called``, as the configuration says."""
+    takes_lists = bool(config.batch_size)
+    return called(handler, config.middleware, config.deserializer, takes_lists=takes_lists)
+
+
+def from_fields(
+    what: tuple[Callable[..., Any], Sequence[Middleware], Deserializer | None],
+) -> Callable[[tuple[Any, ...]], Any]:
+    """In a process: the handler and what goes around it, of ``ParallelRecord.fields``."""
+    call = called(*what)
+    return lambda fields: call(PlainRecord(*fields))
+
+
+def fan_out_of(config: ParallelConfig, *, is_async: bool) -> FanOut | None:
+    """Finds how many handlers are to be at work at once, in each process; None: it is said."""
+    if not config.is_auto:
+        return None
+    maximum = config.max_concurrency or (_MAX_COROUTINES if is_async else _MAX_THREADS)
+    processes = max(1, config.processes)
+    start, maximum = max(1, config.concurrency // processes), max(1, maximum // processes)
+    return FanOut(start=start, maximum=maximum)
+
+
+def processes_of(
+    config: ParallelConfig,
+    handler: Callable[..., object],
+    *,
+    is_async: bool,
+    slots: int = 0,
+    wants_results: bool = False,
+) -> Processes:
+    """As many as the configuration says, with so many slots each (0: ``threads``)."""
+    slots = slots or config.threads
+    if config.batch_size:
+        raise ConfigError("processes= takes records in pieces of its own; leave batch_size out")
+    call = remote_call(
+        (handler, config.middleware, config.deserializer),
+        from_fields,
+        is_async=is_async,
+        slots=slots,
+        wants_all=wants_results,
+        timeout_ms=config.timeout_ms,
+    )
+    return Processes(
+        call=call,
+        count=config.processes,
+        pack=ParallelRecord.fields,
+        place=attrgetter("place"),
+        timeout_ms=config.timeout_ms,
+        owner=config,
+    )

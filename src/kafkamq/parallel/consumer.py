@@ -10,15 +10,27 @@ from typing import TYPE_CHECKING, cast
 
 from kafkamq.config import ServiceConfig, wait_seconds
 from kafkamq.errors import ConfigError, DeadlineExceededError, StateError
-from kafkamq.parallel.calls import called_for, fan_out_of, processes_of
-from kafkamq.parallel.config import is_async_handler
+from kafkamq.parallel.config import (
+    ParallelOptions,
+    called_for,
+    fan_out_of,
+    is_async_handler,
+    make_config,
+    processes_of,
+)
 from kafkamq.parallel.engine import Engine, State
 from kafkamq.parallel.failure_policy import FailurePolicy
 from kafkamq.parallel.health import Health, health_of, watch_engine
-from kafkamq.parallel.options import ParallelOptions, make_config
 from kafkamq.parallel.record import ParallelRecord
-from kafkamq.parallel.results import Handling, OnProduced, Produced, ProducePublisher, Publisher
-from kafkamq.parallel.streams import ProducedStream, ResultStream
+from kafkamq.parallel.results import (
+    Handling,
+    OnProduced,
+    Produced,
+    ProducedStream,
+    ProducePublisher,
+    Publisher,
+    ResultStream,
+)
 from kafkamq.parallel.transactions import TransactionCommitter, TransactionPublisher
 from kafkamq.queue.arguments import refuse_generator
 from kafkamq.runtime.inside import is_inside

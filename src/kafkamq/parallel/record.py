@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, ClassVar
 
-from kafkamq.parallel.rules.partitions import PartitionPhase, PartitionState
+from kafkamq.parallel.rules.shards import PartitionPhase, PartitionState
 from kafkamq.transport.record import Record, headers_of
 
 

@@ -1,14 +1,24 @@
-"""What becomes of the outcomes of handlers before their records count as done."""
+"""What becomes of what handlers return before their records count as done.
+
+``Handling`` gives each outcome to the retry policy or to a publisher: one that produces results
+(``ProducePublisher``; in transactions ``transactions``), or one that hands them to an iterator.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
+from queue import Empty, Full, Queue
 from types import NoneType
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from kafkamq.errors import (
     BrokerError,
@@ -17,17 +27,53 @@ from kafkamq.errors import (
     KafkaMQError,
     StateError,
 )
-from kafkamq.parallel.config import tell
+from kafkamq.parallel.config import ParallelConfig, tell
 from kafkamq.parallel.failure_policy import FailurePolicy, Unwritten
 from kafkamq.parallel.record import ParallelRecord
-from kafkamq.parallel.result_producer import ResultProducer
 from kafkamq.parallel.work_queue import ParallelWorkQueue, PoolRun, PoolWorker
+from kafkamq.runtime.inside import enter
 from kafkamq.runtime.steps import Attempt, Steps, take, take_async
 from kafkamq.runtime.verdicts import is_verdict
-from kafkamq.transport.errors import REFUSALS, KafkaError, broker_error, is_retriable, meaning
+from kafkamq.transport.errors import (
+    REFUSALS,
+    KafkaError,
+    Meaning,
+    broker_error,
+    is_retriable,
+    meaning,
+)
+from kafkamq.transport.producer import ThreadedProducer
 from kafkamq.transport.record import Record
+from kafkamq.transport.settings import producer_settings
+from kafkamq.types import Headers
 
 _SLICE_S = 0.1
+_WANTED = {
+    "topic": "it must be a str",
+    "value": "it must be bytes, or None: a tombstone",
+    "key": "it must be bytes, or None",
+    "partition": "it must be an int",
+    "headers": "they must be str names with values of bytes or None",
+}
+_KINDS: tuple[tuple[str, tuple[type, ...]], ...] = (
+    ("topic", (str,)),
+    ("value", (bytes, NoneType)),
+    ("key", (bytes, NoneType)),
+    ("partition", (int,)),
+    ("headers", (Mapping, Sequence)),
+)
+
+Outputs: TypeAlias = "list[tuple[PoolRun, ParallelRecord, object]]"
+"""Records and their runs, and what their handlers returned."""
+
+_RESULTS = "poll_and_produce takes OutgoingRecord, several of them, None, or a verdict"
+Delivered = Callable[["KafkaError | KafkaMQError | None", Record], None]
+_Record: TypeAlias = "tuple[str, bytes | None, bytes | None, int, Headers | None]"
+T = TypeVar("T")
+MAX_WAITING = 1024  # results that nobody has taken; then workers wait
+_ASYNC_SLICE_S = 0.002
+_log = logging.getLogger(__name__)
+_Result: TypeAlias = tuple[PoolRun, ParallelRecord, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,30 +107,6 @@ class OutgoingRecord:
         return list(given.items()) if isinstance(given, Mapping) else list(given)
 
 
-_WANTED = {
-    "topic": "it must be a str",
-    "value": "it must be bytes, or None: a tombstone",
-    "key": "it must be bytes, or None",
-    "partition": "it must be an int",
-    "headers": "they must be str names with values of bytes or None",
-}
-_KINDS: tuple[tuple[str, tuple[type, ...]], ...] = (
-    ("topic", (str,)),
-    ("value", (bytes, NoneType)),
-    ("key", (bytes, NoneType)),
-    ("partition", (int,)),
-    ("headers", (Mapping, Sequence)),
-)
-
-
-def _is_header(header: Sequence[object]) -> bool:
-    name, value = header
-    return isinstance(name, str) and isinstance(value, bytes | None)
-
-
-Outputs: TypeAlias = "list[tuple[PoolRun, ParallelRecord, object]]"
-"""Records and their runs, and what their handlers returned."""
-
 OnProduced: TypeAlias = Callable[[ParallelRecord, OutgoingRecord, int, int], object]
 """Gets the record that came in, the one that went out, its partition and offset (-1: Kafka has it
 from an earlier try, and does not say where)."""
@@ -111,10 +133,30 @@ class Produced:
         return self.result.topic
 
 
+def _is_header(header: Sequence[object]) -> bool:
+    name, value = header
+    return isinstance(name, str) and isinstance(value, bytes | None)
+
+
 def place_of(report: Record) -> tuple[int, int]:
     """Partition and offset of a delivery report; -1: it does not say."""
     partition, offset = report.partition(), report.offset()
     return -1 if partition is None else partition, -1 if offset is None else offset
+
+
+def outgoing(result: object) -> Iterable[OutgoingRecord]:
+    """The records in what a handler returned."""
+    found = [result] if isinstance(result, OutgoingRecord) else result
+    # A future of asyncio can be iterated over, and gives nothing.
+    if inspect.isawaitable(found) or not isinstance(found, Iterable):
+        raise ConfigError(f"the handler returned {type(result).__name__}: {_RESULTS}")
+    records = list(found)
+    for record in records:
+        if not isinstance(record, OutgoingRecord):
+            raise ConfigError(
+                f"the handler returned a list with {type(record).__name__}: {_RESULTS}"
+            )
+    return records
 
 
 def granted(what: Attempt | Future[None] | None) -> Steps[None]:
@@ -134,22 +176,78 @@ class Publisher(Protocol):
         """After a worker's runs, before it takes more."""
 
 
-def outgoing(result: object) -> Iterable[OutgoingRecord]:
-    """The records in what a handler returned."""
-    found = [result] if isinstance(result, OutgoingRecord) else result
-    # A future of asyncio can be iterated over, and gives nothing.
-    if inspect.isawaitable(found) or not isinstance(found, Iterable):
-        raise ConfigError(f"the handler returned {type(result).__name__}: {_RESULTS}")
-    records = list(found)
-    for record in records:
-        if not isinstance(record, OutgoingRecord):
-            raise ConfigError(
-                f"the handler returned a list with {type(record).__name__}: {_RESULTS}"
-            )
-    return records
+class Handling:
+    """The shards of a parallel consumer as a ``WorkQueue``: what executors work on."""
 
+    def __init__(
+        self,
+        work_queue: ParallelWorkQueue,
+        policy: FailurePolicy,
+        publisher: Publisher | None = None,
+        *,
+        takes_all: bool = False,
+    ) -> None:
+        self._work_queue = work_queue
+        self._policy = policy
+        self._takes_all = takes_all
+        self._publisher = publisher
+        self.make_slot, self.join = work_queue.make_slot, work_queue.join
+        self.take, self.done, self.calls = work_queue.take, work_queue.done, work_queue.calls
+        self.fail = policy.fail
 
-_RESULTS = "poll_and_produce takes OutgoingRecord, several of them, None, or a verdict"
+    @property
+    def is_stopped(self) -> bool:
+        return self._work_queue.is_stopped
+
+    @property
+    def limit(self) -> int:
+        return self._work_queue.limit
+
+    @property
+    def has_backlog(self) -> bool:
+        return self._work_queue.has_backlog
+
+    def acknowledge(
+        self, worker: PoolWorker, run: PoolRun, record: ParallelRecord, outcome: object
+    ) -> bool:
+        del worker
+        return take(self._acknowledge(run, record, outcome))
+
+    async def acknowledge_async(
+        self, worker: PoolWorker, run: PoolRun, record: ParallelRecord, outcome: object
+    ) -> bool:
+        del worker
+        return await take_async(self._acknowledge(run, record, outcome))
+
+    def _acknowledge(self, run: PoolRun, record: ParallelRecord, outcome: object) -> Steps[bool]:
+        """A result for the publisher, or what the retry policy makes of it.
+
+        Says whether the run goes on behind the record.
+        """
+        if run.is_stale:  # another member does it, and decides what becomes of it
+            return True
+        is_result = self._takes_all or outcome is not None
+        if self._publisher is not None and is_result and not is_verdict(outcome):
+            if run.outputs is None:
+                run.outputs = []
+            run.outputs.append((record, outcome))
+            return True
+        due_ms = yield from self._policy.apply(record, outcome)
+        if due_ms is None:
+            return True
+        run.failed = [*(run.failed or ()), (record, due_ms)]
+        return not run.is_serial
+
+    def publish(self, worker: PoolWorker) -> None:
+        if self._publisher is not None:
+            take(self._publisher.publish(worker))
+
+    async def publish_async(self, worker: PoolWorker) -> None:
+        if self._publisher is not None:
+            await take_async(self._publisher.publish(worker))
+
+    def abandon(self, worker: PoolWorker, records: Sequence[ParallelRecord]) -> None:
+        """They are not done, and come again elsewhere."""
 
 
 class _Outstanding:
@@ -325,75 +423,197 @@ def _waves(runs: Sequence[PoolRun]) -> Iterator[Outputs]:
             yield now
 
 
-class Handling:
-    """The shards of a parallel consumer as a ``WorkQueue``: what executors work on."""
+class ResultProducer:
+    """Two producers, made when they are first needed; thread-safe."""
 
-    def __init__(
+    def __init__(self, config: ParallelConfig) -> None:
+        self._config = config
+        self._lock = threading.Lock()
+        # By whether each record goes in a batch of its own.
+        self._producers: dict[bool, ThreadedProducer] = {}
+        self._is_closed = False
+
+    def send(
         self,
-        work_queue: ParallelWorkQueue,
-        policy: FailurePolicy,
-        publisher: Publisher | None = None,
-        *,
-        takes_all: bool = False,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Sequence[tuple[str, bytes | None]],
+        on_delivery: Delivered,
+        partition: int = -1,
+        timeout_s: float = 0.0,
+    ) -> bool:
+        """Queue one record; False: there is no room for it, for ``timeout_s``."""
+        record = (topic, value, key, partition, tuple(headers) or None)
+
+        def delivered(error: KafkaError | KafkaMQError | None, message: Record) -> None:
+            if error is None or meaning(error) is not Meaning.TOO_LARGE:
+                on_delivery(error, message)
+                return
+            try:  # Kafka refuses a whole batch for its size: whose fault it is shows alone
+                self._send(self._open(is_alone=True), record, on_delivery)
+            except KafkaMQError as failure:  # it may fit another time
+                on_delivery(failure, message)
+
+        try:
+            self._send(self._open(is_alone=False), record, delivered, timeout_s)
+        except DeadlineExceededError:
+            return False
+        except BrokerError as error:
+            if meaning(error) is not Meaning.QUEUE_FULL and not error.is_fatal:
+                raise
+            return False
+        return True
+
+    def _send(
+        self,
+        producer: ThreadedProducer,
+        record: _Record,
+        on_delivery: Delivered,
+        timeout_s: float = 0.0,
     ) -> None:
+        def reported(error: KafkaError | None, message: Record) -> None:
+            try:
+                on_delivery(None if error is None else producer.failed(error), message)
+            finally:
+                producer.reported += 1
+
+        producer.produce(*record, reported, timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        """Flush, and end; what is not confirmed by then fails. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            producers = list(self._producers.values())
+        for producer in producers:
+            with suppress(KafkaMQError):
+                producer.close(timeout_s)
+
+    def _open(self, *, is_alone: bool) -> ThreadedProducer:
+        settings = {"batch_num_messages": 1} if is_alone else {}
+        with self._lock:
+            if is_alone not in self._producers:
+                if self._is_closed:
+                    raise StateError("the consumer is closed; it sends no more")
+                service = self._config.service
+                self._producers[is_alone] = ThreadedProducer(
+                    service,
+                    producer_settings(service, partitioner="murmur2_random", **settings),
+                    name="kafkamq-results",
+                    verb="sending",
+                    on_start=partial(enter, self._config),
+                )
+            return self._producers[is_alone]
+
+
+class ResultStream:
+    """A queue between workers and one iterator; what was iterated over is done."""
+
+    def __init__(self, work_queue: ParallelWorkQueue) -> None:
         self._work_queue = work_queue
-        self._policy = policy
-        self._takes_all = takes_all
-        self._publisher = publisher
-        self.make_slot, self.join = work_queue.make_slot, work_queue.join
-        self.take, self.done, self.calls = work_queue.take, work_queue.done, work_queue.calls
-        self.fail = policy.fail
+        self._waiting: Queue[_Result] = Queue(MAX_WAITING)
+        work_queue.is_deferred = True
 
-    @property
-    def is_stopped(self) -> bool:
-        return self._work_queue.is_stopped
+    def publish(self, worker: PoolWorker) -> Steps[None]:
+        """Queue the results, and wait while there is no room."""
+        for output in self._work_queue.hand_on(worker):
+            put = partial(self._put, output)
+            while not self._work_queue.is_stopped and not (yield put, _SLICE_S):
+                pass
 
-    @property
-    def limit(self) -> int:
-        return self._work_queue.limit
+    def _put(self, result: _Result, timeout_s: float) -> bool:
+        try:
+            self._waiting.put(result, timeout_s > 0, timeout_s)
+        except Full:
+            return False
+        return True
 
-    @property
-    def has_backlog(self) -> bool:
-        return self._work_queue.has_backlog
+    def results(
+        self, has_ended: Callable[[], bool], slice_s: float = _SLICE_S
+    ) -> Iterator[tuple[ParallelRecord, object] | None]:
+        """Record and result; the record is done when the next one is asked for.
 
-    def acknowledge(
-        self, worker: PoolWorker, run: PoolRun, record: ParallelRecord, outcome: object
-    ) -> bool:
-        del worker
-        return take(self._acknowledge(run, record, outcome))
-
-    async def acknowledge_async(
-        self, worker: PoolWorker, run: PoolRun, record: ParallelRecord, outcome: object
-    ) -> bool:
-        del worker
-        return await take_async(self._acknowledge(run, record, outcome))
-
-    def _acknowledge(self, run: PoolRun, record: ParallelRecord, outcome: object) -> Steps[bool]:
-        """A result for the publisher, or what the retry policy makes of it.
-
-        Says whether the run goes on behind the record.
+        None, without a slice to wait: there is nothing now.
         """
-        if run.is_stale:  # another member does it, and decides what becomes of it
-            return True
-        is_result = self._takes_all or outcome is not None
-        if self._publisher is not None and is_result and not is_verdict(outcome):
-            if run.outputs is None:
-                run.outputs = []
-            run.outputs.append((record, outcome))
-            return True
-        due_ms = yield from self._policy.apply(record, outcome)
-        if due_ms is None:
-            return True
-        run.failed = [*(run.failed or ()), (record, due_ms)]
-        return not run.is_serial
+        while not has_ended():
+            try:
+                run, record, result = self._waiting.get(slice_s > 0, slice_s)
+            except Empty:
+                if not slice_s:
+                    yield None
+                continue
+            if not run.is_stale:  # else another member's handler has it, and its result is told
+                yield record, result
+            self._work_queue.complete(run.partition, [record.offset])
 
-    def publish(self, worker: PoolWorker) -> None:
-        if self._publisher is not None:
-            take(self._publisher.publish(worker))
 
-    async def publish_async(self, worker: PoolWorker) -> None:
-        if self._publisher is not None:
-            await take_async(self._publisher.publish(worker))
+class ProducedStream:
+    """What Kafka has of results, for one iterator; its records are done.
 
-    def abandon(self, worker: PoolWorker, records: Sequence[ParallelRecord]) -> None:
-        """They are not done, and come again elsewhere."""
+    ``MAX_WAITING`` wait for the iterator; then workers wait before they send more. Who is at it by
+    then, or in a transaction with others, adds a little. Workers do not wait for an iterator at the
+    end: it goes on until all is told.
+    """
+
+    def __init__(self, is_ending: Callable[[], bool]) -> None:
+        self._is_ending = is_ending
+        self._changed = threading.Condition()
+        self._waiting: deque[Produced] = deque()
+        self._is_left = False
+
+    def put(self, record: ParallelRecord, result: OutgoingRecord, *place: int) -> None:
+        """See ``OnProduced``; does not wait."""
+        with self._changed:
+            if self._is_left:
+                return
+            self._waiting.append(Produced(record, result, *place))
+            self._changed.notify_all()
+
+    def await_room(self, timeout_s: float) -> bool:
+        """Wait until there is room, or none is needed."""
+        with self._changed:
+            return self._is_ending() or self._changed.wait_for(
+                lambda: len(self._waiting) < MAX_WAITING, timeout_s
+            )
+
+    def results(
+        self, has_ended: Callable[[], bool], slice_s: float = _SLICE_S
+    ) -> Iterator[Produced | None]:
+        """In the order in which Kafka confirmed them; None, without a slice: there is nothing."""
+        try:
+            while True:
+                is_last = has_ended()  # before the look: what came until then is seen
+                produced = self._next(0.0 if is_last else slice_s)
+                if produced is None and is_last:
+                    return
+                if produced is not None or not slice_s:
+                    yield produced
+        finally:
+            self._leave()
+
+    def _next(self, timeout_s: float) -> Produced | None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._waiting, timeout_s):
+                return None
+            self._changed.notify_all()
+            return self._waiting.popleft()
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._is_left = True
+            count = len(self._waiting)
+        if count:
+            _log.warning(
+                "results that Kafka has are told to nobody, as their iteration was left",
+                extra={"count": count},
+            )
+
+
+async def taken_async(results: Iterator[T | None]) -> AsyncIterator[T]:
+    """What ``results`` of a stream gives without waiting, on an event loop."""
+    with closing(results):  # type: ignore[type-var]  # it is a generator
+        for each in results:
+            if each is None:
+                await asyncio.sleep(_ASYNC_SLICE_S)
+            else:
+                yield each

@@ -33,9 +33,8 @@ from kafkamq.parallel.results import (
     outgoing,
     place_of,
 )
-from kafkamq.parallel.rules.partitions import PartitionState
-from kafkamq.parallel.stats import Stats
-from kafkamq.parallel.work_queue import ParallelWorkQueue, PoolRun, PoolWorker
+from kafkamq.parallel.rules.shards import PartitionState
+from kafkamq.parallel.work_queue import ParallelWorkQueue, PoolRun, PoolWorker, Stats
 from kafkamq.runtime.steps import Attempt, Steps
 from kafkamq.transport.commits import CommitTurns
 from kafkamq.transport.errors import KafkaError, KafkaException, Meaning, broker_error, meaning

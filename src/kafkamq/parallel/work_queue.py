@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from operator import length_hint
 from time import monotonic
 from typing import TypeAlias
@@ -16,9 +17,7 @@ from typing import TypeAlias
 from kafkamq.parallel.config import ParallelConfig, Partition
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.rules.offsets import OffsetTracker
-from kafkamq.parallel.rules.partitions import PartitionState, Run
-from kafkamq.parallel.rules.shards import Scheduler
-from kafkamq.parallel.stats import Stats
+from kafkamq.parallel.rules.shards import PartitionState, Run, Scheduler
 from kafkamq.runtime.rules.fan_out import Totals
 from kafkamq.runtime.rules.hanging import Call
 from kafkamq.runtime.rules.pace import RateLimit, RunSize
@@ -29,9 +28,30 @@ MAX_TAKE = 512  # records in one worker's hands
 MAX_RUN = 64  # records of one shard in the hands of a process
 HELD_MS = 366 * 86_400_000  # who is given up is not tried again: its letter ends this
 STUCK_S = 0.02  # a worker that is at it for so long keeps only what it has begun
+
 PoolWorker: TypeAlias = Slot[ParallelRecord]
 """One of those who call handlers."""
+
 PoolRun: TypeAlias = Run[ParallelRecord]
+
+
+@dataclass(slots=True)
+class Stats:
+    """Totals since the consumer was made."""
+
+    polled: int = 0
+    processed: int = 0
+    failed: int = 0  # attempts
+    dead_lettered: int = 0
+    skipped: int = 0  # given up without a dead letter
+    stalls: int = 0
+    commits: int = 0
+    commit_failures: int = 0
+    maps_cut: int = 0  # commits with a part of the map, as it was too long
+    maps_ignored: int = 0  # foreign or damaged metadata
+    last_commit_s: float = 0.0  # monotonic
+    last_poll_s: float = 0.0  # monotonic
+    map_chars: int = 0  # the longest map of the last commit
 
 
 class ParallelWorkQueue:

@@ -1,7 +1,7 @@
 """Offset maps in commit metadata: what is done beyond the committed offset.
 
 The format is Parallel Consumer's, so that a group can move between Java and Python: standard base64
-of one magic byte and a body (``offset_forms``) over the offsets from the committed one up to the
+of one magic byte and a body over the offsets from the committed one up to the
 highest that succeeded. Upper half of the table: the body as it is; lower half: a zstd frame of it.
 
     l  bits, 2-byte number     n  runs of 2 bytes
@@ -18,6 +18,14 @@ holds the same body as the Java library's, its bytes depend on the version of zs
 Offsets that do not exist count as completed. What is incomplete above the highest that succeeded is
 not in a map: whoever reads it polls that anyway.
 
+A body says of each relative offset 0..n-1 whether it is completed. *Runs* are lengths that
+alternate, incomplete first (that one may be 0); *bits* stand least significant first in each byte,
+a set bit is completed, and one spare zero byte follows them. Numbers are signed and big-endian.
+Writing takes time by the number of holes, reading by the size of the body; neither walks the range.
+
+A frame of 3 KB can claim gigabytes, so a reader never asks for more than it has room for. The
+library zstandard is an extra: it is imported when the first frame is written or read.
+
 Source: Parallel Consumer, Offset Map.
 """
 
@@ -25,14 +33,13 @@ from __future__ import annotations
 
 import base64
 import re
+import struct
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from kafkamq.errors import WireError
-from kafkamq.parallel.wire import offset_forms as forms
-from kafkamq.parallel.wire.offset_zstd import Compressor, decompress, smallest_frame_bytes
+from kafkamq.errors import ConfigError, WireError
 
 NOTHING_SUCCEEDED = -1
 """For ``highest_succeeded``, as Parallel Consumer has it: the map then holds the base alone."""
@@ -48,6 +55,23 @@ MAX_INCOMPLETES = 4 * 1024 * 1024
 
 _SMALL_BYTES = 200  # of a plain body: below, nothing is compressed
 _MAX_OFFSET = (1 << 63) - 1
+_KAFKA_STREAMS = (0x01, 0x02)
+_BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
+MAX_INT16 = (1 << 15) - 1
+MAX_INT32 = (1 << 31) - 1
+_NUMBER = {2: "h", 4: "i"}  # struct's letters by width
+_CLEAR = tuple(0xFF ^ (1 << bit) for bit in range(8))
+_CLEARED = tuple(tuple(bit for bit in range(8) if not byte >> bit & 1) for byte in range(256))
+_HAS_HOLES = re.compile(rb"[^\xff]")
+
+LEVEL = 3
+"""zstd's own default, and Parallel Consumer's."""
+
+_MAX_WINDOW_BYTES = 8 * 1024 * 1024  # what every zstd decoder should take; level 3 asks for 2 MiB
+_MAX_BLOCK_BYTES = 128 * 1024
+_HEADER_BYTES = 6  # magic number, descriptor, window
+_SMALLEST_BLOCK_BYTES = 4  # one byte, repeated
+_SLICE_BYTES = 64  # at most 16 blocks begin in it, so it yields at most 2 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +101,6 @@ _FORMS = (  # of equally small ones the first is written
 )
 _PLAIN = {form.plain: form for form in _FORMS}
 _COMPRESSED = {form.compressed: form for form in _FORMS}
-_KAFKA_STREAMS = (0x01, 0x02)
-_BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +115,16 @@ class _Range:
 
     def size(self, form: _Form) -> int | None:
         """The bytes of its plain body; None where the form cannot hold it."""
-        largest = forms.MAX_INT16 if form.width == 2 else forms.MAX_INT32
+        largest = MAX_INT16 if form.width == 2 else MAX_INT32
         if form.is_bits:
             fits = self.length <= largest
-            return forms.bits_body_bytes(self.length, width=form.width) if fits else None
+            return bits_body_bytes(self.length, width=form.width) if fits else None
         return len(self.runs) * form.width if self.longest_run <= largest else None
 
     def body(self, form: _Form) -> bytes:
         if form.is_bits:
-            return forms.bits_body(self.base, self.length, self.holes, width=form.width)
-        return forms.runs_body(self.runs, width=form.width)
+            return bits_body(self.base, self.length, self.holes, width=form.width)
+        return runs_body(self.runs, width=form.width)
 
 
 def encode(base: int, highest_succeeded: int, incompletes: Iterable[int]) -> str:
@@ -130,9 +152,9 @@ def encode(base: int, highest_succeeded: int, incompletes: Iterable[int]) -> str
 def _range(base: int, length: int, incompletes: Iterable[int]) -> _Range:
     holes = sorted(incompletes)
     holes = holes[bisect_left(holes, base) : bisect_left(holes, base + length)]
-    runs = forms.runs_of(base, length, holes)
-    if max(runs) > forms.MAX_INT32:  # no form of Parallel Consumer's writer, but its reader's
-        runs = forms.split_runs(runs, longest=forms.MAX_INT32)
+    runs = runs_of(base, length, holes)
+    if max(runs) > MAX_INT32:  # no form of Parallel Consumer's writer, but its reader's
+        runs = split_runs(runs, longest=MAX_INT32)
     return _Range(base, length, holes, runs, max(runs))
 
 
@@ -145,7 +167,9 @@ def _smallest(wanted: _Range) -> tuple[int, bytes]:
     )
     if bits_size < _SMALL_BYTES:
         return bits.plain, wanted.body(bits)
-    compressor = Compressor()
+    import zstandard
+
+    compressor = zstandard.ZstdCompressor(level=LEVEL)
     best: tuple[int, bytes] | None = None
     for size, form in sorted(sizes, key=lambda sized: sized[1].is_bits):
         # Bits of a long range are long: where they cannot win they are not even made.
@@ -153,7 +177,8 @@ def _smallest(wanted: _Range) -> tuple[int, bytes]:
             continue
         if size > MAX_BODY_BYTES and form.is_bits:
             continue
-        frame = compressor.compress(wanted.body(form))
+        stream = compressor.compressobj()  # as of unknown length, like a Java output stream
+        frame = stream.compress(wanted.body(form)) + stream.flush()
         if best is None or len(frame) < len(best[1]):
             best = form.compressed, frame
     assert best is not None  # runs of 4 bytes hold every map
@@ -198,7 +223,7 @@ def _unwrap(metadata: str) -> tuple[_Form, bytes]:
         body, size = decompress(body, max_bytes=MAX_BODY_BYTES)
     elif magic in _PLAIN and _PLAIN[magic].is_bits:
         form = _PLAIN[magic]
-        size = forms.bits_size(body, width=form.width)
+        size = bits_size(body, width=form.width)
         body = body[:size]
     elif magic in _PLAIN:
         raise WireError("an offset map of runs, whose end is not known")
@@ -212,10 +237,10 @@ def _unwrap(metadata: str) -> tuple[_Form, bytes]:
 
 def _read(form: _Form, body: bytes, base: int) -> tuple[int, tuple[int, ...]]:
     if form.is_bits:
-        length, count, cleared = forms.read_bits(body, width=form.width)
+        length, count, cleared = read_bits(body, width=form.width)
         _bound(count)
         return length, tuple([base + relative for relative in cleared])
-    length, ranges = forms.read_runs(body, width=form.width)
+    length, ranges = read_runs(body, width=form.width)
     spans = list(ranges)
     _bound(sum(map(len, spans)))
     return length, tuple(
@@ -226,3 +251,153 @@ def _read(form: _Form, body: bytes, base: int) -> tuple[int, tuple[int, ...]]:
 def _bound(count: int) -> None:
     if count > MAX_INCOMPLETES:
         raise WireError(f"an offset map with {count} incomplete offsets")
+
+
+def runs_of(base: int, length: int, holes: Sequence[int]) -> list[int]:
+    """Lengths that alternate, incomplete first, and add up to ``length``.
+
+    ``holes`` are the incomplete offsets from ``base`` up to ``base + length``, in order; one may
+    stand there twice.
+    """
+    runs: list[int] = []
+    position = base  # everything before it is in a run, but the open run of incompletes
+    incomplete = 0
+    for hole in holes:
+        if hole == position:
+            incomplete += 1
+        elif hole > position:
+            runs.append(incomplete)
+            runs.append(hole - position)
+            incomplete = 1
+        position = hole + 1
+    runs.append(incomplete)
+    if position < base + length:
+        runs.append(base + length - position)
+    return runs
+
+
+def split_runs(runs: Sequence[int], *, longest: int) -> list[int]:
+    """The same map in runs of at most ``longest``, with runs of 0 of the other kind between."""
+    result: list[int] = []
+    for run in runs:
+        while run > longest:
+            result += (longest, 0)
+            run -= longest
+        result.append(run)
+    return result
+
+
+def runs_body(runs: Sequence[int], *, width: int) -> bytes:
+    """The runs as numbers of ``width`` bytes; they must fit."""
+    return struct.pack(f">{len(runs)}{_NUMBER[width]}", *runs)
+
+
+def bits_body_bytes(length: int, *, width: int) -> int:
+    """How long the body of bits is for that many offsets."""
+    return width + (length + 7) // 8 + 1
+
+
+def bits_body(base: int, length: int, holes: Sequence[int], *, width: int) -> bytes:
+    """The number of offsets in ``width`` bytes, their bits, and the spare byte."""
+    size = (length + 7) // 8
+    bits = bytearray(b"\xff") * size
+    if length % 8:
+        bits[-1] = (1 << length % 8) - 1
+    clear = _CLEAR
+    for hole in holes:
+        relative = hole - base
+        bits[relative >> 3] &= clear[relative & 7]
+    return struct.pack(f">{_NUMBER[width]}", length) + bits + b"\0"
+
+
+def read_runs(body: bytes, *, width: int) -> tuple[int, Iterator[range]]:
+    """How many relative offsets the runs cover, and the incomplete ones, as ranges in order."""
+    if not body or len(body) % width:
+        raise WireError(f"an offset map of runs of {width} bytes has {len(body)} bytes")
+    runs = struct.unpack(f">{len(body) // width}{_NUMBER[width]}", body)
+    if min(runs) < 0:
+        raise WireError("an offset map with a negative run")
+    return sum(runs), _incomplete_ranges(runs)
+
+
+def _incomplete_ranges(runs: Sequence[int]) -> Iterator[range]:
+    position = 0
+    for index in range(0, len(runs) - 1, 2):
+        incomplete = runs[index]
+        if incomplete:
+            yield range(position, position + incomplete)
+        position += incomplete + runs[index + 1]
+    if len(runs) % 2 and runs[-1]:
+        yield range(position, position + runs[-1])
+
+
+def bits_size(body: bytes, *, width: int) -> int:
+    """How long a body of bits is by what it says itself; more may follow it."""
+    return bits_body_bytes(_bits_length(body, width), width=width)
+
+
+def _bits_length(body: bytes, width: int) -> int:
+    if len(body) < width:
+        raise WireError(f"an offset map of bits has {len(body)} bytes")
+    length: int = struct.unpack_from(f">{_NUMBER[width]}", body)[0]
+    if length < 0:
+        raise WireError("an offset map of bits with a negative number of offsets")
+    return length
+
+
+def read_bits(body: bytes, *, width: int) -> tuple[int, int, Iterator[int]]:
+    """How many relative offsets the bits cover, how many are incomplete, and which, in order."""
+    length = _bits_length(body, width)
+    expected = bits_body_bytes(length, width=width)
+    if len(body) != expected:
+        raise WireError(f"an offset map of {length} bits has {len(body)} bytes, not {expected}")
+    bits = int.from_bytes(body[width:], "little")
+    if bits >> length:
+        raise WireError("an offset map with a set bit behind its last offset")
+    return length, length - bits.bit_count(), _cleared_bits(body[width:-1], length)
+
+
+def _cleared_bits(data: bytes, length: int) -> Iterator[int]:
+    for match in _HAS_HOLES.finditer(data):
+        first = match.start() * 8
+        for bit in _CLEARED[data[match.start()]]:
+            if first + bit < length:
+                yield first + bit
+
+
+def require_zstandard() -> None:
+    """Make sure, before the first commit, that offset maps can be written."""
+    try:
+        import zstandard  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "offset maps need zstandard, which is not installed: pip install 'kafkamq[parallel]'"
+        ) from None
+
+
+def smallest_frame_bytes(body_bytes: int) -> int:
+    """No frame of a body of that length is smaller, whatever is in it."""
+    blocks = -(-body_bytes // _MAX_BLOCK_BYTES)
+    return _HEADER_BYTES + blocks * _SMALLEST_BLOCK_BYTES
+
+
+def decompress(data: bytes, *, max_bytes: int) -> tuple[bytes, int]:
+    """The content of the frame that the data begin with, and how many bytes it takes."""
+    import zstandard
+
+    stream = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).decompressobj()
+    parts: list[bytes] = []
+    size = end = 0
+    while end < len(data) and not stream.eof:
+        try:
+            part = stream.decompress(data[end : end + _SLICE_BYTES])
+        except zstandard.ZstdError as error:
+            raise WireError("an offset map with an invalid zstd frame") from error
+        size += len(part)
+        if size > max_bytes:
+            raise WireError(f"an offset map of more than {max_bytes} bytes in its zstd frame")
+        parts.append(part)
+        end = min(len(data), end + _SLICE_BYTES)
+    if not stream.eof:
+        raise WireError("an offset map with a zstd frame that is cut off")
+    return b"".join(parts), end - len(stream.unused_data)
