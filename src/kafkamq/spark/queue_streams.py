@@ -34,7 +34,7 @@ from kafkamq.spark.failures import (
 )
 from kafkamq.spark.formats import FORMAT, register_source, registered_config
 from kafkamq.spark.parallelism import FIRST_LOOK_S, NEXT_LOOK_S, cores
-from kafkamq.spark.payloads import with_body
+from kafkamq.spark.payloads import BodySchema, with_body
 from kafkamq.spark.queues.acks import ACK_COLUMNS, RESULT_SCHEMA, AckSettings, check_columns
 from kafkamq.spark.queues.committing import (
     CommitSettings,
@@ -51,7 +51,6 @@ from kafkamq.transport.admin import Admin
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-    from pyspark.sql.types import StructType
 
 _STOP_S = 5.0  # for the thread that waits in Spark
 _log = logging.getLogger(__name__)
@@ -72,7 +71,7 @@ def read_queue(
     max_rows: int = 10_000,
     batch_markers: bool = True,
     group: str | None = None,
-    schema: str | StructType | None = None,
+    schema: BodySchema | None = None,
     malformed: str = "reject",
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:
@@ -93,12 +92,14 @@ def read_queue(
         batch_markers: One marker for many messages, as of a queue's own workers.
         group: The consumer group whose positions it goes on from, and commits; None: that of the
             queue's own workers. "kafka-mq-QUEUE_ID" takes over from kafka-mq-go's workers.
-        schema: Of payloads that are JSON: they are in the column ``body``, by ``with_body``.
+        schema: Of payloads that are JSON, Avro or Protobuf: they are in the column ``body``, by
+            ``with_body``.
         malformed: With a schema: "reject" or "keep" what does not parse.
         options: More options of ``format("kafkamq")``, such as ``startingTimestamp``.
 
     Raises:
         ConfigError: The queue's name cannot be one, or the schema.
+        SchemaRegistryError: The registry does not say what the subject's schema is.
     """
     join_key(queue_id)
     if config is not None:

@@ -25,8 +25,8 @@ _NOT_FOUND = range(40400, 40500)  # the registry's own codes; another 404 is no 
 _REFUSED = (409, 422)  # an incompatible schema, an invalid one
 # What serdes ask of the client, of which each can ask the registry.
 _QUESTIONS = (
-    "get_schema", "get_schema_by_guid", "get_version", "lookup_schema", "register_schema",
-    "register_schema_full_response",
+    "get_latest_version", "get_schema", "get_schema_by_guid", "get_version", "lookup_schema",
+    "register_schema", "register_schema_full_response",
 )  # fmt: skip
 
 

@@ -106,6 +106,11 @@ class SchemaRegistry:
             raise ConfigError(f"message is {message!r}: give a class that protoc has made")
         return Schema(self, "protobuf", message, subject, register=register)
 
+    @property
+    def timeout_s(self) -> float:
+        """How long an answer to a request may take."""
+        return float(self._settings["timeout"])
+
     def client(self) -> Any:
         """This process's client, with errors of ours."""
         with self._lock:
@@ -146,6 +151,42 @@ class Schema:
 
     def __repr__(self) -> str:
         return f"<Schema of {self._given[1]} bodies in {self._given[0]!r}>"
+
+    @property
+    def registry(self) -> SchemaRegistry:
+        """The registry that made it."""
+        registry: SchemaRegistry = self._given[0]
+        return registry
+
+    @property
+    def kind(self) -> str:
+        """Its format: avro, json or protobuf."""
+        return self._given[1]
+
+    @property
+    def definition(self) -> Any:
+        """The schema's text; of Protobuf the class; None: each body is read as it was written."""
+        return self._given[2]
+
+    def newest(self) -> Schema:
+        """Itself; or, where it has no definition, with that which its subject has now.
+
+        Raises:
+            ConfigError: It has no subject, or the registry has none of that name.
+            SchemaRegistryError: The registry does not answer, or refuses.
+        """
+        registry, kind, definition, subject, register = self._given
+        if definition is not None:
+            return self
+        if not subject:
+            raise ConfigError(f"the {kind} schema has neither a definition nor a subject")
+        client = registry.client()
+        client.clear_latest_caches()
+        try:
+            found = registry.outage.ask(lambda: client.get_latest_version(subject))
+        except BodyError as error:
+            raise ConfigError(f"subject {subject!r}: {error}") from None
+        return Schema(registry, kind, found.schema.schema_str, subject, register=register)
 
     def is_ready(self, payload: bytes, headers: Headers = ()) -> bool:
         """Whether the payload's schema is here; or there is none, which is told at once."""
