@@ -26,8 +26,8 @@ from kafkamq.markers.wire.markers import encode_end, encode_start
 from kafkamq.queue.service import Service
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.follower import Follower
+from kafkamq.transport.log_reader import MAX_READ, MAX_READ_THROUGH, RecordReader
 from kafkamq.transport.record import Place
-from kafkamq.transport.record_reader import MAX_READ, MAX_READ_THROUGH, RecordReader
 from kafkamq.types import MessageId, Outcome
 
 __all__ = ["sparse"]

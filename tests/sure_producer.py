@@ -8,7 +8,7 @@ from typing import Any
 from confluent_kafka import KafkaError, Message, Producer
 from tests.waiting import within
 
-from kafkamq.transport import port
+from kafkamq.transport import clients
 from kafkamq.types import Headers
 
 __all__ = ["Row", "SureProducer", "write_records"]
@@ -52,7 +52,7 @@ class SureProducer(Producer):
         assert self._confirmed == self._sent, f"{self._confirmed} of {self._sent} are confirmed"
 
 
-def write_records(producer: port.Producer, topic: str, records: Iterable[Row]) -> None:
+def write_records(producer: clients.Producer, topic: str, records: Iterable[Row]) -> None:
     """Through a client of the port: value, key, partition and headers of each; all are there."""
     told: list[KafkaError | None] = []
     count = 0

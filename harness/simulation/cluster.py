@@ -16,8 +16,7 @@ from kafkamq.transport import clients
 if TYPE_CHECKING:
     from kafkamq.transport.memory.cluster import MemoryKafka
     from kafkamq.transport.memory.consumer import Consumer
-    from kafkamq.transport.memory.faults import Fault
-    from kafkamq.transport.memory.log import Place
+    from kafkamq.transport.memory.state import Fault, Place
 
 _HIT = 0.05, 0.5  # of writes, while a producer is to fail: of others, and of markers
 _HIT_S = 0.2  # so long such a write is under way
@@ -222,7 +221,7 @@ class SimulatedKafka:
         client.subscribe, client.consume = subscribed, consumed
 
     def _plan(self, kind: str, client: object, place: Place | None) -> Fault | None:
-        from kafkamq.transport.memory.faults import REFUSALS, UNKNOWN, Fault
+        from kafkamq.transport.memory.state import REFUSALS, UNKNOWN, Fault
 
         rng, faults = self._rng, self._situation.faults
         latency_s = rng.random() * faults.latency_ms / 1000
@@ -298,8 +297,8 @@ class SimulatedKafka:
         self._armed += self._is_chaos
 
     def _fail(self, client: object) -> None:
-        from kafkamq.transport.memory.faults import FATAL
         from kafkamq.transport.memory.producer import Producer
+        from kafkamq.transport.memory.state import FATAL
 
         owner = self._owners.get(client)
         if isinstance(client, Producer) and owner is not None and owner.is_alive:

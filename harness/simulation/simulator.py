@@ -52,7 +52,7 @@ from kafkamq.queue.service import Service
 from kafkamq.queue.wire.headers import REASON
 from kafkamq.testing.checker import Problem, Verdict, check_logs
 from kafkamq.testing.history import Ending, LogRecord, Timeline, read_timelines
-from kafkamq.transport import record_reader
+from kafkamq.transport import log_reader
 from kafkamq.types import DeadLetterReason, MarkerType, MessageId, Outcome, expand
 
 _ENDING = (Outcome.ACK, Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
@@ -171,7 +171,7 @@ class _Run(Stage[_Actor]):
     def play(self) -> None:
         """With what lies between records, as far apart as in a log of many queues."""
         is_sparse = self.limits.are_far_apart
-        sparse = patch.multiple(record_reader, MAX_READ_THROUGH=0, MAX_READ=1)
+        sparse = patch.multiple(log_reader, MAX_READ_THROUGH=0, MAX_READ=1)
         with sparse if is_sparse else contextlib.nullcontext():
             super().play()
 

@@ -17,10 +17,9 @@ from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq.config import ServiceConfig
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.clients import open_consumer, open_producer
+from kafkamq.transport.clients import Consumer, Producer, open_consumer, open_producer
 from kafkamq.transport.follower import OnCommit
 from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of
-from kafkamq.transport.port import Consumer, Producer
 from kafkamq.transport.settings import (
     consumer_settings,
     producer_settings,

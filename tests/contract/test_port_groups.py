@@ -11,7 +11,7 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, TopicPartition
 from tests.contract.port import KINDS, Kafka, Member, eventually, opened, parts, poll_all, refusal
 from tests.waiting import deadline_after, wait_until, within
 
-from kafkamq.transport.port import Consumer
+from kafkamq.transport.clients import Consumer
 
 PROTOCOLS: dict[str, dict[str, object]] = {
     "eager": {"partition_assignment_strategy": "range"},

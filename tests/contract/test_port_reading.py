@@ -10,7 +10,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, KafkaE
 from tests.contract.port import KINDS, Kafka, opened, parts, refusal
 from tests.waiting import deadline_after, within
 
-from kafkamq.transport.port import Consumer
+from kafkamq.transport.clients import Consumer
 
 
 @pytest.fixture(scope="module", params=KINDS)

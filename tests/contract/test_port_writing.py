@@ -11,8 +11,8 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from tests.contract.port import KINDS, Kafka, Reports, opened, parts, refusal
 from tests.waiting import wait_until, within
 
+from kafkamq.transport.clients import Producer
 from kafkamq.transport.errors import raised_error
-from kafkamq.transport.port import Producer
 
 
 @pytest.fixture(scope="module", params=KINDS)

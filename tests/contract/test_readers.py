@@ -14,15 +14,14 @@ from tests.waiting import wait_until, within
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DataLossError, DeadlineExceededError, StateError
-from kafkamq.transport import record_reader
+from kafkamq.transport import log_reader
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.clients import open_producer
-from kafkamq.transport.follower import Follower
-from kafkamq.transport.group_consumer import COMMITTED, GroupConsumer
-from kafkamq.transport.log_reader import LogRange, LogReader, scan
+from kafkamq.transport.follower import COMMITTED, Follower
+from kafkamq.transport.group_consumer import GroupConsumer
+from kafkamq.transport.log_reader import LogRange, LogReader, RecordReader, scan
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
 from kafkamq.transport.record import Place, Record, TopicPartition
-from kafkamq.transport.record_reader import RecordReader
 from kafkamq.transport.settings import producer_settings
 from kafkamq.transport.transactions import TransactionalProducer
 
@@ -274,7 +273,7 @@ def test_a_position_outside_of_the_log_is_told(config: ServiceConfig, topic: str
 def test_the_end_of_a_log_lies_behind_control_records(
     config: ServiceConfig, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record_reader, "END_GRACE_S", 0.1)
+    monkeypatch.setattr(log_reader, "END_GRACE_S", 0.1)
     write_in_transaction(config, topic)
     write_in_transaction(config, topic, is_aborted=True)
     with Admin(config) as admin:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from google.type.money_pb2 import Money
+from harness.registry import LocalRegistry
 from tests.integration.schema_handlers import FIRST, SECOND, Order
 from tests.integration.tracker_logs import Logs
 from tests.waiting import within
 
 from kafkamq import ConfigError, SchemaRegistry, SchemaRegistryError
-from kafkamq.dev.registry import LocalRegistry
 from kafkamq.spark import ack, read_queue, register
 from kafkamq.types import Outcome
 

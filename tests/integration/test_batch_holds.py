@@ -40,7 +40,7 @@ from kafkamq.queue.service import Service
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.testing import check_logs
 from kafkamq.testing.checker import Verdict
-from kafkamq.transport.patience import Patience
+from kafkamq.transport.log_reader import Patience
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
 TIMEOUT_S = within(2.0)

@@ -18,7 +18,7 @@ from kafkamq.markers.tracker import settlement
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.markers.wire.markers import encode_keepalive
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.patience import Patience
+from kafkamq.transport.log_reader import Patience
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
 FAST = TrackerConfig(position_interval_ms=200)

@@ -37,7 +37,7 @@ from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.markers.tracker.records import Quarantine, Ticker
 from kafkamq.markers.wire.markers import encode_end
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.record_reader import RecordReader
+from kafkamq.transport.log_reader import RecordReader
 from kafkamq.types import MessageId, Outcome
 
 FAST = TrackerConfig(position_interval_ms=200)

@@ -22,7 +22,7 @@ from kafkamq.queue.service import Service
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
 from kafkamq.transport.memory.consumer import Consumer as KafkaConsumer
-from kafkamq.transport.memory.faults import Fault
+from kafkamq.transport.memory.state import Fault
 
 CLUSTER = "polls"
 SERVERS = f"memory://{CLUSTER}"

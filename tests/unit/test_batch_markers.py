@@ -34,7 +34,7 @@ from kafkamq.runtime.worker import Worker
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
-from kafkamq.transport.memory.faults import Fault
+from kafkamq.transport.memory.state import Fault
 from kafkamq.types import Marker, MarkerType, MessageBatch, Outcome, expand
 
 HOUR_MS = 3_600_000

@@ -17,7 +17,7 @@ from kafkamq.claims.engine import Engine
 from kafkamq.errors import BrokerError, StateError
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
-from kafkamq.transport.memory.faults import UNKNOWN, Fault
+from kafkamq.transport.memory.state import UNKNOWN, Fault
 from kafkamq.transport.producer import IdempotentProducer
 
 

@@ -9,8 +9,8 @@ from confluent_kafka import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kafkamq.transport.log_reader import MAX_READ_THROUGH, _Scan
 from kafkamq.transport.record import headers_of, take_only
-from kafkamq.transport.record_reader import MAX_READ_THROUGH, _Scan
 
 
 @dataclass

@@ -25,7 +25,7 @@ from kafkamq.queue.sure_writer import SureWriter
 from kafkamq.testing import MemoryService
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
-from kafkamq.transport.memory.faults import Fault
+from kafkamq.transport.memory.state import Fault
 
 REFUSED = Fault(error=KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
 

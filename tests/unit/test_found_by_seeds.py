@@ -22,10 +22,10 @@ from kafkamq.queue.service import Service
 from kafkamq.transport import clients, transactions
 from kafkamq.transport.admin import Admin, uuid_bytes
 from kafkamq.transport.errors import is_retriable
+from kafkamq.transport.log_reader import Patience
 from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
-from kafkamq.transport.memory.faults import Fault
 from kafkamq.transport.memory.producer import Producer
-from kafkamq.transport.patience import Patience
+from kafkamq.transport.memory.state import Fault
 from kafkamq.transport.record import Record
 from kafkamq.transport.transactions import TransactionalProducer
 from kafkamq.types import MessageId

@@ -22,7 +22,7 @@ from kafkamq.markers.rules.pipeline import Pipeline
 from kafkamq.queue.names import group_of
 from kafkamq.queue.wire.partitions import marker_partition
 from kafkamq.transport.clients import open_producer
-from kafkamq.transport.memory.faults import Fault
+from kafkamq.transport.memory.state import Fault
 from kafkamq.types import Outcome
 
 PARTITIONS, MARKER_PARTITIONS = 4, 4

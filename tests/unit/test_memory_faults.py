@@ -12,8 +12,8 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 from tests.contract.port import Kafka, Member, Reports, parts, poll_all, refusal
 
 from kafkamq.transport.memory.consumer import Consumer
-from kafkamq.transport.memory.faults import Fault
 from kafkamq.transport.memory.producer import Producer
+from kafkamq.transport.memory.state import Fault
 
 COOPERATIVE: dict[str, object] = {
     "partition_assignment_strategy": "cooperative-sticky",

@@ -18,8 +18,8 @@ from kafkamq.spark.source.attempt_columns import deliveries_batch
 from kafkamq.spark.source.columns import columns_of
 from kafkamq.spark.source.message_facts import MessageFacts, message_facts
 from kafkamq.transport.clients import open_producer
+from kafkamq.transport.log_reader import Patience
 from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
-from kafkamq.transport.patience import Patience
 from kafkamq.transport.settings import producer_settings
 from kafkamq.types import Headers, MessageId
 

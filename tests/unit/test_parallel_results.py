@@ -38,7 +38,7 @@ from kafkamq.runtime.work_queue import Executor, HandlerCall
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
-from kafkamq.transport.memory.faults import Fault
+from kafkamq.transport.memory.state import Fault
 from kafkamq.types import DeadLetterReason
 
 SOON = Backoff(first=0.01, max=0.01, jitter=0.0)

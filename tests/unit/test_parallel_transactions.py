@@ -28,7 +28,7 @@ from kafkamq.parallel.work_queue import PoolRun, PoolWorker
 from kafkamq.runtime.steps import take_async
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.memory.cluster import cluster_of
-from kafkamq.transport.memory.faults import Fault
+from kafkamq.transport.memory.state import Fault
 
 
 class Report:

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from kafkamq.transport import patience
-from kafkamq.transport.patience import Answers, Patience
+from kafkamq.transport import log_reader
+from kafkamq.transport.log_reader import Answers, Patience
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     clock = SimpleNamespace(now_s=0.0)
-    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    monkeypatch.setattr(log_reader, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
     return clock
 
 

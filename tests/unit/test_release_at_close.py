@@ -13,7 +13,7 @@ from tests.unit.worker_parts import InMemory
 from tests.waiting import within
 
 from kafkamq.queue.consumer import Consumer
-from kafkamq.transport.memory.faults import Fault
+from kafkamq.transport.memory.state import Fault
 from kafkamq.types import Outcome
 
 FAR_S = 0.05  # ten times as long as a flush that only sets out

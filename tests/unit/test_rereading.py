@@ -18,15 +18,14 @@ from kafkamq.markers.rules.delivery import Carry, DueCause, Settle
 from kafkamq.markers.tracker.reading import Found, FoundAction, Rereader
 from kafkamq.markers.wire.markers import encode_start
 from kafkamq.queue.topics import create_topics
-from kafkamq.transport import patience, record_reader
+from kafkamq.transport import log_reader
 from kafkamq.transport.admin import uuid_bytes
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.follower import Follower
+from kafkamq.transport.log_reader import Patience, RecordReader
 from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
-from kafkamq.transport.memory.faults import Fault
-from kafkamq.transport.patience import Patience
+from kafkamq.transport.memory.state import Fault
 from kafkamq.transport.record import Place, Record
-from kafkamq.transport.record_reader import RecordReader
 from kafkamq.transport.settings import producer_settings
 from kafkamq.types import MessageId
 
@@ -133,7 +132,7 @@ def test_all_partitions_are_read_at_once(
 @pytest.fixture
 def few_a_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     """So many are held beyond the bound."""
-    monkeypatch.setattr(record_reader, "MAX_READ", 4)
+    monkeypatch.setattr(log_reader, "MAX_READ", 4)
 
 
 @pytest.mark.usefixtures("few_a_poll")
@@ -220,7 +219,7 @@ def test_what_a_lagging_broker_does_not_know_is_awaited(
     """R18: for a minute nothing is taken for lost; then it is, and the next one like it at once."""
     began_s = time.monotonic()
     passed = SimpleNamespace(monotonic=lambda: began_s)
-    monkeypatch.setattr(patience, "time", passed)
+    monkeypatch.setattr(log_reader, "time", passed)
     rows = write(cluster, 8)
     show = hide(cluster, what)
     hidden = {"end": {5, 7}, "partition": {1, 3, 5, 7}, "id": set(range(8))}[what]
@@ -245,7 +244,7 @@ def test_what_a_lagging_broker_does_not_know_is_looked_for_at_once(
     """R18: a minute for a plan, be it a partition or a log's end, or one after the other."""
     began_s = time.monotonic()
     passed = SimpleNamespace(monotonic=lambda: began_s)
-    monkeypatch.setattr(patience, "time", passed)
+    monkeypatch.setattr(log_reader, "time", passed)
     rows = write(cluster, 8)
     topic = cluster.topics[CONFIG.message_topic]
     show = hide(cluster, "partition")
@@ -269,7 +268,7 @@ def test_a_partition_that_does_not_answer_holds_up_no_other_one(
     """R18: it is left alone for a while, and never taken for gone."""
     moments, asked = [0.0], [0]
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + moments[0])
-    monkeypatch.setattr(patience, "time", clock)
+    monkeypatch.setattr(log_reader, "time", clock)
 
     def plan(kind: str, _: object, place: Place | None) -> Fault | None:
         if (kind, place) != ("fetch", (CONFIG.message_topic, 1)):
@@ -295,7 +294,7 @@ def test_what_was_found_is_not_lost_as_soon_as_a_broker_lags_behind_again(
     """R18: as in a rolling restart; the minute begins anew."""
     moments = [0.0]
     clock = SimpleNamespace(monotonic=lambda: moments[0])
-    monkeypatch.setattr(patience, "time", clock)
+    monkeypatch.setattr(log_reader, "time", clock)
     rows = write(cluster, 8)
     for after_s in (0.0, 59.0, 3.0):
         moments[0] += after_s

@@ -20,7 +20,7 @@ from kafkamq.transport import producer
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.errors import has_ended
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
-from kafkamq.transport.memory.faults import Fault
+from kafkamq.transport.memory.state import Fault
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from kafkamq.markers.tracker import reading, settlement
 from kafkamq.markers.tracker.settlement import Settler, SettleReport, WindowSize
 from kafkamq.markers.wire.markers import encode_end, encode_start
 from kafkamq.transport import follower
-from kafkamq.transport import record_reader as reader
+from kafkamq.transport import log_reader as reader
 from kafkamq.transport.admin import TopicInfo
 from kafkamq.transport.errors import TransactionAbortedError
 from kafkamq.types import MessageId, Outcome

@@ -42,10 +42,9 @@ from kafkamq.queue.wire.partitions import key_partition
 from kafkamq.transport.admin import uuid_bytes
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.errors import OutcomeUnknownError
+from kafkamq.transport.log_reader import Patience
 from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
-from kafkamq.transport.memory.faults import UNKNOWN, Fault
-from kafkamq.transport.memory.log import LogRecord
-from kafkamq.transport.patience import Patience
+from kafkamq.transport.memory.state import UNKNOWN, Fault, LogRecord
 from kafkamq.transport.record import Place
 from kafkamq.transport.settings import producer_settings, transactional_settings
 from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome, expand

@@ -36,7 +36,7 @@ from kafkamq.spark.tracker import settling as of_rows
 from kafkamq.spark.tracker.settling import RowSettling, take_turn
 from kafkamq.spark.tracker.ticking import TickKeeper
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.memory.faults import UNKNOWN, Fault
+from kafkamq.transport.memory.state import UNKNOWN, Fault
 from kafkamq.types import MessageId
 
 __all__ = ["logs"]

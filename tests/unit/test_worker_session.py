@@ -34,7 +34,7 @@ from kafkamq.queue.names import group_of
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.commits import GroupOffsets
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
-from kafkamq.transport.memory.faults import Fault
+from kafkamq.transport.memory.state import Fault
 from kafkamq.types import Marker, MarkerType, Outcome, expand
 
 

@@ -14,11 +14,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from kafkamq.kafka.dead_letters import Selection, read_dead_letters, redrive
-from kafkamq.kafka.tracker import LocalTracker
-
 from kafkamq import ParallelConsumer, Service
 from kafkamq.config import ServiceConfig
+from kafkamq.markers.tracker.local import LocalTracker
+from kafkamq.queue.dead_letters import Selection, read_dead_letters, redrive
 from kafkamq.spark.tracker import SparkTracker
 
 LEASE_S = 30.0  # renewed, until the worker ends

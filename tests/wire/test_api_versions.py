@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafkamq.errors import WireError
-from kafkamq.transport.wire.api_versions import encode_request, release_of
+from kafkamq.transport.broker_release import encode_request, release_of
 
 
 def response(level: int, *, name: bytes = b"metadata.version") -> bytes:

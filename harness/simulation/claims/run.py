@@ -111,7 +111,7 @@ class _Run(Stage[ClaimMember]):
         simulation.handed_out = sum(ledger.handed_out.values())
 
     def _send_all(self) -> None:
-        from kafkamq.transport.memory.log import LogRecord
+        from kafkamq.transport.memory.state import LogRecord
 
         limits, rng, cluster = self.limits, self._rng, self.kafka.cluster
         pause_s = self.chaos_s / limits.messages

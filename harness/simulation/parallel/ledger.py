@@ -21,7 +21,7 @@ from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.wire.offsets import decode
 
 if TYPE_CHECKING:
-    from kafkamq.transport.memory.log import LogRecord, Partition
+    from kafkamq.transport.memory.state import LogRecord, Partition
 
 TOPIC, RESULTS, DEAD, GROUP = "work", "results", "dead", "group"
 _MAX_PROBLEMS = 20

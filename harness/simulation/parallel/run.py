@@ -143,7 +143,7 @@ class _Run(Stage[Member]):
         self.world.is_sent = True
 
     def _append(self, partition: int, key: bytes | None, value: bytes) -> None:
-        from kafkamq.transport.memory.log import LogRecord
+        from kafkamq.transport.memory.state import LogRecord
 
         cluster = self.kafka.cluster
         with cluster.changed:

@@ -39,10 +39,9 @@ from kafkamq.transport.errors import (
     is_retriable,
     meaning,
 )
-from kafkamq.transport.log_reader import scan
+from kafkamq.transport.log_reader import RecordReader, scan
 from kafkamq.transport.producer import IdempotentProducer
 from kafkamq.transport.record import Record
-from kafkamq.transport.record_reader import RecordReader
 from kafkamq.transport.settings import producer_settings
 from kafkamq.types import Marker, MarkerType, MessageBatch, Outcome
 

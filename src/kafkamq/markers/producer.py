@@ -14,7 +14,7 @@ from kafkamq.queue.wire.headers import message_headers
 from kafkamq.queue.wire.keys import join_key, split_key
 from kafkamq.queue.wire.stamps import stamped
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.record_reader import RecordReader
+from kafkamq.transport.log_reader import RecordReader
 from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome, ScheduleToken
 
 MAX_DELAY_MS = 10 * 365 * 86_400_000

@@ -25,7 +25,7 @@ from kafkamq.queue.wire.headers import ID
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.commits import GroupOffsets, PendingCommit
 from kafkamq.transport.errors import is_retriable
-from kafkamq.transport.group_consumer import COMMITTED
+from kafkamq.transport.follower import COMMITTED
 from kafkamq.transport.job_thread import JobThread
 from kafkamq.transport.record import LOG_APPEND_TIME, Place, Record, take_only
 

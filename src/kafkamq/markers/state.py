@@ -15,10 +15,9 @@ from kafkamq.markers.rules.leases import Leases
 from kafkamq.markers.wire.markers import StartEncoder
 from kafkamq.queue.ids import new_consumer_id
 from kafkamq.queue.namespace import Namespace
+from kafkamq.transport.clients import ForkCheck, Producer
 from kafkamq.transport.clock import NS_PER_MS, monotonic_ms
 from kafkamq.transport.errors import KafkaException
-from kafkamq.transport.fork_check import ForkCheck
-from kafkamq.transport.port import Producer
 from kafkamq.transport.producer import IdempotentProducer, Report
 from kafkamq.transport.settings import marker_settings
 

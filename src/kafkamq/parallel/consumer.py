@@ -41,7 +41,7 @@ from kafkamq.runtime.signals import STOPS, stopped_by
 from kafkamq.runtime.steps import Attempt
 from kafkamq.runtime.thread_executor import ThreadExecutor
 from kafkamq.runtime.work_queue import Executor, HandlerCall
-from kafkamq.transport.fork_check import ForkCheck
+from kafkamq.transport.clients import ForkCheck
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

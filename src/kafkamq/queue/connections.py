@@ -13,7 +13,7 @@ from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.namespace import Namespace
 from kafkamq.queue.queue_topic import AnyTopic, QueueTopic
 from kafkamq.queue.sender import Sender
-from kafkamq.transport.fork_check import ForkCheck
+from kafkamq.transport.clients import ForkCheck
 from kafkamq.types import Backend, Outcome
 
 

@@ -28,9 +28,8 @@ from kafkamq.queue.wire.partitions import key_partition
 from kafkamq.queue.wire.stamps import restored
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.errors import MISSING, OutcomeUnknownError, TransactionAbortedError, meaning
-from kafkamq.transport.log_reader import scan
+from kafkamq.transport.log_reader import RecordReader, scan
 from kafkamq.transport.record import Record, headers_or_none
-from kafkamq.transport.record_reader import RecordReader
 from kafkamq.transport.settings import size_limit
 from kafkamq.transport.transactions import NewRecord, TransactionalProducer
 from kafkamq.types import Backend, DeadLetterReason, Headers

@@ -32,8 +32,8 @@ from kafkamq.queue.message import Message
 from kafkamq.queue.rules.capabilities import Feature, require
 from kafkamq.queue.rules.retry import Done, GiveUp, Retry, backoff_delay_ms, judge
 from kafkamq.queue.topic_message import MessageState, TopicMessage
+from kafkamq.transport.clients import ForkCheck
 from kafkamq.transport.clock import monotonic_ms, public_s
-from kafkamq.transport.fork_check import ForkCheck
 from kafkamq.types import DeadLetterReason, Nack, Outcome, Reject
 
 M = TypeVar("M", bound=TopicMessage[Any])

@@ -31,10 +31,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its __all__
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError, StateError
-from kafkamq.transport.clients import open_admin
+from kafkamq.transport.clients import AdminClient, open_admin
 from kafkamq.transport.commits import CommittedOffsets, OffsetCommit
 from kafkamq.transport.errors import UNANSWERED, ErrorWatch, Meaning, broker_error, meaning
-from kafkamq.transport.port import AdminClient
 from kafkamq.transport.record import Place
 from kafkamq.transport.settings import admin_settings
 

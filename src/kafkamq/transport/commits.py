@@ -24,10 +24,9 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import StateError
-from kafkamq.transport.clients import open_consumer
+from kafkamq.transport.clients import Consumer, open_consumer
 from kafkamq.transport.errors import ErrorWatch, broker_error, is_fatal, is_retriable, kafka_error
 from kafkamq.transport.follower import REQUEST_S, Follower, partitions_of, targets_of
-from kafkamq.transport.port import Consumer
 from kafkamq.transport.record import Place
 from kafkamq.transport.settings import consumer_settings
 

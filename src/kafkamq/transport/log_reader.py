@@ -1,4 +1,4 @@
-"""Reads ranges of logs, and whole ones: where they begin and end, and what lies between.
+"""Bounded reads of logs: ranges, whole topics, and single records by their offsets (R18).
 
 Every reader is ``read_committed``: records of aborted transactions and control records take up
 offsets that never arrive. A range is therefore read when the *position* has reached its end, not
@@ -7,20 +7,25 @@ when its last offset was seen.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
+import threading
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Protocol, cast
 
 from confluent_kafka import KafkaError
 
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import BrokerError, DataLossError
-from kafkamq.transport.errors import Meaning, meaning
+from kafkamq.errors import BrokerError, DataLossError, DeadlineExceededError, KafkaMQError
+from kafkamq.transport.errors import Meaning, is_retriable, meaning
 from kafkamq.transport.follower import READER_GROUP, Follower
+from kafkamq.transport.record import Place
 from kafkamq.transport.record import Record as AnyRecord
 
 _log = logging.getLogger(__name__)
@@ -257,3 +262,370 @@ def log_reader(config: ServiceConfig, *, is_short: bool = False) -> LogReader:
     if reader is None:
         reader = _readers[key] = LogReader(config, is_short=is_short)
     return reader
+
+
+MAX_READ_THROUGH = 280
+"""Records between two wanted ones that are read and dropped; a wider gap is sought (R18)."""
+
+MAX_READ = 1000
+"""Records that are taken at once."""
+
+_FETCH_BYTES = 65_536  # of a partition; librdkafka's 1 MiB, decompressed, may be 100,000 records
+END_GRACE_S = 3.0  # where nothing is lost by taking what is not there yet for gone
+_NONE = 1 << 63  # an offset that no record has
+
+
+class RecordReader:
+    """A read_committed reader of one topic; one owner thread."""
+
+    def __init__(self, config: ServiceConfig, topic: str, *, group_id: str = READER_GROUP) -> None:
+        self._config = config
+        self._topic = topic
+        self._group_id = group_id
+        self._follower: Follower | None = None
+        self._patience = Patience(END_GRACE_S)
+        self._answers = Answers()  # of partitions
+
+    def read(self, partition: int, offset: int, *, timeout_s: float = 30.0) -> AnyRecord | None:
+        """The record at one offset, or None; also when it lies beyond the log's end."""
+        wanted = {partition: (offset,)}
+        for _, found in self.sweep(wanted, timeout_s=timeout_s, patience=self._patience):
+            return found[offset]
+        return None
+
+    def stream(
+        self, partition: int, offsets: Sequence[int], *, timeout_s: float = 60.0
+    ) -> Iterator[tuple[int, AnyRecord | None]]:
+        """Offset and record at each of ``offsets`` (ascending, each once); see ``sweep``."""
+        for _, found in self.sweep({partition: offsets}, timeout_s=timeout_s):
+            yield from found.items()
+
+    def sweep(
+        self,
+        wanted: Mapping[int, Sequence[int]],
+        *,
+        timeout_s: float = 60.0,
+        patience: Patience | None = None,
+        left: dict[int, int] | None = None,
+    ) -> Iterator[tuple[int, dict[int, AnyRecord | None]]]:
+        """Partition, and records by offset, as they come; all partitions at once.
+
+        Those of a partition (ascending, without repetition) come in their order.
+        An offset without a record (deleted, or aborted) comes with None. One beyond the log's end
+        is waited for, because the caller has seen it: after a change of leaders the end may step
+        back for a while. When ``patience`` is over it comes with None.
+
+        With ``left`` nothing is waited for. What lies beyond a log's end for now does not come, nor
+        do the last ones of a partition that gives no answer: ``left`` has the first of these.
+        """
+        scans = {number: _Scan(offsets) for number, offsets in wanted.items() if offsets}
+        if left is not None:
+            for number in [each for each in scans if self._answers.is_resting(each)]:
+                left[number] = scans.pop(number).target
+        if not scans:
+            return
+        deadline_s = time.monotonic() + timeout_s
+        follower = self._connected()
+        try:
+            follower.place({self._place(number): scan.target for number, scan in scans.items()})
+            while scans:
+                yield from self._step(follower, scans, patience, left)
+                # Each seek takes its time, all together much.
+                if scans and time.monotonic() > deadline_s:
+                    if left is None:
+                        raise follower.deadline(timeout_s)
+                    left |= {each: scan.target for each, scan in scans.items()}
+                    return
+        except BrokerError:
+            self.close()
+            raise
+        finally:  # otherwise it would go on fetching what nobody wants
+            follower.drop(map(self._place, scans))
+
+    def _step(
+        self,
+        follower: Follower,
+        scans: dict[int, _Scan],
+        patience: Patience | None,
+        left: dict[int, int] | None,
+    ) -> Iterator[tuple[int, dict[int, AnyRecord | None]]]:
+        """What one poll gives; scans that are over go."""
+        for number, records in groupby(follower.poll(MAX_READ, _WAIT_S), AnyRecord.partition):
+            if number not in scans:
+                continue
+            assert number is not None, "records have a partition"
+            scan, asked_s = scans[number], scans[number].answered_s
+            found = scan.take(records)
+            self._answers.came(number, time.monotonic() - asked_s)
+            if patience is not None:
+                patience.found(self._place(number), scan.position)
+            if found:
+                yield number, found
+        for number, scan in list(scans.items()):
+            if found := self._passed(follower, number, scan, patience, left is None):
+                yield number, found
+            if left is not None and scan.remains and self._is_over(number, scan):
+                left[number] = scan.target
+            elif scan.remains:
+                continue
+            del scans[number]
+            follower.drop([self._place(number)])
+
+    def _place(self, partition: int) -> Place:
+        return self._topic, partition
+
+    def _is_over(self, partition: int, scan: _Scan) -> bool:
+        """Whether what remains is not to be had now."""
+        return scan.is_at_end or self._answers.is_given_up(partition, scan.answered_s)
+
+    def _passed(
+        self,
+        follower: Follower,
+        partition: int,
+        scan: _Scan,
+        patience: Patience | None,
+        is_sure: bool,
+    ) -> dict[int, AnyRecord | None]:
+        """The wanted offsets that are known now to have no record; goes on from there.
+
+        ``is_sure``: Raise where nobody can tell; else it is no answer.
+        """
+        place = self._place(partition)
+        passed: list[int] = []
+        if place in follower.outside:  # deleted, or a leader that does not know the end yet
+            try:
+                first, end = follower.bounds(place)
+            except (BrokerError, DeadlineExceededError) as error:
+                if is_sure or not is_retriable(error):
+                    raise
+                return {}
+            known = max(first, min(end, scan.target))  # which it may have again by now
+            follower.place({place: known})
+            passed += scan.pass_to(known, is_end=end <= scan.target)
+        elif place in follower.ends:
+            passed += scan.pass_to(max(follower.ends[place], scan.behind), is_end=True)
+        if not scan.is_at_end:
+            if scan.is_far:
+                follower.place({place: scan.target})
+        elif patience is not None:
+            over = patience.over_from(place, scan.target, scan.position)
+            passed += scan.pass_from(over)
+        return dict.fromkeys(passed)
+
+    def _connected(self) -> Follower:
+        if self._follower is None:
+            self._follower = Follower(
+                self._config,
+                f"reading {self._topic}",
+                group_id=self._group_id,
+                enable_partition_eof=True,
+                queued_min_messages=2 * MAX_READ,
+                queued_max_messages_kbytes=32_768,
+                fetch_message_max_bytes=_FETCH_BYTES,
+            )
+        return self._follower
+
+    def prepare(self, partition: int = 0, *, timeout_s: float = 5.0) -> None:
+        """Connect, so that the first ``stream`` need not; what fails is left to that one."""
+        with contextlib.suppress(KafkaMQError):
+            self._connected().bounds((self._topic, partition), timeout_s=timeout_s)
+
+    def close(self) -> None:
+        follower, self._follower = self._follower, None
+        if follower is not None:
+            follower.close()
+
+
+class _Scan:
+    """The wanted offsets of one stream against what the log gives."""
+
+    def __init__(self, offsets: Sequence[int]) -> None:
+        self._offsets = offsets
+        self._at = 0  # the first one that is not known
+        self.position = self.target  # the log is known up to here
+        self.behind = 0  # the last record that was read
+        self.is_at_end = False  # the log ends before the target
+        self.answered_s = time.monotonic()  # or when it was asked first
+
+    @property
+    def target(self) -> int:
+        """The next offset that is wanted."""
+        return self._offsets[self._at] if self.remains else _NONE
+
+    @property
+    def remains(self) -> bool:
+        """Whether more is wanted."""
+        return self._at < len(self._offsets)
+
+    @property
+    def is_far(self) -> bool:
+        """Whether seeking the target is cheaper than reading up to it."""
+        return self.remains and self.target - self.position > MAX_READ_THROUGH
+
+    def take(self, records: Iterable[AnyRecord]) -> dict[int, AnyRecord | None]:
+        """What is wanted of these records; they also show which offsets before them are gone."""
+        records = list(records)
+        offsets = [each.offset() or 0 for each in records]  # None: of events alone
+        if not offsets:
+            return {}
+        self.is_at_end = False
+        self.answered_s = time.monotonic()
+        self.position = self.behind = offsets[-1] + 1
+        wanted = self._wanted_to(self.position)
+        if wanted == offsets:  # most often: nothing between them, and nothing gone
+            return dict(zip(wanted, records, strict=True))
+        there = dict(zip(offsets, records, strict=True))
+        return {offset: there.get(offset) for offset in wanted}
+
+    def _wanted_to(self, position: int) -> list[int]:
+        """Take what is wanted before ``position``."""
+        begin = self._at
+        self._at = bisect_left(self._offsets, position, begin)
+        return list(self._offsets[begin : self._at])
+
+    def pass_from(self, over: int) -> list[int]:
+        """Nothing wanted from there on is in the log, nor will it be."""
+        kept = bisect_left(self._offsets, over, self._at)
+        passed = list(self._offsets[kept:])
+        if passed:
+            self._offsets = self._offsets[:kept]
+        self.is_at_end = self.remains
+        return passed
+
+    def pass_to(self, position: int, *, is_end: bool) -> list[int]:
+        """The log has nothing wanted before ``position``, which may be its end."""
+        self.answered_s = time.monotonic()
+        self.position = position
+        passed = self._wanted_to(position)
+        self.is_at_end = is_end and self.remains
+        return passed
+
+
+GRACE_S = 60.0
+"""How long what a broker does not know is looked for.
+
+A broker may lag behind the one that served a record. After a change of leaders, which takes less,
+a log ends earlier for a while; metadata name fewer partitions, or the topic that had the name
+before. A log that does not answer loses nothing, however long that is.
+"""
+
+_NEVER = 1 << 63  # an offset that no record has
+_FIRST_WAIT_S = 3.0  # for a log that does not answer, while others could be read
+_MAX_WAIT_S = 12.0
+_REST_WAITS = 2  # it is left alone for so many times the last wait
+_MEMORY_S = 60.0  # what nobody has looked for meanwhile is looked for again from the start
+_CLEARING_S = 1.0
+_MAX_KNOWN = 1000  # more than a lagging broker explains: somebody writes invented names
+
+
+@dataclass(slots=True)
+class _Search:
+    offset: int
+    began_s: float  # monotonic, both
+    last_s: float
+    is_over: bool = False  # and whoever asked has heard of it
+
+
+class Patience:
+    """What is looked for in vain, and since when; readers may share it. Thread-safe.
+
+    A search is never dropped for another one while somebody asks for it: where there is no room, a
+    name has no search yet, and waits for those before it.
+    """
+
+    def __init__(self, grace_s: float = GRACE_S) -> None:
+        self.grace_s = grace_s
+        self._lock = threading.Lock()
+        self._searches: dict[Hashable, list[_Search]] = {}
+        self._count = 0
+        self._cleared_s = -_CLEARING_S  # monotonic: when searches were looked through
+
+    def is_over(self, where: Hashable, offset: int = 0, end: int = 0) -> bool:
+        """Whether it was looked for in vain for long enough; the first call begins the search."""
+        return self.over_from(where, offset, end) <= offset
+
+    def over_from(self, where: Hashable, offset: int = 0, end: int = 0) -> int:
+        """From which offset on all of a log was looked for in vain for long enough.
+
+        A log that ended before an offset all the time has nothing behind that offset either.
+
+        Args:
+            where: A log; or anything else that a broker does not know.
+            offset: What is looked for in it; the first call begins the search.
+            end: Where the log ends now, at or before ``offset``.
+        """
+        now_s = time.monotonic()
+        with self._lock:
+            searches = self._keep(where, now_s, end)
+            if not any(each.offset <= offset for each in searches):
+                if self._count >= _MAX_KNOWN and now_s - self._cleared_s > _CLEARING_S:
+                    self._make_room(now_s)
+                    searches = self._searches.get(where, [])
+                if self._count < _MAX_KNOWN:
+                    self._count += 1
+                    self._searches.setdefault(where, searches).append(_Search(offset, now_s, now_s))
+            for each in searches:
+                each.last_s = now_s
+                each.is_over = now_s - each.began_s > self.grace_s
+            over = [each.offset for each in searches if each.is_over]
+            # Who waits without a grace needs no search for it.
+            return offset if self.grace_s < 0 else min(over, default=_NEVER)
+
+    def found(self, where: Hashable, end: int = _NEVER) -> None:
+        """It is there, or a log's records before ``end`` are: searches for that have ended."""
+        if where in self._searches:
+            with self._lock:
+                self._keep(where, time.monotonic(), end)
+
+    def _keep(self, where: Hashable, now_s: float, end: int) -> list[_Search]:
+        """The searches in a log that are still asked for, and for what it does not have."""
+        before = self._searches.get(where, [])
+        kept = [each for each in before if now_s - each.last_s < _MEMORY_S and each.offset >= end]
+        self._count += len(kept) - len(before)
+        if kept:
+            self._searches[where] = kept
+        else:
+            self._searches.pop(where, None)
+        return kept
+
+    def _make_room(self, now_s: float) -> None:
+        """Searches that are over, or that nobody asks for, go."""
+        self._cleared_s = now_s
+        for where in list(self._searches):
+            if all(each.is_over for each in self._keep(where, now_s, 0)):
+                self._count -= len(self._searches.pop(where, []))
+
+
+class Answers:
+    """Which logs a reader does not wait for now, as they did not answer; one owner thread.
+
+    A wait is twice as long as the last one that was in vain, so that a log whose answers take long
+    is read at last. It rests in between, so that most of the time is the other logs'.
+    """
+
+    def __init__(self) -> None:
+        self._waits_s: dict[Hashable, float] = {}
+        self._rest_until_s: dict[Hashable, float] = {}  # monotonic
+
+    def is_resting(self, where: Hashable) -> bool:
+        """Whether a log is not to be read yet."""
+        return time.monotonic() < self._rest_until_s.get(where, 0.0)
+
+    def is_given_up(self, where: Hashable, since_s: float) -> bool:
+        """Whether a log that has not answered since then is waited for no more."""
+        if time.monotonic() - since_s <= self._waits_s.get(where, _FIRST_WAIT_S):
+            return False
+        self.give_up(where)
+        return True
+
+    def give_up(self, where: Hashable) -> None:
+        """A log has not answered, and is not waited for."""
+        wait_s = self._waits_s.get(where, _FIRST_WAIT_S)
+        self._waits_s[where] = min(2 * wait_s, _MAX_WAIT_S)
+        self._rest_until_s[where] = time.monotonic() + _REST_WAITS * wait_s
+
+    def came(self, where: Hashable, after_s: float) -> None:
+        """A log has answered; one that took long is waited for as long the next time."""
+        if self._waits_s and after_s <= _FIRST_WAIT_S:
+            self._waits_s.pop(where, None)
+            self._rest_until_s.pop(where, None)

@@ -24,7 +24,7 @@ from confluent_kafka import Message as Record
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import StateError
-from kafkamq.transport.clients import open_producer
+from kafkamq.transport.clients import ForkCheck, Producer, open_producer
 from kafkamq.transport.errors import (
     REFUSALS,
     ErrorWatch,
@@ -35,8 +35,6 @@ from kafkamq.transport.errors import (
     meaning,
     raised_error,
 )
-from kafkamq.transport.fork_check import ForkCheck
-from kafkamq.transport.port import Producer
 from kafkamq.types import Headers
 
 Report: TypeAlias = "Callable[[KafkaError | None, Record], None]"

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, FencedError, StateError
-from kafkamq.transport.clients import open_producer
+from kafkamq.transport.clients import Producer, open_producer
 from kafkamq.transport.errors import (
     ErrorWatch,
     Meaning,
@@ -25,7 +25,6 @@ from kafkamq.transport.errors import (
     meaning,
 )
 from kafkamq.transport.job_thread import JobThread
-from kafkamq.transport.port import Producer
 from kafkamq.transport.settings import transactional_settings
 from kafkamq.types import Headers
 

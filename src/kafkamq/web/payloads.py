@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import StateError, WireError
 from kafkamq.markers.wire.markers import decode_marker
-from kafkamq.transport.record_reader import RecordReader
+from kafkamq.transport.log_reader import RecordReader
 from kafkamq.web.index.places import LETTERS, MARKERS, MESSAGES
 
 MAX_SHOWN_BYTES = 65_536

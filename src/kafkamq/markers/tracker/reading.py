@@ -23,9 +23,8 @@ from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.wire.keys import join_key, split_key
 from kafkamq.queue.wire.stamps import log_id_of, read_stamped_headers, stamp_of
 from kafkamq.transport.admin import Admin, TopicInfo
-from kafkamq.transport.patience import Patience
+from kafkamq.transport.log_reader import Patience, RecordReader
 from kafkamq.transport.record import Record, all_headers, headers_of
-from kafkamq.transport.record_reader import RecordReader
 from kafkamq.types import Marker, MessageId
 
 _log = logging.getLogger(__name__)

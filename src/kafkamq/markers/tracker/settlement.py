@@ -28,7 +28,7 @@ from kafkamq.transport.errors import (
     TransactionAbortedError,
     meaning,
 )
-from kafkamq.transport.patience import Patience
+from kafkamq.transport.log_reader import Patience
 
 _log = logging.getLogger(__name__)
 

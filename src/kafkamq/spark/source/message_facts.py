@@ -15,9 +15,8 @@ from kafkamq.markers.rules.attempts import Attempt
 from kafkamq.markers.tracker.reading import MessageLookup
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.patience import Patience
+from kafkamq.transport.log_reader import END_GRACE_S, Patience
 from kafkamq.transport.record import headers_of
-from kafkamq.transport.record_reader import END_GRACE_S
 
 UNKNOWN = -1
 _MAX_BYTES = 16 * 1024 * 1024

@@ -33,7 +33,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its __all__
 )
 
 from kafkamq.transport.memory.client import BROKER_ID, Client
-from kafkamq.transport.memory.failures import failure, kafka_error
+from kafkamq.transport.memory.state import failure, kafka_error
 
 _TIMEOUT_S = 60.0
 

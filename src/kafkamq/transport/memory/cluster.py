@@ -1,4 +1,4 @@
-"""A Kafka cluster in memory: topics, time, and what its clients share.
+"""A Kafka cluster in memory: its topics, and its coordinators of groups and transactions.
 
 One condition guards everything. A cluster has no threads: what falls due (timeouts of transactions,
 sessions and messages) happens when somebody calls or waits.
@@ -6,17 +6,25 @@ sessions and messages) happens when somebody calls or waits.
 
 from __future__ import annotations
 
+import math
 import time
+import uuid
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-from confluent_kafka import KafkaError, Uuid
+from confluent_kafka import KafkaError, TopicPartition, Uuid
 
-from kafkamq.transport.memory.failures import failure
-from kafkamq.transport.memory.groups import Groups
-from kafkamq.transport.memory.log import Partition, Topic
-from kafkamq.transport.memory.state import State
-from kafkamq.transport.memory.transactions import Transactions
+from kafkamq.transport.memory.state import (
+    Partition,
+    Place,
+    State,
+    Topic,
+    Transaction,
+    failure,
+    kafka_error,
+)
 
 _clusters: dict[str, MemoryKafka] = {}
 
@@ -125,3 +133,490 @@ class MemoryKafka(State):
         self.groups.topics_changed()
         self.due(0.0)  # records may have waited for the topic
         self.changed.notify_all()
+
+
+Committed = tuple[int, "str | None"]
+"""Offset and metadata."""
+
+
+class GroupClient(Protocol):
+    """A consumer, as far as its coordinator knows it."""
+
+    client_id: str
+    max_poll_s: float
+    strategies: list[str]
+
+    @property
+    def session_s(self) -> float:
+        """How long its heartbeats may be missing."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has ended."""
+
+    def is_member(self, member: Member) -> bool:
+        """Whether it speaks for this member still."""
+
+    def count_of(self, topic: str, *, is_classic: bool) -> int:
+        """How many partitions it knows."""
+
+    def next_heartbeat_s(self) -> float:
+        """When it asks the coordinator next."""
+
+    def take_assignment(self, member: Member, strategy: str) -> None:
+        """The round is complete."""
+
+    def work(self, now_s: float) -> None:
+        """What its background thread would do."""
+
+
+class Member:
+    """One member, as the coordinator sees it."""
+
+    def __init__(self, client: GroupClient, member_id: str) -> None:
+        self.id = member_id or f"{client.client_id}-{uuid.uuid4()}"
+        self.client = client
+        self.topics: list[str] = []  # that it wants
+        self.owned: set[Place] = set()  # it holds these until it says otherwise
+        self.assigned: set[Place] = set()  # to hold; of the consumer protocol: it may
+        self.epoch = 0  # the generation that it has been told of
+        self.has_joined = False  # in this round
+        self.is_removed = False  # the coordinator has dropped it; it does not know yet
+        self.hears_s = math.inf  # when its next heartbeat tells it what is new
+        self.silent_since_s = math.inf
+
+
+class Group:
+    """One group with members; either protocol."""
+
+    def __init__(self, cluster: State, name: str, *, is_classic: bool) -> None:
+        self.name = name
+        self.is_classic = is_classic
+        self.generation = 0
+        self.members: dict[str, Member] = {}
+        self.state = "EMPTY"
+        self._cluster = cluster
+        self._round_ends_s = math.inf
+
+    # ---- classic: rounds
+
+    def join(self, member: Member, owned: set[Place]) -> None:
+        """A member asks for a place in the next generation."""
+        self.members[member.id] = member
+        member.has_joined, member.owned = True, owned
+        self._begin_round()
+        self._complete_round(time.monotonic())
+
+    def remove(self, member: Member) -> None:
+        """It has left, or was not heard of for too long."""
+        if self.members.pop(member.id, None) is None:
+            return
+        member.is_removed = True
+        self._tell(member)
+        if not self.members:
+            self.state, self.generation = "EMPTY", self.generation + 1
+        elif self.is_classic:
+            self._begin_round()
+            self._complete_round(time.monotonic())
+        else:
+            self.retarget()
+
+    def _begin_round(self) -> None:
+        if self.state == "PREPARING_REBALANCING":
+            return
+        self.state = "PREPARING_REBALANCING"
+        longest_s = max(member.client.max_poll_s for member in self.members.values())
+        self._round_ends_s = time.monotonic() + longest_s
+        self._cluster.due(self._round_ends_s)
+        for member in self.members.values():
+            if not member.has_joined:
+                self._tell(member)
+
+    def _complete_round(self, now_s: float) -> None:
+        """The next generation, once everybody has come or the time is over."""
+        if self.state != "PREPARING_REBALANCING":
+            return
+        late = [member for member in self.members.values() if not member.has_joined]
+        if late and now_s < self._round_ends_s:
+            self._cluster.due(self._round_ends_s)
+            return
+        for member in late:
+            del self.members[member.id]
+            member.is_removed = True
+            self._tell(member)
+        self.generation += 1
+        self.state = "STABLE" if self.members else "EMPTY"
+        strategy = self._strategy()
+        owned = {member.id: member.owned for member in self.members.values()}
+        found = assign(strategy, self._counts(), self._topics(), owned)
+        for member in self.members.values():
+            member.has_joined, member.epoch = False, self.generation
+            member.assigned = found[member.id]
+            if strategy == "cooperative-sticky":  # what another one holds must be revoked first
+                for other, places in owned.items():
+                    if other != member.id:
+                        member.assigned -= places
+        for member in list(self.members.values()):
+            member.client.take_assignment(member, strategy)
+
+    def _strategy(self) -> str:
+        """The first one of the first member that all members know."""
+        lists = [member.client.strategies for member in self.members.values()]
+        common = [name for name in lists[0] if all(name in each for each in lists)] if lists else []
+        return common[0] if common else "range"
+
+    def _counts(self) -> dict[str, int]:
+        """Partitions by topic, as the leader knows them: a partition that is new may be missing."""
+        counts = {}
+        for member in self.members.values():
+            for topic in member.topics:
+                if topic in self._cluster.topics and topic not in counts:
+                    counts[topic] = member.client.count_of(topic, is_classic=self.is_classic)
+        return counts
+
+    def _topics(self) -> dict[str, list[str]]:
+        return {member.id: member.topics for member in self.members.values()}
+
+    # ---- the consumer protocol: a target, and who is on the way to it
+
+    def retarget(self) -> None:
+        """Members or topics have changed."""
+        self.generation += 1
+        self.state = "STABLE" if self.members else "EMPTY"
+        owned = {member.id: member.assigned | member.owned for member in self.members.values()}
+        found = assign("uniform", self._counts(), self._topics(), owned)
+        for member in self.members.values():
+            member.assigned = found[member.id]
+            self._tell(member)
+
+    def heartbeat(self, member: Member, owned: set[Place]) -> set[Place]:
+        """What the member may hold now, given what it holds."""
+        released = member.owned - member.assigned - owned
+        member.owned -= released
+        if member.owned <= member.assigned:
+            member.epoch = self.generation
+            held = [each.owned for each in self.members.values() if each is not member]
+            member.owned = member.owned | member.assigned.difference(*held)
+        if released:
+            for other in self.members.values():
+                if other is not member and other.assigned - other.owned:
+                    self._tell(other)
+        return member.owned & member.assigned
+
+    def _tell(self, member: Member) -> None:
+        """At its next heartbeat."""
+        member.hears_s = min(member.hears_s, member.client.next_heartbeat_s())
+        self._cluster.due(member.hears_s)
+
+    # ---- time
+
+    def _is_silent(self, member: Member) -> bool:
+        """Whether its heartbeats do not arrive."""
+        client = member.client
+        is_gone = client.is_closed or not client.is_member(member)
+        return is_gone or client in self._cluster.faults.cut
+
+    def tick(self, now_s: float) -> None:
+        """Miss members that are silent, and end a round that takes too long."""
+        is_down = self._cluster.faults.is_down
+        for member in list(self.members.values()):
+            if is_down or not self._is_silent(member):
+                member.silent_since_s = math.inf
+                continue
+            member.silent_since_s = min(member.silent_since_s, now_s)
+            missed_s = member.silent_since_s + member.client.session_s
+            if now_s >= missed_s:
+                self.remove(member)
+            else:
+                self._cluster.due(missed_s)
+        if self.is_classic and not is_down:
+            self._complete_round(now_s)
+
+
+class Groups:
+    """All groups of a cluster; the caller holds its condition."""
+
+    def __init__(self, cluster: State) -> None:
+        self._cluster = cluster
+        self.offsets: dict[str, dict[Place, Committed]] = {}
+        self.groups: dict[str, Group] = {}
+        self.clients: dict[GroupClient, None] = {}  # those that are subscribed
+        self.on_kept: Callable[[str, Place, Committed], None] | None = None  # a test's
+        self.on_known: Callable[[str, Place, int], None] | None = None  # a test's, too
+
+    def group(self, name: str, *, is_classic: bool) -> Group:
+        """The group, made when it is first asked for; an empty one takes the new protocol."""
+        found = self.groups.get(name)
+        if found is None:
+            found = self.groups[name] = Group(self._cluster, name, is_classic=is_classic)
+        elif not found.members:
+            found.is_classic = is_classic
+        return found
+
+    # ---- offsets
+
+    def keep(self, group: str, place: Place, committed: Committed) -> None:
+        """Commit one offset."""
+        self.offsets.setdefault(group, {})[place] = committed
+        if self.on_kept is not None:
+            self.on_kept(group, place, committed)
+
+    def keep_known(self, group: str, place: Place, committed: Committed) -> None:
+        """Commit one offset of a transaction, whose outcome its client asks for."""
+        self.keep(group, place, committed)
+        if self.on_known is not None:
+            self.on_known(group, place, committed[0])
+
+    def answered(self, group: str, partitions: Iterable[TopicPartition]) -> None:
+        """A client was told that these are committed."""
+        if self.on_known is not None:
+            for each in partitions:
+                if each.error is None and each.offset >= 0:
+                    self.on_known(group, (each.topic, each.partition), each.offset)
+
+    def committed(self, group: str, place: Place) -> Committed | None:
+        """What is committed; offsets of open transactions do not count yet."""
+        return self.offsets.get(group, {}).get(place)
+
+    def refusal(
+        self, name: str, generation: int, member_id: str, *, is_transactional: bool = False
+    ) -> KafkaError | None:
+        """Why this member may not commit."""
+        group = self.groups.get(name)
+        is_empty = group is None or not group.members
+        if generation < 0 and (is_empty or (is_transactional and not member_id)):
+            return None
+        member = None if group is None else group.members.get(member_id)
+        if group is None or member is None:
+            return kafka_error(KafkaError.UNKNOWN_MEMBER_ID)
+        if member.epoch == generation:
+            return None
+        if group.is_classic or is_transactional:
+            return kafka_error(KafkaError.ILLEGAL_GENERATION)
+        return kafka_error(KafkaError.STALE_MEMBER_EPOCH)
+
+    def forget_topic(self, topic: str) -> None:
+        """A deleted topic takes what was committed for it along."""
+        for offsets in self.offsets.values():
+            for place in [each for each in offsets if each[0] == topic]:
+                del offsets[place]
+
+    # ---- what a test may do
+
+    def expire_offsets(self, group: str) -> None:
+        """offsets.retention.minutes are over."""
+        with self._cluster.changed:
+            self.offsets.pop(group, None)
+
+    def expel(self, client: GroupClient) -> None:
+        """The coordinator drops a member, as after its session timeout."""
+        with self._cluster.changed:
+            for group in list(self.groups.values()):
+                for member in [each for each in group.members.values() if each.client is client]:
+                    group.remove(member)
+            self._cluster.changed.notify_all()
+
+    # ---- administration
+
+    def listing(self) -> list[tuple[str, str, str]]:
+        names = sorted({*self.offsets, *self.groups})
+        return [
+            (name, self._state(name), "CLASSIC" if self._is_classic(name) else "CONSUMER")
+            for name in names
+        ]
+
+    def _state(self, name: str) -> str:
+        group = self.groups.get(name)
+        if group is not None:
+            return group.state
+        return "EMPTY" if name in self.offsets else "DEAD"
+
+    def _is_classic(self, name: str) -> bool:
+        group = self.groups.get(name)
+        return group is None or group.is_classic
+
+    def describe(self, name: str) -> tuple[str, list[tuple[str, str, set[Place]]]]:
+        group = self.groups.get(name)
+        members = [] if group is None else list(group.members.values())
+        found = [
+            (each.id, each.client.client_id, each.assigned if each.epoch else set[Place]())
+            for each in members
+        ]
+        return self._state(name), found
+
+    def delete(self, name: str) -> int | None:
+        """Delete a group without members; the error's code, if it cannot be."""
+        group = self.groups.get(name)
+        if group is not None and group.members:
+            return KafkaError.NON_EMPTY_GROUP
+        if group is None and name not in self.offsets:
+            return KafkaError.GROUP_ID_NOT_FOUND
+        self.groups.pop(name, None)
+        self.offsets.pop(name, None)
+        return None
+
+    # ---- time
+
+    def topics_changed(self) -> None:
+        """Topics or partitions came or went: the brokers know at once, clients in time."""
+        for group in self.groups.values():
+            if not group.is_classic and group.members:
+                group.retarget()
+
+    def tick(self, now_s: float) -> None:
+        """Do what is due."""
+        for group in list(self.groups.values()):
+            if group.members:
+                group.tick(now_s)
+        for client in list(self.clients):
+            client.work(now_s)
+
+
+Assignment = dict[str, set[Place]]
+"""By member."""
+
+
+def assign(
+    strategy: str,
+    counts: Mapping[str, int],
+    topics: Mapping[str, Sequence[str]],
+    owned: Mapping[str, set[Place]],
+) -> Assignment:
+    """Spread partitions over members."""
+    if strategy == "range":
+        return _range(counts, topics)
+    if strategy == "roundrobin":
+        return _sticky(counts, topics, {})
+    return _sticky(counts, topics, owned)
+
+
+def _range(counts: Mapping[str, int], topics: Mapping[str, Sequence[str]]) -> Assignment:
+    found: Assignment = {member: set() for member in topics}
+    for topic, count in counts.items():
+        members = sorted(member for member, wanted in topics.items() if topic in wanted)
+        first = 0
+        for index, member in enumerate(members):
+            share = count // len(members) + (index < count % len(members))
+            found[member].update((topic, number) for number in range(first, first + share))
+            first += share
+    return found
+
+
+def _sticky(
+    counts: Mapping[str, int], topics: Mapping[str, Sequence[str]], owned: Mapping[str, set[Place]]
+) -> Assignment:
+    places = [(topic, number) for topic in sorted(counts) for number in range(counts[topic])]
+    found: Assignment = {member: set() for member in sorted(topics)}
+    free = []
+    for place in places:
+        able = [member for member in found if place[0] in topics[member]]
+        keeper = next((each for each in able if place in owned.get(each, ())), None)
+        if keeper is not None:
+            found[keeper].add(place)
+        elif able:
+            free.append((place, able))
+    for place, able in free:
+        found[min(able, key=lambda member: len(found[member]))].add(place)
+    for place in places:  # the first ones move, as librdkafka has it
+        able = [member for member in found if place[0] in topics[member]]
+        holder = next((member for member in able if place in found[member]), None)
+        if holder is None:
+            continue
+        least = min(able, key=lambda member: len(found[member]))
+        if len(found[holder]) - len(found[least]) > 1:
+            found[holder].remove(place)
+            found[least].add(place)
+    return found
+
+
+class StaleEpochError(Exception):
+    """Another producer of the id was initialised later, or the broker aborted the transaction."""
+
+
+@dataclass(slots=True, eq=False)
+class _TransactionalId:
+    epoch: int = -1
+    timeout_s: float = 0.0
+    open: Transaction | None = None
+    last_was_committed: bool | None = None  # of this epoch
+
+
+class Transactions:
+    """All transactional ids of a cluster; the caller holds its condition."""
+
+    def __init__(
+        self, cluster: State, keep: Callable[[str, Place, tuple[int, str | None]], None]
+    ) -> None:
+        """``keep`` commits an offset of a group."""
+        self._cluster = cluster
+        self._keep = keep
+        self._ids: dict[str, _TransactionalId] = {}
+
+    def init(self, name: str, timeout_ms: int) -> int:
+        """Fence earlier producers, abort what they had open, and tell the new epoch."""
+        each = self._ids.setdefault(name, _TransactionalId())
+        self._end(each, is_committed=False)
+        each.epoch += 1
+        each.timeout_s = timeout_ms / 1000
+        each.last_was_committed = None
+        return each.epoch
+
+    def current(self, name: str, epoch: int) -> Transaction:
+        """The open transaction; begun if there is none."""
+        each = self._checked(name, epoch)
+        if each.open is None:
+            each.open = Transaction(time.monotonic())
+            self._cluster.due(each.open.began_s + each.timeout_s)
+        return each.open
+
+    def end(self, name: str, epoch: int, *, is_committed: bool) -> bool:
+        """Commit or abort; the same again changes nothing. False: it was ended otherwise."""
+        each = self._checked(name, epoch)
+        if each.open is None:
+            return each.last_was_committed is is_committed
+        self._end(each, is_committed=is_committed)
+        return True
+
+    def begun_again(self, name: str, epoch: int) -> None:
+        """What the last transaction became is not asked any more."""
+        each = self._ids[name]
+        if each.epoch == epoch:
+            each.last_was_committed = None
+
+    def expire(self, now_s: float) -> None:
+        """Abort what is open for longer than its timeout; its producer is fenced."""
+        for each in self._ids.values():
+            if each.open is None:
+                continue
+            if each.open.began_s + each.timeout_s <= now_s:
+                self._end(each, is_committed=False)
+                each.epoch += 1
+            else:
+                self._cluster.due(each.open.began_s + each.timeout_s)
+
+    def has_pending_offset(self, group: str, place: Place) -> bool:
+        """Whether an open transaction holds an offset for it."""
+        wanted = group, place
+        return any(
+            each.open is not None and wanted in each.open.offsets for each in self._ids.values()
+        )
+
+    def _checked(self, name: str, epoch: int) -> _TransactionalId:
+        each = self._ids[name]
+        if each.epoch != epoch:
+            raise StaleEpochError
+        return each
+
+    def _end(self, each: _TransactionalId, *, is_committed: bool) -> None:
+        transaction, each.open = each.open, None
+        if transaction is None:
+            return
+        each.last_was_committed = is_committed
+        transaction.is_open = False
+        transaction.is_aborted = not is_committed
+        for partition in transaction.touched:
+            partition.end_transaction(transaction)
+        if is_committed:
+            for (group, place), committed in transaction.offsets.items():
+                self._keep(group, place, committed)
+        self._cluster.changed.notify_all()

@@ -19,10 +19,8 @@ from confluent_kafka import (
 )
 
 from kafkamq.transport.memory.client import BROKER_ID
-from kafkamq.transport.memory.commits import Commits, committed_at
-from kafkamq.transport.memory.failures import failure, kafka_error
-from kafkamq.transport.memory.log import Partition, Place
-from kafkamq.transport.memory.membership import Membership
+from kafkamq.transport.memory.membership import Commits, Membership, committed_at
+from kafkamq.transport.memory.state import Partition, Place, failure, kafka_error
 
 _ASK_S = 1.0
 _NO_TIMESTAMP = (0, -1)

@@ -13,12 +13,17 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, consistent, murmur2
 
-from kafkamq.transport.memory.client import Client, int_of
-from kafkamq.transport.memory.failures import kafka_error
-from kafkamq.transport.memory.faults import RETRIED, RETRY_S, Fault
-from kafkamq.transport.memory.log import LogRecord, Partition, Place
-from kafkamq.transport.memory.transactional import Transactional
-from kafkamq.transport.memory.transactions import StaleEpochError
+from kafkamq.transport.memory.client import Client, Transactional, int_of
+from kafkamq.transport.memory.cluster import StaleEpochError
+from kafkamq.transport.memory.state import (
+    RETRIED,
+    RETRY_S,
+    Fault,
+    LogRecord,
+    Partition,
+    Place,
+    kafka_error,
+)
 
 _BATCH_BYTES = 70  # of a batch and a record besides what is in it
 _HEADER_BYTES = 4

@@ -1,1 +1,0 @@
-"""What the transport reads of Kafka's own protocol: pure."""
