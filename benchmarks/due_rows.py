@@ -19,7 +19,7 @@ from kafkamq.markers.rules.batching import gather
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.markers.wire.markers import StartEncoder, encode_batch_start, encode_end
 from kafkamq.queue.topics import create_topics
-from kafkamq.queue.wire.partitions import marker_key, marker_partition
+from kafkamq.queue.wire.keys import marker_key, marker_partition
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.settings import consumer_settings, transactional_settings
 from kafkamq.types import MessageId, Outcome

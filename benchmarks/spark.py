@@ -44,7 +44,7 @@ from kafkamq.config import ServiceConfig
 from kafkamq.dev import LocalKafka
 from kafkamq.markers.wire.markers import StartEncoder, decode_marker, encode_end
 from kafkamq.queue.topics import create_topics
-from kafkamq.queue.wire.partitions import marker_key, marker_partition
+from kafkamq.queue.wire.keys import marker_key, marker_partition
 from kafkamq.spark.session import build_session
 from kafkamq.spark.tracker.tracker import SparkTracker
 from kafkamq.types import MarkerType, MessageId, Outcome, expand

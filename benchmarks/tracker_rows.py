@@ -25,7 +25,7 @@ from kafkamq.markers.wire.markers import (
     encode_end,
     encode_marker,
 )
-from kafkamq.queue.wire.partitions import marker_key, marker_partition
+from kafkamq.queue.wire.keys import marker_key, marker_partition
 from kafkamq.transport.admin import Admin
 from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, Outcome
 

@@ -30,8 +30,8 @@ from kafkamq.errors import (
 )
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.queue.consumer import Consumer
-from kafkamq.queue.delivery import Delivery
 from kafkamq.queue.message import Message
+from kafkamq.queue.producer import Delivery
 from kafkamq.queue.service import Service
 from kafkamq.runtime.signals import stop_on_signals
 from kafkamq.types import MessageId

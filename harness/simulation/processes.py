@@ -36,7 +36,7 @@ from kafkamq.types import MessageId, Outcome
 
 if TYPE_CHECKING:
     from kafkamq.queue.producer import Producer
-    from kafkamq.queue.queue import Queue
+    from kafkamq.queue.service import Queue
 
 QUEUE = "queue"
 LATER = "later"  # reason of a NACK with a delay

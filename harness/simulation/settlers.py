@@ -18,7 +18,7 @@ from kafkamq.types import MarkerType, MessageId, Outcome
 if TYPE_CHECKING:
     from harness.simulation.processes import QueueWorld
     from harness.simulation.scheduler import Process
-    from kafkamq.queue.queue import Queue
+    from kafkamq.queue.service import Queue
 
 _OUTCOMES = (Outcome.ACK, Outcome.ACK, Outcome.NACK, Outcome.REJECT)
 

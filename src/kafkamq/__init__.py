@@ -28,12 +28,10 @@ if TYPE_CHECKING:
     from kafkamq.parallel.results import OutgoingRecord, Produced
     from kafkamq.queue.consumer import Consumer
     from kafkamq.queue.dead_letter_writer import OutgoingDeadLetter
-    from kafkamq.queue.delivery import Delivery
     from kafkamq.queue.message import Message
-    from kafkamq.queue.producer import Producer
-    from kafkamq.queue.queue import Queue
+    from kafkamq.queue.producer import Delivery, Producer
     from kafkamq.queue.schemas.registry import SchemaRegistry
-    from kafkamq.queue.service import Service
+    from kafkamq.queue.service import Queue, Service
     from kafkamq.runtime.telemetry import trace_headers
     from kafkamq.runtime.worker import Worker
     from kafkamq.types import (
@@ -101,12 +99,10 @@ _HOMES = {
     ),
     "kafkamq.queue.consumer": ("Consumer",),
     "kafkamq.queue.dead_letter_writer": ("OutgoingDeadLetter",),
-    "kafkamq.queue.delivery": ("Delivery",),
     "kafkamq.queue.message": ("Message",),
-    "kafkamq.queue.producer": ("Producer",),
-    "kafkamq.queue.queue": ("Queue",),
+    "kafkamq.queue.producer": ("Delivery", "Producer"),
     "kafkamq.queue.schemas.registry": ("SchemaRegistry",),
-    "kafkamq.queue.service": ("Service",),
+    "kafkamq.queue.service": ("Queue", "Service"),
     "kafkamq.runtime.worker": ("Worker",),
     "kafkamq.runtime.telemetry": ("trace_headers",),
     "kafkamq.parallel.results": ("OutgoingRecord", "Produced"),

@@ -22,7 +22,7 @@ from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.message import Message
 from kafkamq.queue.names import group_of
 from kafkamq.queue.service import Service
-from kafkamq.queue.wire.partitions import marker_partition
+from kafkamq.queue.wire.keys import marker_partition
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
 

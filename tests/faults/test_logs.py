@@ -29,7 +29,7 @@ from kafkamq.markers.wire.markers import decode_marker, encode_end, encode_keepa
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.service import Service
 from kafkamq.queue.wire.headers import read_message_headers
-from kafkamq.queue.wire.partitions import marker_partition
+from kafkamq.queue.wire.keys import marker_partition
 from kafkamq.testing.history import LogRecord
 from kafkamq.types import MessageId, Outcome
 

@@ -15,7 +15,7 @@ from tests.waiting import wait_until, within
 
 from kafkamq.config import ServiceConfig
 from kafkamq.queue.names import group_of
-from kafkamq.queue.wire.partitions import marker_partition
+from kafkamq.queue.wire.keys import marker_partition
 from kafkamq.types import Outcome
 
 __all__ = ["impatient"]

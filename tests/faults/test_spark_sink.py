@@ -18,7 +18,7 @@ from tests.spark.processes import python_workers, start_driver
 from tests.spark.test_source import produce
 from tests.waiting import wait_until, within
 
-from kafkamq.queue.wire.partitions import key_partition
+from kafkamq.queue.wire.keys import key_partition
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(900)]
 

@@ -10,7 +10,7 @@ from tests.sure_producer import SureProducer
 from tests.waiting import within
 
 from kafkamq.dev import LocalKafka
-from kafkamq.queue.wire.partitions import key_partition, marker_key, marker_partition
+from kafkamq.queue.wire.keys import key_partition, marker_key, marker_partition
 
 PARTITIONS = 7
 

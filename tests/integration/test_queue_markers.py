@@ -13,7 +13,7 @@ from tests.integration.queue_logs import markers, receive_all
 from tests.waiting import within
 
 from kafkamq.queue.service import Service
-from kafkamq.queue.wire.partitions import marker_partition
+from kafkamq.queue.wire.keys import marker_partition
 from kafkamq.types import MarkerType
 
 PARTITIONS = 8

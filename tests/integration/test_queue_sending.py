@@ -24,9 +24,9 @@ from tests.waiting import wait_until, within
 
 from kafkamq.config import Backoff
 from kafkamq.errors import ConfigError, StateError
-from kafkamq.queue.delivery import Delivery
+from kafkamq.queue.producer import Delivery
 from kafkamq.queue.service import Service
-from kafkamq.queue.wire.partitions import key_partition
+from kafkamq.queue.wire.keys import key_partition
 from kafkamq.types import MarkerType, Outcome, OutgoingMessage, ScheduleToken
 
 

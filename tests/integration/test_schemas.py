@@ -29,8 +29,8 @@ from kafkamq import (
     Service,
     Worker,
 )
-from kafkamq.queue.arguments import BodyError
 from kafkamq.queue.dead_letters import read_dead_letters
+from kafkamq.queue.handler import BodyError
 
 _DOCS = Path(__file__).parents[2] / "docs" / "worker.md"
 _BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)

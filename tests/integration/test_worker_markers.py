@@ -37,7 +37,7 @@ from kafkamq.queue.dead_letters import Selection, redrive
 from kafkamq.queue.message import Message
 from kafkamq.queue.service import Service
 from kafkamq.queue.topics import create_topics
-from kafkamq.queue.wire.partitions import marker_partition
+from kafkamq.queue.wire.keys import marker_partition
 from kafkamq.types import MarkerType, MessageId, Outcome
 
 QUICK = Backoff(first=0.05, max=0.05, jitter=0.0)

@@ -35,7 +35,7 @@ from kafkamq.markers.wire.markers import (
 from kafkamq.markers.wire.records import Sign
 from kafkamq.queue.topics import create_topics
 from kafkamq.queue.wire.headers import Origin, read_message_headers
-from kafkamq.queue.wire.partitions import marker_key, marker_partition
+from kafkamq.queue.wire.keys import marker_key, marker_partition
 from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome, expand
 
 PATIENCE_S = 1.0  # with open transactions

@@ -17,8 +17,7 @@ from harness.simulation.swapping import swapped
 from kafkamq.errors import BrokerError
 from kafkamq.markers.rules.leases import Leases
 from kafkamq.queue.consumer import Consumer
-from kafkamq.queue.queue import Queue
-from kafkamq.queue.service import Service
+from kafkamq.queue.service import Queue, Service
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
 from kafkamq.transport.memory.consumer import Consumer as KafkaConsumer

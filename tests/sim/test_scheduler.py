@@ -13,7 +13,7 @@ from harness.simulation.primitives import Threading
 from harness.simulation.scheduler import Scheduler, SimulationOver, StuckError
 from harness.simulation.swapping import leftovers, load_shells, swapped
 
-from kafkamq.queue import delivery
+from kafkamq.queue import producer
 from kafkamq.transport import clock
 
 NOT_SIMULATED: list[str] = []
@@ -368,10 +368,10 @@ def test_a_real_thread_that_comes_upon_this_world_is_named_with_who_left_it() ->
 def test_nothing_real_is_left_in_the_shells_and_nothing_simulated_outlives_the_block() -> None:
     before = {module.__name__: dict(vars(module)) for module in load_shells()}
     real = leftovers(load_shells())
-    assert "kafkamq.queue.delivery.threading" in real
+    assert "kafkamq.queue.producer.threading" in real
     with swapped(Scheduler(0)):
         assert leftovers(load_shells()) == NOT_SIMULATED
-        assert delivery.threading is not threading
+        assert producer.threading is not threading
     assert {module.__name__: dict(vars(module)) for module in load_shells()} == before
     assert leftovers(load_shells()) == real
 

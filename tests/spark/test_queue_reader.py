@@ -32,7 +32,7 @@ from tests.waiting import wait_until, within
 from kafkamq.errors import StateError
 from kafkamq.queue.names import group_of
 from kafkamq.queue.namespace import Namespace, NamespaceFacts
-from kafkamq.queue.wire.partitions import marker_partition
+from kafkamq.queue.wire.keys import marker_partition
 from kafkamq.spark.marker_log import marker_log
 from kafkamq.spark.options import parse_source_options
 from kafkamq.spark.queues import starting

@@ -36,7 +36,7 @@ from tests.waiting import wait_until, within
 
 from kafkamq.errors import ConfigError, FencedError, StateError
 from kafkamq.queue.names import group_of
-from kafkamq.queue.wire.partitions import marker_partition
+from kafkamq.queue.wire.keys import marker_partition
 from kafkamq.spark.marker_log import MarkerLog
 from kafkamq.spark.options import parse_source_options
 from kafkamq.spark.queues import starting

@@ -18,7 +18,7 @@ from tests.waiting import wait_until, within
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.queue.topics import create_topics
-from kafkamq.queue.wire.partitions import key_partition
+from kafkamq.queue.wire.keys import key_partition
 from kafkamq.spark.batches import BATCH_ID
 from kafkamq.spark.checkpoint import read_note
 from kafkamq.spark.formats import register_source

@@ -15,8 +15,7 @@ from tests.waiting import wait_until, within
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, StateError
-from kafkamq.queue.wire.keys import split_key
-from kafkamq.queue.wire.partitions import key_partition
+from kafkamq.queue.wire.keys import key_partition, split_key
 from kafkamq.spark.formats import register_source
 from kafkamq.spark.registering import register
 from kafkamq.spark.sink.ledger import SinkLedger

@@ -28,7 +28,7 @@ from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.markers.wire.markers import decode_marker, encode_marker
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.message import Message
-from kafkamq.queue.rules.broker_time import BrokerClock
+from kafkamq.queue.rules.log_clock import BrokerClock
 from kafkamq.queue.service import Service
 from kafkamq.runtime.worker import Worker
 from kafkamq.transport.admin import Admin

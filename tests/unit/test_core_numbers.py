@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kafkamq.markers.rules import chunks, handout, leases, redelivery
 from kafkamq.markers.rules import pipeline as intake
-from kafkamq.queue.wire import headers, partitions
+from kafkamq.queue.wire import headers, keys
 
 
 def test_r05_r12_the_memory_of_ends_is_longer_than_a_start_can_be_late() -> None:
@@ -34,4 +34,4 @@ def test_r16_actions_of_one_transaction() -> None:
 
 
 def test_r26_a_chunk_of_state_is_what_shares_a_marker_partition() -> None:
-    assert chunks.CHUNK_OFFSETS == partitions.CHUNK_OFFSETS == 4096
+    assert chunks.CHUNK_OFFSETS == keys.CHUNK_OFFSETS == 4096

@@ -16,7 +16,7 @@ from kafkamq.errors import BrokerError, DeadlineExceededError, FencedError, Leas
 from kafkamq.markers.positions import Positions
 from kafkamq.markers.tracker.reading import MessageLookup
 from kafkamq.markers.tracker.records import Ticker
-from kafkamq.queue.connections import Connections
+from kafkamq.queue.backend import Connections
 from kafkamq.queue.namespace import Namespace
 from kafkamq.queue.service import Service
 from kafkamq.transport import clients, transactions

@@ -25,7 +25,7 @@ from tests.waiting import within
 
 from kafkamq import Ack, Backoff, BrokerError, ConfigError, Nack, Reject, StateError, Worker
 from kafkamq.metrics.health import health
-from kafkamq.queue.arguments import BodyError
+from kafkamq.queue.handler import BodyError
 from kafkamq.runtime import calls, process_executor
 from kafkamq.runtime.event_loop import LoopThread
 from kafkamq.runtime.verdicts import understood

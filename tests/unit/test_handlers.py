@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from kafkamq import Backoff, ConfigError, Message, ParallelConsumer, Worker, aio
 from kafkamq.cli.work import load_worker
-from kafkamq.queue.arguments import Binder, BodyError
+from kafkamq.queue.handler import Binder, BodyError
 from kafkamq.runtime.rules.run_ahead import RunAhead
 from kafkamq.testing import MemoryService
 

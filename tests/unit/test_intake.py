@@ -20,7 +20,7 @@ from kafkamq.markers import intake
 from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.rules.pipeline import Pipeline
 from kafkamq.queue.names import group_of
-from kafkamq.queue.wire.partitions import marker_partition
+from kafkamq.queue.wire.keys import marker_partition
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.memory.state import Fault
 from kafkamq.types import Outcome

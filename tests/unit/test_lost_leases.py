@@ -16,7 +16,7 @@ from kafkamq.markers.ack_writer import AckWriter
 from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.rules.leases import Lease
 from kafkamq.markers.state import ConsumerState
-from kafkamq.queue.lost_leases import MAX_LATE, LostLeases
+from kafkamq.queue.consumer import MAX_LATE, LostLeases
 from kafkamq.queue.message import Message
 from kafkamq.queue.namespace import NamespaceFacts
 from kafkamq.types import MessageId

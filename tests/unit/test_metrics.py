@@ -34,8 +34,7 @@ from kafkamq.metrics import (
     serve_metrics,
 )
 from kafkamq.metrics.health import Health, health
-from kafkamq.queue.delivery import Delivery, Destination
-from kafkamq.queue.sender import Sender, SendRecorder
+from kafkamq.queue.producer import Delivery, Destination, Sender, SendRecorder
 
 DASHBOARD = Path(__file__).parents[2] / "dashboards" / "kafkamq.json"
 BOTH = ("queue", "partition")

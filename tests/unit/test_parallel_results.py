@@ -29,7 +29,7 @@ from kafkamq.parallel.results import (
     ResultStream,
 )
 from kafkamq.queue.json_values import BodyError
-from kafkamq.queue.schemas.deserializer import BodyUnavailableError
+from kafkamq.queue.schemas.registry import BodyUnavailableError
 from kafkamq.queue.sure_writer import Written
 from kafkamq.runtime.loop_executor import LoopExecutor
 from kafkamq.runtime.steps import Steps, take

@@ -17,9 +17,8 @@ import pytest
 from pydantic import BaseModel
 
 from kafkamq import ConfigError, Message, SchemaRegistry, SchemaRegistryError
-from kafkamq.queue.arguments import Binder, BodyError
-from kafkamq.queue.schemas.deserializer import deserializer_of
-from kafkamq.queue.schemas.outage import Outage
+from kafkamq.queue.handler import Binder, BodyError
+from kafkamq.queue.schemas.registry import Outage, deserializer_of
 from kafkamq.runtime.batches import bound
 from kafkamq.testing import MemoryService
 

@@ -13,9 +13,7 @@ from tests.waiting import within
 
 from kafkamq.config import QueueConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError
-from kafkamq.queue.delivery import Delivery
-from kafkamq.queue.producer import Producer
-from kafkamq.queue.sender import Sender
+from kafkamq.queue.producer import Delivery, Producer, Sender
 from kafkamq.transport.producer import end_producer
 
 

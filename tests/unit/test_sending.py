@@ -13,8 +13,8 @@ import pytest
 from tests.waiting import within
 
 from kafkamq import ConfigError, DeadlineExceededError, OutgoingMessage, Service
-from kafkamq.queue import sender
-from kafkamq.queue.ids import uuid7
+from kafkamq.queue import producer as module
+from kafkamq.queue.names import uuid7
 from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
 
 UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
@@ -79,7 +79,7 @@ def test_messages_of_an_iterator_do_not_wait_for_those_to_come(service: Service)
 def test_many_messages_wait_for_room_in_the_queue_of_sends(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sender, "SEND_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(module, "SEND_TIMEOUT_S", 0.5)
     producer = service.queue("q").producer()
     full = iter([False, True, True, False, True] + [False] * 20)
     kafka_of(service).faults.is_full = lambda _: next(full)

@@ -38,7 +38,7 @@ from kafkamq.markers.wire.markers import (
 )
 from kafkamq.queue.topics import create_topics
 from kafkamq.queue.wire.headers import read_message_headers
-from kafkamq.queue.wire.partitions import key_partition
+from kafkamq.queue.wire.keys import key_partition
 from kafkamq.transport.admin import uuid_bytes
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.errors import OutcomeUnknownError

@@ -15,7 +15,7 @@ from kafkamq.errors import DeadlineExceededError
 from kafkamq.queue import topic_consumer as base
 from kafkamq.queue.dead_letter_writer import TopicOutbox
 from kafkamq.queue.sure_writer import Written
-from kafkamq.queue.topic_message import TopicMessage
+from kafkamq.queue.topic_consumer import TopicMessage
 from kafkamq.share import backend as share
 from kafkamq.testing import MemoryService
 from kafkamq.types import DeadLetterReason

@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError
 from tests.unit.worker_parts import FACTS, FixedNamespace, Parts, deliver, record, starts_of
 
 from kafkamq.markers.rules.pipeline import RunState
-from kafkamq.queue.wire.partitions import marker_partition
+from kafkamq.queue.wire.keys import marker_partition
 from kafkamq.transport.producer import NEVER_REPORTED
 
 T_MS = 30_000

@@ -20,7 +20,7 @@ from kafkamq.markers.starts import Start, Starter, Step
 from kafkamq.markers.state import ConsumerState
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.namespace import NamespaceFacts
-from kafkamq.queue.rules.broker_time import BrokerClock
+from kafkamq.queue.rules.log_clock import BrokerClock
 from kafkamq.queue.service import Service
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster

@@ -8,8 +8,14 @@ from hypothesis import strategies as st
 from tests.wire.strategies import bounded
 
 from kafkamq.errors import ConfigError
-from kafkamq.queue.wire.keys import join_key, split_key
-from kafkamq.queue.wire.partitions import key_partition, marker_key, marker_partition, murmur2
+from kafkamq.queue.wire.keys import (
+    join_key,
+    key_partition,
+    marker_key,
+    marker_partition,
+    murmur2,
+    split_key,
+)
 
 
 @bounded

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kafkamq.errors import ConfigError
+from kafkamq.queue.wire.headers import checked_headers, checked_id, payload_bytes
 from kafkamq.queue.wire.keys import join_key
-from kafkamq.queue.wire.outgoing import checked_headers, checked_id, payload_bytes
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
-from kafkamq.queue.wire.headers import Origin
-from kafkamq.queue.wire.stamps import (
+from kafkamq.queue.wire.headers import (
     WRITTEN_FOR,
+    Origin,
     is_of_another_queue,
     log_id_of,
     read_stamped_headers,

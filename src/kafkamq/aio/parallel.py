@@ -11,7 +11,7 @@ from kafkamq.parallel.config import is_async_handler
 from kafkamq.parallel.consumer import ParallelBase, ending
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import OnProduced, Produced, ProducedStream, ResultStream, taken_async
-from kafkamq.queue.arguments import refuse_generator
+from kafkamq.queue.handler import refuse_generator
 from kafkamq.runtime.inside import is_inside
 from kafkamq.runtime.signals import ENDING, stopped_by
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kafkamq.claims.queue_consumer import ClaimsConsumer
 from kafkamq.claims.topic import coordination_topic, heartbeat_s, init_topic
 from kafkamq.config import QueueConfig, ServiceConfig
-from kafkamq.queue.topic_backend import TopicBackend
+from kafkamq.queue.backend import TopicBackend
 
 
 class _ClaimsBackend(TopicBackend):

@@ -21,8 +21,7 @@ from kafkamq.queue.dead_letter_writer import DeadLetterOutbox
 from kafkamq.queue.message import Message
 from kafkamq.queue.names import group_of
 from kafkamq.queue.rules.waiting import Waiting
-from kafkamq.queue.topic_consumer import TopicConsumer
-from kafkamq.queue.topic_message import TopicMessage
+from kafkamq.queue.topic_consumer import TopicConsumer, TopicMessage
 from kafkamq.transport.clock import monotonic_ms
 
 _SLICE_S = 0.05

@@ -18,7 +18,7 @@ from kafkamq.config import ServiceConfig
 from kafkamq.dev.environment import java_command, java_from
 from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, KafkaMQError
 from kafkamq.markers.overview import Check, cluster_checks
-from kafkamq.queue.queue_topic import check_any_topic, check_name
+from kafkamq.queue.namespace import check_any_topic, check_name
 from kafkamq.transport.admin import Admin
 
 PACKAGES = ("confluent-kafka", "protobuf")

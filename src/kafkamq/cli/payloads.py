@@ -11,7 +11,7 @@ from typing import Any
 
 from kafkamq.config import milliseconds, utf8
 from kafkamq.errors import ConfigError
-from kafkamq.queue.wire.outgoing import checked_headers, checked_id
+from kafkamq.queue.wire.headers import checked_headers, checked_id
 from kafkamq.types import OutgoingMessage
 
 MESSAGE_FIELDS = (

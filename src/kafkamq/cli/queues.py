@@ -31,9 +31,8 @@ from kafkamq.cli.payloads import parse_header, read_lines
 from kafkamq.config import TOPICS, QueueConfig, ServiceConfig, utf8, wait_seconds
 from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.queue.consumer import Consumer
-from kafkamq.queue.delivery import Delivery
 from kafkamq.queue.message import Message
-from kafkamq.queue.producer import Producer
+from kafkamq.queue.producer import Delivery, Producer
 from kafkamq.queue.service import Service
 from kafkamq.runtime.signals import ENDING, stop_event
 from kafkamq.transport.admin import require_brokers

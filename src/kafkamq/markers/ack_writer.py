@@ -34,11 +34,11 @@ from kafkamq.markers.wire.markers import (
 )
 from kafkamq.metrics import catalog
 from kafkamq.metrics.health import health
-from kafkamq.queue.lost_leases import LostLeases, too_late
+from kafkamq.queue.consumer import LostLeases, too_late
 from kafkamq.queue.message import Message
 from kafkamq.queue.namespace import IDENTITY_AGE_S
 from kafkamq.queue.wire.headers import cut_text
-from kafkamq.queue.wire.partitions import marker_key
+from kafkamq.queue.wire.keys import marker_key
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import KafkaError, broker_error, is_retriable
 from kafkamq.transport.record import Record

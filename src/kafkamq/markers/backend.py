@@ -9,11 +9,10 @@ from kafkamq.markers.membership import check_session, look_for_mqgo_workers
 from kafkamq.markers.producer import AnyTopicProducer, MarkersProducer
 from kafkamq.markers.tokens import Settler as QueueSettler
 from kafkamq.markers.wire.markers import decode_marker
-from kafkamq.queue.backend import ConsumerPlan, StoredMessage
-from kafkamq.queue.connections import Connections, Settler
+from kafkamq.queue.backend import Connections, ConsumerPlan, Settler, StoredMessage
 from kafkamq.queue.consumer import Consumer
+from kafkamq.queue.namespace import create_queue_topics
 from kafkamq.queue.producer import Producer
-from kafkamq.queue.queue_topic import create_queue_topics
 from kafkamq.transport.record import RecordLike, headers_of
 
 

@@ -28,9 +28,8 @@ from kafkamq.markers.starts import Transactor, process_gate
 from kafkamq.markers.state import ConsumerState
 from kafkamq.metrics.catalog import IN_FLIGHT, POLL_AGE, READY, UNDER_WAY
 from kafkamq.queue.consumer import Consumer
-from kafkamq.queue.ids import new_consumer_id
 from kafkamq.queue.message import Message, only_ack
-from kafkamq.queue.names import group_of
+from kafkamq.queue.names import group_of, new_consumer_id
 from kafkamq.queue.namespace import Namespace
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.types import Outcome

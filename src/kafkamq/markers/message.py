@@ -10,12 +10,12 @@ from kafkamq.markers.rules.leases import Lease, Sharing
 from kafkamq.markers.state import ConsumerState
 from kafkamq.metrics.catalog import NAMES_OF_OURS
 from kafkamq.queue.message import Acknowledger, Message
-from kafkamq.queue.wire.keys import split_key
-from kafkamq.queue.wire.stamps import (
+from kafkamq.queue.wire.headers import (
     has_names_of_ours,
     is_of_another_queue,
     read_stamped_headers,
 )
+from kafkamq.queue.wire.keys import split_key
 from kafkamq.transport.clock import now_ns, public_s
 from kafkamq.transport.record import Record, all_headers
 from kafkamq.types import Headers, MessageId, Outcome

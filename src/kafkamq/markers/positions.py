@@ -29,8 +29,7 @@ from kafkamq.markers.wire.records import (
     encode_group_position,
     position_prefix,
 )
-from kafkamq.queue.wire.keys import split_key
-from kafkamq.queue.wire.partitions import CHUNK_OFFSETS, key_partition, marker_partition
+from kafkamq.queue.wire.keys import CHUNK_OFFSETS, key_partition, marker_partition, split_key
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.errors import (
     KafkaError,

@@ -7,12 +7,9 @@ import random
 from kafkamq.config import QueueConfig
 from kafkamq.errors import ConfigError, StateError, WireError
 from kafkamq.markers.wire.markers import decode_marker, encode_end, encode_schedule
-from kafkamq.queue.delivery import Delivery, Destination
-from kafkamq.queue.producer import Producer
-from kafkamq.queue.sender import Sender
-from kafkamq.queue.wire.headers import message_headers
+from kafkamq.queue.producer import Delivery, Destination, Producer, Sender
+from kafkamq.queue.wire.headers import message_headers, stamped
 from kafkamq.queue.wire.keys import join_key, split_key
-from kafkamq.queue.wire.stamps import stamped
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.log_reader import RecordReader
 from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome, ScheduleToken

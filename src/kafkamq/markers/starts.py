@@ -32,8 +32,7 @@ from kafkamq.markers.wire.markers import (
     encode_reference,
     identity_encoder,
 )
-from kafkamq.queue.wire.keys import join_key
-from kafkamq.queue.wire.partitions import marker_key, marker_partition
+from kafkamq.queue.wire.keys import join_key, marker_key, marker_partition
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import KafkaError, Meaning, meaning
 from kafkamq.transport.job_thread import JobThread

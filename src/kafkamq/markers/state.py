@@ -13,7 +13,7 @@ from kafkamq.config import QueueConfig
 from kafkamq.errors import StateError
 from kafkamq.markers.rules.leases import Leases
 from kafkamq.markers.wire.markers import StartEncoder
-from kafkamq.queue.ids import new_consumer_id
+from kafkamq.queue.names import new_consumer_id
 from kafkamq.queue.namespace import Namespace
 from kafkamq.transport.clients import ForkCheck, Producer
 from kafkamq.transport.clock import NS_PER_MS, monotonic_ms

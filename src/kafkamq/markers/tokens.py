@@ -39,11 +39,10 @@ from kafkamq.markers.wire.markers import (
 )
 from kafkamq.markers.wire.tokens import MessageToken, decode_token
 from kafkamq.metrics import catalog
-from kafkamq.queue.ids import new_consumer_id
-from kafkamq.queue.names import group_of_workers
+from kafkamq.queue.names import group_of_workers, new_consumer_id
 from kafkamq.queue.namespace import Namespace
 from kafkamq.queue.wire.headers import cut_text
-from kafkamq.queue.wire.partitions import marker_key
+from kafkamq.queue.wire.keys import marker_key
 from kafkamq.transport.clock import NS_PER_MS, monotonic_ms
 from kafkamq.transport.errors import KafkaError, broker_error
 from kafkamq.transport.log_reader import LogRange, LogReader

@@ -22,12 +22,10 @@ from kafkamq.parallel.engine import Engine, State
 from kafkamq.parallel.health import watch_engine
 from kafkamq.parallel.record import Failure, ParallelRecord
 from kafkamq.parallel.work_queue import ParallelWorkQueue, PoolWorker
-from kafkamq.queue.backend import ConsumerPlan
+from kafkamq.queue.backend import ConsumerPlan, TopicBackend
 from kafkamq.queue.dead_letter_writer import DeadLetterOutbox
 from kafkamq.queue.names import group_of_workers
-from kafkamq.queue.topic_backend import TopicBackend
-from kafkamq.queue.topic_consumer import TopicConsumer
-from kafkamq.queue.topic_message import MessageState, TopicMessage
+from kafkamq.queue.topic_consumer import MessageState, TopicConsumer, TopicMessage
 from kafkamq.runtime.rules.hanging import Slots
 from kafkamq.transport.clock import monotonic_ms
 

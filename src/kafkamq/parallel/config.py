@@ -19,10 +19,10 @@ from kafkamq.errors import ConfigError
 from kafkamq.parallel.record import ParallelRecord, PlainRecord
 from kafkamq.parallel.rules.flow import FlowLimits
 from kafkamq.parallel.rules.shards import NullKeys, Ordering
-from kafkamq.queue.arguments import Binder, is_async_function, wants_body
 from kafkamq.queue.dead_letter_writer import checked_writer
+from kafkamq.queue.handler import Binder, is_async_function, wants_body
 from kafkamq.queue.rules.retry import RetryOn, retry_kinds
-from kafkamq.queue.schemas.deserializer import Deserializer, deserializer_of
+from kafkamq.queue.schemas.registry import Deserializer, deserializer_of
 from kafkamq.runtime.batches import bound
 from kafkamq.runtime.child import remote_call
 from kafkamq.runtime.middleware import Middleware, surrounded

@@ -32,7 +32,7 @@ from kafkamq.parallel.results import (
     ResultStream,
 )
 from kafkamq.parallel.transactions import TransactionCommitter, TransactionPublisher
-from kafkamq.queue.arguments import refuse_generator
+from kafkamq.queue.handler import refuse_generator
 from kafkamq.runtime.inside import is_inside
 from kafkamq.runtime.loop_executor import LoopExecutor
 from kafkamq.runtime.process_executor import ProcessExecutor

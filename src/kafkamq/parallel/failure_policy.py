@@ -23,7 +23,7 @@ from kafkamq.parallel.record import Failure, ParallelRecord
 from kafkamq.parallel.work_queue import HELD_MS, ParallelWorkQueue, Stats
 from kafkamq.queue.dead_letter_writer import OutgoingDeadLetter, letter_writer
 from kafkamq.queue.rules.retry import Done, GiveUp, Retry, backoff_delay_ms, backoff_on, judge
-from kafkamq.queue.schemas.deserializer import BodyUnavailableError
+from kafkamq.queue.schemas.registry import BodyUnavailableError
 from kafkamq.queue.sure_writer import Written
 from kafkamq.queue.wire.headers import Origin, reason_of
 from kafkamq.runtime.inside import enter

@@ -1,17 +1,25 @@
-"""Receives a queue's messages: what the consumers of all backends have."""
+"""Receives a queue's messages: what the consumers of all backends have, and lost leases."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 
 from kafkamq.config import QueueConfig
-from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, StateError
+from kafkamq.errors import (
+    BrokerError,
+    ConfigError,
+    DeadlineExceededError,
+    LeaseLostError,
+    StateError,
+)
 from kafkamq.queue.message import Message
 from kafkamq.transport.errors import is_retriable
+from kafkamq.types import MessageId
 
 _PAUSE_S = 0.25
 _log = logging.getLogger(__name__)
@@ -152,3 +160,151 @@ class Consumer(ABC):
             DeadlineExceededError, BrokerError: Verdicts could not be confirmed in time; they may
                 be lost, and their messages come back.
         """
+
+
+MAX_LATE = 10_000  # late verdicts that flush names; more are counted
+MAX_NAMED = 10  # messages that an error text names
+
+
+class LostLeases:
+    """What one consumer has to tell; thread-safe.
+
+    ``on_lease_lost`` runs in one thread, begun when there is something to tell and ended when all
+    is told: whatever the application does there holds up no renewal and no verdict, and may close
+    the consumer. While it does not return, up to ``max_untold`` messages wait; losses beyond that
+    are counted and logged, and not told.
+    """
+
+    def __init__(
+        self, queue_id: str, on_lease_lost: Callable[[Message], None] | None, max_untold: int
+    ) -> None:
+        self._queue_id = queue_id
+        self._on_lease_lost = on_lease_lost
+        self._max_untold = max_untold
+        self._changed = threading.Condition()
+        self._untold: deque[Message | MessageId] = deque()
+        self._dropped = 0  # of the present backlog
+        self._teller: threading.Thread | None = None
+        self._late: list[MessageId] = []
+        self._more_late = 0
+
+    # What happened.
+
+    def lost(self, message: Message | MessageId) -> None:
+        """Its lease has ended; ``tell_soon`` tells of it."""
+        # Without a call-back only a line of log is due: it needs no payload.
+        each = _id_of(message) if self._on_lease_lost is None else message
+        with self._changed:
+            is_full = len(self._untold) >= self._max_untold
+            if is_full:
+                self._dropped += 1
+                is_first = self._dropped == 1
+            else:
+                self._untold.append(each)
+        if is_full and is_first:
+            _log.warning(
+                "on_lease_lost is behind: more lost leases are not told",
+                extra={"queue": self._queue_id, "waiting": self._max_untold},
+            )
+
+    def late(self, message: Message | MessageId) -> None:
+        """Its verdict came too late, or never; ``flush`` names it, too.
+
+        By its id: the application is not told, as it never had it.
+        """
+        with self._changed:
+            if len(self._late) < MAX_LATE:
+                self._late.append(_id_of(message))
+            else:
+                self._more_late += 1
+        self.lost(message)
+
+    def told_otherwise(self, message: Message) -> None:
+        """Who gave the verdict waits for it and is told at once: ``flush`` does not name it."""
+        with self._changed:
+            try:
+                self._late.remove(message.message_id)
+            except ValueError:  # another thread's flush has named it, or it was only counted
+                self._more_late = max(0, self._more_late - 1)
+
+    def take_late(self) -> LeaseLostError | None:
+        """The verdicts that came late since, each named once."""
+        with self._changed:
+            late, self._late = self._late, []
+            more, self._more_late = self._more_late, 0
+        return too_late(late, more) if late else None
+
+    # Telling.
+
+    def tell_soon(self) -> None:
+        """Begin to tell what there is, unless that is going on; returns at once."""
+        with self._changed:
+            if not self._untold or self._teller is not None:
+                return
+            self._teller = threading.Thread(
+                target=self._tell_all, name="kafkamq-lease-lost", daemon=True
+            )
+            try:
+                self._teller.start()
+            except RuntimeError as error:  # no more threads, or the interpreter ends
+                self._teller = None
+                _log.warning("lost leases are not told yet", extra={"error": str(error)})
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait until all is told; not from inside of ``on_lease_lost``. Hold no lock."""
+        self.tell_soon()
+        with self._changed:
+            if self._teller is threading.current_thread():
+                return
+            if not self._changed.wait_for(lambda: self._teller is None, max(0.0, timeout_s)):
+                _log.warning(
+                    "on_lease_lost has not returned in time",
+                    extra={"queue": self._queue_id, "not_told": len(self._untold)},
+                )
+
+    def _tell_all(self) -> None:
+        while True:
+            with self._changed:
+                each = self._untold.popleft() if self._untold else None
+                if each is None:
+                    dropped, self._dropped = self._dropped, 0
+                    if not dropped:  # whoever waits in ``finish`` knows that all is told
+                        self._teller = None
+                        self._changed.notify_all()
+                        return
+            if each is not None:
+                self._tell(each)
+                continue
+            _log.warning(
+                "lost leases were not told: on_lease_lost was behind",
+                extra={"queue": self._queue_id, "count": dropped},
+            )
+
+    def _tell(self, each: Message | MessageId) -> None:
+        place = _id_of(each)
+        _log.info(
+            "a lease was lost",
+            extra={"queue": self._queue_id, "partition": place.partition, "offset": place.offset},
+        )
+        if self._on_lease_lost is None or isinstance(each, MessageId):
+            return
+        try:
+            self._on_lease_lost(each)
+        except BaseException:  # noqa: BLE001 - sys.exit() included: the others are told as well
+            _log.exception("on_lease_lost failed", extra={"queue": self._queue_id})
+
+
+def _id_of(message: Message | MessageId) -> MessageId:
+    return message if isinstance(message, MessageId) else message.message_id
+
+
+def too_late(ids: Sequence[MessageId], more: int = 0) -> LeaseLostError:
+    """``more``: of which only the number is known."""
+    count = len(ids) + more
+    named = ", ".join(f"{each.partition}/{each.offset}" for each in ids[:MAX_NAMED])
+    others = f" and {count - MAX_NAMED} more" if count > MAX_NAMED else ""
+    return LeaseLostError(
+        f"{count} verdicts came after the end of their leases: {named}{others} "
+        "(partition/offset); these messages may be delivered again",
+        tuple(ids),
+    )

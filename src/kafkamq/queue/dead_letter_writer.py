@@ -19,10 +19,10 @@ from typing import Protocol, cast
 
 from kafkamq.config import DeadLetterWriter, QueueConfig, ServiceConfig
 from kafkamq.errors import ConfigError, StateError
-from kafkamq.queue.arguments import is_async_function, refuse_generator
+from kafkamq.queue.handler import is_async_function, refuse_generator
 from kafkamq.queue.message import Message
-from kafkamq.queue.queue_topic import QueueTopic
-from kafkamq.queue.sender import Sender
+from kafkamq.queue.namespace import QueueTopic
+from kafkamq.queue.producer import Sender
 from kafkamq.queue.sure_writer import Form, KafkaOutlet, SureWriter, Told, always
 from kafkamq.queue.wire import headers as names
 from kafkamq.queue.wire.headers import (

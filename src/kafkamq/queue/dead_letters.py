@@ -22,10 +22,8 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, FencedError, WireError
 from kafkamq.queue.backend import StoredMessage, load
 from kafkamq.queue.wire import headers as names
-from kafkamq.queue.wire.headers import Origin, read_message_headers, redrive_headers
-from kafkamq.queue.wire.keys import join_key, split_key
-from kafkamq.queue.wire.partitions import key_partition
-from kafkamq.queue.wire.stamps import restored
+from kafkamq.queue.wire.headers import Origin, read_message_headers, redrive_headers, restored
+from kafkamq.queue.wire.keys import join_key, key_partition, split_key
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.errors import MISSING, OutcomeUnknownError, TransactionAbortedError, meaning
 from kafkamq.transport.log_reader import RecordReader, scan

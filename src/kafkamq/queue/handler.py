@@ -1,15 +1,23 @@
-"""What a handler is told when it is registered: checked once, against its queue's backend."""
+"""Handlers: their options, checked once when they are registered, and what they are called with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import dataclasses
+import functools
+import inspect
+import json
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, TypedDict
+from types import FunctionType, MethodType
+from typing import Any, Protocol, TypedDict, get_args, get_origin
 
 from kafkamq.config import Backoff, QueueConfig, milliseconds
-from kafkamq.errors import ConfigError
-from kafkamq.queue.arguments import Binder, is_async_function, refuse_generator
+from kafkamq.errors import ConfigError, SchemaRegistryError
+from kafkamq.queue.json_values import BodyError, check_type, convert, is_union, without_input
+from kafkamq.queue.message import Message
 from kafkamq.queue.rules.capabilities import (
     Feature,
     backend_of,
@@ -18,7 +26,12 @@ from kafkamq.queue.rules.capabilities import (
     require,
 )
 from kafkamq.queue.rules.retry import RetryOn, retry_kinds
-from kafkamq.queue.schemas.deserializer import Deserializer, deserializer_of
+from kafkamq.queue.schemas.registry import (
+    BodyUnavailableError,
+    Deserializer,
+    Headers,
+    deserializer_of,
+)
 from kafkamq.types import Backend
 
 DEFAULT_CONCURRENCY = 16
@@ -186,3 +199,334 @@ def _check_lease(spec: HandlerSpec, asked: str) -> None:
             Feature.LONG_HANDLERS,
             f"{asked}: timeout={spec.timeout_ms / 1000:g} s, a lock of {longest_ms / 1000:g} s",
         )
+
+
+__all__ = [
+    "Binder",
+    "BodyError",
+    "MessageLike",
+    "is_async_function",
+    "refuse_generator",
+    "wants_body",
+]
+
+_MAX_LAYERS = 100  # of decorators; they may go round in a circle
+_JSON_TYPES = (dict, list, int, float, bool, Mapping, Sequence)
+
+
+class MessageLike(Protocol):
+    """What a binder needs of a message."""
+
+    @property
+    def payload(self) -> bytes | None: ...
+
+    @property
+    def raw_headers(self) -> Headers: ...
+
+
+class Binder:
+    """Makes the arguments of one handler.
+
+    A parameter annotated ``Message``, or not at all, gets the message; the other one, at most one,
+    gets the body: ``bytes``, ``str``, ``dict`` and other JSON, a dataclass, or a pydantic model.
+    What has a default keeps it, unless it is the first parameter. With a deserializer, that makes
+    the body, which must be what is annotated; a dataclass or a model is made of a ``dict``.
+
+    Raises:
+        ConfigError: The handler takes something else.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        of_lists: bool = False,
+        deserializer: Deserializer | None = None,
+    ) -> None:
+        """``of_lists``: the handler gets lists of messages, bodies, or both."""
+        self._parse: list[Callable[[Any], Any]] = []
+        self._deserializer = deserializer
+        name = getattr(function, "__qualname__", repr(function))
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"handler {name} has no signature: {error}") from None
+        hints = _hints(function)
+        bodies, is_over = 0, False
+        for parameter in signature.parameters.values():
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                continue
+            annotation = hints.get(parameter.name)
+            if of_lists:
+                annotation = _element(annotation, f"handler {name}: {parameter.name}")
+            has_default = parameter.default is not parameter.empty
+            is_option = parameter.kind is parameter.KEYWORD_ONLY
+            wants_message = _is_message(annotation)
+            if has_default and not is_option and (is_over or (self._parse and not wants_message)):
+                if wants_message or (not bodies and _is_plainly_a_body(annotation)):
+                    raise ConfigError(
+                        f"handler {name}: {parameter.name} has a default, and would keep it: give "
+                        "it none, or make it the first parameter"
+                    )
+                is_over = True  # what follows could be given by its name only
+                continue
+            if is_option or (has_default and annotation is None):
+                if not has_default:
+                    raise ConfigError(f"handler {name}: nothing can be given to {parameter.name}")
+                is_over = True
+                continue
+            if annotation is None or wants_message:
+                self._parse.append(getattr(annotation, "of_sync", _itself))
+                continue
+            bodies += 1
+            where = f"handler {name}: {parameter.name}"
+            self._parse.append(_parser(annotation, where, deserializer))
+        self._check(name, bodies)
+
+    def _check(self, name: str, bodies: int) -> None:
+        if not self._parse or bodies > 1:
+            raise ConfigError(f"handler {name} must take a body, a Message, or both")
+        if self._deserializer is not None and not bodies:
+            raise ConfigError(
+                f"handler {name} takes no body, and has a deserializer: annotate the parameter "
+                "that gets what it makes (dict, Any, a dataclass, ...)"
+            )
+
+    def arguments(self, message: MessageLike) -> list[Any]:
+        """Of one message.
+
+        Raises:
+            BodyError: Its payload is not what the handler takes.
+            BodyUnavailableError: Nobody can say now whether it is.
+        """
+        return [parse(message) for parse in self._parse]
+
+    def is_ready(self, message: MessageLike) -> bool:
+        """Whether ``arguments`` asks nobody, and so never waits."""
+        if self._deserializer is None:
+            return True
+        payload = message.payload
+        return payload is None or self._deserializer.is_ready(payload, message.raw_headers)
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    while isinstance(function, functools.partial):
+        function = function.func
+    is_plain = inspect.isroutine(function)
+    call = function if is_plain else getattr(function, "__call__", function)  # noqa: B004
+    try:
+        return typing.get_type_hints(call)
+    except Exception as error:
+        name = getattr(function, "__qualname__", repr(function))
+        raise ConfigError(f"the annotations of handler {name} cannot be read: {error}") from error
+
+
+def is_async_function(function: Callable[..., Any]) -> bool:
+    """Whether a call of it has to be awaited: a function, a partial of one, or an object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    call = getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+def refuse_generator(function: Callable[..., Any], *, may_yield: bool = False) -> None:
+    """Checks that a call of it runs it, which that of a function with ``yield`` does not.
+
+    Args:
+        function: A handler.
+        may_yield: Somebody iterates over what it returns: only ``async def`` may not yield.
+
+    Raises:
+        ConfigError: It yields.
+    """
+    for layer in _layers(function):
+        if inspect.isasyncgenfunction(layer) or (
+            inspect.isgeneratorfunction(layer) and not may_yield
+        ):
+            name = getattr(function, "__qualname__", repr(function))
+            raise ConfigError(
+                f"handler {name} yields, and so a call would not run it: let it do its work, and "
+                "return what comes of it (several things as a list), without yield"
+            )
+
+
+def _layers(function: Any) -> Iterator[Any]:
+    """What stands in front of a handler's body, and that: partials, decorators and objects.
+
+    Decorators of ``contextlib`` and ``functools.lru_cache`` run nothing of what the function
+    returns. Others may: what they return is looked at when they are called (``unfinished``).
+    """
+    for _ in range(_MAX_LAYERS):
+        is_class = isinstance(function, type)  # whose call makes an object, no more
+        call = None if is_class else getattr(function, "__call__", None)  # noqa: B004
+        yield from (function, call)
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif isinstance(function, functools._lru_cache_wrapper) or (
+            getattr(function, "__globals__", None) is vars(contextlib)
+        ):
+            function = getattr(function, "__wrapped__", None)
+        elif isinstance(call, FunctionType | MethodType):
+            function = call
+        else:
+            return
+
+
+def _is_message(annotation: Any) -> bool:
+    if is_union(annotation):
+        return any(_is_message(kind) for kind in get_args(annotation))
+    if not isinstance(annotation, type):
+        return False
+    return issubclass(annotation, Message) or getattr(annotation, "is_kafkamq_message", False)
+
+
+def _is_plainly_a_body(annotation: Any) -> bool:
+    kinds = get_args(annotation) if is_union(annotation) else (annotation,)
+    return any(
+        dataclasses.is_dataclass(kind) or hasattr(kind, "model_validate_json") for kind in kinds
+    )
+
+
+def _element(annotation: Any, where: str) -> Any:
+    """What a list of a batch handler has in it; None: messages."""
+    if annotation is None or annotation in (list, Sequence):
+        return None
+    if get_origin(annotation) not in (list, Sequence):
+        raise ConfigError(f"{where} is annotated {annotation!r}: with batch_size it is a list")
+    (kind,) = get_args(annotation)
+    return kind
+
+
+def wants_body(function: Callable[..., Any], *, of_lists: bool = False) -> bool:
+    """Whether a handler of records is annotated so that it plainly wants a record's value."""
+    try:
+        hints = _hints(function)
+        parameters = inspect.signature(function).parameters.values()
+        kinds = [hints.get(each.name) for each in parameters if each.default is each.empty]
+        if of_lists:
+            kinds = [_element(kind, "") for kind in kinds]
+    except (ConfigError, TypeError, ValueError):  # it takes a record, whatever it says
+        return False
+    return any(map(_is_body, kinds))
+
+
+def _is_body(annotation: Any) -> bool:
+    if is_union(annotation):
+        return any(map(_is_body, get_args(annotation)))
+    if _is_message(annotation):
+        return False
+    origin = get_origin(annotation) or annotation
+    is_json = origin in _JSON_TYPES or typing.is_typeddict(annotation)
+    return annotation in (bytes, str) or is_json or _is_plainly_a_body(annotation)
+
+
+def _is_json(annotation: Any) -> bool:
+    """What ``convert`` makes of JSON, models aside."""
+    is_plain = (get_origin(annotation) or annotation) in _JSON_TYPES or is_union(annotation)
+    return is_plain or dataclasses.is_dataclass(annotation) or typing.is_typeddict(annotation)
+
+
+def _itself(message: Any) -> Any:
+    return message
+
+
+def _parser(
+    annotation: Any, where: str, deserializer: Deserializer | None = None
+) -> Callable[[MessageLike], Any]:
+    if deserializer is not None:
+        return _deserialized(deserializer, annotation, where)
+    kinds = get_args(annotation) if is_union(annotation) else ()
+    if type(None) in kinds and annotation not in (Any, bytes | None):
+        rest = [kind for kind in kinds if kind is not type(None)]
+        if len(rest) == 1:
+            return _or_none(_parser(rest[0], where))
+    if annotation in (bytes, Any, bytes | None):
+        if annotation is bytes:
+            return _payload
+        return lambda message: message.payload
+    if annotation is str:
+        return _text
+    validate = getattr(annotation, "model_validate_json", None)
+    if validate is not None:  # a pydantic model
+        return _validated(validate)
+    if _is_json(annotation):
+        check_type(annotation, where)
+        return lambda message: convert(_json(message), annotation, "the body")
+    raise ConfigError(
+        f"{where} is annotated {annotation!r}: a body is bytes, str, JSON (dict, list, ...), a "
+        "dataclass or a pydantic model"
+    )
+
+
+def _deserialized(
+    deserializer: Deserializer, annotation: Any, where: str
+) -> Callable[[MessageLike], Any]:
+    kinds = get_args(annotation) if is_union(annotation) else ()
+    takes_null = type(None) in kinds or annotation is Any
+    rest = [kind for kind in kinds if kind is not type(None)]
+    wanted = rest[0] if len(rest) == 1 else annotation
+    if _is_json(wanted):
+        check_type(wanted, where, frozenset({bytes}))
+
+    def parse(message: MessageLike) -> Any:
+        if message.payload is None and takes_null:
+            return None
+        try:
+            body = deserializer.deserialize(_payload(message), message.raw_headers)
+        except SchemaRegistryError as error:
+            raise BodyUnavailableError(str(error), delay_s=error.delay_s) from error
+        return convert(body, wanted, "the body")
+
+    return parse
+
+
+def _or_none(parse: Callable[[MessageLike], Any]) -> Callable[[MessageLike], Any]:
+    """None for a null payload and, where the body is JSON, for its null."""
+    is_text = parse is _text
+
+    def parsed(message: MessageLike) -> Any:
+        payload = message.payload
+        if payload is None or (not is_text and payload.strip() == b"null"):
+            return None
+        return parse(message)
+
+    return parsed
+
+
+def _payload(message: MessageLike) -> bytes:
+    payload = message.payload
+    if payload is None:
+        raise BodyError("the payload is null")
+    return payload
+
+
+def _text(message: MessageLike) -> str:
+    try:
+        return _payload(message).decode()
+    except UnicodeDecodeError as error:
+        raise BodyError(f"the payload is no UTF-8 at byte {error.start}") from None
+
+
+def _json(message: MessageLike) -> Any:
+    try:
+        return json.loads(_payload(message))
+    except UnicodeDecodeError as error:
+        raise BodyError(f"the payload is no UTF-8 at byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        raise BodyError(f"the payload is no JSON: {error.msg} at {error.pos}") from None
+    except RecursionError:
+        raise BodyError("the payload is nested too deeply") from None
+    except ValueError:  # Python reads no number of thousands of digits
+        raise BodyError("the payload has a number that is too long") from None
+
+
+def _validated(validate: Callable[[bytes], Any]) -> Callable[[MessageLike], Any]:
+    def parse(message: MessageLike) -> Any:
+        try:
+            return validate(_payload(message))
+        except BodyError:
+            raise
+        except ValueError as error:  # pydantic's ValidationError is one
+            raise BodyError(without_input(error)) from None
+
+    return parse

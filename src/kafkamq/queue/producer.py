@@ -1,24 +1,54 @@
-"""Sends messages to one queue, now or later."""
+"""Sends messages to one queue, now or later.
+
+``Producer`` makes records of messages, ``Delivery`` says what becomes of each, and ``Sender`` is
+the client that all producers to one topic share.
+"""
 
 from __future__ import annotations
 
+import atexit
+import logging
 import random
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from typing import TypeAlias
 
 from kafkamq.config import QueueConfig, milliseconds, utf8, wait_seconds
-from kafkamq.errors import ConfigError
-from kafkamq.queue.delivery import Delivery, Destination
-from kafkamq.queue.ids import uuid7
+from kafkamq.errors import ConfigError, DeadlineExceededError, KafkaMQError
+from kafkamq.metrics import catalog
+from kafkamq.queue.names import uuid7
+from kafkamq.queue.namespace import Namespace
 from kafkamq.queue.rules.capabilities import Feature, require
-from kafkamq.queue.sender import Sender
-from kafkamq.queue.wire.headers import ID, message_headers
-from kafkamq.queue.wire.outgoing import OWN_HEADER_BYTES, checked_headers, checked_id, payload_bytes
-from kafkamq.queue.wire.partitions import key_partition
-from kafkamq.transport.producer import NewRecord
-from kafkamq.types import Headers, OutgoingMessage, ScheduleToken
+from kafkamq.queue.wire.headers import (
+    ID,
+    OWN_HEADER_BYTES,
+    checked_headers,
+    checked_id,
+    message_headers,
+    payload_bytes,
+)
+from kafkamq.queue.wire.keys import key_partition
+from kafkamq.transport.errors import KafkaError, broker_error
+from kafkamq.transport.producer import NewRecord, ThreadedProducer
+from kafkamq.transport.record import Record
+from kafkamq.transport.settings import producer_settings
+from kafkamq.types import Headers, OutgoingMessage, ScheduleToken, SentMessage
 
+MAX_QUEUED = 100_000  # librdkafka's queue.buffering.max.messages; reached: send waits
+MAX_EXIT_S = 10.0  # how long the interpreter's end waits for what was not flushed
+SEND_TIMEOUT_S = 30.0  # how long a send waits while the queue is full
+_FOLD = 1000  # notes of a queue after which they are counted
+Notes: TypeAlias = "deque[tuple[int, float]]"  # of sends: partition and latency in seconds
 _TOGETHER = 500  # messages that ``send_many`` gives to the client at once
+Place = tuple[int, int, int]
+"""Where a message stands: partition and offset; and the broker's time in milliseconds."""
+
+_SLICE_S = 0.25  # how often a waiting caller looks for wrong credentials
+_log = logging.getLogger(__name__)
+_lock = threading.Lock()  # of all deliveries: only taken where somebody waits
 
 
 class Producer:
@@ -223,3 +253,221 @@ class Producer:
 
     def _require(self, feature: Feature, asked: str) -> None:
         require(self._queue.backend, feature, f"queue {self.queue_id!r}: {asked}")
+
+
+class Destination:
+    """It says where messages of a queue go, and has notes of those that are there.
+
+    Delayed ones are SCHEDULEs (``is_delayed``); cancellations are not counted (``is_counted``).
+    """
+
+    __slots__ = ("is_delayed", "notes", "queue_id", "sender", "topic")
+
+    def __init__(
+        self,
+        sender: Sender,
+        queue_id: str,
+        topic: str,
+        *,
+        is_delayed: bool = False,
+        is_counted: bool = True,
+    ) -> None:
+        self.sender = sender
+        self.queue_id = queue_id
+        self.topic = topic
+        self.is_delayed = is_delayed
+        self.notes: Notes = deque(maxlen=0)
+        if is_counted:
+            self.notes = sender.recorder.notes_of(queue_id, is_delayed=is_delayed)
+
+    def doing(self) -> str:
+        """Say for people what is done there."""
+        return f"sending to {self.topic}"
+
+
+class Delivery:
+    """The outcome of one send, like a future; thread-safe.
+
+    Kafka confirms or fails every send within ``message.timeout.ms`` (30 s).
+    """
+
+    __slots__ = ("_callbacks", "_destination", "_id", "_outcome")
+
+    def __init__(self, destination: Destination, id: str) -> None:
+        self._destination = destination
+        self._id = id
+        self._outcome: Place | KafkaError | None = None
+        self._callbacks: list[Callable[[Delivery], None]] | None = None
+
+    def done(self) -> bool:
+        """Whether Kafka has confirmed or failed it."""
+        return self._outcome is not None
+
+    def result(self, timeout: float | timedelta | None = None) -> SentMessage:
+        """Where the message stands; waits for it.
+
+        Args:
+            timeout: Seconds; None: until Kafka has decided.
+
+        Raises:
+            ConfigError: ``timeout`` is no time.
+            BrokerError: It failed.
+            DeadlineExceededError: Not known in time; the send goes on, ask again.
+        """
+        if not self.done():
+            self._wait(None if timeout is None else wait_seconds(timeout, may_be_endless=True))
+        outcome = self._outcome
+        if not isinstance(outcome, tuple):
+            assert outcome is not None
+            raise broker_error(outcome, self._destination.doing()) from None
+        queue_id, topic, token = self._destination.queue_id, self._destination.topic, None
+        partition, offset, timestamp_ms = outcome
+        if self._destination.is_delayed:
+            token = ScheduleToken(queue_id, partition, offset)
+        return SentMessage(queue_id, self._id, topic, partition, offset, timestamp_ms, token)
+
+    def add_done_callback(self, function: Callable[[Delivery], None]) -> None:
+        """Call ``function(delivery)`` when it is done, at once if it is done already.
+
+        It is called by the thread that serves delivery reports: keep it short.
+        """
+        with _lock:
+            self._callbacks = [*(self._callbacks or ()), function]
+        if self.done():  # perhaps since: whoever takes the callbacks calls them
+            self._call_back()
+
+    def _wait(self, timeout: float | None) -> None:
+        is_done = threading.Event()
+
+        def told(_: Delivery) -> None:
+            is_done.set()
+
+        self.add_done_callback(told)
+        deadline_s = None if timeout is None else time.monotonic() + timeout
+        doing = self._destination.doing()
+        try:
+            while True:
+                left_s = _SLICE_S if deadline_s is None else deadline_s - time.monotonic()
+                if is_done.wait(max(0.0, min(left_s, _SLICE_S))) or self.done():
+                    return
+                self._destination.sender.check(doing)
+                if left_s <= 0:
+                    raise self._late(doing, timeout or 0.0)
+        finally:
+            with _lock:
+                left = [each for each in self._callbacks or () if each is not told]
+                self._callbacks = left or None
+
+    def _late(self, doing: str, timeout: float) -> DeadlineExceededError:
+        return self._destination.sender.watch.deadline(doing, timeout)
+
+    def _report(self, error: KafkaError | None, record: Record) -> None:
+        destination = self._destination
+        try:
+            if error is None:
+                partition = record.partition() or 0
+                self._outcome = partition, record.offset() or 0, record.timestamp()[1]
+                destination.notes.append((partition, record.latency() or 0.0))
+            else:
+                # First: after a fatal error of the client the next line may fail.
+                self._outcome = error
+                self._outcome = destination.sender.failed(error)
+                destination.sender.recorder.failed(destination.queue_id)
+            if self._callbacks is not None:
+                self._call_back()
+        finally:
+            destination.sender.reported += 1
+
+    def _call_back(self) -> None:
+        with _lock:
+            callbacks, self._callbacks = self._callbacks, None
+        for function in callbacks or ():
+            try:
+                function(self)
+            except Exception:  # noqa: BLE001, PERF203 - the user's code must not stop reports
+                _log.exception("a done callback of a delivery failed")
+
+
+class Sender(ThreadedProducer):
+    """All producers of a service share it; thread-safe."""
+
+    def __init__(self, namespace: Namespace, **more: object) -> None:
+        config = namespace.config
+        settings = producer_settings(config, queue_buffering_max_messages=MAX_QUEUED, **more)
+        self.namespace = namespace
+        self.recorder = SendRecorder()
+        super().__init__(
+            config,
+            settings,
+            name="kafkamq-sender",
+            owner="Service",
+            verb="sending",
+            max_block_s=SEND_TIMEOUT_S,
+            on_turn=self._look_after,
+        )
+        atexit.register(self._flush_at_exit)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self) >= MAX_QUEUED - 1000
+
+    def close(self, timeout_s: float = 0.0) -> None:
+        try:
+            super().close(timeout_s)
+        finally:
+            atexit.unregister(self._flush_at_exit)
+            self.recorder.close()
+            self.namespace.close()
+
+    def _look_after(self) -> None:
+        self.namespace.refresh_if_old()
+        self.recorder.fold()
+
+    def _flush_at_exit(self) -> None:
+        if self._is_closed or self._fork.is_forked:
+            return
+        try:
+            self.flush(MAX_EXIT_S)
+        except KafkaMQError as error:
+            _log.error("the process ends with unconfirmed sends", extra={"error": str(error)})
+
+
+class SendRecorder:
+    """Counts for the producers of one service; thread-safe.
+
+    A delivery report only notes two values; they are counted by the thousand, and when asked.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._notes: dict[tuple[str, bool], Notes] = {}
+        self._forget = catalog.SENT.watch(self._fold_now)
+
+    def notes_of(self, queue_id: str, *, is_delayed: bool) -> Notes:
+        """Make, or find, what delivery reports of a queue note their sends in."""
+        with self._lock:
+            return self._notes.setdefault((queue_id, is_delayed), deque())
+
+    def failed(self, queue_id: str) -> None:
+        catalog.SEND_FAILED.add(1, queue_id)
+
+    def close(self) -> None:
+        self._fold_now()
+        self._forget()
+
+    def _fold_now(self) -> dict[tuple[str, ...], float]:
+        self.fold(least=1)
+        return {}
+
+    def fold(self, *, least: int = _FOLD) -> None:
+        """Count what is noted, of queues with at least so many notes."""
+        with self._lock:
+            for (queue_id, is_delayed), notes in self._notes.items():
+                if len(notes) < least:
+                    continue
+                noted = [notes.popleft() for _ in range(len(notes))]
+                partitions, seconds = zip(*noted, strict=True)
+                for partition, count in Counter(partitions).items():
+                    # A delayed message is in no partition of the queue yet.
+                    catalog.SENT.add(count, queue_id, "" if is_delayed else partition)
+                catalog.SEND_SECONDS.observe_each(seconds, queue_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
@@ -12,8 +13,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
+from enum import Enum
 from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from kafkamq.config import QueueConfig, utf8, wait_seconds
 from kafkamq.errors import (
@@ -25,19 +27,17 @@ from kafkamq.errors import (
 )
 from kafkamq.metrics import catalog
 from kafkamq.metrics.families import Counter, Labels
-from kafkamq.queue.consumer import Consumer
+from kafkamq.queue.consumer import Consumer, LostLeases
 from kafkamq.queue.dead_letter_writer import DeadLetterOutbox
-from kafkamq.queue.lost_leases import LostLeases
-from kafkamq.queue.message import Message
+from kafkamq.queue.message import Acknowledger, Message
 from kafkamq.queue.rules.capabilities import Feature, require
 from kafkamq.queue.rules.retry import Done, GiveUp, Retry, backoff_delay_ms, judge
-from kafkamq.queue.topic_message import MessageState, TopicMessage
 from kafkamq.transport.clients import ForkCheck
 from kafkamq.transport.clock import monotonic_ms, public_s
+from kafkamq.transport.record import RecordLike, headers_of
 from kafkamq.types import DeadLetterReason, Nack, Outcome, Reject
 
-M = TypeVar("M", bound=TopicMessage[Any])
-
+P = TypeVar("P")
 MAX_UNWRITTEN = 10_000  # dead letters, with payloads; beyond it nothing is handed out
 _SLICE_S = 0.25
 _log = logging.getLogger(__name__)
@@ -51,6 +51,56 @@ _COUNTERS: dict[object, Counter] = {
     Outcome.RELEASE: catalog.RELEASED,
     "lost": catalog.LEASES_LOST,
 }
+
+
+class TopicAcknowledger(Acknowledger, Protocol):
+    """The consumer of such messages."""
+
+    def moment_s(self, clock_ms: float) -> float:
+        """A moment of its clock in seconds of ``time.monotonic()``."""
+
+
+class MessageState(Enum):
+    """Whose a delivery is."""
+
+    HELD = "held"
+    ACKNOWLEDGED = "settled"  # it has its verdict
+    LOST = "lost"  # its lease or partition went before
+
+
+class TopicMessage(Message, Generic[P]):
+    """One delivery; see ``Message``.
+
+    Attributes:
+        state: Guarded by its consumer.
+        place: What its backend finds it by.
+    """
+
+    __slots__ = ("_deadline_ms", "place", "state")
+
+    _acknowledger: TopicAcknowledger
+
+    def __init__(
+        self,
+        consumer: TopicAcknowledger,
+        record: RecordLike,
+        *,
+        delivery_count: int = 1,
+        deadline_ms: float = math.inf,
+        place: P,
+    ) -> None:
+        """Made by its consumer; ``deadline_ms`` is of its clock."""
+        super().__init__(consumer, record, headers_of(record), delivery_count)
+        self._deadline_ms = deadline_ms
+        self.place = place
+        self.state = MessageState.HELD
+
+    @property
+    def deadline(self) -> float:
+        return self._acknowledger.moment_s(self._deadline_ms)
+
+
+M = TypeVar("M", bound=TopicMessage[Any])
 
 
 class TopicConsumer(Consumer, Generic[M]):

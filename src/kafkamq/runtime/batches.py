@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from kafkamq.errors import ConfigError
-from kafkamq.queue.arguments import Binder, BodyError
-from kafkamq.queue.schemas.deserializer import BodyUnavailableError
+from kafkamq.queue.handler import Binder, BodyError
+from kafkamq.queue.schemas.registry import BodyUnavailableError
 from kafkamq.runtime.verdicts import is_verdict
 from kafkamq.runtime.work_queue import Slot
 

@@ -11,8 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import Any
 
 from kafkamq.errors import ConfigError, KafkaMQError, LeaseLostError, StateError
-from kafkamq.queue.arguments import BodyError
-from kafkamq.queue.handler import HandlerSpec
+from kafkamq.queue.handler import BodyError, HandlerSpec
 from kafkamq.queue.message import Message
 from kafkamq.queue.rules.capabilities import Feature, has
 from kafkamq.queue.rules.retry import Retry, backoff_delay_ms, backoff_on, judge

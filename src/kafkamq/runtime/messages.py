@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from kafkamq.queue.arguments import Binder
-from kafkamq.queue.handler import HandlerSpec
+from kafkamq.queue.handler import Binder, HandlerSpec
 from kafkamq.queue.message import Message
-from kafkamq.queue.schemas.deserializer import BodyUnavailableError, Deserializer
+from kafkamq.queue.schemas.registry import BodyUnavailableError, Deserializer
 from kafkamq.runtime.batches import bound, outcomes_of
 from kafkamq.runtime.calls import STOPPED, Calls
 from kafkamq.runtime.child import remote_call

@@ -25,7 +25,7 @@ from typing import cast
 
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import DeadlineExceededError
-from kafkamq.queue.backend import ConsumerPlan
+from kafkamq.queue.backend import ConsumerPlan, TopicBackend
 from kafkamq.queue.dead_letter_writer import (
     RequeueWriter,
     Verdict,
@@ -34,9 +34,7 @@ from kafkamq.queue.dead_letter_writer import (
 )
 from kafkamq.queue.message import Message
 from kafkamq.queue.names import group_of_workers
-from kafkamq.queue.topic_backend import TopicBackend
-from kafkamq.queue.topic_consumer import TopicConsumer
-from kafkamq.queue.topic_message import MessageState
+from kafkamq.queue.topic_consumer import MessageState, TopicConsumer
 from kafkamq.share.member import Member, ShareMessage, first_members, max_members, members_to_add
 from kafkamq.share.settings import (
     ShareLimits,

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from kafkamq.queue.topic_message import TopicMessage
+from kafkamq.queue.topic_consumer import TopicMessage
 from kafkamq.transport.clients import open_share_consumer
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import (

@@ -19,15 +19,13 @@ from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.markers.rules.delivery import Copy, DueCause, Settle, decide
 from kafkamq.markers.rules.handout import expires_at_ms, nack_delay_ms
-from kafkamq.queue.backend import ConsumerPlan, StoredMessage
-from kafkamq.queue.connections import Connections, Settler
+from kafkamq.queue.backend import Connections, ConsumerPlan, Settler, StoredMessage
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.dead_letter_writer import DeadLetterOutbox, TopicOutbox
 from kafkamq.queue.message import Message, only_ack
 from kafkamq.queue.producer import Producer
 from kafkamq.queue.rules.capabilities import Feature, require
-from kafkamq.queue.topic_consumer import TopicConsumer
-from kafkamq.queue.topic_message import MessageState, TopicMessage
+from kafkamq.queue.topic_consumer import MessageState, TopicConsumer, TopicMessage
 from kafkamq.queue.wire.headers import copy_headers, read_message_headers
 from kafkamq.queue.wire.keys import join_key
 from kafkamq.share.settings import ShareLimits, share_lock_ms

@@ -10,11 +10,9 @@ from typing import Any, cast
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.markers.producer import MAX_DELAY_MS
-from kafkamq.queue.delivery import Delivery, Destination
 from kafkamq.queue.namespace import NamespaceFacts
-from kafkamq.queue.producer import Producer
+from kafkamq.queue.producer import Delivery, Destination, Producer, Sender, SendRecorder
 from kafkamq.queue.rules.capabilities import Feature
-from kafkamq.queue.sender import Sender, SendRecorder
 from kafkamq.testing.memory_queue import MemoryQueue
 from kafkamq.transport.producer import NewRecord, Report
 from kafkamq.types import Backend, Headers, ScheduleToken

@@ -19,8 +19,7 @@ import time
 
 from kafkamq.config import QueueConfig
 from kafkamq.errors import ConfigError
-from kafkamq.queue.queue import Queue
-from kafkamq.queue.service import Service
+from kafkamq.queue.service import Queue, Service
 from kafkamq.testing.memory_backend import MemoryBackend
 from kafkamq.testing.memory_queue import Clock, MemoryDeadLetter
 

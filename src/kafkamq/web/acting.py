@@ -20,7 +20,7 @@ from litestar.params import FromPath, JSONBody, RawBody
 from litestar.response import Redirect
 
 from kafkamq.errors import ConfigError, DeadlineExceededError, KafkaMQError, StateError
-from kafkamq.queue.ids import uuid7
+from kafkamq.queue.names import uuid7
 from kafkamq.queue.service import Service
 from kafkamq.transport.admin import Admin
 from kafkamq.types import ScheduleToken

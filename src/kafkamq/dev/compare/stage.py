@@ -17,8 +17,7 @@ from kafkamq.dev.compare.plan import Contender, Item, Work, encode, ordering_of
 from kafkamq.dev.compare.worker import QUEUE
 from kafkamq.errors import DeadlineExceededError, KafkaMQError
 from kafkamq.queue.names import group_of
-from kafkamq.queue.queue import Queue
-from kafkamq.queue.service import Service
+from kafkamq.queue.service import Queue, Service
 
 WORKER = "kafkamq.dev.compare.worker"
 TRACKER = "kafkamq.dev.compare.tracker"

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.demo.plan import Planned
-from kafkamq.queue.delivery import Delivery
-from kafkamq.queue.producer import Producer
+from kafkamq.queue.producer import Delivery, Producer
 from kafkamq.queue.service import Service
 
 BATCHES_PER_S = 10

@@ -23,8 +23,7 @@ from kafkamq.dev.demo.plan import KIND_HEADER, Kind, kind_of
 from kafkamq.errors import LeaseLostError
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.message import Message
-from kafkamq.queue.queue import Queue
-from kafkamq.queue.service import Service
+from kafkamq.queue.service import Queue, Service
 
 _log = logging.getLogger(__name__)
 BATCH = 50

@@ -20,8 +20,8 @@ from kafkamq.errors import DeadlineExceededError, KafkaMQError, WireError
 from kafkamq.markers.rules.delivery import Carry, DueCause, Settle, cut, size_of
 from kafkamq.markers.wire.interop import completed_start, is_foreign_start
 from kafkamq.markers.wire.markers import decode_marker
+from kafkamq.queue.wire.headers import log_id_of, read_stamped_headers, stamp_of
 from kafkamq.queue.wire.keys import join_key, split_key
-from kafkamq.queue.wire.stamps import log_id_of, read_stamped_headers, stamp_of
 from kafkamq.transport.admin import Admin, TopicInfo
 from kafkamq.transport.log_reader import Patience, RecordReader
 from kafkamq.transport.record import Record, all_headers, headers_of

@@ -41,10 +41,10 @@ from kafkamq.queue.wire.headers import (
     copy_headers,
     cut_text,
     dead_letter_headers,
+    stamped_copy_headers,
+    unstamped,
 )
-from kafkamq.queue.wire.keys import split_key
-from kafkamq.queue.wire.partitions import key_partition, marker_key
-from kafkamq.queue.wire.stamps import stamped_copy_headers, unstamped
+from kafkamq.queue.wire.keys import key_partition, marker_key, split_key
 from kafkamq.transport.admin import TopicInfo
 from kafkamq.transport.settings import size_limit
 from kafkamq.transport.transactions import NewRecord

@@ -18,8 +18,7 @@ from kafkamq.errors import WireError
 from kafkamq.markers.rules.batching import MAX_BATCHES, MAX_NAMED, Item, gather
 from kafkamq.markers.wire import markers_pb2 as pb
 from kafkamq.queue.wire.headers import cut_text
-from kafkamq.queue.wire.keys import split_key
-from kafkamq.queue.wire.partitions import CHUNK_OFFSETS
+from kafkamq.queue.wire.keys import CHUNK_OFFSETS, split_key
 from kafkamq.types import Headers, MessageBatch, MessageId, Outcome
 
 MAX_MARKER_BYTES = 17 * 1024 * 1024

@@ -45,7 +45,7 @@ from kafkamq.markers.wire.marker_writer import (
     identity_encoder,
     topic_name,
 )
-from kafkamq.queue.wire.partitions import CHUNK_OFFSETS
+from kafkamq.queue.wire.keys import CHUNK_OFFSETS
 from kafkamq.types import Headers, Marker, MarkerType, MessageBatch, MessageId, Outcome
 
 __all__ = [

@@ -3,7 +3,8 @@
 The clock of a marker partition is the sum of the positive differences between the broker
 timestamps of consecutive records. A broker whose clock steps back costs nothing; one that steps
 forward hurts only what is open at that moment; two trackers that started at different offsets
-agree on every difference, though not on the absolute value.
+agree on every difference, though not on the absolute value. Beside it, what time it is for the
+brokers (``BrokerClock``), by which the ages of messages are judged (R28).
 """
 
 from __future__ import annotations
@@ -51,3 +52,21 @@ class LogClock:
         """What this clock shows at a broker's time, in s; never before the last record."""
         broker_ms = round(broker_s * 1000)
         return broker_ms if self.last_ms < 0 else self.now_ms + max(0, broker_ms - self.last_ms)
+
+
+class BrokerClock:
+    """What time it is for the brokers, never too early; unknown before the first report."""
+
+    def __init__(self) -> None:
+        self._ahead_ms: int | None = None  # of the monotonic clock
+
+    def reported(self, log_ms: int, written_ms: int) -> None:
+        """A record that was written at a monotonic time, or later, has this broker time."""
+        if log_ms >= 0:
+            self._ahead_ms = log_ms - written_ms
+
+    def now_ms(self, wall_ms: int, monotonic_ms: int) -> int | None:
+        """The later of the wall clock and the last report with the time since; None: unknown."""
+        if self._ahead_ms is None:
+            return None
+        return max(wall_ms, self._ahead_ms + monotonic_ms)

@@ -6,7 +6,7 @@ Without the extra ``schemas`` this module cannot be imported.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka.schema_registry import SchemaRegistryClient
@@ -18,8 +18,8 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from kafkamq.errors import ConfigError, SchemaRegistryError
 from kafkamq.queue.json_values import BodyError
-from kafkamq.queue.schemas.deserializer import Headers
 from kafkamq.queue.wire.headers import clean
+from kafkamq.types import Header
 
 _NOT_FOUND = range(40400, 40500)  # the registry's own codes; another 404 is no registry's
 _REFUSED = (409, 422)  # an incompatible schema, an invalid one
@@ -67,7 +67,7 @@ def _translated(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def make_reader(
     kind: str, client: SchemaRegistryClient, schema: Any
-) -> Callable[[bytes, Headers], Any]:
+) -> Callable[[bytes, Sequence[Header]], Any]:
     """Reads framed payloads; those of Protobuf without asking."""
     conf = {"subject.name.strategy": _no_subject}
     read: Any
@@ -79,7 +79,7 @@ def make_reader(
     else:
         read = ProtobufDeserializer(schema, conf)  # the class says all
 
-    def parse(payload: bytes, headers: Headers) -> Any:
+    def parse(payload: bytes, headers: Sequence[Header]) -> Any:
         try:
             return read(payload, SerializationContext("", MessageField.VALUE, list(headers)))
         except (SchemaRegistryError, BodyError):

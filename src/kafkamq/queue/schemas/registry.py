@@ -1,27 +1,85 @@
-"""``SchemaRegistry``: bodies in Avro, JSON Schema or Protobuf, framed as Confluent's serdes do.
+"""What makes a handler's body of a payload in the place of its annotation: functions, and schemas.
 
+A ``SchemaRegistry`` has bodies in Avro, JSON Schema or Protobuf, framed as Confluent's serdes do.
 A framed payload begins with a byte 0 and its schema's id (4 bytes, big-endian), or with 1 and the
 schema's GUID (16 bytes); or the header ``__value_schema_id`` has one of these.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import random
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
-from kafkamq.config import milliseconds
-from kafkamq.errors import ConfigError
+from kafkamq.config import Backoff, milliseconds
+from kafkamq.errors import ConfigError, SchemaRegistryError
 from kafkamq.queue.json_values import BodyError
-from kafkamq.queue.schemas.deserializer import Headers
-from kafkamq.queue.schemas.outage import Outage
+from kafkamq.queue.rules.retry import backoff_delay_ms
 
 _HEADER = "__value_schema_id"
 _FRAMES = {0: 5, 1: 17}  # bytes in front of the body
 _MAX_KNOWN = 10_000
+
+
+Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
+
+
+@runtime_checkable
+class Deserializer(Protocol):
+    """Reads payloads; thread-safe, and with ``processes=`` it can be pickled."""
+
+    def deserialize(self, payload: bytes, headers: Headers = ()) -> Any:
+        """The body.
+
+        Raises:
+            BodyError: The payload is not what it should be: its message is rejected.
+            SchemaRegistryError: What is needed to read it is not there now: its message waits.
+        """
+
+    def is_ready(self, payload: bytes, headers: Headers = ()) -> bool:
+        """Whether ``deserialize`` asks nobody, and so never waits."""
+
+
+class BodyUnavailableError(SchemaRegistryError):
+    """A body could not be read for want of the registry: no attempt of the message's."""
+
+
+class _Function:
+    """A function of the payload as a deserializer."""
+
+    def __init__(self, function: Callable[[bytes], Any]) -> None:
+        self._function = function
+
+    def deserialize(self, payload: bytes, headers: Headers = ()) -> Any:
+        del headers
+        try:
+            return self._function(payload)
+        except (BodyError, SchemaRegistryError):
+            raise
+        except Exception as error:  # noqa: BLE001 - of the user's own function
+            raise BodyError(f"the deserializer refused it: {type(error).__name__}") from None
+
+    def is_ready(self, payload: bytes, headers: Headers = ()) -> bool:
+        del payload, headers
+        return True
+
+
+def deserializer_of(given: object) -> Deserializer | None:
+    """What a user gave as ``deserializer``: one, a function of the payload, or None."""
+    if given is None or isinstance(given, Deserializer):
+        return given
+    if not callable(given):
+        raise ConfigError(
+            f"deserializer is a {type(given).__name__}: give a schema of a SchemaRegistry, or a"
+            " function of the payload"
+        )
+    return _Function(given)
 
 
 class SchemaRegistry:
@@ -277,3 +335,59 @@ def _confluent() -> ModuleType:
             f"a schema registry needs kafkamq[schemas]: pip install 'kafkamq[schemas]' ({error})"
         ) from error
     return confluent
+
+
+_BACKOFF = Backoff(first=0.5, max=15.0, jitter=0.2)
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Outage:
+    """Asks a registry; after a failure only when its back-off is over. Thread-safe.
+
+    Those who come meanwhile are told at once, so nobody waits for the same time-out twice.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._failures = 0  # in a row
+        self._until_s = 0.0
+        self._error_text = ""
+
+    def ask(self, question: Callable[[], T]) -> T:
+        """What ``question`` returns; any error but a ``SchemaRegistryError`` is an answer too."""
+        with self._lock:
+            left_s = self._until_s - time.monotonic()
+            error_text = self._error_text
+        if left_s > 0:
+            raise SchemaRegistryError(error_text, delay_s=left_s)
+        try:
+            answer = question()
+        except SchemaRegistryError as error:
+            error.delay_s = self._failed(str(error))
+            raise
+        except Exception:
+            self._answered()
+            raise
+        self._answered()
+        return answer
+
+    def _answered(self) -> None:
+        with self._lock:
+            was_away, self._failures = self._failures > 0, 0
+        if was_away:
+            _log.info("the schema registry answers again", extra={"registry": self._name})
+
+    def _failed(self, error_text: str) -> float:
+        with self._lock:
+            self._failures += 1
+            is_first = self._failures == 1
+            delay_s = backoff_delay_ms(_BACKOFF, self._failures, random.random()) / 1000
+            self._until_s, self._error_text = time.monotonic() + delay_s, error_text
+        if is_first:
+            _log.warning(
+                "a schema registry does not answer: messages wait for it",
+                extra={"registry": self._name, "error": error_text},
+            )
+        return delay_s

@@ -1,17 +1,25 @@
 """Headers of messages, copies and dead letters.
 
-Readers are strict and total: a header of ours that a foreign sender filled with something else
+Readers are strict and total: a header of ours that another sender filled with something else
 counts as absent, it never stops anybody. The user's headers keep their order, their duplicates and
-their null values through every copy.
+their null values through every copy. What a sender gives is checked here before anything of it
+reaches Kafka's C client: that ends the process over a name that UTF-8 does not have.
+
+In a topic that anybody writes to (R37, R38), a record of ours has the header
+``kafkamq-written-for``: the stamp of a queue, namespace and topic. What stands before it is the
+sender's, whatever it is called; what stands behind it is ours. Without the stamp of this very queue
+and topic all headers are the sender's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from kafkamq.errors import WireError
-from kafkamq.types import DeadLetterReason, Headers
+from kafkamq.config import utf8
+from kafkamq.errors import ConfigError, WireError
+from kafkamq.types import DeadLetterReason, Header, Headers
 
 ID = "kafkamq-id"
 DELIVERY_COUNT = "kafkamq-delivery-count"
@@ -227,3 +235,141 @@ def reason_of(error: BaseException) -> str:
         return clean(f"{type(error).__name__}: {error}")
     except Exception:  # noqa: BLE001 - of the user's own __str__: the verdict matters more
         return type(error).__name__
+
+
+MAX_ID_BYTES = 1024
+_HEADER_OVERHEAD_BYTES = 8  # lengths of a name and a value
+_UUID_BYTES = 36
+_INT64_DIGITS = 19
+OWN_HEADER_BYTES = len(ID) + _UUID_BYTES + len(TTL_MS) + _INT64_DIGITS + 2 * _HEADER_OVERHEAD_BYTES
+"""What ``kafkamq-id`` and ``kafkamq-ttl-ms`` add to a record at most, the id being a UUID."""
+
+
+def checked_id(id: str) -> bytes:
+    """The id as it travels."""
+    encoded = utf8(id, name="id")
+    if not 0 < len(encoded) <= MAX_ID_BYTES:
+        raise ConfigError(f"id is {id!r:.80}: it must be a text of 1-{MAX_ID_BYTES} bytes of UTF-8")
+    return encoded
+
+
+def checked_headers(headers: Mapping[str, bytes] | None) -> tuple[Headers, int]:
+    """The sender's headers in their order, and the bytes that they add to a record.
+
+    Raises:
+        ConfigError: No mapping; a name that is no text, holds a NUL or belongs to the protocol; a
+            value that is not bytes. Names the header.
+    """
+    if headers is None:
+        return (), 0
+    if not isinstance(headers, Mapping):
+        raise ConfigError(
+            f"headers is a {type(headers).__name__}: it must be a mapping of names to bytes"
+        )
+    size = 0
+    for name, value in headers.items():
+        encoded = utf8(name, name="the name of a header")
+        if b"\0" in encoded:
+            raise ConfigError(f"headers has {name!r}: a name must be free of NUL characters")
+        if name in RESERVED:
+            raise ConfigError(f"headers has {name!r}: names of the protocol cannot be sent")
+        size += len(encoded) + payload_bytes(value, name=f"header {name!r}")
+        size += _HEADER_OVERHEAD_BYTES
+    return tuple(headers.items()), size
+
+
+def payload_bytes(payload: bytes | None, *, name: str = "payload") -> int:
+    """The size of a payload, or of a header's value."""
+    if payload is None:
+        return 0
+    if not isinstance(payload, bytes):
+        raise ConfigError(f"{name} is a {type(payload).__name__}: it must be bytes, or None")
+    return len(payload)
+
+
+WRITTEN_FOR = "kafkamq-written-for"
+"""Its value is a stamp."""
+
+THEIRS = "kafkamq-theirs-"
+"""Before a sender's header that is called like one of ours, in dead letters."""
+
+_LOG_ID_BYTES = 16
+_OURS = RESERVED | {WRITTEN_FOR}
+
+
+def stamp_of(topic_id: bytes, namespace: str, queue_id: str | bytes) -> bytes:
+    """What records have that were written for a queue, into this topic and no other one."""
+    queue = queue_id.encode() if isinstance(queue_id, str) else queue_id
+    return b"%b/%b/%b" % (topic_id.hex().encode(), namespace.encode(), queue)
+
+
+def log_id_of(topic_id: bytes, queue_id: str | bytes) -> bytes:
+    """By which markers name a topic that is a queue (R13): each of its queues has its own.
+
+    Two queues of one topic so never settle each other's messages. Empty: the topic's is not known.
+    """
+    if not topic_id:
+        return b""
+    queue = queue_id.encode() if isinstance(queue_id, str) else queue_id
+    return hashlib.sha256(topic_id + queue).digest()[:_LOG_ID_BYTES]
+
+
+def split_headers(headers: Sequence[Header], stamp: bytes) -> tuple[Headers, Headers]:
+    """The sender's headers, and ours; without this stamp all are the sender's."""
+    for at in range(len(headers) - 1, -1, -1):
+        if headers[at] == (WRITTEN_FOR, stamp):
+            return tuple(headers[:at]), tuple(headers[at + 1 :])
+    return tuple(headers), ()
+
+
+def read_stamped_headers(headers: Sequence[Header], stamp: bytes) -> MessageHeaders:
+    """As ``read_message_headers``, of a record in a topic that anybody writes to; total."""
+    theirs, ours = split_headers(headers, stamp)
+    read = read_message_headers(ours)
+    return MessageHeaders(read.id, read.delivery_count, read.ttl_ms, read.origin, theirs)
+
+
+def is_of_another_queue(headers: Sequence[Header], stamp: bytes) -> bool:
+    """Whether a tracker wrote this copy for another queue of the same topic."""
+    if not any(name == WRITTEN_FOR for name, _ in headers):
+        return False
+    topic = stamp[: stamp.index(b"/") + 1]
+    for name, value in reversed(headers):
+        if name == WRITTEN_FOR and value is not None and value.startswith(topic):
+            _, ours = split_headers(headers, value)
+            return value != stamp and any(of == ORIGIN for of, _ in ours)
+    return False
+
+
+def has_names_of_ours(headers: Sequence[Header]) -> bool:
+    """Whether a sender has called headers of its own like ours."""
+    return any(name in _OURS for name, _ in headers)
+
+
+def stamped(theirs: Sequence[Header], stamp: bytes, ours: Sequence[Header]) -> Headers:
+    """The headers of a record of ours."""
+    return (*theirs, (WRITTEN_FOR, stamp), *ours)
+
+
+def stamped_copy_headers(
+    headers: Sequence[Header], stamp: bytes, *, delivery_count: int, origin: Origin
+) -> Headers:
+    """As ``copy_headers``: those of the sender untouched, then the stamp and ours."""
+    theirs, ours = split_headers(headers, stamp)
+    copied = copy_headers(ours, delivery_count=delivery_count, origin=origin)
+    return stamped(theirs, stamp, copied)
+
+
+def unstamped(headers: Sequence[Header], stamp: bytes) -> Headers:
+    """For a dead letter, whose headers of our names are ours: the sender's are renamed."""
+    theirs, ours = split_headers(headers, stamp)
+    renamed = [
+        (THEIRS + name if name in _OURS or name.startswith(THEIRS) else name, value)
+        for name, value in theirs
+    ]
+    return (*renamed, *ours)
+
+
+def restored(headers: Sequence[Header]) -> Headers:
+    """A sender's headers as they were, of a dead letter that goes back into the topic."""
+    return tuple((name.removeprefix(THEIRS), value) for name, value in headers)

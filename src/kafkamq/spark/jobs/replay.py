@@ -23,8 +23,7 @@ from kafkamq.errors import ConfigError, StateError
 from kafkamq.markers.tracker.ledger import Ledger, LedgerKey
 from kafkamq.markers.wire.records import Position, decode_position, encode_position
 from kafkamq.queue.wire.headers import Origin, message_headers
-from kafkamq.queue.wire.keys import join_key
-from kafkamq.queue.wire.partitions import key_partition
+from kafkamq.queue.wire.keys import join_key, key_partition
 from kafkamq.spark.jobs.sql import sql_errors
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.errors import OutcomeUnknownError, TransactionAbortedError

@@ -15,7 +15,7 @@ from kafkamq.markers.rules.handout import nack_delay_ms
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.wire.markers import MAX_DURATION_MS, encode_known_end, encode_named
 from kafkamq.queue.wire.headers import cut_text
-from kafkamq.queue.wire.partitions import marker_key
+from kafkamq.queue.wire.keys import marker_key
 from kafkamq.spark.marker_log import MarkerLog
 from kafkamq.spark.queues.tokens import AckToken, decode_token
 from kafkamq.transport.record import LOG_APPEND_TIME

@@ -34,7 +34,7 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.markers.tracker.ledger import Ledger, LedgerKey
 from kafkamq.markers.wire.records import Position
-from kafkamq.queue.wire.partitions import key_partition
+from kafkamq.queue.wire.keys import key_partition
 from kafkamq.spark.checkpoint import CheckpointNote
 from kafkamq.spark.grouping import group_key
 from kafkamq.spark.marker_log import marker_log

@@ -40,8 +40,7 @@ from kafkamq.markers.wire.markers import (
 )
 from kafkamq.queue.namespace import NamespaceFacts
 from kafkamq.queue.wire.headers import read_message_headers
-from kafkamq.queue.wire.keys import join_key
-from kafkamq.queue.wire.partitions import CHUNK_OFFSETS, marker_key, marker_partition
+from kafkamq.queue.wire.keys import CHUNK_OFFSETS, join_key, marker_key, marker_partition
 from kafkamq.spark.marker_log import MarkerLog, Place
 from kafkamq.spark.options import AcknowledgeOptions, SourceOptions
 from kafkamq.spark.queues.tokens import ENDED, NACKED

@@ -35,7 +35,7 @@ from kafkamq.types import Headers
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kafkamq.queue.sender import Notes, Sender
+    from kafkamq.queue.producer import Notes, Sender
 
 DEDUP_HEADER = "kafkamq-sink-row"
 """With ``guarantee=at-least-once``: ``sink/batch/cell/identity/n``, equal on copies of one row."""
