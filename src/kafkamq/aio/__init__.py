@@ -10,11 +10,9 @@ safe: a message that a cancelled ``receive`` would have returned is returned by 
                     await handle(message.payload)
 """
 
-from kafkamq.aio.consumer import Consumer
-from kafkamq.aio.message import Message
+from kafkamq.aio.consumer import Consumer, Message
 from kafkamq.aio.parallel import ParallelConsumer
-from kafkamq.aio.producer import Delivery, Producer
-from kafkamq.aio.service import Queue, Service
+from kafkamq.aio.service import Delivery, Producer, Queue, Service
 from kafkamq.aio.worker import Worker
 
 __all__ = [

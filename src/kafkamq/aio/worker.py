@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from types import TracebackType
 
-from kafkamq.aio.hooks import LeaseLostHook, OnLeaseLost
+from kafkamq.aio.consumer import LeaseLostHook, OnLeaseLost
 from kafkamq.aio.service import Service
 from kafkamq.aio.threads import in_thread, same, shown
 from kafkamq.config import wait_seconds
