@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import threading
@@ -379,3 +380,33 @@ def test_a_report_behind_a_fatal_error_may_call_what_it_likes(is_closed: bool) -
             producer.flush(2.0)
     assert len(told) == 5
     producer.close()
+
+
+def test_an_event_loop_is_not_held_up_while_reports_are_served(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread that sends without a pause gives the one that serves them a turn."""
+    slept: list[int] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(threading.get_ident())
+        time.sleep(seconds)
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    settings = producer_settings(kafka.config)
+    producer = ThreadedProducer(kafka.config, settings, name="serves", max_block_s=10.0)
+
+    def report(error: KafkaError | None, _: object) -> None:
+        producer.reported += 1
+
+    def send() -> bool:
+        for _ in range(1000):
+            producer.produce("t", b"v", None, 0, None, report)
+        return threading.get_ident() in slept
+
+    async def send_on_a_loop() -> bool:
+        return send()
+
+    assert not asyncio.run(send_on_a_loop())
+    assert send()
+    producer.close(within(10.0))

@@ -22,6 +22,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 P = ParamSpec("P")
+_TURN_COUNT = 500  # sends, after which the thread that serves reports gets the interpreter
+_TURN_S = 0.0003
 
 
 def _with_queue(
@@ -150,6 +152,7 @@ class Producer(Entered):
         self._queue = queue
         self._sync: sync.Producer | None = None
         self._connecting = asyncio.Lock()
+        self._sent = 0
 
     async def _connected(self) -> sync.Producer:
         if self._sync is None:
@@ -183,9 +186,11 @@ class Producer(Entered):
         producer = await self._connected()
         while producer.is_full:  # the thread that serves reports makes room
             await asyncio.sleep(0.005)
-        return Delivery(
-            producer.send(payload, key=key, headers=headers, delay=delay, ttl=ttl, id=id)
-        )
+        delivery = producer.send(payload, key=key, headers=headers, delay=delay, ttl=ttl, id=id)
+        self._sent += 1
+        if self._sent % _TURN_COUNT == 0:
+            await asyncio.sleep(_TURN_S)
+        return Delivery(delivery)
 
     async def send_many(self, messages: Iterable[OutgoingMessage]) -> list[Delivery]:
         """Queue many messages; see ``kafkamq.Producer.send_many``."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -96,6 +97,12 @@ def _flush(client: Producer, timeout_s: float) -> int:
         held = partial(client.flush)(max(0.0, min(left_s, _FLUSH_SLICE_S)))
         if not held or left_s <= _FLUSH_SLICE_S:
             return held
+
+
+def _runs_a_loop() -> bool:
+    """Whether this thread runs an event loop; asks without an import of asyncio."""
+    events = sys.modules.get("asyncio.events")
+    return events is not None and events._get_running_loop() is not None
 
 
 class IdempotentProducer:
@@ -477,8 +484,12 @@ class ThreadedProducer(IdempotentProducer):
         """Wait a moment for the thread of the reports, longer while it catches up.
 
         A thread that sends without a pause keeps the interpreter's lock, and what it has sent
-        leaves the processor's cache before it is reported: that costs a fifth of each send.
+        leaves the processor's cache before it is reported: that costs a fifth of each send. A
+        thread that runs an event loop is not kept: its coroutines wait where they can.
         """
+        if _runs_a_loop():
+            self._turn_at = self.queued + _SHARE_COUNT
+            return
         first = self.reported
         for _ in range(_MAX_TURNS):
             before = self.reported
