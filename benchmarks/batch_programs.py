@@ -32,7 +32,7 @@ from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.markers.wire.markers import StartEncoder, decode_slim, encode_end
 from kafkamq.queue.consumer import Consumer
-from kafkamq.runtime.garbage_collector import calm_collector
+from kafkamq.runtime.memory import calm_collector
 from kafkamq.transport.settings import consumer_settings, transactional_settings
 from kafkamq.types import MessageId, Outcome
 

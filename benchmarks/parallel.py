@@ -51,7 +51,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from kafkamq import ParallelConsumer, ParallelRecord
 from kafkamq.parallel.record import PlainRecord
-from kafkamq.runtime.garbage_collector import calm_collector
+from kafkamq.runtime.memory import calm_collector
 
 RATIO_GOAL = 0.97
 KEY_COUNTS = (1, 2, 5, 10, 20, 50, 100, 1000, 10_000)

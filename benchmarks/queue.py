@@ -40,7 +40,7 @@ from kafkamq.markers.wire.markers import decode_marker, encode_end, encode_start
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.service import Service
 from kafkamq.queue.wire.headers import read_message_headers
-from kafkamq.runtime.garbage_collector import calm_collector
+from kafkamq.runtime.memory import calm_collector
 from kafkamq.types import MarkerType, MessageId, Outcome, OutgoingMessage, expand
 
 PAYLOAD = b"x" * 100

@@ -42,7 +42,7 @@ SHELLS = (
     "kafkamq.markers",
     "kafkamq.claims",
     "kafkamq.parallel",
-    "kafkamq.runtime.inside",
+    "kafkamq.runtime.work_queue",
     "kafkamq.runtime.jobs",
     "kafkamq.runtime.steps",
     "kafkamq.runtime.thread_executor",

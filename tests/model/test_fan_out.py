@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 
 from kafkamq.errors import ConfigError
-from kafkamq.runtime.rules.fan_out import FanOut, Interval
+from kafkamq.runtime.rules.pace import FanOut, Interval
 
 TICK_MS = 20.0
 FOUND_MS = 5_000.0

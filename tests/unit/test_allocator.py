@@ -46,6 +46,6 @@ def arenas(calm: str) -> int:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc's malloc")
 def test_threads_share_two_arenas() -> None:
-    calm = "from kafkamq.runtime.allocator import calm_allocator; calm_allocator()"
+    calm = "from kafkamq.runtime.memory import calm_allocator; calm_allocator()"
     assert arenas("") > 2
     assert arenas(calm) == 2

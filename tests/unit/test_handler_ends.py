@@ -25,9 +25,9 @@ from tests.waiting import within
 
 from kafkamq import Ack, Backoff, BrokerError, ConfigError, Nack, Reject, StateError, Worker
 from kafkamq.metrics.health import health
-from kafkamq.queue.handler import BodyError
-from kafkamq.runtime import calls, process_executor
-from kafkamq.runtime.event_loop import LoopThread
+from kafkamq.queue.json_values import BodyError
+from kafkamq.runtime import messages, process_executor
+from kafkamq.runtime.loop_executor import LoopThread
 from kafkamq.runtime.verdicts import understood
 from kafkamq.testing import MemoryService
 
@@ -440,8 +440,8 @@ def test_telemetry_that_fails_costs_no_message(monkeypatch: pytest.MonkeyPatch) 
     def fail(*_: object) -> object:
         raise RuntimeError("an exporter of the application's")
 
-    monkeypatch.setattr(calls.Telemetry, "received", fail)
-    monkeypatch.setattr(calls.Calls, "_delivery", fail)
+    monkeypatch.setattr(messages.Telemetry, "received", fail)
+    monkeypatch.setattr(messages.Calls, "_delivery", fail)
     with Worker(service, telemetry=True) as worker:
         while not worker.handled:
             assert not worker.wait(0.01)

@@ -21,7 +21,7 @@ def lines_of(handler: object, caplog: pytest.LogCaptureFixture, wanted: int) -> 
     )
     queue.handler()(handler)
     queue.producer().send(b"secret", id="job-7")
-    logger = "kafkamq.runtime.calls"
+    logger = "kafkamq.runtime.messages"
     with caplog.at_level(logging.INFO, logger=logger), Worker(service):
         wait_until(lambda: service.dead_letters("orders"), "a dead letter")
     lines = [record.getMessage() for record in caplog.records if record.name == logger]

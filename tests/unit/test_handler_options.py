@@ -31,8 +31,7 @@ from kafkamq import (
     Worker,
     aio,
 )
-from kafkamq.runtime.calls import Calls
-from kafkamq.runtime.messages import RemoteMessages
+from kafkamq.runtime.messages import Calls, RemoteMessages
 from kafkamq.runtime.work_queue import Slot
 from kafkamq.testing import Clock, MemoryService
 

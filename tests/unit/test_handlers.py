@@ -21,8 +21,9 @@ from pydantic import BaseModel
 
 from kafkamq import Backoff, ConfigError, Message, ParallelConsumer, Worker, aio
 from kafkamq.cli.work import load_worker
-from kafkamq.queue.handler import Binder, BodyError
-from kafkamq.runtime.rules.run_ahead import RunAhead
+from kafkamq.queue.handler import Binder
+from kafkamq.queue.json_values import BodyError
+from kafkamq.runtime.rules.pace import RunAhead
 from kafkamq.testing import MemoryService
 
 

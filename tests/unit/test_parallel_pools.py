@@ -12,11 +12,10 @@ from tests.unit.test_parallel_work_queue import Room
 
 from kafkamq.parallel.failure_policy import FailurePolicy
 from kafkamq.parallel.results import Handling
-from kafkamq.runtime.calls import Calls
-from kafkamq.runtime.inside import enter, is_inside
 from kafkamq.runtime.loop_executor import LoopExecutor
+from kafkamq.runtime.messages import Calls
 from kafkamq.runtime.thread_executor import ThreadExecutor
-from kafkamq.runtime.work_queue import HandlerCall
+from kafkamq.runtime.work_queue import HandlerCall, enter, is_inside
 from kafkamq.testing import MemoryService
 
 if TYPE_CHECKING:

@@ -30,9 +30,9 @@ from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import Handling
 from kafkamq.queue.sure_writer import Written
 from kafkamq.runtime import process_executor
-from kafkamq.runtime.children import start_child
+from kafkamq.runtime.child import start_child
 from kafkamq.runtime.process_executor import ProcessExecutor
-from kafkamq.runtime.rules.run_ahead import RunAhead
+from kafkamq.runtime.rules.pace import RunAhead
 from kafkamq.runtime.work_queue import HandlerTimeoutError, WorkerDiedError
 
 ROOT = Path(__file__).parents[2]

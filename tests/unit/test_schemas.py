@@ -17,9 +17,10 @@ import pytest
 from pydantic import BaseModel
 
 from kafkamq import ConfigError, Message, SchemaRegistry, SchemaRegistryError
-from kafkamq.queue.handler import Binder, BodyError
+from kafkamq.queue.handler import Binder
+from kafkamq.queue.json_values import BodyError
 from kafkamq.queue.schemas.registry import Outage, deserializer_of
-from kafkamq.runtime.batches import bound
+from kafkamq.runtime.middleware import bound
 from kafkamq.testing import MemoryService
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)

@@ -12,8 +12,8 @@ from kafkamq.parallel.consumer import ParallelBase, ending
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import OnProduced, Produced, ProducedStream, ResultStream, taken_async
 from kafkamq.queue.handler import refuse_generator
-from kafkamq.runtime.inside import is_inside
 from kafkamq.runtime.signals import ENDING, stopped_by
+from kafkamq.runtime.work_queue import is_inside
 
 _POLL_S = 0.05
 

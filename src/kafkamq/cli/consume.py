@@ -16,7 +16,7 @@ from kafkamq.cli.options import MetricsPort, connected, serving_metrics
 from kafkamq.config import ServiceConfig, wait_seconds
 from kafkamq.errors import ConfigError
 from kafkamq.parallel.consumer import ParallelConsumer
-from kafkamq.runtime.garbage_collector import calm_collector
+from kafkamq.runtime.memory import calm_collector
 from kafkamq.runtime.signals import stop_on_signals
 from kafkamq.transport.admin import require_brokers
 

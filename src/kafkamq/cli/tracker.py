@@ -13,8 +13,7 @@ from kafkamq.cli.options import TRACKER_HERE, MetricsPort, connected, serving_me
 from kafkamq.cli.spark.options import SparkChoice, with_spark
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import ConfigError
-from kafkamq.runtime.allocator import calm_allocator
-from kafkamq.runtime.garbage_collector import calm_collector
+from kafkamq.runtime.memory import calm_allocator, calm_collector
 from kafkamq.runtime.signals import stop_on_signals
 from kafkamq.transport.admin import require_brokers
 

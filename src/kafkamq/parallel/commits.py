@@ -20,7 +20,7 @@ from kafkamq.parallel.rules.offsets import Progress
 from kafkamq.parallel.rules.shards import PartitionPhase, PartitionState
 from kafkamq.parallel.wire import offsets as offset_maps
 from kafkamq.parallel.work_queue import ParallelWorkQueue, Stats
-from kafkamq.runtime.inside import enter
+from kafkamq.runtime.work_queue import enter
 from kafkamq.transport.commits import CommitTurns, OffsetCommit
 from kafkamq.transport.errors import (
     KafkaException,

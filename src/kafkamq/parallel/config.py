@@ -23,11 +23,10 @@ from kafkamq.queue.dead_letter_writer import checked_writer
 from kafkamq.queue.handler import Binder, is_async_function, wants_body
 from kafkamq.queue.rules.retry import RetryOn, retry_kinds
 from kafkamq.queue.schemas.registry import Deserializer, deserializer_of
-from kafkamq.runtime.batches import bound
 from kafkamq.runtime.child import remote_call
-from kafkamq.runtime.middleware import Middleware, surrounded
+from kafkamq.runtime.middleware import Middleware, bound, surrounded
 from kafkamq.runtime.process_executor import Processes
-from kafkamq.runtime.rules.fan_out import FanOut
+from kafkamq.runtime.rules.pace import FanOut
 from kafkamq.runtime.verdicts import Verdict
 
 Partition: TypeAlias = tuple[str, int]

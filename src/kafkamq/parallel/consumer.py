@@ -33,14 +33,13 @@ from kafkamq.parallel.results import (
 )
 from kafkamq.parallel.transactions import TransactionCommitter, TransactionPublisher
 from kafkamq.queue.handler import refuse_generator
-from kafkamq.runtime.inside import is_inside
 from kafkamq.runtime.loop_executor import LoopExecutor
 from kafkamq.runtime.process_executor import ProcessExecutor
-from kafkamq.runtime.rules.fan_out import Adjustable
+from kafkamq.runtime.rules.pace import Adjustable
 from kafkamq.runtime.signals import STOPS, stopped_by
 from kafkamq.runtime.steps import Attempt
 from kafkamq.runtime.thread_executor import ThreadExecutor
-from kafkamq.runtime.work_queue import Executor, HandlerCall
+from kafkamq.runtime.work_queue import Executor, HandlerCall, is_inside
 from kafkamq.transport.clients import ForkCheck
 
 if TYPE_CHECKING:

@@ -35,10 +35,9 @@ from kafkamq.parallel.transactions import TransactionCommitter
 from kafkamq.parallel.wire import offsets as offset_maps
 from kafkamq.parallel.wire.offsets import require_zstandard
 from kafkamq.parallel.work_queue import ParallelWorkQueue, Stats
-from kafkamq.runtime.inside import enter
-from kafkamq.runtime.rules.fan_out import Adjustable, FanOut
 from kafkamq.runtime.rules.hanging import Slots
-from kafkamq.runtime.work_queue import Executor
+from kafkamq.runtime.rules.pace import Adjustable, FanOut
+from kafkamq.runtime.work_queue import Executor, enter
 from kafkamq.transport.commits import CommitTurns, OffsetCommit
 from kafkamq.transport.errors import Meaning, is_retriable, meaning
 from kafkamq.transport.group_consumer import GroupConsumer

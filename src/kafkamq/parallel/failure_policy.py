@@ -26,9 +26,9 @@ from kafkamq.queue.rules.retry import Done, GiveUp, Retry, backoff_delay_ms, bac
 from kafkamq.queue.schemas.registry import BodyUnavailableError
 from kafkamq.queue.sure_writer import Written
 from kafkamq.queue.wire.headers import Origin, reason_of
-from kafkamq.runtime.inside import enter
 from kafkamq.runtime.steps import Steps
 from kafkamq.runtime.verdicts import VERDICTS, Verdict, seconds, understood, unfinished
+from kafkamq.runtime.work_queue import enter
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.producer import ThreadedProducer
 from kafkamq.transport.settings import producer_settings

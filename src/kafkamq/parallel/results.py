@@ -31,9 +31,9 @@ from kafkamq.parallel.config import ParallelConfig, tell
 from kafkamq.parallel.failure_policy import FailurePolicy, Unwritten
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.work_queue import ParallelWorkQueue, PoolRun, PoolWorker
-from kafkamq.runtime.inside import enter
 from kafkamq.runtime.steps import Attempt, Steps, take, take_async
 from kafkamq.runtime.verdicts import is_verdict
+from kafkamq.runtime.work_queue import enter
 from kafkamq.transport.errors import (
     REFUSALS,
     KafkaError,

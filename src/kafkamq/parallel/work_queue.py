@@ -18,9 +18,8 @@ from kafkamq.parallel.config import ParallelConfig, Partition
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.rules.offsets import OffsetTracker
 from kafkamq.parallel.rules.shards import PartitionState, Run, Scheduler
-from kafkamq.runtime.rules.fan_out import Totals
 from kafkamq.runtime.rules.hanging import Call
-from kafkamq.runtime.rules.pace import RateLimit, RunSize
+from kafkamq.runtime.rules.pace import RateLimit, RunSize, Totals
 from kafkamq.runtime.work_queue import ParkedSlots, Slot, Waker
 from kafkamq.transport.clock import monotonic_ms
 

@@ -4,14 +4,21 @@ The parent sends runs; the answers are the ends of runs, and the outcomes that i
 is simply done is told with the end of its run, and ends that fall into the same moment go together.
 A process that dies tells nothing more: how far it came with each run stands in memory that both
 see, in a cell with the number of the run, and beside it when its last call began.
+
+A terminal's Ctrl-C and a supervisor's SIGTERM reach every process of a group. A child pays no heed
+to them: its parent decides, lets it end what it is at, and ends it by ``kill``; what is left when
+the interpreter exits is ended here, as ``multiprocessing`` would ask it to end, and wait.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
+import multiprocessing
 import os
 import pickle
+import signal
 import threading
 import time
 from collections.abc import Callable, MutableSequence, Sequence
@@ -19,17 +26,19 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from io import BytesIO
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeAlias, cast
+from weakref import WeakSet
 
 from kafkamq.errors import ConfigError
 from kafkamq.queue.wire.headers import reason_of
-from kafkamq.runtime.children import keep_from_forks, leave_signals_to_parent
-from kafkamq.runtime.inbox import Inbox
 from kafkamq.runtime.loop_executor import LoopExecutor
+from kafkamq.runtime.signals import STOPS
 from kafkamq.runtime.thread_executor import ThreadExecutor
 from kafkamq.runtime.verdicts import awaited, is_verdict
-from kafkamq.runtime.work_queue import Executor, HandlerCall, Slot
+from kafkamq.runtime.work_queue import Executor, HandlerCall, Inbox, Slot
 from kafkamq.types import Ack
 
 _log = logging.getLogger(__name__)
@@ -44,6 +53,11 @@ SentRun: TypeAlias = tuple[int, int, bool, list[Any]]
 Answer: TypeAlias = tuple[list[int], list[tuple[int, int, bytes, str]]]
 """Ends of runs: number, records tried, microseconds, and so on; and outcomes: a run's number, the
 record's place in it, what it is, pickled, and the text of an error."""
+
+_lock = threading.Lock()  # guards what follows, and a start
+_started: WeakSet[BaseProcess] = WeakSet()
+_pipes: WeakSet[Connection] = WeakSet()
+_ended = threading.Event()
 
 
 class Step(IntEnum):
@@ -107,6 +121,62 @@ def remote_call(
         wants_all=wants_all,
         timeout_ms=timeout_ms if is_async or slots > 1 else 0,
     )
+
+
+def start_child(
+    target: Callable[..., None], *args: object, name: str
+) -> tuple[BaseProcess, Connection]:
+    """A process that calls ``target`` with its end of a pipe and ``args``; and our end.
+
+    The target calls ``leave_signals_to_parent`` first.
+    """
+    context = multiprocessing.get_context("spawn")  # librdkafka does not survive a fork
+    ours, theirs = context.Pipe()
+    process = context.Process(target=target, args=(theirs, *args), name=name, daemon=True)
+    resource_tracker.ensure_running()  # its start would let signals through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        with _lock:
+            if _ended.is_set():
+                raise OSError("the interpreter exits: no process begins any more")
+            process.start()
+            _started.add(process)
+            keep_from_forks(ours)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    theirs.close()
+    return process, ours
+
+
+def keep_from_forks(pipe: Connection) -> None:
+    """A fork of this process closes its copy, or the other end would not see this process die."""
+    _pipes.add(pipe)
+
+
+def leave_signals_to_parent() -> None:
+    """In the process: signals that end a program do nothing."""
+    for number in STOPS:  # not SIG_IGN, which programs that the handler starts would inherit
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+
+
+def _end_all() -> None:
+    with _lock:
+        _ended.set()
+        for process in _started:
+            process.kill()
+
+
+def _forget_all() -> None:
+    """In the child of a fork: they are its parent's."""
+    global _lock, _started
+    _lock, _started = threading.Lock(), WeakSet()
+    for pipe in list(_pipes):
+        pipe.close()
+
+
+atexit.register(_end_all)  # later than multiprocessing's own, which hence runs after it
+os.register_at_fork(after_in_child=_forget_all)
 
 
 class _Run:

@@ -1,4 +1,4 @@
-"""``async def`` handlers: coroutines on one event loop."""
+"""``async def`` handlers: coroutines on one event loop, which is given or has its own thread."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from kafkamq.errors import StateError
-from kafkamq.runtime.batches import outcomes_of, take_list
-from kafkamq.runtime.event_loop import LoopBeat, LoopThread
-from kafkamq.runtime.inside import enter
 from kafkamq.runtime.rules.hanging import Slots, max_left
-from kafkamq.runtime.work_queue import HandlerCall, Slot, WorkQueue
+from kafkamq.runtime.verdicts import outcomes_of
+from kafkamq.runtime.work_queue import HandlerCall, Slot, WorkQueue, enter, take_list
 
 _TURN_S = 0.002  # handlers that never wait must not own the loop
 _BLOCKED_S = 10.0  # how long the end waits for a loop that a handler blocks
@@ -23,6 +22,8 @@ _CANCEL_S = 1.0  # what a handler that is cancelled has to end; then it is left 
 _NO_LOOP = "the event loop of the handlers ended before their consumer was closed"
 _log = logging.getLogger(__name__)
 R = TypeVar("R")
+_JOIN_S = 10.0
+_BEAT_S = 1.0
 
 
 class LoopExecutor(Generic[R]):
@@ -315,3 +316,97 @@ class LoopExecutor(Generic[R]):
             if len(self._left_alone) > max_left(len(self._slots)):
                 self._queue.fail(self._call.abandoning_error(len(self._left_alone)))
         return self._call.timeout_error()
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """An event loop for a thread of its own: uvloop's, if that is installed."""
+    try:
+        import uvloop  # type: ignore[import-not-found,unused-ignore]  # optional
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+class LoopThread:
+    """An event loop (uvloop's, if that is installed) and its thread; started when it is needed.
+
+    A task that raises ``SystemExit`` or ``KeyboardInterrupt`` ends ``run_forever``, wherever it was
+    made, and so does whoever calls the loop's ``stop``. The loop is others' as well, so it goes on,
+    and who awaits the task gets its exception.
+    """
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._is_ending = False
+        self._on_end: list[Callable[[], None]] = []
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop; running."""
+        if self._loop is None:
+            self._loop = new_loop()
+            self._thread = threading.Thread(target=self._run, name="kafkamq-loop", daemon=True)
+            self._thread.start()
+        return self._loop
+
+    def tell_of_end(self, told: Callable[[], None]) -> None:
+        """Have it called in the loop's thread behind the loop, whatever has ended that."""
+        self._on_end.append(told)
+
+    def _run(self) -> None:
+        loop = self._loop
+        assert loop is not None
+        asyncio.set_event_loop(loop)
+        try:
+            while not self._is_ending:
+                try:
+                    loop.run_forever()
+                except (SystemExit, KeyboardInterrupt) as error:  # noqa: PERF203 - they are rare
+                    _log.error(
+                        "a task raised %s in the event loop of the handlers, which goes on",
+                        type(error).__name__,
+                        exc_info=error,
+                    )
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            for told in self._on_end:
+                told()
+            loop.close()
+
+    def end_soon(self) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # closed meanwhile
+                self._loop.call_soon_threadsafe(self._end)
+
+    def _end(self) -> None:
+        assert self._loop is not None
+        self._is_ending = True
+        self._loop.stop()
+
+    def stop(self) -> None:
+        if self._thread is not None and self._thread.is_alive():
+            self.end_soon()
+            self._thread.join(_JOIN_S)
+
+
+class LoopBeat:
+    """Whether an event loop turns: it notes the time once a second.
+
+    Made anywhere; ``start`` and ``stop`` are called in the loop, or before it runs.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._next: asyncio.TimerHandle | None = None
+        # When the loop turned last; before that, when this was made. None: it is over.
+        self.turned_s: float | None = monotonic()
+
+    def start(self) -> None:
+        self.turned_s = monotonic()
+        self._next = self._loop.call_later(_BEAT_S, self.start)
+
+    def stop(self) -> None:
+        self.turned_s = None
+        if self._next is not None:
+            self._next.cancel()

@@ -1,4 +1,4 @@
-"""What goes around handlers.
+"""What is called for a message: the handler with its arguments, and what goes around it.
 
 A middleware is a function of a message (of a batch handler: of the list) and of what calls the
 rest: ``def`` around ``def`` handlers, ``async def`` around ``async def`` ones. A generator function
@@ -10,11 +10,16 @@ One that ends before it yields keeps the handler from being called.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, TypeAlias
 
 from kafkamq.errors import ConfigError, StateError
+from kafkamq.queue.handler import Binder
+from kafkamq.queue.json_values import BodyError
+from kafkamq.queue.schemas.registry import BodyUnavailableError
+from kafkamq.runtime.verdicts import outcomes_of
 
 Middleware: TypeAlias = Callable[..., Any]
 """Gets a message and what calls the handler; or is a generator function of a message."""
@@ -117,3 +122,56 @@ def _end_with(steps: _Steps, error: BaseException) -> Any:
     if outcome is None:
         raise error
     return outcome
+
+
+def bound(
+    function: Callable[..., Any], binder: Binder, *, is_async: bool = False
+) -> Callable[[Any], Any]:
+    """Calls a handler with what it takes of a message, or of a list.
+
+    A body that may have to be waited for is read in a thread, not on the event loop.
+
+    Raises:
+        BodyError: The one message's payload is not what the handler takes.
+        BodyUnavailableError: Nobody can say now whether it is.
+    """
+
+    def call(given: Any) -> Any:
+        if not isinstance(given, list):
+            return function(*binder.arguments(given))
+        arguments, whole = _of_list(binder, given)
+        return whole(function(*arguments) if arguments else None)
+
+    async def call_async(given: Any) -> Any:
+        if not isinstance(given, list):
+            if binder.is_ready(given):
+                return await function(*binder.arguments(given))
+            return await function(*await asyncio.to_thread(binder.arguments, given))
+        if all(map(binder.is_ready, given)):
+            arguments, whole = _of_list(binder, given)
+        else:
+            arguments, whole = await asyncio.to_thread(_of_list, binder, given)
+        return whole(await function(*arguments) if arguments else None)
+
+    return call_async if is_async else call
+
+
+def _of_list(
+    binder: Binder, messages: list[Any]
+) -> tuple[list[list[Any]], Callable[[object], object]]:
+    """The arguments, none if no body can be read; and what makes the whole list's outcome."""
+    rows: list[list[Any]] = []
+    refused: dict[int, Exception] = {}  # by their places in the list
+    for at, message in enumerate(messages):
+        try:
+            rows.append(binder.arguments(message))
+        except (BodyError, BodyUnavailableError) as error:  # noqa: PERF203 - its alone
+            refused[at] = error
+
+    def whole(result: object) -> object:
+        if not refused:
+            return result
+        given = iter(outcomes_of(result, len(rows)))
+        return [refused[at] if at in refused else next(given) for at in range(len(messages))]
+
+    return [list(column) for column in zip(*rows, strict=True)], whole

@@ -23,13 +23,19 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from kafkamq.errors import ConfigError, KafkaMQError
-from kafkamq.runtime.child import CELLS, Answer, RemoteCall, Step, progress_of, serve, unpacked
-from kafkamq.runtime.children import start_child
-from kafkamq.runtime.inside import enter
-from kafkamq.runtime.rules.fan_out import Totals
+from kafkamq.runtime.child import (
+    CELLS,
+    Answer,
+    RemoteCall,
+    Step,
+    progress_of,
+    serve,
+    start_child,
+    unpacked,
+)
 from kafkamq.runtime.rules.hanging import Call, Slots
-from kafkamq.runtime.rules.run_ahead import RunAhead
-from kafkamq.runtime.work_queue import HandlerTimeoutError, Slot, WorkerDiedError, WorkQueue
+from kafkamq.runtime.rules.pace import RunAhead, Totals
+from kafkamq.runtime.work_queue import HandlerTimeoutError, Slot, WorkerDiedError, WorkQueue, enter
 
 _JOIN_S = 5.0
 _START_S = 600.0  # what a process may take to import what it needs

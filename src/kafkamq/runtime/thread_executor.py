@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-from kafkamq.runtime.batches import outcomes_of, take_list
-from kafkamq.runtime.inside import enter
 from kafkamq.runtime.rules.hanging import Slots, max_left
-from kafkamq.runtime.work_queue import HandlerCall, Slot, WorkQueue
+from kafkamq.runtime.verdicts import outcomes_of
+from kafkamq.runtime.work_queue import HandlerCall, Slot, WorkQueue, enter, take_list
 
 _WATCH_S = 0.05
 _log = logging.getLogger(__name__)

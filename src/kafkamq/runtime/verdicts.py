@@ -1,4 +1,4 @@
-"""What handlers and hooks say of a record, in the one form that the retry policy knows.
+"""What handlers and hooks say of a record, or of a list, in the one form that policies know.
 
 Whatever they say, it is about this record: what cannot be understood is a failure of its handler.
 """
@@ -9,7 +9,7 @@ import contextlib
 import inspect
 import itertools
 import math
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from typing import TypeAlias
@@ -133,3 +133,19 @@ def _text(reason: object) -> str:
 
 def _is_class_of_verdict(outcome: object) -> bool:
     return isinstance(outcome, type) and issubclass(outcome, VERDICTS)
+
+
+def outcomes_of(result: object, count: int) -> Sequence[object]:
+    """The outcome of each of ``count`` records of a list."""
+    if result is None or is_verdict(result):
+        return [result] * count
+    if isinstance(result, Sequence) and not isinstance(result, str | bytes):
+        if len(result) == count:
+            return result
+        error = ConfigError(f"the handler got {count} records and returned {len(result)} verdicts")
+        return [error] * count
+    error = ConfigError(
+        f"the handler returned {type(result).__name__}: a list handler returns None, a verdict for"
+        " all, or a list with one for each record"
+    )
+    return [error] * count

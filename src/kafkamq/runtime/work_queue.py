@@ -20,7 +20,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -29,6 +32,8 @@ from kafkamq.runtime.rules.hanging import Call, Slots
 
 R = TypeVar("R")
 R_contra = TypeVar("R_contra", contravariant=True)
+T = TypeVar("T")  # the records of a run
+_owner: ContextVar[object] = ContextVar("kafkamq_inside", default=None)
 
 
 class HandlerFaultError(KafkaMQError):
@@ -90,6 +95,12 @@ class Slot(Generic[R]):
     def forget(self) -> None:
         """Keep nothing of what is done, as it gets nothing now; with the queue's lock held."""
         self.runs, self.current, self.pending = (), None, iter(())
+
+
+def take_list(slot: Slot[R]) -> tuple[list[Any], list[R]]:
+    """All that the slot has taken, as one list; nobody relieves it of that any more."""
+    runs = list(slot.pending)
+    return runs, [record for run in runs for record in run.records]
 
 
 class Waker(Protocol):
@@ -229,6 +240,70 @@ class WorkQueue(Protocol[R_contra]):
         """A slot cannot go on, by no fault of its handler."""
 
 
+class Inbox(Generic[R, T]):
+    """Lines up, parks and wakes; ``take`` and ``acknowledge`` are its heirs'."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()  # around all of it
+        self.ready: deque[R] = deque()  # what waits
+        self.slots: Sequence[Slot[T]] = ()
+        self.is_stopped = False
+        self.parked = ParkedSlots()
+
+    def make_slot(self) -> Slot[T]:
+        return Slot()
+
+    def join(self, slots: Sequence[Slot[T]], waker: Waker) -> None:
+        self.slots = slots
+        self.parked.join(len(slots), waker)
+
+    @property
+    def limit(self) -> int:
+        return self.parked.limit
+
+    @property
+    def has_backlog(self) -> bool:
+        return bool(self.ready)
+
+    def set_limit(self, limit: int) -> None:
+        """So many slots may be at work at once."""
+        with self.lock:
+            self.parked.set_limit(limit)
+            self.parked.wake(len(self.ready))
+
+    def stop(self) -> list[R]:
+        """Hand out nothing any more; what was not handed out."""
+        with self.lock:
+            self.is_stopped = True
+            found = list(self.ready)
+            self.ready.clear()
+            self.parked.wake_all()
+        return found
+
+    def acknowledge(self, slot: Slot[T], run: Any, record: T, outcome: object) -> bool:
+        raise NotImplementedError
+
+    async def acknowledge_async(self, slot: Slot[T], run: Any, record: T, outcome: object) -> bool:
+        """As ``acknowledge``, which never waits."""
+        return self.acknowledge(slot, run, record, outcome)
+
+    def done(self, slot: Slot[T], run: Any, processed: int | None = None) -> None:
+        """See ``WorkQueue``; each record has had its outcome."""
+
+    def publish(self, slot: Slot[T]) -> None:
+        """There is nothing to publish."""
+
+    async def publish_async(self, slot: Slot[T]) -> None:
+        """The same."""
+
+    def abandon(self, slot: Slot[T], records: Sequence[T]) -> None:
+        """See ``WorkQueue``."""
+
+    def calls(self, slots: Sequence[Slot[T]]) -> list[Call]:
+        del slots
+        return []
+
+
 @dataclass(frozen=True, kw_only=True)
 class HandlerCall:
     """How a handler is called."""
@@ -275,3 +350,13 @@ class Executor(Protocol):
 
     def slots(self) -> Slots:
         """What its slots are at; from any thread."""
+
+
+def enter(owner: object) -> None:
+    """All that this thread or task calls from here on, and the tasks that it makes, is inside."""
+    _owner.set(owner)
+
+
+def is_inside(owner: object) -> bool:
+    """Whether a handler or hook of this owner is running here."""
+    return _owner.get() is owner

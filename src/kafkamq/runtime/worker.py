@@ -26,18 +26,15 @@ from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.handler import HandlerSpec
 from kafkamq.queue.message import Message
 from kafkamq.queue.rules.capabilities import Feature, require
-from kafkamq.runtime.calls import Calls, Middleware
-from kafkamq.runtime.event_loop import LoopThread
-from kafkamq.runtime.inside import is_inside
-from kafkamq.runtime.loop_executor import LoopExecutor
-from kafkamq.runtime.messages import MessageQueue, RemoteMessages, processes_for
+from kafkamq.runtime.loop_executor import LoopExecutor, LoopThread
+from kafkamq.runtime.messages import Calls, MessageQueue, RemoteMessages, processes_for
+from kafkamq.runtime.middleware import Middleware
 from kafkamq.runtime.process_executor import ProcessExecutor
-from kafkamq.runtime.rules.pace import RateLimit
-from kafkamq.runtime.rules.run_ahead import RunAhead
+from kafkamq.runtime.rules.pace import RateLimit, RunAhead
 from kafkamq.runtime.signals import apart, stop_on_signals
 from kafkamq.runtime.telemetry import Telemetry, is_available
 from kafkamq.runtime.thread_executor import ThreadExecutor
-from kafkamq.runtime.work_queue import Executor, HandlerCall
+from kafkamq.runtime.work_queue import Executor, HandlerCall, is_inside
 from kafkamq.transport.errors import is_retriable
 from kafkamq.types import Backend, Reject
 

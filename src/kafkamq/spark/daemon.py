@@ -17,7 +17,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from kafkamq.runtime.garbage_collector import calm_collector
+from kafkamq.runtime.memory import calm_collector
 
 THREADLESS = {
     "OPENBLAS_NUM_THREADS": "1",
