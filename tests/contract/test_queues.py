@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from tests.contract.worlds import World, receive
 from tests.waiting import wait_until, within
 
 from kafkamq import ConfigError, OutgoingDeadLetter, StateError
+from kafkamq.metrics import Histogram, families
 from kafkamq.queue.rules.capabilities import Feature
 
 
@@ -183,3 +186,38 @@ def test_what_a_backend_lacks_is_refused(world: World) -> None:
             with pytest.raises(ConfigError, match="markers, offsets and claims have it"):
                 message.nack(delay=5.0)
             message.ack(wait=True)
+
+
+def test_the_age_of_each_record_is_observed_when_it_is_first_handed_out(world: World) -> None:
+    queue = world.queue("ages")
+
+    def observed() -> tuple[int, float]:
+        (family,) = (each for each in families() if each.name == "kafkamq_send_to_receive_seconds")
+        assert isinstance(family, Histogram)
+        found = family.distributions().get(("ages",))
+        return (sum(found.counts), found.total) if found else (0, 0.0)
+
+    count_before, total_before = observed()
+    began_s = time.time()
+    with queue.producer() as producer:
+        for number in range(50):
+            producer.send(b"%d" % number, key=f"key-{number % 7}")
+    with queue.consumer(ordering="unordered") as consumer:
+        messages = [*receive(consumer, 1), *receive(consumer, 1)]
+        while len(messages) < 50:
+            messages += consumer.receive_many(20, within(30))
+        count, total = observed()
+        assert count - count_before == 50
+        # No record is older than this test; its time is in whole milliseconds.
+        assert 0 <= total - total_before <= 50 * (time.time() - began_s + 0.001)
+        if world.backend != "markers":  # whose next delivery is another record, the tracker's copy
+            messages[0].nack(reason="not yet")
+            (again,) = receive(consumer, 1)
+            assert again.delivery_count == 2
+            messages[0] = again
+        for message in messages:
+            message.ack()
+        consumer.flush()
+        if world.backend != "markers":
+            assert observed()[0] - count_before == 50
+    assert observed()[0] - count_before == 50

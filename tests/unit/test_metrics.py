@@ -58,6 +58,7 @@ NAMES = {  # alerts and dashboards of users name them: they do not change
     "kafkamq_ready": ("gauge", QUEUE),
     "kafkamq_under_way": ("gauge", QUEUE),
     "kafkamq_poll_age_seconds": ("gauge", QUEUE),
+    "kafkamq_send_to_receive_seconds": ("histogram", QUEUE),
     "kafkamq_receive_to_verdict_seconds": ("histogram", QUEUE),
     "kafkamq_tracker_redelivered": ("counter", PARTITION),
     "kafkamq_tracker_dead_lettered": ("counter", PARTITION),

@@ -118,6 +118,7 @@ class MarkersConsumer(Consumer):
             READY.watch(lambda: {key: len(intake.ready)}),
             UNDER_WAY.watch(lambda: {key: intake.under_way_count}),
             POLL_AGE.watch(lambda: {key: intake.poll_age_s}),
+            self._ages.close,
         )
         self.keeper.start()
         self.intake.start()
@@ -238,6 +239,7 @@ class MarkersConsumer(Consumer):
             if n < AHEAD_COUNT:
                 time.sleep(_YIELD_S)
         self._ack_writer.handed_out(cast("list[MarkersMessage]", taken))
+        self._ages.note(taken, now_ms)
         return bool(taken)
 
     def _drained(self, now_ms: int) -> None:

@@ -16,6 +16,8 @@ _PARTITION = ("partition",)
 _BOTH = ("queue", "partition")
 _QUICK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _HANDLING = (0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0, 43_200.0)
+_AGES = (*_QUICK[2:], 60.0, 300.0, 1800.0, 7200.0, 43_200.0)
+_AGES = (*_QUICK[2:], 60.0, 300.0, 1800.0, 7200.0, 43_200.0)
 _LATENESS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 
 _all: dict[str, Family] = {}
@@ -71,6 +73,18 @@ POLL_AGE = Gauge(
     "Since the last poll of a queue's topic, of the consumer that polled the longest ago.",
     _QUEUE,
     combine=max,
+)
+SEND_TO_RECEIVE_SECONDS = Histogram(
+    "kafkamq_send_to_receive_seconds",
+    "From the time of a record in its topic to its first hand-out.",
+    _QUEUE,
+    _AGES,
+)
+SEND_TO_RECEIVE_SECONDS = Histogram(
+    "kafkamq_send_to_receive_seconds",
+    "From the time of a record in its topic to its first hand-out.",
+    _QUEUE,
+    _AGES,
 )
 HANDLING_SECONDS = Histogram(
     "kafkamq_receive_to_verdict_seconds",

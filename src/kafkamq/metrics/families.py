@@ -138,6 +138,7 @@ class Histogram(Family):
         self.observe_all(means, *labels)
 
     def distributions(self) -> dict[Labels, Distribution]:
+        self.values()  # what is watched observes what it has noted so far
         with self._lock:
             return {
                 key: Distribution(list(found.counts), found.total)

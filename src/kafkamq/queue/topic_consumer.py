@@ -126,6 +126,7 @@ class TopicConsumer(Consumer, Generic[M]):
         self._forget_metrics = [
             catalog.IN_FLIGHT.watch(lambda: {(queue.queue_id,): self.in_flight}),
             *(each.watch(self._counted(what)) for what, each in _COUNTERS.items()),
+            self._ages.close,
         ]
 
     # What a backend says.
@@ -233,7 +234,7 @@ class TopicConsumer(Consumer, Generic[M]):
             room = 0
         if len(self._ready) < room:
             self._fill(room)
-        ready, counts = self._ready, self._counts
+        ready, counts, again_count = self._ready, self._counts, 0
         while ready and len(taken) < room:
             message = ready.popleft()
             if message.state is MessageState.HELD and self._may_hand_out(message):
@@ -243,6 +244,9 @@ class TopicConsumer(Consumer, Generic[M]):
                 counts["received", partition] += 1
                 if message._count > 1:
                     counts["again", partition] += 1
+                    again_count += 1
+        first = [each for each in taken if each._count == 1] if again_count else taken
+        self._ages.note(first, monotonic_ms())
         return taken
 
     def cancel_receive(self) -> None:

@@ -145,6 +145,7 @@ class _MemoryConsumer(TopicConsumer[_Held]):
     ) -> None:
         super().__init__(queue, outbox, plan.on_lease_lost)
         self._memory = memory
+        self._ages.wall_ms = memory.clock.now_ms
         self._changed = memory.changed
         self._ordering = plan.ordering
         self._deadline_ms()  # a lock that no broker gives is refused here
