@@ -31,9 +31,9 @@ from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.queue.names import group_of
 from kafkamq.types import MarkerType, Outcome
+from kafkamq.web.app import serving
 from kafkamq.web.index.follower import IndexOptions
 from kafkamq.web.options import WebOptions
-from kafkamq.web.serving import serving
 
 __all__ = ["ACTIONS", "ROLES", "Action", "make_topic", "rights_of"]
 

@@ -23,10 +23,10 @@ from kafkamq.queue.names import actions_topic
 from kafkamq.transport.log_reader import scan
 from kafkamq.transport.record import headers_of
 from kafkamq.types import DeadLetterReason
+from kafkamq.web.app import serving
 from kafkamq.web.index.follower import IndexOptions
 from kafkamq.web.jobs import Action, decode
 from kafkamq.web.options import WebOptions
-from kafkamq.web.serving import serving
 
 
 @pytest.fixture

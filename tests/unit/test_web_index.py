@@ -20,8 +20,7 @@ from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, Outcome, 
 from kafkamq.web import lookups
 from kafkamq.web.filters import LetterFilter
 from kafkamq.web.index.live import open_runs
-from kafkamq.web.index.places import LETTERS, MARKERS, MESSAGES, place_of, split_place
-from kafkamq.web.index.rows import form_of
+from kafkamq.web.index.rows import LETTERS, MARKERS, MESSAGES, form_of, place_of, split_place
 from kafkamq.web.index.schema import open_index, size_bytes
 
 TABLES = ("message", "event", "chunk", "minute", "queue")

@@ -8,6 +8,7 @@ import hashlib
 import html
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from argon2 import PasswordHasher
 from tests.unit.test_web_index import NOW_MS, dead_letter
 from tests.unit.web_logs import CONFIG, FakeRecord, Logs
+from tests.waiting import wait_until
 
 from kafkamq.errors import ConfigError
 from kafkamq.markers.wire.markers import encode_marker
@@ -29,8 +31,8 @@ from kafkamq.web.index.fold import OTHER
 from kafkamq.web.index.follower import Index, IndexOptions
 from kafkamq.web.index.live import Counts, Picture, open_runs
 from kafkamq.web.options import Account, User, WebOptions, read_accounts
-from kafkamq.web.payloads import MAX_SHOWN_BYTES, show
 from kafkamq.web.rendering import STATIC, TEMPLATES, duration_of, number_of, size_of, time_of
+from kafkamq.web.views import MAX_SHOWN_BYTES, show
 
 CANARY = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}"
 LOCAL = {"host": "localhost:8686"}
@@ -169,6 +171,24 @@ def test_the_api_answers_what_the_pages_show(path: Path) -> None:
     assert site.get("/api/queue").status_code == 400
     paths = site.get("/api/openapi/openapi.json").json()["paths"]
     assert {"/api/queues", "/api/dead-letters", "/api/state"} <= paths.keys()
+
+
+def test_viewers_share_a_page_and_get_nothing_while_they_have_it(path: Path) -> None:
+    site = pages(path)
+
+    def seen(page: str) -> str:
+        (tag,) = re.findall(r'"x-seen": "([^"]+)"', page)
+        return str(tag)
+
+    first = site.get("/").text
+    assert site.get("/").text == first
+    had = {**LOCAL, "x-seen": seen(first)}
+    assert site.get("/", had).status_code == 204
+    assert site.get("/?sort=due", had).status_code == 200, "another page"
+    site.index.picture = replace(site.index.picture, version=7)
+    wait_until(lambda: site.get("/", had).status_code == 200, "it is made again")
+    had = {**LOCAL, "x-seen": seen(site.get("/").text)}
+    wait_until(lambda: site.get("/", had).status_code == 200, "times go on, too")
 
 
 def test_every_answer_has_the_headers(path: Path) -> None:

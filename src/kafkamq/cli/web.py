@@ -95,9 +95,9 @@ def web(
     followed into an index on this machine.
     """
     require_extra()
+    from kafkamq.web.app import serving
     from kafkamq.web.guard import hash_password as hashed
     from kafkamq.web.index.follower import IndexOptions
-    from kafkamq.web.serving import serving
 
     if hash_password:
         sys.stdout.write(hashed(getpass.getpass()) + "\n")
@@ -118,8 +118,8 @@ def web(
 def serving_pages(config: ServiceConfig, folder: Path | None = None) -> AbstractContextManager[str]:
     """Pages on loopback, for ``dev`` and ``demo``; ``folder``: where the index is, for once."""
     require_extra()
+    from kafkamq.web.app import serving
     from kafkamq.web.index.follower import IndexOptions
-    from kafkamq.web.serving import serving
 
     path = default_path(config) if folder is None else folder / "pages.sqlite"
     return serving(config, WebOptions(port=0), IndexOptions(path=path))

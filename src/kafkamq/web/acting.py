@@ -31,7 +31,7 @@ from kafkamq.web.guard import MAX_FIELDS
 from kafkamq.web.index import fold
 from kafkamq.web.index.fold import OTHER
 from kafkamq.web.index.follower import Index
-from kafkamq.web.index.places import LETTERS, MARKERS, place_of
+from kafkamq.web.index.rows import LETTERS, MARKERS, place_of
 from kafkamq.web.jobs import MAX_JOBS, STATES_AFTER, Action
 from kafkamq.web.lookups import names_are_full, reading
 
@@ -101,9 +101,8 @@ class Written:
         return {"id": self.id, "is_read": self.is_read}
 
     def shown(self) -> Redirect:
-        """Lead to the page of jobs, which says so where it is not read yet."""
-        query = "" if self.is_read else f"?written={self.offset}"
-        return Redirect(f"/jobs{query}", status_code=303)
+        """Lead to a page of jobs that was made after it, and says whether it is read."""
+        return Redirect(f"/jobs?written={self.offset}", status_code=303)
 
 
 class Operations:
@@ -122,6 +121,11 @@ class Operations:
         with self._lock:
             if self._made is not None:
                 self._made.close()
+
+    @property
+    def written(self) -> int:
+        """Return the offset up to which actions were read: pages of another one are older."""
+        return self._actions.version
 
     def _service(self) -> Service:
         with self._lock:
@@ -348,7 +352,7 @@ def form_routes(operations: Operations) -> list[Any]:
         texts = {name: fields.get(name, "") for name in ("queue", "payload", "key", "id")}
         new = NewMessage(**texts, headers=_headers(fields.get("headers", "")))
         operations.send(_user(request), new)
-        return Redirect("/actions", status_code=303)
+        return Redirect(f"/actions?written={operations.written}", status_code=303)
 
     place = "{log:int}/{partition:int}/{offset:int}"
 
@@ -368,7 +372,7 @@ def form_routes(operations: Operations) -> list[Any]:
         request: _Request, log: FromPath[int], partition: FromPath[int], offset: FromPath[int]
     ) -> Any:
         operations.cancel(_user(request), (log, partition, offset))
-        return Redirect("/actions", status_code=303)
+        return Redirect(f"/actions?written={operations.written}", status_code=303)
 
     return [start, change, send, resend, cancel]
 

@@ -1,17 +1,24 @@
-"""The pages and their JSON: each page shows what ``/api`` answers at the same address.
+"""The server: it follows the logs, and answers with pages and their JSON.
 
-``acting.py`` has what is done by POST.
+Each page shows what ``/api`` answers at the same address. ``acting.py`` has what is done by POST.
 """
 
 from __future__ import annotations
 
+import secrets
+import socket
 import sqlite3
+import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from itertools import count, repeat
 from typing import Any
 
+import uvicorn
 from litestar import Litestar, MediaType, Request, Response, Router, get
 from litestar.exceptions import HTTPException
 from litestar.openapi.config import OpenAPIConfig
@@ -21,22 +28,115 @@ from litestar.response import Redirect
 from litestar.static_files import create_static_files_router
 
 from kafkamq import __version__
+from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, KafkaMQError, StateError
 from kafkamq.web.acting import Operations, api_routes, form_routes
 from kafkamq.web.actions import Actions
 from kafkamq.web.filters import LetterFilter
 from kafkamq.web.guard import MAX_BODY_BYTES, Guard
-from kafkamq.web.index.follower import Index
-from kafkamq.web.index.places import LETTERS
+from kafkamq.web.index.follower import Index, IndexOptions
+from kafkamq.web.index.rows import LETTERS
 from kafkamq.web.options import OPERATOR, User, WebOptions
-from kafkamq.web.payloads import FORMS, Payloads
 from kafkamq.web.rendering import STATIC, render
-from kafkamq.web.views import Views
+from kafkamq.web.runner import Runner
+from kafkamq.web.views import FORMS, Payloads, Views
 
-FRESH_S = 1.0  # viewers of one page within this time get the same answer
-MAX_FRESH = 200
+STILL_S = 2.0  # a page in which nothing has changed but the time is as old as that
+CHANGING_S = 0.25
+MAX_SHOWN = 200
+MAX_CONNECTIONS = 500
+STOP_S = 5
+_REST = 10  # making a page takes no more than a tenth of a core
 _Request = Request[Any, Any, Any]
 _Data = dict[str, Any]
+
+
+@contextmanager
+def serving(
+    config: ServiceConfig, options: WebOptions, index_options: IndexOptions
+) -> Iterator[str]:
+    """Follow the logs and serve the pages while the block runs; yields their address.
+
+    Raises:
+        ConfigError: The address cannot be listened on.
+    """
+    listening = _listen(options.host, options.port)
+    index = Index(config, index_options)
+    actions = Actions(config)
+    runner = Runner(config, actions)
+    server = _Server(
+        uvicorn.Config(
+            build_app(index, options, actions),
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # the guard looks at the peer itself
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_graceful_shutdown=STOP_S,
+            ws="none",
+        )
+    )
+    thread = threading.Thread(
+        target=server.run, kwargs={"sockets": [listening]}, name="kafkamq-web", daemon=True
+    )
+    index.start()
+    actions.start()
+    if not options.read_only:
+        runner.start()
+    thread.start()
+    try:
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        yield f"http://{host}:{listening.getsockname()[1]}/"
+    finally:
+        server.should_exit = True
+        thread.join(2 * STOP_S)
+        runner.close()
+        actions.close()
+        index.close()
+        listening.close()
+
+
+class _Server(uvicorn.Server):
+    """Runs beside the main thread, whose signals are its owner's."""
+
+    def install_signal_handlers(self) -> None:
+        """None."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """None."""
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}, port {port}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A page that was made."""
+
+    text: str
+    status: int
+    tag: str  # of these bytes, by which a browser says that it has them
+    versions: tuple[int, int]
+    made_s: float
+    rest_s: float  # for which it is fresh, whatever happens
+
+    def is_fresh(self, versions: tuple[int, int]) -> bool:
+        is_same = versions == self.versions
+        least_s = STILL_S if is_same else min(STILL_S, max(CHANGING_S, self.rest_s))
+        return time.monotonic() - self.made_s < least_s
+
+    def answer(self, request: _Request) -> Response[Any]:
+        if request.headers.get("x-seen") == self.tag:
+            return Response(None, status_code=204)
+        return _html(self.text, self.status)
 
 
 class Site:
@@ -48,29 +148,43 @@ class Site:
         self.operations = Operations(index, actions)
         self.payloads = Payloads(index.config)
         self._options = options
-        self._fresh: OrderedDict[tuple[str, str, int], tuple[float, str]] = OrderedDict()
+        self._shown: OrderedDict[tuple[str, str], _Shown] = OrderedDict()
+        self._making: set[tuple[str, str]] = set()
+        self._lock = threading.Lock()  # guards both
+        self._tags = map("{}-{}".format, repeat(secrets.token_hex(4)), count())
 
-    def page(
-        self,
-        request: _Request,
-        template: str,
-        make: Callable[[], _Data | None],
-        *,
-        version: int = 0,
-    ) -> Any:
-        """A page of what ``make`` answers; None: there is no such thing."""
+    def page(self, request: _Request, template: str, make: Callable[[], _Data | None]) -> Any:
+        """Answer with a page of what ``make`` returns; None: there is no such thing.
+
+        Viewers share it while it is fresh. One that has it already gets nothing.
+        """
         user: User = request.scope["state"]["user"]
-        key = (f"{request.url.path}?{request.url.query}", f"{user.role} {user.name}", version)
-        made_s, text = self._fresh.get(key, (-1e9, ""))
-        if time.monotonic() - made_s > FRESH_S:
+        key = (f"{request.url.path}?{request.url.query}", f"{user.role} {user.name}")
+        with self._lock:
+            shown = self._shown.get(key)
+            if shown is not None and (key in self._making or shown.is_fresh(self._versions)):
+                return shown.answer(request)
+            self._making.add(key)
+        try:
+            began_s, versions, tag = time.monotonic(), self._versions, next(self._tags)
             data = make()
-            text = render("missing.html" if data is None else template, self._values(request, data))
-            if data is None:
-                return _html(text, 404)
-            self._fresh[key] = (time.monotonic(), text)
-            while len(self._fresh) > MAX_FRESH:
-                self._fresh.popitem(last=False)
-        return _html(text)
+            values = self._values(request, data) | {"tag": tag}
+            text = render("missing.html" if data is None else template, values)
+            made_s = time.monotonic()
+            status = 404 if data is None else 200
+            shown = _Shown(text, status, tag, versions, made_s, _REST * (made_s - began_s))
+        finally:
+            with self._lock:
+                self._making.discard(key)
+        with self._lock:
+            self._shown[key] = shown
+            while len(self._shown) > MAX_SHOWN:
+                self._shown.popitem(last=False)
+        return shown.answer(request)
+
+    @property
+    def _versions(self) -> tuple[int, int]:
+        return self.views.version, self.actions.version
 
     def close(self) -> None:
         """End its clients."""
@@ -82,6 +196,7 @@ class Site:
             "csrf": request.scope["state"]["csrf"],  # empty: this user does not act
             "page": data or {},
             "state": self.views.state(),
+            "tag": "",
             "user": request.scope["state"]["user"],
             "path": request.url.path,
             "address": request.url.path + (f"?{request.url.query}" if request.url.query else ""),
@@ -260,7 +375,7 @@ def _action_pages(site: Site) -> list[Any]:
     @get("/jobs", sync_to_thread=True, include_in_schema=False)
     def jobs(request: _Request, page: FromQuery[int] = 1, written: FromQuery[int] = -1) -> Any:
         made = partial(site.actions.jobs, page, written)
-        return site.page(request, "jobs.html", made, version=site.actions.version)
+        return site.page(request, "jobs.html", made)
 
     @get("/api/jobs", sync_to_thread=True)
     def api_jobs(page: FromQuery[int] = 1) -> _Data:
@@ -270,7 +385,7 @@ def _action_pages(site: Site) -> list[Any]:
     @get("/actions", sync_to_thread=True, include_in_schema=False)
     def trail(request: _Request, before: FromQuery[int] = 0) -> Any:
         made = partial(site.actions.entries, before)
-        return site.page(request, "actions.html", made, version=site.actions.version)
+        return site.page(request, "actions.html", made)
 
     @get("/api/actions", sync_to_thread=True)
     def api_trail(before: FromQuery[int] = 0) -> _Data:

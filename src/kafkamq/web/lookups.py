@@ -12,8 +12,14 @@ from kafkamq.types import Outcome
 from kafkamq.web.filters import LetterFilter
 from kafkamq.web.index import fold
 from kafkamq.web.index.fold import END_BASE, STARTED
-from kafkamq.web.index.places import CHUNK_BITS, CHUNK_OFFSETS, LETTERS, MESSAGES, split_place
-from kafkamq.web.index.rows import unpack_headers
+from kafkamq.web.index.rows import (
+    CHUNK_BITS,
+    CHUNK_OFFSETS,
+    LETTERS,
+    MESSAGES,
+    split_place,
+    unpack_headers,
+)
 from kafkamq.web.index.schema import open_reader
 
 MAX_FAMILY = 200  # copies of one message, dead letters and redriven copies included

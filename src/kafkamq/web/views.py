@@ -1,19 +1,28 @@
-"""The data of each page, which is what ``/api`` answers, too."""
+"""The data of each page, which is what ``/api`` answers, too.
+
+They are what the index knows. A payload is read from Kafka when a page shows it.
+"""
 
 from __future__ import annotations
 
+import json
+import threading
 import time
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import StateError, WireError
 from kafkamq.markers.overview import cluster_checks
+from kafkamq.markers.wire.markers import decode_marker
+from kafkamq.transport.log_reader import RecordReader
 from kafkamq.web import lookups
 from kafkamq.web.filters import LetterFilter, name_number
 from kafkamq.web.index.follower import Index
 from kafkamq.web.index.live import Counts, Run
-from kafkamq.web.index.places import LETTERS, MARKERS, MESSAGES, place_of
+from kafkamq.web.index.rows import LETTERS, MARKERS, MESSAGES, place_of
 from kafkamq.web.lookups import reading
 
 PAGE_ROWS = 50
@@ -30,6 +39,14 @@ SORTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "oldest": lambda row: row["oldest_ms"] or 1 << 62,
     "rate": lambda row: -row["sent_per_minute"],
 }
+MAX_SHOWN_BYTES = 65_536
+MAX_JSON_BYTES = 1 << 20
+FORMS = ("text", "json", "hex")
+_TURN_S = 15.0
+_READ_S = 10.0
+_KEPT_S = 10.0
+_MAX_KEPT = 16
+_LINE = 16
 _NOTHING = Counts()
 _ORDER = {
     "START": 1,
@@ -48,6 +65,11 @@ class Views:
         self._index = index
         self._path = index.options.path
         self._health: tuple[float, list[dict[str, Any]]] = (-1e9, [])
+
+    @property
+    def version(self) -> int:
+        """Another one: something may have changed."""
+        return self._index.picture.version
 
     def state(self) -> dict[str, Any]:
         """What every page says of the index."""
@@ -282,3 +304,101 @@ def _chart(rows: list[tuple[int, int, int, int, int, int, int]], last: int) -> d
     names = ("sent", "started", "acked", "failed", "dead")
     series = {name: [column[i] for column in columns] for i, name in enumerate(names)}
     return {"first_ms": first * 60_000, **series}
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A payload as text for people."""
+
+    form: str  # one of FORMS
+    text: str
+    size_bytes: int
+    is_cut: bool
+    note: str = ""
+
+
+class Payloads:
+    """Reads one record at a time; thread-safe."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._config = config
+        self._topics = {
+            MESSAGES: config.message_topic,
+            MARKERS: config.marker_topic,
+            LETTERS: config.dead_letter_topic,
+        }
+        self._readers: dict[int, RecordReader] = {}
+        self._lock = threading.Lock()
+        self._shown: OrderedDict[tuple[int, int, int, str], tuple[float, Shown]] = OrderedDict()
+
+    def read(self, log: int, partition: int, offset: int, form: str) -> Shown:
+        """Return the payload of the record there, as it was at most some seconds ago.
+
+        A page that is open asks again and again, and Kafka is asked seldom.
+
+        Raises:
+            StateError: Others are being read for too long.
+            BrokerError, DeadlineExceededError: It cannot be read.
+        """
+        if not self._lock.acquire(timeout=_TURN_S):
+            raise StateError("other payloads are being read; try again")
+        try:
+            place = (log, partition, offset, form)
+            read_s, shown = self._shown.get(place, (-_KEPT_S, None))
+            if shown is None or time.monotonic() - read_s > _KEPT_S:
+                shown = self._read(*place)
+                self._shown[place] = (time.monotonic(), shown)
+                while len(self._shown) > _MAX_KEPT:
+                    self._shown.popitem(last=False)
+            return shown
+        finally:
+            self._lock.release()
+
+    def _read(self, log: int, partition: int, offset: int, form: str) -> Shown:
+        if log not in self._readers:
+            self._readers[log] = RecordReader(self._config, self._topics[log])
+        record = self._readers[log].read(partition, offset, timeout_s=_READ_S)
+        if record is None:
+            return Shown(form, "", 0, False, "the record is gone: retention has deleted it")
+        value = record.value()
+        if log == MARKERS:
+            try:
+                value = decode_marker(value).value
+            except WireError as error:
+                return Shown(form, "", 0, False, str(error))
+        return show(value, form)
+
+    def close(self) -> None:
+        """End its clients."""
+        with self._lock:
+            for reader in self._readers.values():
+                reader.close()
+
+
+def show(value: bytes | None, form: str) -> Shown:
+    """A payload as text, at most 64 KiB of it; what does not have the form is shown as text."""
+    if value is None:
+        return Shown(form, "", 0, False, "null: there is no payload")
+    size, note = len(value), ""
+    if form == "json":
+        try:
+            if size > MAX_JSON_BYTES:
+                raise ValueError("too large")
+            text = json.dumps(json.loads(value), indent=2, ensure_ascii=False)
+            return Shown(form, text[:MAX_SHOWN_BYTES], size, len(text) > MAX_SHOWN_BYTES)
+        except (ValueError, RecursionError):
+            form, note = "text", "it is no JSON, or too large for it"
+    part = value[:MAX_SHOWN_BYTES]
+    if form == "hex":
+        part = value[: MAX_SHOWN_BYTES // 4]
+        return Shown(form, _hex(part), size, size > len(part))
+    return Shown("text", part.decode("utf-8", "backslashreplace"), size, size > len(part), note)
+
+
+def _hex(data: bytes) -> str:
+    lines = []
+    for first in range(0, len(data), _LINE):
+        part = data[first : first + _LINE]
+        text = "".join(chr(each) if 32 <= each < 127 else "." for each in part)
+        lines.append(f"{first:08x}  {part.hex(' '):<{3 * _LINE}} {text}")
+    return "\n".join(lines)

@@ -152,6 +152,7 @@ class Following:
         self._written_s = self._pictured_s = time.monotonic()
         self._pause_s = _PICTURE_S
         self._has_changed = True
+        self._is_unwritten = False
         self._follower = Follower(
             config,
             f"reading the topics of {config.namespace}",
@@ -223,7 +224,7 @@ class Following:
         for place, end in self._follower.ends.items():
             self._next[place] = max(self._next.get(place, 0), end)
         self._read += len(records)
-        self._has_changed |= bool(records)
+        self._is_unwritten |= bool(records)
         is_time = time.monotonic() - self._written_s > _WRITE_S
         if self.fold.pending > _WRITE_ROWS or is_time:
             self.write()
@@ -283,6 +284,8 @@ class Following:
             [(*place, offset, self._restart(place)) for place, offset in self._next.items()]
         )
         self._connection.commit()
+        self._has_changed |= self._is_unwritten  # pages are made again when they can see it
+        self._is_unwritten = False
         self._written_s = time.monotonic()
 
     # ---- what is too old or too much

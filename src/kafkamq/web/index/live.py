@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from kafkamq.markers.rules.hold import DUE, HELD, PAGE_BITS, STATE, Hold
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.wire.records import TrackerStatus
-from kafkamq.web.index.chunks import Chunks
-from kafkamq.web.index.fold import Fold
-from kafkamq.web.index.places import CHUNK_BITS, CHUNK_OFFSETS, MARKERS, MESSAGES, place_of
+from kafkamq.web.index.fold import Chunks, Fold
+from kafkamq.web.index.rows import CHUNK_BITS, CHUNK_OFFSETS, MARKERS, MESSAGES, place_of
 
 MAX_RUNS = 200_000  # of one picture; what is beyond is counted and not listed
 STATES = ("in flight", "delayed", "due")
