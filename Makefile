@@ -13,11 +13,12 @@ PYTEST_ARGS ?=
 PYTHONS ?= 3.10 3.13
 JOBS ?= 3
 CORES ?= 2
-PARTS := rules queues brokers spark
+PARTS := rules queues brokers spark web
 PART ?= $(PARTS)
 FAULTS_rules := tests/model tests/sim tests/unit tests/wire
 FAULTS_queues := tests/contract tests/integration tests/interop
-FAULTS_brokers := $(filter-out tests/faults/test_spark%,$(wildcard tests/faults/test_*.py))
+FAULTS_brokers := $(filter-out tests/faults/test_spark% tests/faults/test_web%,$(wildcard tests/faults/test_*.py))
+FAULTS_web := $(wildcard tests/faults/test_web*.py)
 FAULTS_spark := tests/spark tests/e2e $(wildcard tests/faults/test_spark*.py)
 NONE := 5# how pytest says that PYTEST_ARGS select nothing there
 ARGS ?=
@@ -62,7 +63,7 @@ test: lint ## lint, then all tests but the fault suite
 	$(BIN)/python -m pytest -m "not faults" -n $(JOBS) --dist loadfile --durations=20 --durations-min=5 \
 		$(PYTEST_ARGS)
 
-test-faults: $(VENV)/.installed ## kills, cuts and long runs; PART=rules, queues, brokers or spark, all without it
+test-faults: $(VENV)/.installed ## kills, cuts and long runs; PART=rules, queues, brokers, spark or web, all without it
 	@tools/check_machine java
 	@$(COMPILE)
 	@failed=; for part in $(PART); do \
@@ -120,6 +121,7 @@ bench: $(VENV)/.installed ## measure queues and Spark on this machine
 	$(BIN)/python benchmarks/claims.py $(ARGS)
 	$(BIN)/python benchmarks/parallel.py $(ARGS)
 	$(BIN)/python benchmarks/compare.py $(ARGS)
+	$(BIN)/python benchmarks/web.py $(ARGS)
 
 lock: $(VENV)/.uv ## resolve the locks in requirements/ again
 	$(UV_COMPILE) requirements/bootstrap.in --output-file requirements/bootstrap.txt
