@@ -19,6 +19,7 @@ from kafkamq.errors import WireError
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.dead_letters import dead_letter_of
+from kafkamq.queue.wire.keys import split_key
 from kafkamq.transport.record import LOG_APPEND_TIME, Record, all_headers
 from kafkamq.types import Marker, MarkerType, Outcome
 from kafkamq.web.index.rows import (
@@ -179,10 +180,12 @@ class Fold:
         self.topic_id = b""  # of the messages topic now: others' messages are gone (R13)
         self._rows = Rows(config)
         self._names: dict[str, int] = dict(connection.execute("SELECT text, number FROM name"))
+        self._queue_numbers: dict[bytes, int] = {}
         self._new_names: list[tuple[int, str]] = []
         self._messages: list[MessageRow] = []
         self._events: list[tuple[object, ...]] = []
         self._queues: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+        self._groups: dict[tuple[int, int, int], list[int]] = {}
         self._minutes: defaultdict[tuple[int, int], list[int]] = defaultdict(lambda: [0] * 5)
 
     def name(self, text: str) -> int:
@@ -199,8 +202,9 @@ class Fold:
 
     def messages(self, partition: int, records: Sequence[Record]) -> None:
         """Records of one partition, in their order."""
+        first = place_of(MESSAGES, partition, 0)
         for record, headers in zip(records, all_headers(records), strict=True):
-            place = place_of(MESSAGES, partition, record.offset() or 0)
+            place = first + (record.offset() or 0)
             self._message(place, record.timestamp()[1], record.key(), headers)
 
     def _message(
@@ -208,15 +212,20 @@ class Fold:
         place: int,
         at_ms: int,
         key: bytes | None,
-        headers: Iterable[tuple[str, bytes | None]],
+        headers: Sequence[tuple[str, bytes | None]],
         *,
         is_scheduled: bool = False,
     ) -> None:
-        queue_id, row = self._rows.message(place, at_ms, key, headers)
-        queue = self.name(queue_id.decode("utf-8", "replace"))
-        self._messages.append((place, queue, *row[2:]))
+        queue_id, user_key = split_key(key)
+        queue = self._queue_numbers.get(queue_id)
+        if queue is None:
+            queue = self.name(queue_id.decode("utf-8", "replace"))
+            if len(self._queue_numbers) < MAX_NAMES:
+                self._queue_numbers[queue_id] = queue
+        self._messages.append(self._rows.message(place, queue, at_ms, user_key, headers))
         chunk = self.chunks.get(place >> CHUNK_BITS)
-        chunk.last_ms = max(chunk.last_ms, at_ms)
+        if at_ms > chunk.last_ms:
+            chunk.last_ms = at_ms
         if is_scheduled:  # a tracker takes it, nobody STARTs it
             chunk.started |= 1 << (place & _MASK)
         is_waiting = chunk.add(place & _MASK, queue)
@@ -323,13 +332,10 @@ class Fold:
         is_redriven = execute("SELECT 1 FROM redriven WHERE place = ?", (place,)).fetchone()
         redriven = int(is_redriven is not None)
         at_ms = letter.timestamp_ms
-        execute(
-            "INSERT INTO letter_group VALUES (?, ?, ?, 1, ?, ?, ?) ON CONFLICT DO UPDATE SET"
-            " letters = letters + 1, redriven = redriven + excluded.redriven,"
-            " first_ms = min(first_ms, excluded.first_ms),"
-            " last_ms = max(last_ms, excluded.last_ms)",
-            (queue, reason, form, redriven, at_ms, at_ms),
-        )
+        group = self._groups.setdefault((queue, reason, form), [0, 0, at_ms, at_ms])
+        group[0] += 1
+        group[1] += redriven
+        group[2:] = min(group[2], at_ms), max(group[3], at_ms)
         self._queues[queue][2] += 1
         self._queues[queue][3] += redriven
         self._minutes[at_ms // 60_000, queue][_DEAD] += 1
@@ -344,11 +350,7 @@ class Fold:
             "SELECT queue, reason, form FROM letter WHERE place = ?", (place,)
         ).fetchone()
         if found is not None:
-            execute(
-                "UPDATE letter_group SET redriven = redriven + 1"
-                " WHERE queue = ? AND reason = ? AND form = ?",
-                found,
-            )
+            self._groups.setdefault(found, [0, 0, at_ms, 0])[1] += 1
             self._queues[found[0]][3] += 1
 
     # ---- writing
@@ -378,11 +380,22 @@ class Fold:
             " dead = dead + excluded.dead",
             [(*which, *counts) for which, counts in self._minutes.items()],
         )
+        self._write_groups()
         many("INSERT OR REPLACE INTO position VALUES (?, ?, ?, ?)", positions)
         for rows in (self._new_names, self._messages, self._events):
             rows.clear()
         self._queues.clear()
         self._minutes.clear()
+
+    def _write_groups(self) -> None:
+        self.connection.executemany(
+            "INSERT INTO letter_group VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+            " letters = letters + excluded.letters, redriven = redriven + excluded.redriven,"
+            " first_ms = min(first_ms, excluded.first_ms),"
+            " last_ms = max(last_ms, excluded.last_ms)",
+            [(*which, *group) for which, group in self._groups.items()],
+        )
+        self._groups.clear()
 
     def forget_chunks(self, numbers: Iterable[int]) -> None:
         """Delete the oldest messages; those that still waited are counted no more."""
@@ -404,6 +417,7 @@ class Fold:
 
     def forget_letters(self, most: int) -> None:
         """Delete the oldest dead letters beyond so many."""
+        self._write_groups()
         execute = self.connection.execute
         last = execute("SELECT max(number) FROM letter").fetchone()[0] or 0
         for number, queue, reason, form, is_redriven in execute(

@@ -29,12 +29,13 @@ from kafkamq.transport.follower import Follower
 from kafkamq.transport.record import Place, Record, place_of
 from kafkamq.web.index.fold import Fold, MarkerLog
 from kafkamq.web.index.live import MAX_RUNS, Counts, MarkerLag, Picture, Run, open_runs
-from kafkamq.web.index.schema import delete_index, open_index, size_bytes
+from kafkamq.web.index.schema import delete_index, make_indexes, open_index, size_bytes
 
 MAX_POLLED = 5000
 _WAIT_S = 0.25
 _WRITE_ROWS = 50_000
 _WRITE_S = 0.5
+_FIRST_WRITE_S = 5.0  # of the first reading: each write has a price for each queue
 _PICTURE_S = 0.5  # at most so often; and at most a tenth of the time
 _LOOK_S = 15.0  # for topics that were recreated, partitions that were added, what is too old
 _RETRY_S = 5.0
@@ -148,6 +149,7 @@ class Following:
         self._moved_s: dict[int, float] = {}  # when each marker partition's clock was
         self._ends: dict[Place, int] = {}  # what was there at the start
         self._next: dict[Place, int] = {}
+        self._is_indexed = False
         self._read = 0
         self._written_s = self._pictured_s = time.monotonic()
         self._pause_s = _PICTURE_S
@@ -225,9 +227,17 @@ class Following:
             self._next[place] = max(self._next.get(place, 0), end)
         self._read += len(records)
         self._is_unwritten |= bool(records)
-        is_time = time.monotonic() - self._written_s > _WRITE_S
+        pause_s = _FIRST_WRITE_S if self._behind() else _WRITE_S
+        is_time = time.monotonic() - self._written_s > pause_s
         if self.fold.pending > _WRITE_ROWS or is_time:
             self.write()
+            if not self._is_indexed and not self._behind():
+                make_indexes(self._connection)
+                self._is_indexed = True
+
+    def _behind(self) -> int:
+        """Return how many of the records that were there at the start are not read."""
+        return sum(max(0, end - self._next[place]) for place, end in self._ends.items())
 
     def _take(self, place: Place, records: Sequence[Record]) -> None:
         topic, number = place
@@ -329,11 +339,11 @@ class Following:
             counts[run.queue].add(run)
             if len(runs) < MAX_RUNS:
                 runs.append(run)
-        behind = sum(max(0, end - self._next[place]) for place, end in self._ends.items())
+        behind = self._behind()
         made = Picture(
             made_ms=round(time.time() * 1000),
             version=shown.version + int(self._has_changed or bool(shown.error)),
-            is_caught_up=behind == 0,
+            is_caught_up=self._is_indexed,
             counts=dict(counts),
             runs=tuple(runs),
             is_whole=len(runs) < MAX_RUNS,

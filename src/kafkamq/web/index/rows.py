@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import WireError
 from kafkamq.queue.dead_letters import REDRIVEN_FROM
-from kafkamq.queue.wire.headers import Origin, read_message_headers
-from kafkamq.queue.wire.keys import split_key
+from kafkamq.queue.wire.headers import ID, Origin, read_message_headers
 from kafkamq.types import Headers
 
 MESSAGES, MARKERS, LETTERS = 0, 1, 2
@@ -27,6 +26,7 @@ MAX_OFFSET = (1 << _OFFSET_BITS) - 1
 MAX_PARTITION = (1 << _PARTITION_BITS) - 1
 MAX_KEY_BYTES = 1024  # what is longer is cut, here and below
 MAX_HEADERS_BYTES = 2048
+MAX_PLAIN_ID_BYTES = 256
 MAX_ERROR_CHARACTERS = 500
 MAX_FORM_CHARACTERS = 120
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -75,24 +75,28 @@ class Rows:
     def message(
         self,
         place: int,
+        queue: int,
         at_ms: int,
-        record_key: bytes | None,
-        headers: Iterable[tuple[str, bytes | None]],
-    ) -> tuple[bytes, MessageRow]:
-        """Its queue's id, and its row, in which the queue is 0."""
-        queue_id, key = split_key(record_key)
-        if key is not None:
+        key: bytes | None,
+        headers: Sequence[tuple[str, bytes | None]],
+    ) -> MessageRow:
+        """Return the row of a message of this queue, with the sender's key."""
+        if key is not None and len(key) > MAX_KEY_BYTES:
             key = key[:MAX_KEY_BYTES]
+        if len(headers) == 1:  # most messages: no more than their id
+            name, value = headers[0]
+            if name == ID and value and len(value) <= MAX_PLAIN_ID_BYTES and value.isascii():
+                return place, queue, at_ms, value, key, 1, None, None, None
         read = read_message_headers(headers)
         if not read.id and not read.user:
-            return queue_id, (place, 0, at_ms, None, key, read.delivery_count, None, None, None)
+            return place, queue, at_ms, None, key, read.delivery_count, None, None, None
         letter, user = None, read.user
         if user and any(name == REDRIVEN_FROM for name, _ in user):
             letter = self._letter(user)
             user = tuple(each for each in user if each[0] != REDRIVEN_FROM)
-        return queue_id, (
+        return (
             place,
-            0,
+            queue,
             at_ms,
             read.id.encode() or None,
             key,
