@@ -24,10 +24,12 @@ from kafkamq.transport.admin import Admin
 from kafkamq.web.app import serving
 from kafkamq.web.guard import hash_password
 from kafkamq.web.index.follower import Index, IndexOptions
+from kafkamq.web.lookups import reading
 from kafkamq.web.options import Account, WebOptions
 from kafkamq.web.views import SORTS, Views
 
 CHROMIUM = Path("/usr/bin/chromium")
+AXE = Path(__file__).with_name("axe") / "axe.min.js"  # of the npm package axe-core
 
 
 @pytest.fixture
@@ -94,6 +96,9 @@ def test_the_index_follows_restarts_and_is_made_anew(
         wait_until(lambda: views.queue("quiet") is not None)
         (unseen,) = views.queue("quiet")["waiting_messages"]  # type: ignore[index]
         assert unseen["id"] == "unseen"
+        with reading(path) as connection:
+            found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'index'")
+            assert {"message_id", "message_key", "letter_queue"} <= {name for (name,) in found}
         before = views.overview()["queues"]
         steps = life(views, "order-0")
         assert steps[:3] == ["SENT", "START", "REJECT"]
@@ -219,15 +224,23 @@ def test_a_browser_shows_each_page_and_what_happens_next(
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda request: elsewhere(request.url, address, complaints))
         shown = ("", "queue?name=orders", "dead-letters", "workers", "trackers", "health")
-        for path in (*shown, "redrive", "jobs", "actions", "send"):
+        for path in (*shown, "redrive", "jobs", "actions", "send", "find?q=none"):
             page.goto(f"{address}{path}")
             assert "kafkamq" in page.title()
             wide = page.evaluate("document.documentElement.scrollWidth")
             assert wide <= 400, f"{path} is {wide} wide"
+            complaints += found_by_axe(page)
         page.goto(f"{address}find?q=order-1")
         page.get_by_role("link", name="order-1").first.click()
         page.get_by_role("link", name="json").click()
         page.get_by_text('"order": 1').wait_for()
+        complaints += found_by_axe(page)
+        page.emulate_media(color_scheme="dark")
+        complaints += found_by_axe(page)
+        for path in shown:
+            page.goto(f"{address}{path}")
+            complaints += found_by_axe(page)
+        page.emulate_media(color_scheme="light")
         page.goto(address)
         page.get_by_role("link", name=canary[:40]).click()
         page.get_by_role("link", name=canary[:30]).first.click()
@@ -237,19 +250,50 @@ def test_a_browser_shows_each_page_and_what_happens_next(
         assert "hacked" not in page.title()[:6]
         assert page.evaluate("document.images.length") == 0
         page.goto(f"{address}queue?name=quiet")  # the page stays, its numbers go on
+        reader_at = (
+            "[document.activeElement.textContent, document.querySelector('.scroll').scrollLeft]"
+        )
+        page.get_by_role("link", name="unseen").focus()
+        page.evaluate("document.querySelector('.scroll').scrollLeft = 70")
         service.queue("quiet").producer().send(b"!", id="the-next").result(within(30))
         page.get_by_role("link", name="the-next").wait_for(timeout=60_000)
+        assert page.evaluate(reader_at) == ["unseen", 70]
         page.goto(f"{address}dead-letters?queue=orders&text=article")
-        page.get_by_role("link", name="Redrive what matches").click()
-        page.get_by_label("name").fill("once more")
-        page.get_by_role("button", name="Redrive them").click()
+        tab_to(page, "Redrive what matches …")  # all of it by the keyboard
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/redrive*")
+        tab_to(page, "name")
+        page.keyboard.type("once more")
+        tab_to(page, "Redrive them")
+        page.keyboard.press("Enter")
         page.get_by_role("row", name="once more").get_by_text("done").wait_for(timeout=60_000)
         assert page.url.startswith(f"{address}jobs?written=")
         assert ask(f"{address}api/jobs")["jobs"][0]["done"] == 2
         page.goto(f"{address}queue?name=quiet")
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.className") == "skip"
-    assert complaints == []
+    assert not complaints, "\n".join(complaints)
+
+
+def found_by_axe(page: Any) -> list[str]:
+    """What hinders readers with other senses or devices, as far as axe-core sees it."""
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [
+        f"{page.url}: {each['id']}: {node['html'][:120]}"
+        for each in found["violations"]
+        for node in each["nodes"]
+    ]
+
+
+def tab_to(page: Any, name: str) -> None:
+    """Press Tab until the element of this text, or with this label, has the focus."""
+    said = "(e => [e.textContent, e.name])(document.activeElement)"
+    for _ in range(100):
+        page.keyboard.press("Tab")
+        if name in page.evaluate(said):
+            return
+    raise AssertionError(f"no way to {name!r}")
 
 
 def elsewhere(url: str, address: str, complaints: list[str]) -> None:

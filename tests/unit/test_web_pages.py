@@ -113,7 +113,9 @@ class Inert(HTMLParser):
             assert not name.startswith(("on", "style", "hx-on")), (tag, name)
             assert not (value or "").strip().lower().startswith("javascript:")
         assert tag not in ("style", "iframe", "object", "embed", "img", "base"), tag
-        assert tag != "script" or dict(attributes)["src"].startswith("/static/htmx.min.js?")
+        if tag == "script":
+            source = dict(attributes)["src"] or ""
+            assert source.startswith(("/static/htmx.min.js?", "/static/kafkamq.js?"))
 
 
 ADDRESSES = (
