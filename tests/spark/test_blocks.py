@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafkamq.markers.rules.delivery import Carry, DueCause, Settle
-from kafkamq.spark.blocks import Block, decode_actions, encode_actions, encode_block
-from kafkamq.spark.grouping import group_key, spark_hash
-from kafkamq.spark.packing import pack, unpack
+from kafkamq.spark.blocks import Block, decode_actions, encode_actions, encode_block, pack, unpack
+from kafkamq.spark.parallelism import group_key, spark_hash
 from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, Outcome, expand
 
 _INT64 = st.integers(0, 2**63 - 1)

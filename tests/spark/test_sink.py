@@ -21,10 +21,10 @@ from kafkamq.queue.topics import create_topics
 from kafkamq.queue.wire.keys import key_partition
 from kafkamq.spark.batches import BATCH_ID
 from kafkamq.spark.checkpoint import read_note
+from kafkamq.spark.failures import query_failure
 from kafkamq.spark.formats import register_source
 from kafkamq.spark.sink import sink
 from kafkamq.spark.sink.sink import write_stream
-from kafkamq.spark.tracker.query import query_failure
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

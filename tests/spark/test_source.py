@@ -18,7 +18,7 @@ from tests.waiting import wait_until, within
 from kafkamq.config import ServiceConfig
 from kafkamq.spark.daemon import THREADLESS
 from kafkamq.spark.formats import register_source
-from kafkamq.spark.grouping import group_key, spark_hash
+from kafkamq.spark.parallelism import group_key, spark_hash
 from kafkamq.transport.log_reader import LogRange, log_reader
 from kafkamq.transport.record import all_headers
 
@@ -350,7 +350,7 @@ def test_workers_come_with_their_imports_done(spark: SparkSession) -> None:
         import pandas as pd
         import pyspark
 
-        early = "kafkamq.spark.tracker.processor" in sys.modules
+        early = "kafkamq.spark.tracker.query" in sys.modules
         for _ in frames:
             frozen = gc.get_freeze_count()
             yield pd.DataFrame([(pyspark.__file__, early, frozen)])

@@ -15,7 +15,7 @@ from tests.waiting import wait_until, within
 
 from kafkamq.errors import ConfigError
 from kafkamq.markers.tracker.local import LocalTracker, run_standing_by
-from kafkamq.spark.tracker.standby import StandbyTracker
+from kafkamq.spark.tracker.tracker import StandbyTracker
 from kafkamq.types import MessageId
 
 if TYPE_CHECKING:

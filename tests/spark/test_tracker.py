@@ -44,6 +44,7 @@ from kafkamq.markers.tracker.settlement import Settler, SettleReport
 from kafkamq.metrics.catalog import LATENESS, SPARK_RUNNING
 from kafkamq.metrics.health import health
 from kafkamq.queue.wire.headers import read_message_headers
+from kafkamq.spark import register
 from kafkamq.spark.checkpoint import CheckpointNote, write_note
 from kafkamq.spark.tracker import tracker as tracker_module
 from kafkamq.spark.tracker.tracker import SparkTracker
@@ -152,6 +153,7 @@ def _pair(message_id: MessageId) -> tuple[int, int]:
 def test_a_restart_fires_what_fell_due_meanwhile_once_and_behind_its_tick(
     spark: SparkSession, logs: Logs, checkpoint: str
 ) -> None:
+    register(spark)  # formats need one setting of the session
     settings = dict(spark.conf.getAll)
     with tracking(logs, spark, checkpoint) as running:
         assert dict(spark.conf.getAll) == settings  # the session's other queries keep theirs

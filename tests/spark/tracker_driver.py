@@ -16,7 +16,7 @@ __all__ = ["tracker_driver"]
 _PROGRAM = """
 import json, sys
 from kafkamq.config import ServiceConfig, TrackerConfig
-from kafkamq.spark.tracker.standby import run_spark_tracker
+from kafkamq.spark.tracker.tracker import run_spark_tracker
 service, tracker, spark = map(json.loads, sys.argv[1:])
 run_spark_tracker(ServiceConfig(**service), TrackerConfig(**tracker), **spark)
 """

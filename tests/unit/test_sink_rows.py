@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.spark.sink.ledger import TASKS, CellEntry, is_written, unconfirmed
-from kafkamq.spark.sink.options import parse_sink_options
 from kafkamq.spark.sink.rows import (
     check_columns,
     check_message_columns,
+    parse_sink_options,
     read_rows,
     slot_column,
     slots_of,

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kafkamq.cli.app import app
-from kafkamq.cli.spark import cluster as commands
+from kafkamq.cli.spark import jobs as commands
 from kafkamq.errors import ConfigError
 from kafkamq.spark.cluster import (
     daemon_environment,
@@ -67,7 +67,7 @@ def test_the_archive_is_the_whole_package() -> None:
     names = zipfile.ZipFile(archive).namelist()
     assert {"kafkamq/__init__.py", "kafkamq/spark/log4j2.properties"} <= set(names)
     program = (
-        "import kafkamq, kafkamq.spark.sink.sink, kafkamq.spark.tracker.processor; "
+        "import kafkamq, kafkamq.spark.sink.sink, kafkamq.spark.tracker.query; "
         "print(kafkamq.__file__)"
     )
     done = subprocess.run(

@@ -30,9 +30,8 @@ from kafkamq.markers.tracker.ledger import (
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.markers.wire.records import TrackerStatus, encode_status
 from kafkamq.spark.blocks import encode_actions
-from kafkamq.spark.running import Run
-from kafkamq.spark.stages import Stages
 from kafkamq.spark.tracker import settling as of_rows
+from kafkamq.spark.tracker.run import Run, Stages
 from kafkamq.spark.tracker.settling import RowSettling, take_turn
 from kafkamq.spark.tracker.ticking import TickKeeper
 from kafkamq.transport.admin import Admin

@@ -29,7 +29,7 @@ from kafkamq.cli import (
     web,
     work,
 )
-from kafkamq.cli.spark import cluster, jobs
+from kafkamq.cli.spark import jobs
 from kafkamq.errors import ConfigError, KafkaMQError
 
 app = typer.Typer(
@@ -99,7 +99,7 @@ for _command in (
     app.command()(_command)
 app.add_typer(dead_letters.group, name="dlq")
 app.add_typer(claims.group, name="claims")
-app.add_typer(cluster.group, name="spark")
+app.add_typer(jobs.cluster, name="spark")
 
 
 def main() -> None:

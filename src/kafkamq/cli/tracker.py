@@ -80,7 +80,7 @@ def tracker(
         if engine is Engine.LOCAL:
             _track_here(config, settings, stopping, standby=standby)
             return
-        from kafkamq.spark.tracker.standby import run_spark_tracker
+        from kafkamq.spark.tracker.tracker import run_spark_tracker
 
         run_spark_tracker(
             config,

@@ -8,10 +8,13 @@ the same way from the fold to the driver.
 
 from __future__ import annotations
 
+import json
+import struct
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from kafkamq.markers.rules.delivery import Carry, DueCause, Settle
-from kafkamq.spark.packing import pack, unpack
 from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, Outcome
 
 FoldRow = tuple[int, int, "Marker | None"]
@@ -183,3 +186,27 @@ def decode_actions(data: bytes) -> list[Settle | Carry]:
 def _signed(bits: int) -> int:
     """64 bits in a column of signed integers."""
     return bits - (_ALL_BITS + 1) if bits >> 63 else bits
+
+
+_HEAD = struct.Struct("<III")  # rows, columns, bytes of the table
+
+
+def pack(columns: Sequence[Sequence[int]], table: object = None) -> bytes:
+    """Columns of equal length, and a value that JSON can hold."""
+    text = json.dumps(table, separators=(",", ":")).encode()
+    parts = [_HEAD.pack(len(columns[0]), len(columns), len(text)), text]
+    parts += [array("q", column).tobytes() for column in columns]
+    return b"".join(parts)
+
+
+def unpack(data: bytes) -> tuple[list[list[int]], Any]:
+    rows, count, table_bytes = _HEAD.unpack_from(data)
+    start = _HEAD.size + table_bytes
+    table = json.loads(data[_HEAD.size : start])
+    columns = []
+    for _ in range(count):
+        column = array("q")
+        column.frombytes(data[start : start + 8 * rows])
+        columns.append(column.tolist())
+        start += 8 * rows
+    return columns, table

@@ -33,7 +33,7 @@ IMPORTS = (
     "pyspark.sql.pandas.serializers",
     "pyspark.sql.streaming.stateful_processor_api_client",
     "pyspark.sql.streaming.proto.StateMessage_pb2",
-    "kafkamq.spark.tracker.processor",
+    "kafkamq.spark.tracker.query",
     "kafkamq.spark.formats",
 )
 _TASKS = Path("/proc/self/task")

@@ -33,7 +33,7 @@ from kafkamq.spark.options import SourceOptions, parse_source_options
 from kafkamq.spark.queues.ending import BatchEndWriter, StreamEndWriter, parse_ack_options
 from kafkamq.spark.queues.leasing import QueueReader
 from kafkamq.spark.session import active
-from kafkamq.spark.sink.options import SinkOptions, parse_sink_options
+from kafkamq.spark.sink.rows import SinkOptions, parse_sink_options
 from kafkamq.spark.sink.writer import BatchWriter, StreamWriter
 from kafkamq.spark.source.columns import columns_of
 from kafkamq.spark.source.filters import NOTHING_PUSHED, push

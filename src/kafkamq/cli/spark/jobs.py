@@ -1,15 +1,19 @@
-"""``sql``, ``replay`` and ``audit``: Spark over the tables of a namespace."""
+"""``sql``, ``replay`` and ``audit``: Spark over the tables of a namespace, the audit as a page;
+``spark master`` and ``spark worker``: a standalone cluster from the installed PySpark.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from datetime import date, datetime, timezone
 from decimal import Decimal
+from html import escape as escape_html
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +23,8 @@ from rich.markup import escape
 from kafkamq.cli import output
 from kafkamq.cli.mistyped import warn_of_unused
 from kafkamq.cli.options import DryRun, Json, connected
+from kafkamq.cli.output import time_of
+from kafkamq.cli.page import document, figure, table
 from kafkamq.cli.spark.options import SparkChoice, with_spark
 from kafkamq.cli.spark.sql_check import check_condition, check_statement, split_statements
 from kafkamq.config import ServiceConfig
@@ -28,7 +34,7 @@ from kafkamq.transport.admin import require_brokers
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from kafkamq.spark.jobs.audit import Audit
+    from kafkamq.spark.jobs.audit import Audit, QueueAudit
     from kafkamq.spark.jobs.replay import ReplayReport
 
 EXIT_FAILED = 1
@@ -306,8 +312,6 @@ def audit(
     if queue_id and not found.queues:
         warn_of_unused(config, queue_id)
     if html is not None:
-        from kafkamq.cli.spark.audit_page import render
-
         html.write_text(render(found, made_ms=round(time.time() * 1000)), encoding="utf-8")
         output.note(f"Written: {html}")
     if as_json:
@@ -385,3 +389,134 @@ def _print_consumers(found: Audit) -> None:
                 for name, each in shares
             ],
         )  # fmt: skip
+
+
+def render(audit: Audit, *, made_ms: int) -> str:
+    """One HTML page with tables and plots, nothing from elsewhere."""
+    queues = "\n".join(_queue(queue, audit) for queue in audit.queues)
+    span = (
+        f"Attempts from {time_of(audit.begin_ms)} to {time_of(audit.end_ms)} (broker time)"
+        if audit.begin_ms
+        else "No attempts"
+    )
+    nothing = "<p>No queue has been used.</p>"
+    body = f"""<p>{span}. Computed {time_of(made_ms)}.</p>
+{_summary(audit)}
+{queues or nothing}"""
+    return document(f"Audit of {audit.namespace}", body)
+
+
+def _summary(audit: Audit) -> str:
+    head = (
+        "queue", "messages", "attempts", "acked", "nacked", "rejected", "leases lost",
+        "late verdicts", "dead letters", "in flight", "wait p50 s", "wait p99 s", "took p50 s",
+        "late p99 s",
+    )  # fmt: skip
+    rows = [
+        (
+            queue.queue_id, queue.messages, queue.attempts, queue.acked, queue.nacked,
+            queue.rejected, queue.leases_lost, queue.late_verdicts,
+            sum(queue.dead_letters.values()), sum(queue.in_flight.values()), queue.wait_p50_s,
+            queue.wait_p99_s, queue.took_p50_s, queue.late_p99_s,
+        )
+        for queue in audit.queues
+    ]  # fmt: skip
+    return table(head, rows)
+
+
+def _queue(queue: QueueAudit, audit: Audit) -> str:
+    from kafkamq.spark.jobs.audit import LATENESS_BOUNDS_S, MAX_ATTEMPT_BARS
+
+    attempts = [queue.messages_by_attempts.get(n, 0) for n in range(1, MAX_ATTEMPT_BARS + 1)]
+    names = [*map(str, range(1, MAX_ATTEMPT_BARS)), f"{MAX_ATTEMPT_BARS}+"]
+    late = [*(f"≤{bound:g}s" for bound in LATENESS_BOUNDS_S), f">{LATENESS_BOUNDS_S[-1]:g}s"]
+    times = [""] * len(queue.attempts_over_time)
+    times[0], times[-1] = time_of(audit.begin_ms)[11:19], time_of(audit.end_ms)[11:19]
+    shares = queue.consumers[:12]
+    plots = (
+        figure("Messages by their number of attempts", attempts, names),
+        figure("Attempts over time", queue.attempts_over_time, times),
+        figure("Redeliveries by lateness: from the end of the lease", queue.lateness, late),
+        figure(
+            "Attempts by consumer",
+            [each["attempts"] for each in shares],
+            [str(each["consumer_id"])[-8:] for each in shares],
+        ),
+    )
+    consumers = table(
+        ("consumer", "attempts", "share %", "acked", "leases lost", "took p50 ms"),
+        [
+            (
+                each["consumer_id"], each["attempts"], float(each["share"]), each["acked"],
+                each["leases_lost"], each["took_ms"],
+            )
+            for each in queue.consumers
+        ],
+    )  # fmt: skip
+    poison = table(
+        ("message", "sent", "attempts", "last outcome", "reason"),
+        [
+            (each["id"], each["sent"], each["attempts"], each["outcome"], each["reason"])
+            for each in queue.poison
+        ],
+    )
+    letters = table(("dead letters", "messages"), sorted(queue.dead_letters.items()))
+    states = table(("in flight", "messages"), sorted(queue.in_flight.items()))
+    return f"""<section><h2>{escape_html(queue.queue_id)}</h2>
+<div class="plots">{"".join(plots)}</div>
+<h3>Messages with the most attempts</h3>{poison}
+<h3>Consumers</h3>{consumers}
+<h3>Now</h3>{letters}{states}</section>"""
+
+
+Host = Annotated[str, typer.Option(help="Name or address of this machine, as the others reach it.")]
+
+
+def _become(command: Sequence[str]) -> None:
+    """This process goes on as that one: its signals and its exit code are the caller's."""
+    from kafkamq.spark.cluster import daemon_environment
+
+    os.execve(command[0], list(command), daemon_environment(os.environ))
+
+
+def master(
+    host: Host = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port for workers and drivers.")
+    ] = 7077,
+    web_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the web pages.")] = 8080,
+) -> None:
+    """Run the master of a standalone cluster until Ctrl-C."""
+    from kafkamq.spark.cluster import master_command
+
+    command = master_command(host=host, port=port, web_port=web_port)
+    output.note(f"Master at spark://{host}:{port}; workers join with 'kafkamq spark worker'.")
+    _become(command)
+
+
+def worker(
+    master: Annotated[
+        str, typer.Argument(metavar="spark://HOST:PORT", help="Address of the master.")
+    ],
+    cores: Annotated[int, typer.Option(min=1, help="Cores that executors may use.")] = 1,
+    memory: Annotated[str, typer.Option(help="Memory that executors may use, such as 2g.")] = "1g",
+    host: Host = "",
+    work_folder: Annotated[
+        str, typer.Option("--work-dir", help="Folder for logs and shipped files of executors.")
+    ] = "",
+) -> None:
+    """Run a worker of a standalone cluster until Ctrl-C.
+
+    Executors use this Python; PYSPARK_PYTHON names another one.
+    """
+    from kafkamq.spark.cluster import worker_command
+
+    _become(worker_command(master, cores=cores, memory=memory, host=host, work_folder=work_folder))
+
+
+cluster = typer.Typer(
+    help="A standalone Spark cluster for --master, from the installed PySpark.",
+    no_args_is_help=True,
+)
+cluster.command()(master)
+cluster.command()(worker)

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, KafkaMQError
-from kafkamq.spark.failures import is_spark_gone, spark_failure
+from kafkamq.spark.failures import QueryFailedError, is_spark_gone, query_failure, spark_failure
 from kafkamq.spark.session import build_session, end_session, has_session
-from kafkamq.spark.tracker.query import QueryFailedError, query_failure
 from kafkamq.spark.views import VIEWS, register_views
 
 if TYPE_CHECKING:

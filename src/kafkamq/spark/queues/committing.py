@@ -36,8 +36,8 @@ from kafkamq.markers.tracker.ledger import Ledger, LedgerKey
 from kafkamq.markers.wire.records import Position
 from kafkamq.queue.wire.keys import key_partition
 from kafkamq.spark.checkpoint import CheckpointNote
-from kafkamq.spark.grouping import group_key
 from kafkamq.spark.marker_log import marker_log
+from kafkamq.spark.parallelism import group_key
 from kafkamq.spark.queues.acks import (
     ACK_COLUMNS,
     AckSettings,

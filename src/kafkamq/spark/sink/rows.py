@@ -1,17 +1,22 @@
-"""The rows of the Kafka sink, column by column, and the identity of each.
+"""What the Kafka sink is given: its options, its columns, and its rows with the identity of each.
 
-Rows are records of a topic, or messages of a queue. An identity is 64 bits of a row's content, of
-all its columns. It does not depend on order, task or machine, so that a repeated batch can be
-compared with what was written.
+Rows are records of a topic, or messages of a queue; options and columns are checked when a query is
+planned. An identity is 64 bits of a row's content, of all its columns. It does not depend on order,
+task or machine, so that a repeated batch can be compared with what was written.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from kafkamq.config import ServiceConfig, one_of
 from kafkamq.errors import ConfigError
+from kafkamq.queue.wire.keys import join_key
+from kafkamq.spark.options import parse_service
 from kafkamq.types import Headers
 
 if TYPE_CHECKING:
@@ -40,6 +45,9 @@ MESSAGE_COLUMNS: Mapping[str, str] = {
 MAX_SLOTS = 4096  # of a frame that is cut by its rows' content
 IDENTITY = "_identity"
 _SLOT = "_slot_of_"
+_OPTIONS = {"topic", "queue", "namespace", "ledgertopic", "sinkid", "guarantee"}
+_SPARKS = {"checkpointlocation", "path", "queryname"}
+_MAX_ID = 100  # letters
 _TYPES = {
     "value": ("binary", "string"),
     "key": ("binary", "string"),
@@ -125,6 +133,89 @@ def check_types(types: Mapping[str, str], known: Mapping[str, Sequence[str]] = _
             instead = "write it as a number of seconds"
         wanted = " or ".join(known[name])
         raise ConfigError(f"column {name} is {found}: it must be {wanted}; {instead}")
+
+
+class Guarantee(Enum):
+    """How often a row may be in the topic."""
+
+    EXACTLY_ONCE = "exactly-once"
+    AT_LEAST_ONCE = "at-least-once"  # each row with a header that readers can drop copies by
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkOptions:
+    """Where and how a query writes."""
+
+    config: ServiceConfig  # where, and Kafka's properties
+    topic: str  # topic: of rows that name none; empty: every row names one
+    queue_id: str = ""  # queue: whose messages the rows are
+    ledger_topic: str = ""  # ledgerTopic: whose committed offsets are the ledger
+    sink_id: str = ""  # sinkId; empty: the id of the streaming query
+    guarantee: Guarantee = Guarantee.EXACTLY_ONCE  # guarantee
+
+
+def sink_name(sink_id: str, queue_id: str) -> str:
+    """What a sink is called in its ledger: queues share one, and a query may send to several."""
+    if not queue_id:
+        return sink_id
+    return f"{sink_id}-{hashlib.blake2b(queue_id.encode(), digest_size=6).hexdigest()}"
+
+
+def parse_sink_options(
+    options: Mapping[str, str], service: ServiceConfig | None, types: Mapping[str, str]
+) -> SinkOptions:
+    """Read the options of a query, and check its columns.
+
+    Args:
+        options: As Spark gives them, in any case.
+        service: What was registered with the format; options stand above it.
+        types: The rows' columns, as Spark names their types.
+
+    Raises:
+        ConfigError: An unknown option, a missing or an impossible value or column.
+    """
+    given = {name.lower(): value for name, value in options.items()}
+    own = {name: value for name, value in given.items() if not name.startswith("kafka.")}
+    unknown = sorted(set(own) - _OPTIONS - _SPARKS)
+    if unknown:
+        raise ConfigError(
+            f"unknown option {unknown[0]}: known are topic, queue, namespace, ledgerTopic, "
+            "sinkId, guarantee and Kafka's own properties as kafka.NAME"
+        )
+    config = parse_service(given, service)
+    topic, queue_id = own.get("topic", ""), own.get("queue", "")
+    guarantee = one_of(Guarantee, "guarantee", own.get("guarantee", "exactly-once"))
+    if not (topic or queue_id or "topic" in types):
+        raise ConfigError(
+            "option topic is missing: name the topic, or give the rows a column `topic`; or name "
+            "the queue to send to; or acknowledge, with mode = ack"
+        )
+    if queue_id:
+        join_key(queue_id)
+        if topic or guarantee is not Guarantee.EXACTLY_ONCE:
+            raise ConfigError("queue excludes topic, and is always written exactly once")
+        check_message_columns(types)
+    else:
+        check_columns(types)
+    ledger_topic = own.get("ledgertopic", "") or (config.ledger_topic if queue_id else topic)
+    if not ledger_topic:
+        raise ConfigError(
+            "option ledgerTopic is missing: rows name their topics themselves, so name one "
+            "existing topic whose committed offsets shall be the ledger"
+        )
+    sink_id = own.get("sinkid", "")
+    if len(sink_id) > _MAX_ID or not all(each.isalnum() or each in "-_." for each in sink_id):
+        raise ConfigError(
+            f"sinkId is {sink_id!r}: it must be at most {_MAX_ID} letters, digits, '-', '_' and '.'"
+        )
+    return SinkOptions(
+        config=config,
+        topic=topic,
+        queue_id=queue_id,
+        ledger_topic=ledger_topic,
+        sink_id=sink_id,
+        guarantee=guarantee,
+    )
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@
 
 Spark repeats a batch that it does not know to be finished. Here each task writes its rows in one
 transaction that also commits, in a ledger, which batch they were; a batch which the ledger holds
-already is skipped (``ledger.py`` has the rules). Options are in ``options.py``; what is promised
+already is skipped (``ledger.py`` has the rules). Options are in ``rows.py``; what is promised
 and what is not, in ``docs/sink.md``.
 """
 
@@ -27,11 +27,9 @@ from kafkamq.spark.checkpoint import (
     write_note,
 )
 from kafkamq.spark.formats import register_source
-from kafkamq.spark.grouping import group_key
-from kafkamq.spark.parallelism import cores
+from kafkamq.spark.parallelism import cores, group_key
 from kafkamq.spark.session import activate
 from kafkamq.spark.sink.ledger import clear
-from kafkamq.spark.sink.options import sink_name
 from kafkamq.spark.sink.rows import (
     IDENTITY,
     MAX_SLOTS,
@@ -39,6 +37,7 @@ from kafkamq.spark.sink.rows import (
     SINK_COLUMNS,
     check_columns,
     check_message_columns,
+    sink_name,
     slot_column,
 )
 
@@ -82,7 +81,7 @@ def by_slot(frame: DataFrame, slots: int) -> DataFrame:
     rows = rows.withColumn(IDENTITY, fn.xxhash64(*parts, fn.to_json(fn.col("headers"))))
     slot = slot_column(slots)
     rows = rows.withColumn(slot, fn.pmod(fn.col(IDENTITY), fn.lit(slots)).cast("int"))
-    # One slot, one task: by keys that Spark's hash sends where we want them (grouping.py).
+    # One slot, one task: by keys that Spark's hash sends where we want them (parallelism.py).
     keys = fn.array(*(fn.lit(group_key("slot", each, slots)) for each in range(slots)))
     return rows.repartition(slots, fn.element_at(keys, fn.col(slot) + 1))
 

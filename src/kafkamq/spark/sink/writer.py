@@ -22,8 +22,15 @@ from kafkamq.errors import ConfigError, StateError
 from kafkamq.markers.producer import MarkersProducer
 from kafkamq.spark.batches import BATCH_ID, QUERY_ID, RUN_ID, task_property
 from kafkamq.spark.sink.ledger import TASKS, Cell, SinkLedger
-from kafkamq.spark.sink.options import Guarantee, SinkOptions, sink_name
-from kafkamq.spark.sink.rows import Rows, read_rows, slot_column, slots_of
+from kafkamq.spark.sink.rows import (
+    Guarantee,
+    Rows,
+    SinkOptions,
+    read_rows,
+    sink_name,
+    slot_column,
+    slots_of,
+)
 from kafkamq.transport.errors import KafkaError, broker_error
 from kafkamq.transport.log_reader import log_reader
 from kafkamq.transport.producer import IdempotentProducer

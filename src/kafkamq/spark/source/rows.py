@@ -20,8 +20,8 @@ from kafkamq.queue.wire.headers import Origin
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.spark.batches import QUERY_ID, task_property
 from kafkamq.spark.blocks import encode_block
-from kafkamq.spark.grouping import group_key
 from kafkamq.spark.options import SourceOptions
+from kafkamq.spark.parallelism import group_key
 from kafkamq.spark.source.attempt_columns import deliveries_batch, in_flight_batch
 from kafkamq.spark.source.columns import arrow_columns, fold_rows
 from kafkamq.spark.source.filters import NOTHING_PUSHED, Pushed

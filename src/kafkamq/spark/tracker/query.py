@@ -1,32 +1,35 @@
-"""The tracker's streaming query: source, fold and sink put together.
+"""The tracker's streaming query: source, fold and the driver put together.
 
     markers topic -> blocks of decoded markers -> one fold per marker partition -> the driver
 
 Blocks are grouped by marker partition, which partition p of n tasks folds in task p mod n
-(``grouping.py``). A batch is one row for each, which the driver settles (``settling.py``).
+(``parallelism.py``). A batch is one row for each, which the driver settles (``settling.py``).
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.streaming.stateful_processor import (
+    StatefulProcessor,
+    StatefulProcessorHandle,
+)
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.spark.checkpoint import CheckpointNote
-from kafkamq.spark.failures import QueryFailedError, query_failure
+from kafkamq.spark.daemon import calm_worker
 from kafkamq.spark.formats import register_source
 from kafkamq.spark.session import active, stream_settings
-from kafkamq.spark.tracker.folding import FOLDED_COLUMNS, FoldSettings, most_actions
-from kafkamq.spark.tracker.processor import FoldProcessor
+from kafkamq.spark.tracker.folding import FOLDED_COLUMNS, FoldSettings, PartitionFold, most_actions
 
 if TYPE_CHECKING:
+    import pandas as pd
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-
-__all__ = ["QueryFailedError", "QueryPlan", "query_failure", "start_query"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,3 +108,45 @@ def _start(
         .trigger(processingTime="0 seconds")  # the batch before has waited until it is wanted
         .start()
     )
+
+
+_CELL = ("topic", "partition", "range_start", "range_end", "first_offset", "block")
+_OUTPUT = [column.split()[0] for column in FOLDED_COLUMNS.split(", ")]
+
+
+class FoldProcessor(StatefulProcessor):
+    """Folds the batches of one marker partition and says what is due."""
+
+    def __init__(self, settings: FoldSettings) -> None:
+        self._settings = settings
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the state."""
+        calm_worker()
+        index = handle.getValueState(
+            "index", "index BINARY, epoch BIGINT, redelivered BIGINT, dead_lettered BIGINT"
+        )
+        chunks = handle.getMapState("chunks", "name STRING", "chunk BINARY")
+        self._fold = PartitionFold(self._settings, index, chunks)
+
+    def handleInputRows(  # type: ignore[override]  # noqa: N802 - rows come as pandas here
+        self,
+        key: Any,
+        rows: Iterator[pd.DataFrame],
+        timerValues: Any,  # noqa: N803
+    ) -> Iterator[pd.DataFrame]:
+        """Fold a batch: rows of mode ``blocks``, all of one marker partition."""
+        import pandas as pd
+
+        cells = sorted(
+            (
+                row
+                for frame in rows
+                for row in frame[list(_CELL)].itertuples(index=False, name=None)
+            ),
+            key=lambda row: row[4],
+        )
+        yield pd.DataFrame([self._fold.fold(cells)], columns=_OUTPUT)
+
+    def close(self) -> None:
+        """Nothing is held open."""

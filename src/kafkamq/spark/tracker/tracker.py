@@ -3,16 +3,23 @@
 One engine serves a namespace at a time: the later start wins (R22), and nothing is fired in a
 partition before the TICK of this start was read there (R17). The driver also settles what the query
 has folded (``settling.py``), and appends the TICKs that silent partitions need (R4).
+
+A tracker that stands by (R36) folds along, and owns nothing until it takes over. Its query runs
+like that of an active one, on a checkpoint of its own, and is not live: no TICK of its start is in
+the log, so the fold plans nothing, and no ledger is touched. Taking over is what any start does
+behind its checks: claim the ledgers, append the TICKs. The query goes on, and has everything in its
+state.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import (
@@ -32,20 +39,20 @@ from kafkamq.markers.tracker.ledger import (
     read_ledgers,
 )
 from kafkamq.markers.tracker.metrics import TrackerMetrics
-from kafkamq.markers.tracker.succession import Succession
+from kafkamq.markers.tracker.records import Ticker
+from kafkamq.markers.tracker.succession import SIGN_MS, Succession
 from kafkamq.markers.tracker.takeover import require_unbroken
-from kafkamq.markers.wire.records import TrackerStatus
+from kafkamq.markers.wire.records import Position, TrackerStatus
 from kafkamq.metrics.catalog import STANDBY
 from kafkamq.metrics.health import Loop, health
 from kafkamq.queue.topics import require_topics
 from kafkamq.spark.checkpoint import CheckpointNote, drop_folder, last_batch, read_note, write_note
-from kafkamq.spark.failures import SparkGoneError, advised, spark_failure
+from kafkamq.spark.failures import SparkGoneError, advised, query_failure, spark_failure
 from kafkamq.spark.parallelism import cores, tracker_tasks
 from kafkamq.spark.progress import watching
-from kafkamq.spark.running import Run, pause_s
 from kafkamq.spark.session import build_session, end_session, has_session
-from kafkamq.spark.stages import Stages
-from kafkamq.spark.tracker.query import QueryPlan, query_failure, start_query
+from kafkamq.spark.tracker.query import QueryPlan, start_query
+from kafkamq.spark.tracker.run import Run, Stages, pause_s
 from kafkamq.spark.tracker.settling import RowSettling, take_turn
 from kafkamq.spark.tracker.ticking import TickKeeper
 from kafkamq.transport.admin import Admin, TopicInfo
@@ -59,11 +66,17 @@ _log = logging.getLogger(__name__)
 MAX_TASKS = 10_000
 _STEP_S = 0.1  # a batch that comes is taken at once
 MAX_FAILURES = 20  # in a row, without a batch in between
+_SHARED_S = 2.5 * SIGN_MS / 1000  # as long as signs of a tracker on the same checkpoint may take
 _MAX_TURN_S = 90.0  # a restart of the query, with its pause, is one turn
 LONG_BATCH_S = 60.0  # then it is not ready
 MAX_BATCH_S = 600.0  # then it hangs
 # What no restart mends, or where a restart would do harm.
 _FINAL = (ConfigError, DataLossError, WireError, SparkGoneError, StateError)
+
+
+def _query_label(name: str) -> str:
+    """The tracker's own query is always ``tracker``: its name has the engine's id in it."""
+    return "tracker" if name.startswith("kafkamq tracker of ") else name
 
 
 class SparkTracker:
@@ -220,15 +233,7 @@ class SparkTracker:
 
     def _plan(self, spark: SparkSession, *, takeover: bool) -> QueryPlan:
         config, topic = self.config, self.config.marker_topic
-        with Admin(config) as admin:
-            info = admin.require_topic(topic)
-            keys = [LedgerKey.of_markers(config, number) for number in range(info.partitions)]
-            known = read_ledgers(admin, keys, stable=False)
-        self._partitions = info.partitions
-        there = cores(spark)
-        wanted = self._tasks or tracker_tasks(info.partitions, there)
-        note = read_note(spark, self._checkpoint, topic=topic)
-        self._stages.done("checkpoint")
+        info, known, note, wanted = self._look(spark)
         is_new = note is None
         note = note or CheckpointNote.new("spark", topic=topic, tasks=wanted)
         if self._tasks is None and wanted > note.tasks:
@@ -238,8 +243,7 @@ class SparkTracker:
         # A claim fences the tracker that runs, and writes positions: judge this start before it.
         if is_new or is_moving:
             require_unbroken(config, info.partitions)
-        found = {} if is_moving else {key.partition: each for key, each in known.items()}
-        note.require_usable(spark, self._checkpoint, found)
+        note.require_usable(spark, self._checkpoint, {} if is_moving else known)
         self._succession.take_over(note.engine)
         settling = self._settles(note.engine)
         self._claimed = claimed = claim(
@@ -264,6 +268,23 @@ class SparkTracker:
             newest = last_batch(spark, note.place(self._checkpoint))
             note.require_newest(claimed.positions, newest)
         return self._query_plan(note, claimed.epoch, info)
+
+    def _look(
+        self, spark: SparkSession
+    ) -> tuple[TopicInfo, dict[int, Position], CheckpointNote | None, int]:
+        """The markers' topic, the ledgers by partition, the checkpoint's note, and how many tasks
+        a new one has.
+        """
+        config, topic = self.config, self.config.marker_topic
+        with Admin(config) as admin:
+            info = admin.require_topic(topic)
+            keys = [LedgerKey.of_markers(config, number) for number in range(info.partitions)]
+            known = read_ledgers(admin, keys, stable=False)
+        self._partitions = info.partitions
+        wanted = self._tasks or tracker_tasks(info.partitions, cores(spark))
+        note = read_note(spark, self._checkpoint, topic=topic)
+        self._stages.done("checkpoint")
+        return info, {key.partition: each for key, each in known.items()}, note, wanted
 
     def _settles(self, engine: str) -> RowSettling:
         self._settling = RowSettling(
@@ -466,6 +487,190 @@ class SparkTracker:
         self.stop()
 
 
-def _query_label(name: str) -> str:
-    """The tracker's own query is always ``tracker``: its name has the engine's id in it."""
-    return "tracker" if name.startswith("kafkamq tracker of ") else name
+class StandbyTracker(SparkTracker):
+    """A Spark tracker that waits while another one is active, and when it is fenced.
+
+    Args:
+        config: As for ``SparkTracker``, and so are the others.
+        tracker: How it tracks.
+        checkpoint: A folder that no other tracker uses. What is in it is made anew whenever the
+            tracker begins to stand by: folded from the positions in the ledgers.
+        **others: The other arguments of ``SparkTracker``.
+    """
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        tracker: TrackerConfig | None = None,
+        *,
+        checkpoint: str,
+        **others: Any,
+    ) -> None:
+        super().__init__(config, tracker, checkpoint=checkpoint, **others)
+        self._succession = Succession(config, stands_by=True)
+        self._is_passive = True
+        self._is_warm = False  # its query has done a batch
+
+    @property
+    def stands_by(self) -> bool:
+        """Whether it waits for its turn; False: it is active, or about to be."""
+        return self._is_passive
+
+    # ---- beside an active one
+
+    def _begin(self, *, takeover: bool) -> None:
+        if not self._is_passive:
+            super()._begin(takeover=takeover)
+            return
+        assert self._spark is not None, "start() made the session"
+        self._is_warm = False
+        plan = self._plan_beside(self._spark)
+        self._start_run(self._spark, plan)
+        with closing(Ticker(self.config)) as ticker:  # on a silent log, too, it has a first batch
+            ticker.tick_all(range(self._partitions), engine=plan.note.engine, epoch=0)
+
+    def _plan_beside(self, spark: SparkSession) -> QueryPlan:
+        """What folds from the ledgers' positions on, without a claim."""
+        topic = self.config.marker_topic
+        info, known, old, wanted = self._look(spark)
+        if old is not None:
+            self._require_alone(old)
+        require_unbroken(self.config, info.partitions)
+        starting = self._first_offsets(Claim(positions=known), is_lost=False)
+        if old is None:
+            note = CheckpointNote.new("spark", topic=topic, tasks=wanted)
+        else:
+            note = old.moved(wanted, starting)
+        note = replace(note, starting=starting)
+        write_note(spark, self._checkpoint, note)
+        if old is not None:
+            drop_folder(spark, self._checkpoint, old)
+        self._settles(note.engine)
+        return self._query_plan(note, 0, info)
+
+    def _require_alone(self, note: CheckpointNote) -> None:
+        """Refuse a folder that a tracker uses which lives.
+
+        Raises:
+            ConfigError: It gives signs of life.
+        """
+        while not self._succession.is_caught_up and not self._stopping.wait(0.1):
+            pass
+        deadline_s = time.monotonic() + _SHARED_S
+        while time.monotonic() < deadline_s and not self._stopping.is_set():
+            if self._succession.hears(note.engine):
+                raise ConfigError(
+                    f"checkpoint {self._checkpoint} is that of a tracker that runs: with --standby "
+                    "each tracker needs a folder of its own"
+                )
+            self._stopping.wait(0.1)
+
+    # ---- while it runs
+
+    def _step(self, run: Run) -> KafkaMQError | None:
+        if self._is_passive:
+            try:
+                self._stand_by(run)
+            except KafkaMQError as error:
+                return error
+        elif self._succession.is_succeeded:
+            return FencedError("a later start of a tracker gives signs of life", code="LATER_START")
+        return super()._step(run)
+
+    def _stand_by(self, run: Run) -> None:
+        """Wait for its turn; behind its first batch, which takes long as processes start."""
+        if self._succession.is_chosen and self._is_warm:
+            self._take_over(run)
+        elif run.has_progressed and not self._is_warm:
+            self._is_warm = True
+            self._succession.stand_by(run.plan.note.engine)
+
+    def _take_over(self, run: Run) -> None:
+        """Claim, and append the TICKs behind which the query is live (R17, R22)."""
+        began_s = time.monotonic()
+        engine = run.plan.note.engine
+        self._succession.take_over(engine)
+        with Admin(self.config) as admin:
+            partitions = admin.require_topic(self.config.marker_topic).partitions
+        claimed = claim(
+            self.config,
+            engine=engine,
+            partitions=partitions,
+            begun=Claim(above=self._succession.seen_epoch),
+            kept=run.settling.kept,
+        )
+        self._partitions = partitions
+        run.plan = replace(run.plan, epoch=claimed.epoch)
+        run.settling.own(claimed)
+        run.keeper.begin(range(partitions), epoch=claimed.epoch)
+        self._is_passive = False
+        self._succession.active(claimed.epoch)
+        _log.info(
+            "took over",
+            extra={
+                "topic": self.config.marker_topic,
+                "engine": engine,
+                "epoch": claimed.epoch,
+                "took_s": round(time.monotonic() - began_s, 3),
+            },
+        )
+
+    def _is_final(self, error: KafkaMQError) -> bool:
+        if not is_later_start(error):
+            return super()._is_final(error)
+        if not self._is_passive:
+            _log.warning("standing by again: %s", error)
+        self._is_passive = True
+        return False
+
+    def _relaunch(self) -> bool:
+        self._is_passive = self._is_passive or self._succession.is_succeeded
+        if not self._is_passive:
+            return super()._relaunch()  # where a later start exists it stands by from then on
+        try:
+            self._launch(takeover=False)
+        except KafkaMQError as error:
+            if super()._is_final(error):
+                raise
+            _log.warning("not standing by yet: %s", error)
+            return False
+        return True
+
+    def _add_partitions(self, run: Run) -> None:
+        if not self._is_passive:  # else the claim will find them
+            super()._add_partitions(run)
+
+    def _is_ready(self) -> bool:
+        return self._is_warm if self._is_passive else super()._is_ready()
+
+
+def run_spark_tracker(
+    config: ServiceConfig,
+    tracker: TrackerConfig | None = None,
+    *,
+    checkpoint: str,
+    master: str = "local[2]",
+    trigger_s: float = 1.0,
+    tasks: int | None = None,
+    settings: Mapping[str, str] | None = None,
+    stop: threading.Event | None = None,
+    standby: bool = False,
+) -> None:
+    """Run a tracker until ``stop`` is set; for the command line.
+
+    Raises:
+        KafkaMQError: Why it could not start, or ended.
+    """
+    stop = stop or threading.Event()
+    kind = StandbyTracker if standby else SparkTracker
+    with kind(
+        config,
+        tracker,
+        checkpoint=checkpoint,
+        master=master,
+        trigger_s=trigger_s,
+        tasks=tasks,
+        settings=settings,
+    ) as running:
+        while not stop.is_set() and not running.wait(0.2):
+            pass

@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kafkamq.spark.stages import Stages
 from kafkamq.spark.tracker.query import QueryPlan
 from kafkamq.spark.tracker.settling import RowSettling
 from kafkamq.spark.tracker.ticking import TickKeeper
@@ -19,6 +18,20 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _MAX_PAUSE_S = 30.0
 _TOPOLOGY_S = 10.0  # how often added marker partitions are looked for
+
+
+class Stages:
+    """The stages of one start, one after the other; begins when it is made."""
+
+    def __init__(self) -> None:
+        self._began_s = self._last_s = time.monotonic()
+        self.took_s: dict[str, float] = {}
+
+    def done(self, name: str) -> None:
+        now_s = time.monotonic()
+        self.took_s[name] = round(now_s - self._last_s, 2)
+        self._last_s = now_s
+        _log.debug("%s: done after %.2f s", name, now_s - self._began_s)
 
 
 class Run:
