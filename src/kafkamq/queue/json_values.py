@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import json
 import re
 import types
@@ -286,20 +287,27 @@ def _one_of(value: Any, kinds: tuple[Any, ...], where: str) -> Any:
     raise BodyError(failures[0])
 
 
+@functools.lru_cache(maxsize=1024)
+def _fields(kind: Any) -> list[tuple[str, Any, bool]]:
+    """Name and type of the fields that a body gives, and whether it must."""
+    hints = typing.get_type_hints(kind)  # many times what the rest of a conversion takes
+    missing = dataclasses.MISSING
+    return [
+        (each.name, hints[each.name], each.default is missing and each.default_factory is missing)
+        for each in dataclasses.fields(kind)
+        if each.init
+    ]
+
+
 def _dataclass(value: Any, kind: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise BodyError(f"{where} is {_kind(value)}: it must be an object")
-    hints = typing.get_type_hints(kind)
     given: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):
-        if not field.init:
-            continue
-        if field.name in value:
-            given[field.name] = convert(
-                value[field.name], hints[field.name], f"{where}.{field.name}"
-            )
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise BodyError(f"{where} has no {field.name}")
+    for name, hint, is_needed in _fields(kind):
+        if name in value:
+            given[name] = convert(value[name], hint, f"{where}.{name}")
+        elif is_needed:
+            raise BodyError(f"{where} has no {name}")
     try:
         return kind(**given)
     except (TypeError, ValueError) as error:
