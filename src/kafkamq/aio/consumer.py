@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import kafkamq as sync
 from kafkamq.aio.threads import Entered, in_thread, shown
@@ -21,6 +22,7 @@ __all__ = ["Consumer", "OnLeaseLost"]
 
 _PAUSE_S = 0.25
 _log = logging.getLogger(__name__)
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -138,6 +140,21 @@ class Consumer(Entered):
             self._sync.put_back(future.result())
 
 
+def _verdict(
+    method: Callable[Concatenate[Any, P], None],
+) -> Callable[Concatenate[Message, P], Coroutine[Any, Any, None]]:
+    @functools.wraps(method)
+    async def give(self: Message, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        function = getattr(self._sync, method.__name__)
+        if kwargs.get("wait") or self.is_shared:
+            # Shielded: the verdict is written, whether or not its confirmation is waited for.
+            await asyncio.shield(in_thread(function, *args, **kwargs))
+        else:
+            function(*args, **kwargs)  # only queues it
+
+    return give
+
+
 class Message:
     """A delivery of a message, and the verdicts on it; see ``kafkamq.Message``."""
 
@@ -174,38 +191,16 @@ class Message:
     token = shown(sync.Message.token)
     is_shared = shown(sync.Message.is_shared)
 
-    async def ack(self, *, wait: bool = False) -> None:
-        """As ``kafkamq.Message.ack``, without blocking the event loop."""
-        await self._verdict(wait, self._sync.ack)
-
-    async def nack(
-        self, *, delay: float | timedelta | None = None, reason: str = "", wait: bool = False
-    ) -> None:
-        """As ``kafkamq.Message.nack``, without blocking the event loop."""
-        await self._verdict(wait, self._sync.nack, delay=delay, reason=reason)
-
-    async def reject(self, reason: str, *, wait: bool = False) -> None:
-        """As ``kafkamq.Message.reject``, without blocking the event loop."""
-        await self._verdict(wait, self._sync.reject, reason)
-
-    async def extend(self, seconds: float | timedelta) -> None:
-        """As ``kafkamq.Message.extend``, without blocking the event loop."""
-        self._sync.extend(seconds)
+    ack = _verdict(sync.Message.ack)
+    nack = _verdict(sync.Message.nack)
+    reject = _verdict(sync.Message.reject)
+    extend = _verdict(sync.Message.extend)
 
     async def hold(
         self, seconds: float | timedelta | None = None, *, until: datetime | None = None
     ) -> str:
         """As ``kafkamq.Message.hold``, without blocking the event loop."""
         return await asyncio.shield(in_thread(self._sync.hold, seconds, until=until))
-
-    async def _verdict(
-        self, wait: bool, function: Callable[..., None], *args: Any, **kwargs: Any
-    ) -> None:
-        if wait or self.is_shared:
-            # Shielded: the verdict is written, whether or not its confirmation is waited for.
-            await asyncio.shield(in_thread(function, *args, wait=wait, **kwargs))
-        else:
-            function(*args, **kwargs)  # only queues it
 
     async def __aenter__(self) -> Message:
         return self

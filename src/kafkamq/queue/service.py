@@ -117,21 +117,21 @@ class Service:
         queue_id: str,
         *,
         redelivery_timeout: float | timedelta = 10.0,
-        max_deliveries: int = 5,
+        max_deliveries: int = QueueConfig.max_deliveries,
         max_lease: float | timedelta = 43_200.0,
         backoff: Backoff = DEFAULT_BACKOFF,
-        max_in_flight: int = 1000,
-        exactly_once: bool = False,
+        max_in_flight: int = QueueConfig.max_in_flight,
+        exactly_once: bool = QueueConfig.exactly_once,
         delivery: str = QueueConfig.delivery,
         batch_markers: bool = QueueConfig.batch_markers,
-        receive_buffer: int = 100,
+        receive_buffer: int = QueueConfig.receive_buffer,
         next_message_timeout: float | timedelta = 1.0,
-        max_messages_per_commit: int = 1000,
-        on_data_loss: str = "raise",
+        max_messages_per_commit: int = QueueConfig.max_messages_per_commit,
+        on_data_loss: str = QueueConfig.on_data_loss,
         backend: str = "markers",
         topic: str | None = None,
         group: str | None = None,
-        null_keys: str = "parallel",
+        null_keys: str = QueueConfig.null_keys,
         dead_letter_writer: DeadLetterWriter | None = None,
     ) -> Queue:
         """A queue; it exists as soon as something is sent to it. Asks Kafka nothing.
@@ -145,7 +145,7 @@ class Service:
             max_in_flight: Messages held and not settled, per consumer.
             exactly_once: STARTs and offsets in one transaction (protocol.md): at some 50 ms.
             delivery: Or "at-most-once": acknowledged before it is handed out (protocol.md).
-            batch_markers: One marker for many messages (R28-R30); False beside older releases.
+            batch_markers: One marker for many messages (R28-R30); False to go back (R33).
             receive_buffer: STARTed ahead of ``receive``, at first.
             next_message_timeout: Longest wait of one turn of an iteration.
             max_messages_per_commit: Messages of other queues that are passed before a commit.
