@@ -46,7 +46,6 @@ class Entry:
     group: object  # records of one group stay in order; None: no order
     status: Status = Status.WAITING
     due_ms: int = 0
-    failures: int = 0
 
 
 @dataclass
@@ -184,7 +183,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             for record in run.records:
                 entry = entries[record.offset]
                 assert entry in self.eligible(run.partition), "not its turn"
-                assert run.failures(record) == entry.failures
                 if entry.group is not None:
                     before = [e for e in entries.values() if e.group == entry.group]
                     assert all(
@@ -270,7 +268,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         for record in failed:
             entry = entries[record.offset]
             entry.status, entry.due_ms = Status.WAITING, due_ms
-            entry.failures += 1
 
     @precondition(lambda self: self.runs)
     @rule(seed=SEEDS)
@@ -312,7 +309,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if entry.status is Status.WAITING:
             self.scheduler.withdraw(state, [entry.record.offset])
             self.scheduler.complete(state, [entry.record.offset])
-            entry.status, entry.failures = Status.DONE, 0
+            entry.status = Status.DONE
             partition.done.add(entry.record.offset)
             group = [e for e in entries.values() if e.group == entry.group] if entries else []
             behind = [e for e in group if e.status is Status.WAITING]
@@ -345,7 +342,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for record in done:
             entry = entries[record.offset]
             assert entry.status is Status.OUT
-            entry.status, entry.failures = Status.DONE, 0
+            entry.status = Status.DONE
             self.partition_of(run.partition).done.add(record.offset)
 
     # What must hold.
@@ -360,8 +357,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert partition.state.waiting_count == statuses.count(Status.WAITING)
             assert partition.state.in_flight_count == statuses.count(Status.OUT)
             assert partition.state.tracker.open_count == len(statuses) - statuses.count(Status.DONE)
-            failures = {o: e.failures for o, e in partition.entries.items() if e.failures}
-            assert partition.state.failures == failures
 
     @invariant()
     def the_next_due_time_is_known(self) -> None:

@@ -198,55 +198,35 @@ def test_a_transaction_does_not_go_without_its_map(monkeypatch: pytest.MonkeyPat
     assert (hall.producer.aborts, hall.producer.committed) == (1, [])
 
 
-def test_results_of_a_partition_that_has_gone_are_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
-    hall = Hall(monkeypatch)
-    worker = hall.handled("abc")
-    refused(hall, worker)
-    hall.send(worker)
-    hall.queue.scheduler.close(hall.partition)  # behind the commit of its revocation
-    assert hall.committer._commit()
-    assert (hall.producer.committed, hall.producer.offsets) == ([], [])
-    assert (hall.producer.aborts, hall.rewinds) == (1, 1)
-
-
-def test_what_a_member_did_is_committed_by_that_member_alone(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("when", ["before the commit", "on the way", "behind its offsets"])
+def test_what_is_of_a_partition_that_has_gone_is_not_committed(
+    monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """Its offsets wait for a coordinator, while the partition goes and the group moves on."""
+    """On the way its offsets wait for a coordinator, while the group moves on; behind them its
+    topic was made again, and the member is the same."""
     hall = Hall(monkeypatch)
     worker = hall.handled("abc")
     refused(hall, worker)
     hall.send(worker)
     send_offsets = hall.producer.send_offsets
 
-    def late(*args: Any, **more: Any) -> None:
-        hall.queue.scheduler.close(hall.partition)
-        hall.commits.generation = b"2"
-        send_offsets(*args, **more)
-
-    monkeypatch.setattr(hall.producer, "send_offsets", late)
-    assert hall.committer._commit()
-    assert (hall.producer.committed, hall.producer.offsets) == ([], [])
-    assert (hall.producer.aborts, hall.rewinds) == (1, 1)
-
-
-def test_what_is_of_a_log_that_went_meanwhile_is_not_committed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its topic was made again while its offsets were on their way: the member is the same."""
-    hall = Hall(monkeypatch)
-    worker = hall.handled("abc")
-    refused(hall, worker)
-    hall.send(worker)
-    send_offsets = hall.producer.send_offsets
-
-    def late(*args: Any, **more: Any) -> None:
-        send_offsets(*args, **more)
+    def go() -> None:
         hall.queue.scheduler.close(hall.partition)
 
-    monkeypatch.setattr(hall.producer, "send_offsets", late)
+    def late(*args: Any, **more: Any) -> None:
+        if when == "on the way":
+            go()
+            hall.commits.generation = b"2"
+        send_offsets(*args, **more)
+        go()
+
+    if when == "before the commit":
+        go()
+    else:
+        monkeypatch.setattr(hall.producer, "send_offsets", late)
     assert hall.committer._commit()
     assert hall.producer.committed == []
+    assert bool(hall.producer.offsets) is (when == "behind its offsets")
     assert (hall.producer.aborts, hall.rewinds) == (1, 1)
 
 

@@ -32,14 +32,10 @@ from kafkamq.transport.clock import monotonic_ms
 
 @dataclass(slots=True, eq=False, repr=False)
 class Slot(PoolWorker):
-    """One record at a time."""
-
     is_busy: bool = False  # its record is in the application's hands
 
 
 class SlotPool:
-    """The slots of one consumer."""
-
     def __init__(
         self, work_queue: ParallelWorkQueue, count: int, on_woken: Callable[[], None]
     ) -> None:
@@ -55,7 +51,6 @@ class SlotPool:
         self._woken.extend(self._slots)
 
     def wake(self, workers: Sequence[PoolWorker]) -> None:
-        """They are looked after at the next receive."""
         for worker in workers:
             assert isinstance(worker, Slot)
             self._woken.append(worker)
@@ -73,7 +68,6 @@ class SlotPool:
         return True
 
     def cancel(self) -> None:
-        """What is in the application's hands does not count any more."""
         with self._idle:
             self._is_abandoned = True
             self._idle.notify_all()
@@ -83,7 +77,6 @@ class SlotPool:
         return Slots(0, ())
 
     def advance_woken(self, limit: int) -> list[tuple[Slot, ParallelRecord]]:
-        """Records of slots that were woken, at most so many."""
         found: list[tuple[Slot, ParallelRecord]] = []
         while len(found) < limit:
             try:
@@ -142,8 +135,6 @@ class SlotPool:
 
 
 class _Puller(ParallelBase):
-    """A parallel consumer without a handler."""
-
     def begin(self, make_pool: Callable[[Engine], SlotPool]) -> Engine:
         self._fork_check.check()
         engine = self._engine

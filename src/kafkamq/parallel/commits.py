@@ -60,8 +60,6 @@ class Assignment:
 
 @dataclass(slots=True)
 class Plan:
-    """One commit: of one moment."""
-
     parts: list[tuple[Assignment, Progress, MapVerdict]] = field(default_factory=list)
     commits: list[OffsetCommit] = field(default_factory=list)
 
@@ -81,7 +79,6 @@ def plan_commits(
     *,
     with_maps: bool,
 ) -> Plan:
-    """What there is to commit now."""
     with work_queue.lock:
         wanted = [
             (assignment, assignment.partition.tracker.progress())

@@ -57,8 +57,6 @@ _MAX_THREADS, _MAX_COROUTINES = 256, 2_000  # where nobody says how many may be 
 
 
 class CommitMode(Enum):
-    """How offsets are committed."""
-
     ASYNCHRONOUS = "asynchronous"  # in the background, every ``commit_interval``
     SYNCHRONOUS = "synchronous"  # nothing new is polled until the commit is confirmed
     TRANSACTIONAL = "transactional"  # with the results, exactly once
@@ -185,8 +183,6 @@ class Hooks:
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
-    """One parallel consumer; Parallel Consumer's names in the comments."""
-
     service: ServiceConfig
     topics: tuple[str, ...]
     group_id: str
@@ -327,7 +323,6 @@ def make_config(
     concurrency: int | str,
     options: ParallelOptions,
 ) -> ParallelConfig:
-    """The configuration that is meant."""
     for name in options:
         if name == "exact_metadata":
             raise ConfigError(
@@ -439,7 +434,6 @@ def called(
 
 
 def called_for(config: ParallelConfig, handler: Callable[..., Any]) -> Callable[[Any], Any]:
-    """As ``called``, as the configuration says."""
     takes_lists = bool(config.batch_size)
     return called(handler, config.middleware, config.deserializer, takes_lists=takes_lists)
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from kafkamq.config import ServiceConfig, wait_seconds
 from kafkamq.errors import ConfigError, DeadlineExceededError, StateError
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _SLICE_S = 0.2
+T = TypeVar("T")
 
 
 def ending(timeout: float | timedelta, drain: float | timedelta = 0.0) -> tuple[float, float]:
@@ -105,7 +106,6 @@ class ParallelBase:
 
     @property
     def failure(self) -> BaseException | None:
-        """What made it stop."""
         return self._engine.failure
 
     def health(self) -> Health:
@@ -119,7 +119,6 @@ class ParallelBase:
             self._engine.work_queue.pause()
 
     def resume(self) -> None:
-        """Go on after ``pause``."""
         if self._engine.state is State.PAUSED:
             self._engine.state = State.RUNNING
             self._engine.work_queue.resume()
@@ -137,7 +136,6 @@ class ParallelBase:
         may_yield: bool = False,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """Give the engine its handler; once."""
         is_async = is_async_handler(handler)
         engine, config = self._engine, self._config
         is_one_by_one = not (config.batch_size or config.processes)
@@ -184,10 +182,9 @@ class ParallelBase:
         if self._config.is_transactional:
             raise ConfigError("a stream of results cannot be part of a transaction")
 
-    def _polling(self, engine: Engine, _: FailurePolicy) -> Publisher | None:
+    def _polling(self, *_: object) -> Publisher | None:
         """Offsets alone may be committed in transactions as well."""
-        committer = engine.committer
-        if isinstance(committer, TransactionCommitter):
+        if self._config.is_transactional:
             raise ConfigError(
                 "commit_mode='transactional' needs results: use poll_and_produce, or another mode"
             )
@@ -283,13 +280,7 @@ class ParallelConsumer(ParallelBase):
         engine = self._engine
         stream = ProducedStream(lambda: engine.is_ending)
         self._begin(handler, self._producing(stream.put, stream.await_room), may_yield=True)
-        return self._produced(stream)
-
-    def _produced(self, stream: ProducedStream) -> Iterator[Produced]:
-        engine = self._engine
-        yield from cast("Iterator[Produced]", stream.results(engine.ended.is_set))
-        if engine.failure is not None:
-            raise engine.failure
+        return self._told(cast("Iterator[Produced]", stream.results(engine.ended.is_set)))
 
     def stream(self, handler: Callable[..., object]) -> Iterator[tuple[ParallelRecord, object]]:
         """As ``poll``; iterates over records and what the handler returned for each.
@@ -301,17 +292,16 @@ class ParallelConsumer(ParallelBase):
             ConfigError, StateError, BrokerError: As ``poll``.
         """
         self._check_stream()
-        stream = ResultStream(self._engine.work_queue)
-        self._begin(handler, lambda *_: stream, takes_all=True, may_yield=True)
-        return self._results(stream)
-
-    def _results(self, stream: ResultStream) -> Iterator[tuple[ParallelRecord, object]]:
         engine = self._engine
-        has_ended = lambda: engine.work_queue.is_stopped or engine.ended.is_set()  # noqa: E731
-        found = stream.results(has_ended)
-        yield from cast("Iterator[tuple[ParallelRecord, object]]", found)
-        if engine.failure is not None:
-            raise engine.failure
+        stream = ResultStream(engine.work_queue)
+        self._begin(handler, lambda *_: stream, takes_all=True, may_yield=True)
+        found = stream.results(lambda: engine.work_queue.is_stopped or engine.ended.is_set())
+        return self._told(cast("Iterator[tuple[ParallelRecord, object]]", found))
+
+    def _told(self, results: Iterator[T]) -> Iterator[T]:
+        yield from results
+        if self._engine.failure is not None:
+            raise self._engine.failure
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         """Wait until it has ended, by ``close`` or by a failure; False: not in time.

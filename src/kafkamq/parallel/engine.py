@@ -55,8 +55,6 @@ _PATIENCE_S = 30.0
 
 
 class State(Enum):
-    """What a parallel consumer is doing."""
-
     UNUSED = "unused"
     RUNNING = "running"
     PAUSED = "paused"
@@ -67,8 +65,6 @@ class State(Enum):
 
 
 class Engine:
-    """Runs one consumer from ``start`` to ``close``."""
-
     def __init__(self, config: ParallelConfig) -> None:
         require_zstandard()
         self.config = config
@@ -85,7 +81,12 @@ class Engine:
         self._source = Source(config, self, self.stats)
         self._must_rewind = False
         self._is_leaving_late = False
-        self._committer = self._make_committer()
+        given = (config, self.work_queue, self._source.commits, self.assignments, self.stats)
+        self._committer = (
+            TransactionCommitter(*given, self.fail, self._rewind_soon)
+            if config.is_transactional
+            else Committer(*given, self.fail)
+        )
         self._pool: Executor | None = None
         self._fan_out: FanOut | None = None
         self._steered: Adjustable = self.work_queue
@@ -96,28 +97,19 @@ class Engine:
         self._committed_s = 0.0
         self._thread = threading.Thread(target=self._run, name="kafkamq-parallel", daemon=True)
 
-    def _make_committer(self) -> Committer:
-        given = (self.config, self.work_queue, self._source.commits, self.assignments, self.stats)
-        if not self.config.is_transactional:
-            return Committer(*given, self.fail)
-        return TransactionCommitter(*given, self.fail, self._rewind_soon)
-
     @property
     def committer(self) -> Committer:
-        """What commits; in mode transactional a ``TransactionCommitter``."""
         return self._committer
 
     def assignments(self) -> list[Assignment]:
         return list(self._assignments.values())
 
     def slots(self) -> Slots:
-        """What its handlers are at; from any thread."""
         pool = self._pool
         return Slots(0, ()) if pool is None or self.ended.is_set() else pool.slots()
 
     @property
     def concurrency(self) -> int:
-        """How many handlers may be at work at once."""
         config, fan_out = self.config, self._fan_out
         at_once = config.threads if config.processes else config.concurrency
         if fan_out is not None:
@@ -324,11 +316,8 @@ class Engine:
                 stall = assignment.stalls.observe(tracker.first_open(), now_ms)
             if stall is not None:
                 self._stalled(assignment, stall)
-        if self.config.commit_mode is CommitMode.SYNCHRONOUS:
-            self._commit_in_step(now_s)
-
-    def _commit_in_step(self, now_s: float) -> None:
-        if now_s - self._committed_s >= self.config.commit_interval_ms / 1000:
+        is_due = now_s - self._committed_s >= self.config.commit_interval_ms / 1000
+        if is_due and self.config.commit_mode is CommitMode.SYNCHRONOUS:
             self._committed_s = now_s
             self._committer.commit_now(self.config.commit_timeout_ms / 1000)
 
@@ -444,8 +433,6 @@ class Position:
 
 
 class Source:
-    """The member of the group; one owner thread."""
-
     def __init__(self, config: ParallelConfig, member: Engine, stats: Stats) -> None:
         self._config = config
         self._member = member
@@ -464,7 +451,6 @@ class Source:
 
     @property
     def ends(self) -> Mapping[Partition, int]:
-        """Partitions that the last poll has read to their end."""
         return self._group.ends
 
     def subscribe(self) -> None:
@@ -528,7 +514,6 @@ class Source:
         return is_another
 
     def _data_loss(self, place: Partition, position: int, low: int, high: int) -> str:
-        """What to say of a position outside the log."""
         where = f"{place[0]}[{place[1]}] of group {self._config.group_id!r}"
         if position < low:
             return (
@@ -615,7 +600,6 @@ class Source:
         return Position(topic, partition, offset, tracker, True)
 
     def _first(self, topic: str, partition: int) -> Position:
-        """A group without a commit for the partition."""
         if self._config.start == "none":
             raise DataLossError(
                 f"group {self._config.group_id} has no committed offset for {topic}[{partition}],"

@@ -52,8 +52,6 @@ class Unwritten:
 
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
-    """Applies the retry policy; thread-safe."""
-
     config: ParallelConfig
     stats: Stats  # where dead letters and skips are counted
     write: WriteDeadLetter  # until Kafka has it
@@ -165,7 +163,8 @@ class FailurePolicy:
     ) -> Written | None:
         """Write the dead letter, or do what else the policy says (None)."""
         config = self.config
-        error_text = _last_error_text(record, error)
+        failure = record._failure
+        error_text = _error_text(error) if failure is None else failure.reason
         if config.on_exhausted is OnExhausted.STOP:
             self.fail(
                 StateError(
@@ -178,10 +177,6 @@ class FailurePolicy:
             _log.error("a record is given up and skipped", extra={"record": repr(record)})
             return None
         return self.write(record, decision.reason, error_text)
-
-
-def _last_error_text(record: ParallelRecord, error: BaseException | None) -> str:
-    return _error_text(error) if record._failure is None else record._failure.reason
 
 
 def _error_text(error: BaseException | None) -> str:

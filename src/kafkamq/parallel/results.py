@@ -139,13 +139,11 @@ def _is_header(header: Sequence[object]) -> bool:
 
 
 def place_of(report: Record) -> tuple[int, int]:
-    """Partition and offset of a delivery report; -1: it does not say."""
     partition, offset = report.partition(), report.offset()
     return -1 if partition is None else partition, -1 if offset is None else offset
 
 
 def outgoing(result: object) -> Iterable[OutgoingRecord]:
-    """The records in what a handler returned."""
     found = [result] if isinstance(result, OutgoingRecord) else result
     # A future of asyncio can be iterated over, and gives nothing.
     if inspect.isawaitable(found) or not isinstance(found, Iterable):
@@ -160,7 +158,6 @@ def outgoing(result: object) -> Iterable[OutgoingRecord]:
 
 
 def granted(what: Attempt | Future[None] | None) -> Steps[None]:
-    """Wait until it succeeds."""
     while what is not None and not (yield what, _SLICE_S):
         pass
 
@@ -251,8 +248,6 @@ class Handling:
 
 
 class _Outstanding:
-    """Deliveries that a worker waits for."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._count = 1  # the sender itself
@@ -386,7 +381,6 @@ class ProducePublisher:
     def _failures(
         self, outputs: Outputs, sent: _Outstanding, *, in_time: bool
     ) -> list[tuple[PoolRun, ParallelRecord, BaseException | Unwritten]]:
-        """In the order of the results."""
         if in_time:
             failed = sent.failed
             return [(run, each, failed[each]) for run, each, _ in outputs if each in failed]
@@ -562,7 +556,6 @@ class ProducedStream:
         self._is_left = False
 
     def put(self, record: ParallelRecord, result: OutgoingRecord, *place: int) -> None:
-        """See ``OnProduced``; does not wait."""
         with self._changed:
             if self._is_left:
                 return

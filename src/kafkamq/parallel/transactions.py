@@ -56,8 +56,6 @@ _log = logging.getLogger(__name__)
 
 
 class TransactionCommitter(Committer):
-    """Commits transactions instead of offsets alone."""
-
     def __init__(
         self,
         config: ParallelConfig,
@@ -287,8 +285,6 @@ class TransactionCommitter(Committer):
 
 
 class TransactionPublisher:
-    """Hands results to the transaction."""
-
     def __init__(
         self,
         work_queue: ParallelWorkQueue,
@@ -304,7 +300,6 @@ class TransactionPublisher:
         work_queue.is_deferred = True
 
     def publish(self, worker: PoolWorker) -> Steps[None]:
-        """Wait for the gate, and pass."""
         if any(run.outputs for run in worker.finished):
             yield from granted(self._await_room)
         for run, record, error in self._committer.refused(worker):

@@ -36,8 +36,6 @@ PoolRun: TypeAlias = Run[ParallelRecord]
 
 @dataclass(slots=True)
 class Stats:
-    """Totals since the consumer was made."""
-
     polled: int = 0
     processed: int = 0
     failed: int = 0  # attempts
@@ -170,7 +168,6 @@ class ParallelWorkQueue:
             self._look_for_room(self._crowded)
 
     def collect(self, worker: PoolWorker) -> None:
-        """Settle what the worker finished, without giving it more."""
         with self.lock:
             if worker.taken or worker.finished:
                 self._collect(worker, monotonic())
@@ -403,7 +400,6 @@ class ParallelWorkQueue:
     # All of it.
 
     def pause(self) -> None:
-        """Hand out nothing; what is in flight goes on."""
         with self.lock:
             self._is_paused = True
 
@@ -433,12 +429,10 @@ class ParallelWorkQueue:
             ]
 
     def in_flight_count(self) -> int:
-        """Records in workers' hands."""
         with self.lock:
             return self.scheduler.in_flight_count
 
     def open_count(self) -> int:
-        """Records polled and not done."""
         with self.lock:
             return sum([partition.tracker.open_count for partition in self.scheduler.partitions])
 

@@ -61,8 +61,6 @@ _ended = threading.Event()
 
 
 class Step(IntEnum):
-    """How far the process is with a record."""
-
     WAITING = 0
     BEGUN = 1
     DONE = 2  # also told, if the parent must know of it
@@ -81,8 +79,6 @@ def progress_of(cell: int, number: int) -> tuple[int, Step]:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteCall:
-    """How a process calls its handler."""
-
     function: bytes  # the handler, or more, pickled: the process says why it cannot load it
     # Makes of that what takes a record as it is sent; importable.
     prepare: Callable[[Any], Callable[[Any], Any]]
@@ -199,8 +195,6 @@ _Item: TypeAlias = tuple[_Run, int, Any]
 
 
 class _Inbox(Inbox[_Run, _Item]):
-    """The ``WorkQueue`` of the process."""
-
     def __init__(self, pipe: Connection) -> None:
         super().__init__()
         self._pipe = pipe
@@ -278,7 +272,6 @@ class _Inbox(Inbox[_Run, _Item]):
             self._is_due.set()
 
     def flush(self) -> None:
-        """Send what there is."""
         with self._sending:
             with self.lock:
                 ends, self._ends = self._ends, []
@@ -358,7 +351,6 @@ def _cells_of(shared: Any) -> MutableSequence[int]:
 def serve(
     pipe: Connection, marks: MutableSequence[int], times: MutableSequence[int], call: RemoteCall
 ) -> None:
-    """The process: works until the pipe ends."""
     leave_signals_to_parent()
     keep_from_forks(pipe)
     try:

@@ -91,7 +91,6 @@ class LoopExecutor(Generic[R]):
             self._do(self._open, slots)
 
     def _do(self, function: Callable[..., None], *arguments: object) -> None:
-        """Let the loop do it, if there still is one."""
         if self._ended.is_set():
             return
         try:
@@ -119,7 +118,6 @@ class LoopExecutor(Generic[R]):
         return self._ended.wait(timeout_s)
 
     def cancel(self) -> None:
-        """End handlers that are still at it, by cancelling them."""
         self._is_cancelled = True
         self._do(self._cancel_all)
         if not self._call.is_claimed or (self._ended.is_set() and not self._has_lost_loop):
@@ -146,7 +144,6 @@ class LoopExecutor(Generic[R]):
             self._all.cancel()
 
     def slots(self) -> Slots:
-        """What its coroutines are at, and when their loop turned last."""
         turned_s = None if self._beat is None else self._beat.turned_s
         return Slots(self._queue.limit, self._queue.calls(self._slots), turned_s)
 
@@ -319,7 +316,6 @@ class LoopExecutor(Generic[R]):
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """An event loop for a thread of its own: uvloop's, if that is installed."""
     try:
         import uvloop  # type: ignore[import-not-found,unused-ignore]  # optional
     except ImportError:
@@ -343,7 +339,6 @@ class LoopThread:
         self._on_end: list[Callable[[], None]] = []
 
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop; running."""
         if self._loop is None:
             self._loop = new_loop()
             self._thread = threading.Thread(target=self._run, name="kafkamq-loop", daemon=True)

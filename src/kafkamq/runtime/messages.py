@@ -350,7 +350,6 @@ class MessageQueue(Inbox[Message, Message]):
             self.add(due)
 
     def stop(self) -> list[Message]:
-        """See ``Inbox.stop``; also what waits for its body."""
         found = super().stop()
         with self.lock:
             found += [message for _, message in self._waiting]
@@ -358,7 +357,6 @@ class MessageQueue(Inbox[Message, Message]):
         return found
 
     def abandon(self, slot: Slot[Message], records: Sequence[Message]) -> None:
-        """The worker ends: give them back."""
         for message in records:
             self.handler_calls.acknowledge(message, STOPPED)
         with self.lock:
@@ -376,7 +374,6 @@ def _call_of(claim: Message | list[Message], began_s: float) -> Call:
 
 
 def place_of(message: Message) -> tuple[str, int, int]:
-    """Topic, partition and offset."""
     place = message.message_id
     return message.topic, place.partition, place.offset
 
@@ -490,7 +487,6 @@ class RemoteMessages(MessageQueue):
         return found
 
     def abandon(self, slot: Slot[Any], records: Sequence[Any]) -> None:
-        """The worker ends: give them back."""
         del slot
         for call in records:
             self._end(call, STOPPED)
@@ -512,24 +508,14 @@ def processes_for(
     return Processes(
         call=call,
         count=spec.processes,
-        pack=_given if is_list else _plain_one,
-        place=_place,
+        pack=lambda call: (
+            [_plain(each) for each in call.messages] if is_list else _plain(call.messages[0])
+        ),
+        place=lambda call: place_of(call.messages[0]),
         timeout_ms=spec.timeout_ms,
         owner=owner,
         is_ahead=is_ahead,
     )
-
-
-def _given(call: _Call) -> object:
-    return [_plain(message) for message in call.messages]
-
-
-def _plain_one(call: _Call) -> object:
-    return _plain(call.messages[0])
-
-
-def _place(call: _Call) -> tuple[str, int, int]:
-    return place_of(call.messages[0])
 
 
 def _plain(message: Message) -> PlainMessage:

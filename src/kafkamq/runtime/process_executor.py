@@ -52,8 +52,6 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
-    """What is called, and where."""
-
     call: RemoteCall  # what each process is told
     count: int  # processes
     pack: Callable[[Any], Any]  # makes of a record what is sent
@@ -124,7 +122,6 @@ class ProcessExecutor(Generic[R]):
             slot.gate()
 
     def join(self, timeout_s: float) -> bool:
-        """See ``Executor.join``; then the processes end."""
         deadline_s = time.monotonic() + timeout_s
         for port in self._ports:
             if port.thread.is_alive() and port.thread is not threading.current_thread():
@@ -139,18 +136,15 @@ class ProcessExecutor(Generic[R]):
         self.join(_JOIN_S)
 
     def slots(self) -> Slots:
-        """What the handlers of all processes are at."""
         calls = [call for port in self._ports for call in port.calls()]
         return Slots(self.processes.count * self.limit, calls)
 
     def set_limit(self, limit: int) -> None:
-        """See ``Adjustable``; no more than were to be begun."""
         self.limit = min(limit, self.processes.call.slots)
         for port in self._ports:
             port.wake()
 
     def totals(self) -> Totals:
-        """See ``Adjustable``; of one process, on average."""
         held = [port.held_runs for port in self._ports]
         return Totals(
             sum(port.finished for port in self._ports),
@@ -161,7 +155,6 @@ class ProcessExecutor(Generic[R]):
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the processes that have begun, and are not known to have ended."""
         processes = [port.process for port in self._ports]
         return [process.pid for process in processes if process is not None]
 
@@ -209,8 +202,6 @@ class ProcessExecutor(Generic[R]):
 
 
 class _Process:
-    """One process, and the pipe to it."""
-
     def __init__(self, call: RemoteCall) -> None:
         context = multiprocessing.get_context("spawn")
         self.marks = context.RawArray("q", CELLS)
@@ -245,7 +236,6 @@ class _Process:
         return refusal
 
     def kill(self, late: int) -> None:
-        """Kill it, and wait for nothing."""
         self.late = late
         self._process.kill()
 
@@ -295,11 +285,9 @@ class _Port(Generic[R]):
 
     @property
     def held_runs(self) -> int:
-        """How many the process has."""
         return len(self._runs)
 
     def wake(self) -> None:
-        """Let it look after all; any thread."""
         try:
             self._waking.send(b"x")
         except OSError:  # it will wake all the same, or has ended
@@ -317,7 +305,6 @@ class _Port(Generic[R]):
             process.end()
 
     def calls(self) -> list[Call]:
-        """What its handlers are at; any thread."""
         process, found = self.process, []
         if process is None:
             return []
@@ -370,7 +357,6 @@ class _Port(Generic[R]):
         return True
 
     def _send(self) -> None:
-        """Take what the process has room for, and send it."""
         assert self.process is not None
         if self._limit != self._executor.limit:
             self._limit = self.slot.width = self._ahead.concurrency = self._executor.limit
@@ -400,7 +386,6 @@ class _Port(Generic[R]):
         self.process.pipe.send(sent)
 
     def _receive(self, poll: select.poll) -> None:
-        """Wait for answers, or to be woken, and settle what has ended."""
         assert self.process is not None
         ready = poll.poll(_TURN_S * 1000)
         woken, has_ended = self._woken.fileno(), False
@@ -473,7 +458,6 @@ class _Port(Generic[R]):
             process.kill(-1)
 
     def _bury(self, process: _Process) -> None:
-        """Nothing comes from it any more."""
         try:
             while True:
                 self._hear(process.pipe.recv())
@@ -492,7 +476,6 @@ class _Port(Generic[R]):
         self._queue.publish(self.slot)
 
     def _end_with(self, process: _Process, number: int) -> None:
-        """A run that its process cannot answer for any more."""
         index, step = progress_of(process.marks[self._cell_of[number]], number)
         told = self._told.setdefault(number, [])
         tried = 0 if step is Step.WAITING else index + 1

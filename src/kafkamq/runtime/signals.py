@@ -103,7 +103,6 @@ def python_interrupts() -> Iterator[None]:
 def stop_event(
     numbers: tuple[int, ...] = STOPS, *, at_once: Callable[[], object] | None = None
 ) -> Iterator[threading.Event]:
-    """Set at each of these signals; from the main thread. See ``stop_on_signals``."""
     stopping = threading.Event()
     undo = stop_on_signals(stopping.set, numbers, at_once=at_once)
     try:

@@ -76,7 +76,6 @@ class ThreadExecutor(Generic[R]):
                     self._queue.abandon(slot, records if self._call.takes_lists else [records])
 
     def slots(self) -> Slots:
-        """What its threads are at."""
         return Slots(self._queue.limit, self._queue.calls(self._slots))
 
     # A thread.
@@ -114,7 +113,6 @@ class ThreadExecutor(Generic[R]):
             self._process(slot, call)
 
     def _process(self, slot: Slot[R], call: Callable[[R], object]) -> None:
-        """Handle what is left of the run that the slot is at."""
         assert slot.current is not None
         run, records = slot.current
         queue, wants_all = self._queue, self._call.wants_all

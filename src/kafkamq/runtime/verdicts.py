@@ -110,7 +110,6 @@ def unfinished(outcome: object) -> ConfigError | None:
 
 
 def seconds(delay: object) -> float:
-    """A delay in s."""
     if isinstance(delay, timedelta):
         return delay.total_seconds()
     try:

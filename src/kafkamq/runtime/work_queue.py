@@ -129,7 +129,6 @@ class ParkedSlots:
         self.set_limit(self._limit)
 
     def set_limit(self, limit: int | None) -> None:
-        """Who is at work beyond it stays so until it takes; who may be woken is not woken here."""
         self._limit = limit
         self._kept = 0 if limit is None else max(0, self._count - limit)
 
@@ -266,7 +265,6 @@ class Inbox(Generic[R, T]):
         return bool(self.ready)
 
     def set_limit(self, limit: int) -> None:
-        """So many slots may be at work at once."""
         with self.lock:
             self.parked.set_limit(limit)
             self.parked.wake(len(self.ready))
@@ -306,8 +304,6 @@ class Inbox(Generic[R, T]):
 
 @dataclass(frozen=True, kw_only=True)
 class HandlerCall:
-    """How a handler is called."""
-
     function: Callable[..., Any]  # takes a record, or a list of them
     name: str = "kafkamq-worker"  # for threads
     takes_lists: bool = False  # it takes lists
@@ -320,11 +316,9 @@ class HandlerCall:
 
     @property
     def keeps_claims(self) -> bool:
-        """Whether somebody may take what a handler is at."""
         return self.is_claimed or self.timeout_ms > 0
 
     def timeout_error(self) -> HandlerTimeoutError:
-        """The outcome of a call that takes too long."""
         return HandlerTimeoutError(f"the handler took longer than {self.timeout_ms / 1000:g} s")
 
     def abandoning_error(self, count: int) -> HandlerTimeoutError:

@@ -131,7 +131,6 @@ class Worker:
 
     @property
     def queues(self) -> list[QueueConfig]:
-        """Those whose handlers it runs."""
         return [spec.queue for spec in self._chosen()]
 
     @property
@@ -141,12 +140,10 @@ class Worker:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it was asked to stop."""
         return self._stopping.is_set()
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended one of its queues."""
         found = [feeder.failure for feeder in self._feeders if feeder.failure is not None]
         return found[0] if found else None
 
@@ -248,7 +245,6 @@ class Worker:
         feeder.pause()
 
     def resume(self, queue_id: str) -> None:
-        """Go on after ``pause``."""
         self._feeder(queue_id).resume()
 
     def _feeder(self, queue_id: str) -> Feeder:

@@ -88,8 +88,6 @@ class Batch(Protocol):
 
 
 class Member:
-    """Polls, and acknowledges what its consumer decides."""
-
     def __init__(
         self, settings: Mapping[str, object], topic: str, owner: Batch, *, number: int
     ) -> None:
@@ -123,7 +121,6 @@ class Member:
         self._verdicts.put((message, kind, is_late))
 
     def messages(self) -> list[ShareMessage]:
-        """Those of the batch that have no verdict; for the member's thread."""
         return list(self._open.values())
 
     @property
@@ -133,7 +130,6 @@ class Member:
 
     @property
     def unconfirmed_count(self) -> int:
-        """Verdicts that the broker has not answered."""
         return len(self._unconfirmed)
 
     def stop(self) -> None:
@@ -153,7 +149,6 @@ class Member:
         self._may_leave.set()
 
     def join(self, timeout_s: float) -> bool:
-        """After ``leave``: whether it has left."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -218,7 +213,6 @@ class Member:
             raise KafkaException(failure)
 
     def _serve(self, timeout_s: float) -> None:
-        """Acknowledge what has a verdict, and send that."""
         late: list[ShareMessage] = []
         count = 0
         try:

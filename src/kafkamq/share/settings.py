@@ -26,8 +26,6 @@ _BROKER_LOCK = "group.share.record.lock.duration.ms"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareLimits:
-    """What the brokers allow; times in ms."""
-
     min_lock_ms: int
     max_lock_ms: int
     max_deliveries: int  # after which the broker gives a record up, in silence

@@ -27,8 +27,6 @@ _SIZE_WEIGHT = 1 / 16  # of one record in the mean of their sizes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowLimits:
-    """Limits of one partition."""
-
     max_open: int = 10_000  # records polled and not done
     resume_open: int = 5_000  # a paused partition is fetched again from here on down
     max_open_bytes: int = 256 * 1024 * 1024  # of their values, by the mean of the latest
@@ -53,8 +51,6 @@ class FlowLimits:
 
 @dataclass(frozen=True, slots=True)
 class MapVerdict:
-    """What the size of a map means for the commit and for what is handed out next."""
-
     is_written: bool  # whole; False: cut it
     ceiling: int | None  # for ``Scheduler.set_ceiling``
 

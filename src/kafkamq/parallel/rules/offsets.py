@@ -117,7 +117,6 @@ class OffsetTracker:
         )
 
     def is_open(self, offset: int) -> bool:
-        """Whether it was polled and is not done."""
         return offset < self._next_offset and offset in self._open
 
     # Facts.

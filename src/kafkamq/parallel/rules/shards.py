@@ -129,7 +129,6 @@ class Shard(Generic[R]):
         return taken
 
     def put_back(self, records: list[R]) -> None:
-        """What was taken last comes first again."""
         self.records = records + self.records[self.start :]
         self.start = 0
 
@@ -161,7 +160,6 @@ class Run(Generic[R]):
 
     @property
     def is_serial(self) -> bool:
-        """Whether its records are in order with others."""
         return self.shard.is_serial
 
     @property
@@ -170,7 +168,6 @@ class Run(Generic[R]):
         return self.shard.partition.phase is PartitionPhase.CLOSED
 
     def is_behind(self, record: R) -> bool:
-        """Whether it is behind the run's end."""
         return self.end is not None and record in self.records[self.end :]
 
     def put_off(self, record: R, due_ms: int) -> None:
@@ -184,10 +181,6 @@ class Run(Generic[R]):
             return
         self.end, self.failed = 1 + self.records.index(record), [again]
         self.outputs = [each for each in self.outputs or () if not self.is_behind(each[0])]
-
-    def failures(self, record: R) -> int:
-        """How often the record was tried before, and failed."""
-        return self.shard.partition.failures.get(record.offset, 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -208,7 +201,6 @@ class PartitionState(Generic[R]):
     blocked: list[Shard[R]] = field(default_factory=list)
     delayed: list[tuple[int, int, Shard[R]]] = field(default_factory=list)  # heap: due, number
     loose: set[Run[R]] = field(default_factory=set)  # in workers' hands, in no order
-    failures: dict[int, int] = field(default_factory=dict)  # by offset, of what is open
 
     def at_work(self) -> dict[Hashable, Shard[R]]:
         """Keys whose runs workers have, and offsets of what they have in no order."""
@@ -220,10 +212,9 @@ class PartitionState(Generic[R]):
         return found
 
     def clear(self) -> None:
-        """Forget all that was not done."""
         self.waiting_count = self.in_flight_count = 0
         self.parallel = None
-        for collection in (self.serial, self.ready, self.blocked, self.delayed, self.failures):
+        for collection in (self.serial, self.ready, self.blocked, self.delayed):
             collection.clear()
         self.loose.clear()
 
@@ -266,7 +257,6 @@ class Scheduler(Generic[R]):
 
     @property
     def partitions(self) -> tuple[PartitionState[R], ...]:
-        """The partitions that are not closed, in the order in which they came."""
         return tuple(self._partitions.values())
 
     @property
@@ -280,7 +270,6 @@ class Scheduler(Generic[R]):
 
     @property
     def in_flight_count(self) -> int:
-        """Records in workers' hands that count."""
         return sum(partition.in_flight_count for partition in self._partitions.values())
 
     def ready_runs(self, enough: int) -> int:
@@ -440,10 +429,7 @@ class Scheduler(Generic[R]):
         line = self._line
         while line and max_records > 0:
             partition = line.popleft()
-            if partition.ceiling is None:
-                max_records -= self._take_from(partition, max_records, max_run, runs)
-            else:
-                max_records -= self._take_below(partition, max_records, max_run, runs)
+            max_records -= self._take_from(partition, max_records, max_run, runs)
             if partition.ready:
                 line.append(partition)
             else:
@@ -453,13 +439,19 @@ class Scheduler(Generic[R]):
     def _take_from(
         self, partition: PartitionState[R], limit: int, max_run: int, runs: list[Run[R]]
     ) -> int:
-        ready, owned = partition.ready, ShardState.OWNED
+        ready, ceiling, owned = partition.ready, partition.ceiling, ShardState.OWNED
         taken = 0
         while ready and taken < limit:
             shard = ready.popleft()
             count = limit - taken
             if count > max_run:
                 count = max_run
+            if ceiling is not None:
+                count = shard.count_up_to(ceiling, count)
+                if not count:
+                    shard.state = ShardState.BLOCKED
+                    partition.blocked.append(shard)
+                    continue
             records = shard.records
             if shard.start or len(records) > count:
                 records = shard.cut(count)
@@ -470,43 +462,16 @@ class Scheduler(Generic[R]):
             taken += len(records)
             if shard.is_serial:
                 shard.state = owned
-            else:
-                self._after_cut(run)
-        partition.waiting_count -= taken
-        self._waiting_count -= taken
-        partition.in_flight_count += taken
-        return taken
-
-    def _take_below(
-        self, partition: PartitionState[R], limit: int, max_run: int, runs: list[Run[R]]
-    ) -> int:
-        taken, ceiling = 0, partition.ceiling
-        assert ceiling is not None
-        while partition.ready and taken < limit:
-            shard = partition.ready.popleft()
-            count = shard.count_up_to(ceiling, min(max_run, limit - taken))
-            if not count:
-                shard.state = ShardState.BLOCKED
-                partition.blocked.append(shard)
                 continue
-            runs.append(Run(shard, shard.cut(count)))
-            taken += count
-            self._after_cut(runs[-1])
+            partition.loose.add(run)
+            if shard.records:
+                ready.append(shard)
+            elif shard is partition.parallel:
+                partition.parallel = None
         partition.waiting_count -= taken
         self._waiting_count -= taken
         partition.in_flight_count += taken
         return taken
-
-    def _after_cut(self, run: Run[R]) -> None:
-        shard, partition = run.shard, run.shard.partition
-        if shard.is_serial:
-            shard.state = ShardState.OWNED
-            return
-        partition.loose.add(run)
-        if shard.records:
-            partition.ready.append(shard)
-        elif shard is partition.parallel:
-            partition.parallel = None
 
     def _wake(self, monotonic_ms: int) -> None:
         for partition in self._partitions.values():
@@ -546,9 +511,6 @@ class Scheduler(Generic[R]):
         if partition.phase is PartitionPhase.CLOSED:
             return
         partition.tracker.complete(offsets)
-        if partition.failures:
-            for offset in offsets:
-                partition.failures.pop(offset, None)
 
     def keep(self, partition: PartitionState[R], count: int) -> None:
         """So many records stay in flight behind their runs, until as many less are kept."""
@@ -574,8 +536,6 @@ class Scheduler(Generic[R]):
         untried = [] if processed is None else run.records[processed:]
         partition.waiting_count += len(untried) + len(failed)
         self._waiting_count += len(untried) + len(failed)
-        for record, _ in failed:
-            partition.failures[record.offset] = partition.failures.get(record.offset, 0) + 1
         if shard.is_serial:
             self._give_back(shard, untried, failed)
         else:
@@ -647,7 +607,6 @@ class Scheduler(Generic[R]):
         return dict.fromkeys(every)  # in an order that is the same in each run
 
     def _drop(self, shard: Shard[R]) -> None:
-        """Forget a shard that has become empty and is in nobody's hands."""
         shard.partition.forget(shard)
         if not shard.partition.ready:
             self._leave_line(shard.partition)
@@ -759,5 +718,4 @@ def check_partitions(
             (ShardState.DELAYED, mine),
         ):
             assert all(shard.state is state for shard in shards)
-        assert all(partition.tracker.is_open(offset) for offset in partition.failures)
         partition.tracker.check()

@@ -213,7 +213,6 @@ def decode(base: int, metadata: str, *, log_end: int | None = None) -> OffsetMap
 
 
 def _unwrap(metadata: str) -> tuple[_Form, bytes]:
-    """The form, and its body up to its own end."""
     data = base64.b64decode(_BASE64.match(metadata)[0])  # type: ignore[index]  # it may be empty
     if not data:
         raise WireError("commit metadata that is not base64")
@@ -288,7 +287,6 @@ def split_runs(runs: Sequence[int], *, longest: int) -> list[int]:
 
 
 def runs_body(runs: Sequence[int], *, width: int) -> bytes:
-    """The runs as numbers of ``width`` bytes; they must fit."""
     return struct.pack(f">{len(runs)}{_NUMBER[width]}", *runs)
 
 

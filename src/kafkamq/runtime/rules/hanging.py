@@ -21,8 +21,6 @@ _BLOCKED_S = 3.0  # an event loop notes that it turns once a second
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a handler that has not ended."""
-
     began_s: float
     place: tuple[str, int, int]  # topic, partition and offset of its message; the first of a list
 
@@ -41,7 +39,6 @@ class Slots:
 
     @property
     def oldest(self) -> Call | None:
-        """The call that has gone on for longest."""
         return min(self.calls, key=_began_s, default=None)
 
     def hung_s(self, now_s: float) -> float:
@@ -57,7 +54,6 @@ class Slots:
         return silent_s if silent_s >= _BLOCKED_S else 0.0
 
     def is_ready(self, now_s: float) -> bool:
-        """Whether it does not hang, or not for long."""
         return self.hung_s(now_s) < READY_S
 
     def describe(self, now_s: float) -> str:

@@ -45,8 +45,6 @@ _AHEAD_WINDOW_MS = 20
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """What happened since the last one."""
-
     elapsed_ms: float
     completed: int  # calls that ended
     spent_ms: float  # how long these took together, with what follows a call in its slot
@@ -76,8 +74,6 @@ class Adjustable(Protocol):
 
 @dataclass(slots=True)
 class _Window:
-    """Intervals under one limit."""
-
     settle_ms: float  # until it begins
     elapsed_ms: float = 0.0
     completed: int = 0
@@ -114,7 +110,6 @@ class _Window:
 
     @property
     def rate(self) -> float:
-        """Calls per ms."""
         cycle_ms = self.cycle_ms
         return self.busy_ms / self.elapsed_ms / cycle_ms if cycle_ms else 0.0
 
@@ -185,7 +180,6 @@ class FanOut:
         return self.limit != self._base or not window.is_full or self._reference is None
 
     def _judge(self, rate: float) -> None:
-        """Of a trial: keep it, or go back."""
         before = self._base_rate
         gain = -inf
         if rate and before:
@@ -216,7 +210,6 @@ class FanOut:
         self._try_on()
 
     def _try_on(self) -> None:
-        """Begin the next trial; where all were fruitless, a rest."""
         while True:
             for direction in (self._direction, -self._direction):
                 if direction not in self._tried:
@@ -324,7 +317,6 @@ class RunAhead:
         self._finished = 0
 
     def wanted(self, held: int, finished: int, now_ms: int) -> int:
-        """How many to receive now."""
         passed_ms = now_ms - self._since_ms
         if passed_ms >= _AHEAD_WINDOW_MS:
             self._ahead = (finished - self._finished) * _AHEAD_MS // passed_ms
