@@ -41,10 +41,9 @@ from confluent_kafka import KafkaException, ShareConsumer
 from kafkamq.config import ServiceConfig
 from kafkamq.dev import DEFAULT_VERSION, LocalKafka
 from kafkamq.dev.compare import Contender, Measured, Work
-from kafkamq.dev.compare.facts import Kind, judge
-from kafkamq.dev.compare.plan import Item, PhaseKind, encode, phases
+from kafkamq.dev.compare.plan import Item, PhaseKind, encode, judge, phases
 from kafkamq.dev.compare.run import PHASES, why_not
-from kafkamq.dev.compare.stage import WORKER, Stage
+from kafkamq.dev.compare.stage import ACTORS, Stage
 
 PEER_WORKER = "benchmarks.peers.share_worker"
 BROKER = {"group.share.min.record.lock.duration.ms": "1000"}  # 15 s: for the row of long handlers
@@ -90,7 +89,7 @@ class Bench:
         )
         is_peer = name in (POOL, MANY)
         contender = Contender.SHARE if is_peer else Contender(name)
-        module = PEER_WORKER if is_peer else WORKER
+        module = PEER_WORKER if is_peer else ACTORS
         with Stage(
             config, work, contender, self._folder / uuid.uuid4().hex, module=module, name=name
         ) as made:
@@ -170,10 +169,10 @@ class Bench:
             work = Work(processes=1, concurrency=20, partitions=2, lease_s=lease_s)
             items = tuple(Item(each, f"k{each}", int(lease_s * 2e6)) for each in range(20))
             with self.stage(name, work) as stage:
-                begin_ns = stage.send_backlog(items)
+                begin_s = stage.send_backlog(items)
                 stage.wait(range(20), 60.0)
                 quiet_until(stage, quiet_s=2.5 * lease_s, limit_s=60.0)
-                found[name] = judge(items, stage.events, begin_ns=begin_ns).runs
+                found[name] = judge(items, stage.events, begin_s=begin_s).runs
         for name in ("markers", "offsets"):
             self.add(row(f"runs, handler of 2x the lease: {name}", found[name], found.get(POOL),
                          "runs a message", at_most=1.0))  # fmt: skip
@@ -215,9 +214,9 @@ class Bench:
         items = tuple(Item(each, f"k{each}", 2_000_000) for each in range(count))
         for name in ("markers", "offsets"):
             with self.stage(name, work) as stage:
-                begin_ns = stage.send_backlog(items)
+                begin_s = stage.send_backlog(items)
                 stage.wait(range(count), 60.0)
-                found = judge(items, stage.events, begin_ns=begin_ns)
+                found = judge(items, stage.events, begin_s=begin_s)
             self.add(Row(f"handlers at once, 10 processes, 16 partitions: {name}", found.busy,
                          members, found.busy / members if members else None, "handlers", 1000,
                          found.busy == 1000))  # fmt: skip
@@ -256,8 +255,8 @@ def quiet_until(stage: Stage, *, quiet_s: float, limit_s: float) -> None:
     deadline_s = time.monotonic() + limit_s
     while time.monotonic() < deadline_s:
         stage.follow()
-        last_ns = max(event.at_ns for event in stage.events if event.kind is Kind.BEGIN)
-        if time.monotonic_ns() - last_ns > quiet_s * 1e9:
+        last_s = max(event.time_s for event in stage.events if event.op == "begin")
+        if time.monotonic() - last_s > quiet_s:
             return
         time.sleep(0.2)
 

@@ -16,8 +16,7 @@ from confluent_kafka.admin import AdminClient
 
 from harness.network import Network
 from kafkamq.dev.artifacts import DEFAULT_VERSION
-from kafkamq.dev.broker import LocalKafka, new_cluster_id
-from kafkamq.dev.properties import Listener, Node
+from kafkamq.dev.broker import Listener, LocalKafka, Node, new_cluster_id
 from kafkamq.errors import DeadlineExceededError, StateError
 
 _PROPERTIES = {

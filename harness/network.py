@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from kafkamq.dev.process import BrokerProcess
+from kafkamq.dev.environment import BrokerProcess
 from kafkamq.errors import KafkaMQError
 
 _TOOLS = ("ip", "nsenter", "unshare", "sleep", "mount")

@@ -19,9 +19,15 @@ from kafkamq.dev.artifacts import (
     turn,
 )
 from kafkamq.dev.broker import QUICK_JVM
-from kafkamq.dev.environment import JavaError, java_command, parse_java_version
-from kafkamq.dev.process import BrokerProcess, LocalKafkaError, free_ports
-from kafkamq.dev.properties import HOST
+from kafkamq.dev.environment import (
+    HOST,
+    BrokerProcess,
+    JavaError,
+    LocalKafkaError,
+    free_ports,
+    java_command,
+    parse_java_version,
+)
 from kafkamq.errors import StateError
 
 _ARTIFACT = "io.apicurio:apicurio-registry-app:3.3.3:tar.gz:all"

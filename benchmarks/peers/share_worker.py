@@ -15,8 +15,10 @@ from typing import Any
 from confluent_kafka import AcknowledgeType, KafkaException, Message, ShareConsumer
 
 from kafkamq.config import ServiceConfig
+from kafkamq.dev.actors import Handler, serve_worker
 from kafkamq.dev.children import serve, tell
-from kafkamq.dev.compare.worker import QUEUE, Handler, serve_contender
+from kafkamq.dev.compare.stage import QUEUE
+from kafkamq.dev.history import Recorder
 from kafkamq.queue.names import group_of
 from kafkamq.share.settings import configure_group
 from kafkamq.transport.admin import Admin
@@ -32,7 +34,7 @@ def open_consumer(first: Mapping[str, Any]) -> ShareConsumer:
     )
     group_id = group_of(config, QUEUE)
     with Admin(config) as admin:
-        lock_ms = int(first["lease_s"] * 1000)
+        lock_ms = int(first["settings"]["redelivery_timeout"] * 1000)
         configure_group(admin, group_id, lock_ms=lock_ms, max_deliveries=RUNS - 1)
     return join(first, group_id)
 
@@ -64,8 +66,9 @@ def settle(consumer: ShareConsumer, records: list[Message], verdicts: list[int])
         consumer.commit_sync(10.0)
 
 
-def run_pool(first: Mapping[str, Any], handler: Handler, stopping: threading.Event) -> None:
+def run_pool(first: Mapping[str, Any], recorder: Recorder, stopping: threading.Event) -> None:
     """One consumer, and a pool."""
+    handler = Handler(recorder)
     consumer = open_consumer(first)
     with ThreadPoolExecutor(first["concurrency"]) as pool:
         tell("ready")
@@ -77,8 +80,9 @@ def run_pool(first: Mapping[str, Any], handler: Handler, stopping: threading.Eve
     consumer.close()
 
 
-def run_many(first: Mapping[str, Any], handler: Handler, stopping: threading.Event) -> None:
+def run_many(first: Mapping[str, Any], recorder: Recorder, stopping: threading.Event) -> None:
     """As many consumers as handlers."""
+    handler = Handler(recorder)
     lead = open_consumer(first)
     config = ServiceConfig(
         bootstrap_servers=first["bootstrap_servers"], namespace=first["namespace"]
@@ -106,4 +110,4 @@ def _one_by_one(consumer: ShareConsumer, handler: Handler, stopping: threading.E
 
 if __name__ == "__main__":
     runners = {"bare-pool": run_pool, "bare-many": run_many}
-    serve(lambda orders: serve_contender(orders, runners))
+    serve(lambda orders: serve_worker(orders, runners))

@@ -8,7 +8,6 @@ disks. `BrokerClock` moves a broker's wall clock, `SlowLink` delays what goes ov
 
 from harness.broker_clock import BrokerClock, why_no_clock
 from harness.cluster import KafkaCluster
-from harness.faults.history import Event, HistoryError, Recorder, digest, read_histories
 from harness.faults.invariants import Finding, Report, check_run
 from harness.faults.part import POISON, Part
 from harness.faults.records import (
@@ -20,6 +19,7 @@ from harness.faults.records import (
 )
 from harness.network import Host, Network, NetworkError, why_no_network
 from harness.slow_link import SlowLink
+from kafkamq.dev.history import Event, HistoryError, Recorder, digest, read_histories
 
 __all__ = [
     "BrokerClock",

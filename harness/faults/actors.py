@@ -18,9 +18,9 @@ import threading
 import time
 from typing import Any
 
-from harness.faults.history import Recorder, digest
 from harness.faults.part import POISON, Part
 from kafkamq.config import Backoff, TrackerConfig
+from kafkamq.dev.history import Recorder, digest
 from kafkamq.errors import (
     ConfigError,
     DeadlineExceededError,

@@ -20,6 +20,21 @@ A run in which nothing was sent, handed out, confirmed or committed proves nothi
 
 I4 (order) does not hold for queues with markers, by design; I10 (Spark against local) is a property
 test of the trackers. I5's reasons, I6 and much of I1 are `check_logs`'.
+
+Histories say, a line before the deed that it announces and after the one that it reports:
+
+| op | of | says |
+| --- | --- | --- |
+| send | sender | it will send ``id``; ``sha`` of the payload |
+| sent | sender | confirmed: ``id`` stands at ``topic``, ``partition``, ``offset`` |
+| unsent | sender | failed; ``known``: it cannot be in the log, else perhaps |
+| received | worker | handed out: ``id``, ``partition``, ``offset``, ``count``, ``sha`` |
+| verdict | worker | it will give ``outcome`` on ``partition``, ``offset`` |
+| confirmed | worker | the verdicts on ``places`` are in the log, in time as far as it was told |
+| late | worker | it was told that those on ``places`` came too late, or that it lost them |
+| position | observer | ``offset`` of ``group`` in ``topic``, ``partition``; ``end`` of the log |
+| fault | test | ``kind`` happened to ``target``; only ``felt_by`` felt it; without: everybody may |
+| healed | test | all faults are over |
 """
 
 from __future__ import annotations
@@ -29,8 +44,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from harness.faults.history import Event, digest
 from harness.faults.positions import OpenEntries
+from kafkamq.dev.history import Event, digest
 from kafkamq.errors import WireError
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.wire.headers import read_message_headers

@@ -12,8 +12,7 @@ pytest.importorskip("pyspark")
 
 from tests.e2e.verdict_log import FakeLog, good_log, in_batches, register
 
-from kafkamq.dev.demo.result import Verdict
-from kafkamq.dev.demo.verdict import verdict_rows
+from kafkamq.dev.demo.verdict import Verdict, verdict_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

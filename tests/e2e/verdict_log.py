@@ -110,15 +110,7 @@ class FakeLog:
         )
 
     def done(self, identity: str, delivery: int = 1) -> None:
-        self.history.append(
-            {
-                "event": "done",
-                "queue": "orders",
-                "id": identity,
-                "delivery": delivery,
-                "at_ms": BASE_MS,
-            }
-        )
+        self.history.append({"op": "end", "id": identity, "attempt": delivery})
 
 
 def in_batches(log: FakeLog) -> None:

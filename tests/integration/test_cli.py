@@ -52,7 +52,7 @@ def test_send_and_receive_keep_everything(commands: Commands) -> None:
     assert [(item["id"], item["delayed"]) for item in sent] == [("mine", False)]
     binary = json.dumps({"payload_base64": "AP8=", "headers": {"b": {"base64": "/w=="}}})
     commands.run("send", "q", "--file", "-", stdin=binary)
-    received = {item["id"]: item for item in commands.json("receive", "q", "-n", "2")}
+    received = {item["id"]: item for item in commands.json("receive", "q", "-c", "2")}
     first = received.pop("mine")
     assert (first["payload"], first["key"], first["headers"]) == ("héllo", "k", {"a": "1"})
     assert (first["delivery_count"], first["verdict"]) == (1, "ack")
@@ -111,7 +111,7 @@ def test_a_file_of_lines(commands: Commands, tmp_path: Path) -> None:
     file.write_text("".join(f'{{"json":{{"n":{n}}},"id":"{n}"}}\n' for n in range(2500)))
     sent = commands.json("send", "q", "--file", str(file))
     assert [item["id"] for item in sent] == [str(n) for n in range(2500)]
-    received = commands.json("receive", "q", "-n", "2500")
+    received = commands.json("receive", "q", "-c", "2500")
     assert {item["payload"] for item in received} == {f'{{"n":{n}}}' for n in range(2500)}
 
 
@@ -121,7 +121,7 @@ def test_receive_writes_one_marker_for_many_unless_told_otherwise(
 ) -> None:
     lines = "\n".join(json.dumps({"payload": str(number)}) for number in range(300))
     commands.run("send", "q", "--file", "-", stdin=lines)
-    assert len(commands.json("receive", "q", "-n", "300", option)) == 300
+    assert len(commands.json("receive", "q", "-c", "300", option)) == 300
     records = read_topic(commands.bootstrap, f"{commands.namespace}.markers")
     is_batched = [bool(decode_marker(record.value()).batches) for record in records]
     if option == "--no-batch-markers":
@@ -136,7 +136,7 @@ def test_a_bad_line_stops_and_what_went_before_is_sent(commands: Commands, tmp_p
     file.write_text('{"payload":"x"}\n' * 1000 + '{"payload":1}\n')
     with pytest.raises(ConfigError, match="line 1001: payload must be a text"):
         commands.run("send", "q", "--file", str(file))
-    assert len(commands.json("receive", "q", "-n", "1000", "--timeout", "60")) == 1000
+    assert len(commands.json("receive", "q", "-c", "1000", "--timeout", "60")) == 1000
     assert commands.json("receive", "q", "--timeout", "2") == []
 
 
@@ -151,7 +151,7 @@ def test_an_error_inside_a_batch_says_what_was_sent(commands: Commands) -> None:
     assert isinstance(result.exception, ConfigError)
     assert "3 messages were sent before the error" in result.stderr
     assert [json.loads(line)["id"] for line in result.stdout.splitlines()] == ["0", "1", "2"]
-    received = commands.json("receive", "q", "-n", "3", "--timeout", "60")
+    received = commands.json("receive", "q", "-c", "3", "--timeout", "60")
     assert {message["id"] for message in received} == {"0", "1", "2"}
     assert commands.json("receive", "q", "--timeout", "2") == []
 
@@ -209,7 +209,7 @@ def test_nack_brings_it_back_and_the_last_one_buries_it(tracked: Commands) -> No
 def test_stat_counts_what_waits_and_what_is_held(tracked: Commands) -> None:
     tracked.run("send", "busy", *[str(n) for n in range(5)])
     tracked.run("send", "idle", "x")
-    assert len(tracked.json("receive", "busy", "-n", "2")) == 2
+    assert len(tracked.json("receive", "busy", "-c", "2")) == 2
     tracked.run("receive", "busy", "--nack", "--delay", "500")
 
     def open_entries() -> int:
@@ -256,8 +256,8 @@ def test_stat_counts_messages_and_not_the_ends_of_transactions(tracked: Commands
     tracked.run("send", "q", "x", "y", "z")
     limits = ("--max-deliveries", "2", "--timeout", "60")
     # No copy may come before all three were received once.
-    tracked.run("receive", "q", "-n", "3", "--nack", "--delay", "3", *limits)
-    tracked.run("receive", "q", "-n", "3", "--reject", "--reason", "no", *limits)
+    tracked.run("receive", "q", "-c", "3", "--nack", "--delay", "3", *limits)
+    tracked.run("receive", "q", "-c", "3", "--reject", "--reason", "no", *limits)
     wait_until(lambda: tracked.json("stat")[0]["dead_letters"] == 3)
     (stat,) = tracked.json("stat")
     (queue,) = stat["queues"]

@@ -23,7 +23,7 @@ from tests.integration.queue_logs import (
 from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq.dev import LocalKafka
-from kafkamq.dev.properties import server_properties
+from kafkamq.dev.broker import server_properties
 from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, StateError
 from kafkamq.queue.namespace import CONNECT_TIMEOUT_S
 from kafkamq.queue.service import Service

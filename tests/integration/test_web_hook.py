@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.integration.queue_logs import dead_letters, ends, make_service, tracked
 from tests.waiting import wait_until, within
 
-from kafkamq.dev.process import free_ports
+from kafkamq.dev.environment import free_ports
 from kafkamq.types import Outcome
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from harness.faults.history import Event
 from harness.faults.invariants import check_run
 
-from kafkamq.dev.demo.recorder import DemoRecorder
+from kafkamq.dev.demo.follow import DemoRecorder
+from kafkamq.dev.history import Event
 from kafkamq.markers.rules.batching import gather
 from kafkamq.markers.wire.markers import encode_marker
 from kafkamq.queue.wire.headers import Origin, copy_headers, dead_letter_headers

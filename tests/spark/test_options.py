@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from kafkamq.cli.app import app
 from kafkamq.cli.spark import jobs
 from kafkamq.config import ServiceConfig
-from kafkamq.dev.process import free_ports
+from kafkamq.dev.environment import free_ports
 from kafkamq.errors import ConfigError
 from kafkamq.spark import session
 from kafkamq.spark.options import parse_source_options

@@ -52,22 +52,9 @@ def test_the_tracker_that_is_suggested_is_one_that_starts(
 
 
 def test_n_is_the_namespace_of_every_command(asked: list[ServiceConfig]) -> None:
-    for arguments in (("send", "q", "hello"), ("receive", "q")):
+    for arguments in (("send", "q", "hello"), ("receive", "q", "-c", "3")):
         assert isinstance(run(*arguments, "-n", "shop"), StoppedError)
     assert [config.namespace for config in asked] == ["shop", "shop"]
-
-
-@pytest.mark.parametrize(
-    "given", [("-n", "3"), ("--count", "3"), ("-c", "3"), ("-n", "7", "-c", "3")]
-)
-def test_a_number_behind_n_still_is_a_count(
-    asked: list[ServiceConfig], given: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counts: list[object] = []
-    monkeypatch.setattr(queues, "_wanted", lambda count: counts.append(count) or 1)
-    assert isinstance(run("receive", "q", *given), StoppedError)
-    assert counts == [3]
-    assert asked[0].namespace == "kafkamq"
 
 
 def test_a_pid_has_no_thousands(capsys: pytest.CaptureFixture[str]) -> None:

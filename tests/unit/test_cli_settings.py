@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kafkamq.cli.settings import load_settings, parse_properties, service_config
+from kafkamq.cli.options import load_settings, parse_properties, service_config
 from kafkamq.errors import ConfigError
 
 

@@ -12,8 +12,6 @@ from kafkamq.cli.app import app
 from kafkamq.cli.compare import render, table_rows
 from kafkamq.cli.page import chart
 from kafkamq.dev.compare import Contender, Measured, Slow, Work, parse_range, parse_slow
-from kafkamq.dev.compare.facts import Event, Kind, judge, max_busy, percentile
-from kafkamq.dev.compare.history import HistoryReader, HistoryWriter
 from kafkamq.dev.compare.plan import (
     Item,
     PhaseKind,
@@ -21,26 +19,31 @@ from kafkamq.dev.compare.plan import (
     encode,
     handlers_at_once,
     ideal_s,
+    judge,
+    max_busy,
     ordering_of,
+    percentile,
     phases,
 )
+from kafkamq.dev.history import Event, HistoryError, HistoryReader, Recorder, under_way
 from kafkamq.errors import ConfigError
 
-MS = 1_000_000
+BEGIN, END, FAIL = "begin", "end", "fail"
 
 
-def history(*lines: tuple[int, int, Kind] | tuple[int, int, Kind, int]) -> list[Event]:
-    """Events of (number, ms, kind, process) lines."""
+def history(*lines: tuple[int, int, str] | tuple[int, int, str, int]) -> list[Event]:
+    """Events of (number, ms, op, process) lines."""
     return [
-        Event(line[0], line[1] * MS, line[2], 1, line[3] if len(line) > 3 else 0) for line in lines
+        Event(ms / 1000, f"w{rest[0] if rest else 0}", op, {"id": number, "attempt": 1})
+        for number, ms, op, *rest in lines
     ]
 
 
 def once(*spans: tuple[int, int, int]) -> list[Event]:
     """Each (number, begin ms, end ms) is handled once."""
     return history(
-        *((number, begin, Kind.BEGIN) for number, begin, _ in spans),
-        *((number, end, Kind.END) for number, _, end in spans),
+        *((number, begin, BEGIN) for number, begin, _ in spans),
+        *((number, end, END) for number, _, end in spans),
     )
 
 
@@ -129,17 +132,29 @@ def test_the_best_time_is_that_of_the_work_or_of_its_longest_part() -> None:
 
 
 def test_a_history_survives_a_cut_line(tmp_path: Path) -> None:
-    path = tmp_path / "worker"
-    assert list(HistoryReader(path, 3).read()) == []
-    writer = HistoryWriter(path)
-    writer.write(Kind.BEGIN, 7, 1, 11)
-    reader = HistoryReader(path, 3)
-    assert list(reader.read()) == [Event(7, 11, Kind.BEGIN, 1, 3)]
+    reader = HistoryReader(tmp_path)
+    assert reader.read() == []
+    recorder = Recorder(tmp_path, 'w"1')
+    recorder.record_call("begin", 7, 1)
+    recorder.record_call("fail", 'm-"7', 2)
+    first, second = reader.read()
+    assert (first.process, first.op, first["id"], first["attempt"]) == ('w"1', "begin", 7, 1)
+    assert (second["id"], second["attempt"]) == ('m-"7', 2)
+    assert first.time_s <= second.time_s
+    (path,) = tmp_path.iterdir()
     whole = path.read_bytes()
     path.write_bytes(whole + whole[:5])
-    assert list(reader.read()) == []
+    assert reader.read() == []
     path.write_bytes(whole + whole)
-    assert list(reader.read()) == [Event(7, 11, Kind.BEGIN, 1, 3)]
+    assert reader.read() == [first, second]
+    path.write_bytes(whole + whole + b"{}\n")
+    with pytest.raises(HistoryError, match="no event"):
+        reader.read()
+
+
+def test_what_a_process_has_begun_and_not_ended() -> None:
+    ended = (0, 1, BEGIN), (0, 3, END), (2, 4, BEGIN, 1), (2, 5, FAIL, 1)
+    assert under_way(history(*ended, (1, 6, BEGIN, 1))) == {"w0": 0, "w1": 1}
 
 
 def test_percentiles() -> None:
@@ -152,25 +167,25 @@ def test_percentiles() -> None:
 def test_what_became_of_messages() -> None:
     items = [Item(0, "a", 0), Item(1, "a", 0, 1), Item(2, None, 0)]
     events = history(
-        (0, 10, Kind.BEGIN),
-        (9, 10, Kind.BEGIN),  # of another phase
-        (0, 30, Kind.END),
-        (1, 40, Kind.BEGIN),
-        (1, 50, Kind.FAIL),
-        (1, 60, Kind.BEGIN),
-        (1, 70, Kind.END),
-        (2, 15, Kind.BEGIN),
-        (2, 90, Kind.END),
-        (2, 80, Kind.BEGIN, 1),  # once more, by another process
-        (2, 95, Kind.END, 1),
+        (0, 10, BEGIN),
+        (9, 10, BEGIN),  # of another phase
+        (0, 30, END),
+        (1, 40, BEGIN),
+        (1, 50, FAIL),
+        (1, 60, BEGIN),
+        (1, 70, END),
+        (2, 15, BEGIN),
+        (2, 90, END),
+        (2, 80, BEGIN, 1),  # once more, by another process
+        (2, 95, END, 1),
     )
-    found = judge(items, reversed(events), begin_ns=5 * MS)
+    found = judge(items, reversed(events), begin_s=0.005)
     assert (found.messages, found.done, found.busy) == (3, 3, 2)
     assert found.seconds == pytest.approx(0.085)
     assert found.runs == pytest.approx(4 / 3)
-    assert found.waits_ms == {0: 5.0, 1: 35.0, 2: 10.0}
+    assert found.waits_ms == pytest.approx({0: 5.0, 1: 35.0, 2: 10.0})
     assert (found.keys, found.keys_in_order) == (1, 1)
-    missing = judge(items, history((0, 10, Kind.BEGIN)), begin_ns=0)
+    missing = judge(items, history((0, 10, BEGIN)), begin_s=0)
     assert (missing.done, missing.seconds, missing.keys_in_order) == (0, None, 0)
 
 
@@ -185,19 +200,19 @@ def test_what_became_of_messages() -> None:
 )
 def test_order_of_a_key(spans: tuple[tuple[int, int, int], ...], expected: int) -> None:
     items = [Item(0, "a", 0), Item(1, "a", 0)]
-    found = judge(items, once(*spans), begin_ns=0)
+    found = judge(items, once(*spans), begin_s=0)
     assert (found.keys, found.keys_in_order) == (1, expected)
 
 
 def test_a_repeated_message_does_not_break_the_order_of_what_follows() -> None:
     items = [Item(0, "a", 0), Item(1, "a", 0)]
-    again = history((0, 30, Kind.BEGIN, 1), (0, 40, Kind.END, 1))
-    assert judge(items, once((0, 0, 10), (1, 10, 20)) + again, begin_ns=0).keys_in_order == 1
+    again = history((0, 30, BEGIN, 1), (0, 40, END, 1))
+    assert judge(items, once((0, 0, 10), (1, 10, 20)) + again, begin_s=0).keys_in_order == 1
 
 
 def test_busy_handlers_of_a_killed_process_do_not_end() -> None:
     assert max_busy([]) == 0
-    events = sorted(once((0, 0, 10), (1, 2, 4), (2, 5, 6)), key=lambda event: event.at_ns)
+    events = sorted(once((0, 0, 10), (1, 2, 4), (2, 5, 6)), key=lambda event: event.time_s)
     assert max_busy(events) == 2
 
 

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
+from kafkamq.dev.demo.follow import DemoRecorder
 from kafkamq.dev.demo.plan import KIND_HEADER, Kind, check_input, from_input, kind_of, synthetic
-from kafkamq.dev.demo.recorder import DemoRecorder
 from kafkamq.errors import ConfigError
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome, OutgoingMessage
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from kafkamq.dev import LocalKafka, LocalKafkaError, cache_dir_from, java_from
-from kafkamq.dev.broker import errors_in
-from kafkamq.dev.process import free_port_pair
-from kafkamq.dev.properties import OWNED, format_properties, server_properties
+from kafkamq.dev.broker import OWNED, errors_in, format_properties, server_properties
+from kafkamq.dev.environment import free_port_pair
 from kafkamq.errors import ConfigError, StateError
 
 LOG = """\

@@ -20,7 +20,7 @@ import pytest
 from pydantic import BaseModel
 
 from kafkamq import Backoff, ConfigError, Message, ParallelConsumer, Worker, aio
-from kafkamq.cli.work import load_worker
+from kafkamq.cli.handlers import load_worker
 from kafkamq.queue.handler import Binder
 from kafkamq.queue.json_values import BodyError
 from kafkamq.runtime.rules.pace import RunAhead

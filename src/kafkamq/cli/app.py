@@ -13,21 +13,17 @@ from rich.markup import escape
 
 from kafkamq import __version__
 from kafkamq.cli import (
-    backends,
     claims,
     compare,
-    consume,
     dead_letters,
-    doctor,
-    health,
+    handlers,
     local,
     output,
     queues,
-    stat,
+    status,
     top,
     tracker,
     web,
-    work,
 )
 from kafkamq.cli.spark import jobs
 from kafkamq.errors import ConfigError, KafkaMQError
@@ -85,14 +81,10 @@ for _command in (
     *(local.dev, local.demo),
     *(queues.create, queues.send, queues.receive),
     tracker.tracker,
-    stat.stat,
-    consume.consume,
-    doctor.doctor,
-    health.health,
-    backends.backends,
+    *(status.stat, handlers.consume, status.doctor, status.health, status.backends),
     compare.compare,
     *(jobs.sql, jobs.replay, jobs.audit),
-    work.work,
+    handlers.work,
     web.web,
     top.top,
 ):

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Annotated
@@ -14,11 +15,11 @@ from typing import Annotated
 import typer
 
 from kafkamq.cli import output
-from kafkamq.cli.options import Json, connected_if_named
+from kafkamq.cli.options import Json, connected_if_named, with_fields
 from kafkamq.cli.page import document, figure, table
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.broker import LocalKafka
-from kafkamq.dev.compare import Contender, Measured, Work, parse_range, parse_slow
+from kafkamq.dev.compare import Contender, Measured, Work
 from kafkamq.dev.environment import cache_dir_from, java_from
 from kafkamq.errors import ConfigError
 from kafkamq.markers.overview import kafka_version
@@ -28,34 +29,12 @@ _ONLY = f"Measure only these: {', '.join(each.value for each in Contender)}."
 
 
 @connected_if_named
+@partial(with_fields, name="work", kind=Work)
 def compare(
     config: ServiceConfig | None,
+    work: Work,
     *,
-    messages: Annotated[int, typer.Option(help="Messages of each phase.")] = 5000,
-    handler_ms: Annotated[
-        str, typer.Option(metavar="LOW-HIGH", help="Milliseconds of a handler, drawn evenly.")
-    ] = "0-5",
-    slow: Annotated[
-        str, typer.Option(metavar="SHARE%:MS", help="Slow messages of one phase: share and ms.")
-    ] = "1%:1000",
-    failure_rate: Annotated[
-        float, typer.Option(help="Share of messages whose first delivery fails.")
-    ] = 0.0,
-    keys: Annotated[int, typer.Option(help="Message keys, used in turn; 0: none.")] = 1000,
-    workers: Annotated[int, typer.Option(help="Number of worker processes.")] = 2,
-    concurrency: Annotated[int, typer.Option(help="Handlers at once in each process.")] = 100,
-    partitions: Annotated[int, typer.Option(help="Partitions of the topics.")] = 8,
-    payload: Annotated[int, typer.Option(help="Bytes of a message.")] = 100,
-    lease: Annotated[
-        float, typer.Option(help="Redelivery timeout and session timeout of groups, in seconds.")
-    ] = 10.0,
-    order: Annotated[
-        bool, typer.Option("--order/--no-order", help="Keep order by key in backends that can.")
-    ] = True,
     only: Annotated[str | None, typer.Option(metavar="NAME[,...]", help=_ONLY)] = None,
-    limit: Annotated[
-        float, typer.Option(help="End each phase of a backend after this many seconds.")
-    ] = 60.0,
     report: Annotated[
         Path | None, typer.Option(metavar="FILE.html", help="Write the result as a page.")
     ] = None,
@@ -71,20 +50,6 @@ def compare(
     """
     from kafkamq.dev.compare.run import compare as run
 
-    work = Work(
-        messages=messages,
-        handler_ms=parse_range(handler_ms),
-        slow=parse_slow(slow),
-        failure=failure_rate,
-        keys=keys,
-        processes=workers,
-        concurrency=concurrency,
-        partitions=partitions,
-        payload_bytes=payload,
-        lease_s=lease,
-        keeps_order=order,
-        limit_s=limit,
-    )
     contenders = _chosen(only)
     with _ends_by_sigterm(), _cluster(config) as (where, version):
         found = run(where, work, contenders, say=output.note, keep=keep)

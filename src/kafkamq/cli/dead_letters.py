@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from kafkamq.cli import output
-from kafkamq.cli.mistyped import warn_of_unused
 from kafkamq.cli.options import DryRun, Json, connected
+from kafkamq.cli.queues import warn_of_unused
 from kafkamq.cli.spark.jobs import view_tables
 from kafkamq.cli.spark.options import SparkChoice, with_spark
 from kafkamq.cli.spark.sql_check import check_condition

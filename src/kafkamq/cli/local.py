@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kafkamq.cli import output
-from kafkamq.cli.options import TRACKER_HERE, Json
+from kafkamq.cli.options import TRACKER_HERE, Json, parse_properties
 from kafkamq.cli.payloads import Line, read_lines
-from kafkamq.cli.settings import parse_properties
 from kafkamq.cli.tracker import Engine
 from kafkamq.cli.web import require_extra, serving_pages
 from kafkamq.config import ServiceConfig
@@ -36,8 +35,7 @@ from kafkamq.dev.demo.show import Show
 
 if TYPE_CHECKING:
     from kafkamq.dev.demo.run import Beside
-from kafkamq.dev.environment import cache_dir_from, java_from
-from kafkamq.dev.process import LocalKafkaError
+from kafkamq.dev.environment import LocalKafkaError, cache_dir_from, java_from
 from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.queue.service import Service

@@ -1,4 +1,4 @@
-"""The commands ``create``, ``send`` and ``receive``: a function each, its options as arguments."""
+"""``create``, ``send`` and ``receive``: functions whose arguments are the command's options."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from typing import Annotated, TextIO
 import typer
 
 from kafkamq.cli import output
-from kafkamq.cli.mistyped import is_used
 from kafkamq.cli.options import (
     TRACKER_HERE,
     Json,
     MetricsPort,
     Topic,
     connected,
-    connected_without_n,
     serving_metrics,
 )
 from kafkamq.cli.payloads import parse_header, read_lines
 from kafkamq.config import TOPICS, QueueConfig, ServiceConfig, utf8, wait_seconds
 from kafkamq.errors import ConfigError, KafkaMQError
+from kafkamq.markers.overview import QueueSearch
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.message import Message
+from kafkamq.queue.names import group_of, group_of_workers
 from kafkamq.queue.producer import Delivery, Producer
 from kafkamq.queue.service import Service
 from kafkamq.runtime.signals import ENDING, stop_event
@@ -42,6 +42,14 @@ SEND_BATCH = 1000
 SEND_TIMEOUT_S = 60.0
 RECEIVE_BATCH = 100
 QueueId = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's id.")]
+BatchMarkers = Annotated[
+    bool, typer.Option(help="One marker for many messages; not beside older trackers.")
+]
+DeliveryOption = Annotated[
+    str, typer.Option(help="With at-most-once a message counts as acked before it is printed.")
+]
+_SHOWN = 10
+_PAUSE_S = 0.5
 
 
 def service(config: ServiceConfig) -> Service:
@@ -232,16 +240,6 @@ def _print_sent(sent: SentMessage) -> None:
     )
 
 
-BatchMarkers = Annotated[
-    bool, typer.Option(help="One marker for many messages; not beside older trackers.")
-]
-
-
-DeliveryOption = Annotated[
-    str, typer.Option(help="With at-most-once a message counts as acked before it is printed.")
-]
-
-
 class Verdict(Enum):
     """What ``receive`` does with what it printed."""
 
@@ -250,13 +248,11 @@ class Verdict(Enum):
     REJECT = "reject"
 
 
-@connected_without_n
+@connected
 def receive(
     config: ServiceConfig,
     queue_id: QueueId,
-    count: Annotated[
-        int | None, typer.Option("--count", "-c", min=1, help="Messages to receive; default: 1.")
-    ] = None,
+    count: Annotated[int, typer.Option("--count", "-c", min=1, help="Messages to receive.")] = 1,
     ack: Annotated[
         bool, typer.Option("--ack", help="Acknowledge what was received (the default).")
     ] = False,
@@ -292,7 +288,7 @@ def receive(
         raise ConfigError("give one of --ack, --nack and --reject")
     verdict = chosen[0] if chosen else Verdict.ACK
     _check_verdict(verdict, delay, reason, delivery)
-    wanted = None if follow else _wanted(count)
+    wanted = None if follow else count
     patience = math.inf if follow else wait_seconds(timeout, name="--timeout")
 
     def handle(message: Message) -> None:
@@ -361,12 +357,6 @@ def _check_verdict(verdict: Verdict, delay: float | None, reason: str, delivery:
         raise ConfigError("--reason belongs to --nack and --reject")
 
 
-def _wanted(count: int | None) -> int:
-    if count == 0:
-        raise ConfigError("-n is 0: a count must be at least 1, a namespace has a letter")
-    return count or 1
-
-
 def _handle_each(
     consumer: Consumer, messages: Sequence[Message], handle: Callable[[Message], None]
 ) -> None:
@@ -409,3 +399,47 @@ def _show(message: Message, verdict: Verdict, *, as_json: bool) -> None:
             "verdict": verdict.value,
         }
     )
+
+
+def is_used(
+    config: ServiceConfig, queue: QueueConfig, stopping: threading.Event, patience: float
+) -> bool:
+    """Whether to consume a queue: at once if it was ever used, or when its first message comes.
+
+    Until then there is a warning and no group, so that a mistyped name leaves nothing behind.
+    """
+    if queue.topic:  # its topic is asked for by that name
+        return True
+    deadline_s = time.monotonic() + patience
+    with QueueSearch(config, queue.queue_id, group_of_workers(config, queue)) as search:
+        if _is_known(search):
+            return True
+        _warn(config, queue.queue_id, search.others)
+        try:
+            while time.monotonic() < deadline_s and not stopping.wait(_PAUSE_S):
+                if search.has_new_message():
+                    return True
+        except KeyboardInterrupt:
+            output.note("Stopping.")
+    return False
+
+
+def warn_of_unused(config: ServiceConfig, queue_id: str, group: str = "") -> None:
+    """Say so when nothing was ever sent to a queue of markers."""
+    with QueueSearch(config, queue_id, group or group_of(config, queue_id)) as search:
+        if not _is_known(search):
+            _warn(config, queue_id, search.others)
+
+
+def _is_known(search: QueueSearch) -> bool:
+    """Where that cannot be asked, the command itself says why."""
+    try:
+        return search.is_used()
+    except KafkaMQError:
+        return True
+
+
+def _warn(config: ServiceConfig, queue_id: str, others: tuple[str, ...]) -> None:
+    names = ", ".join(others[:_SHOWN]) + (", ..." if len(others) > _SHOWN else "")
+    seen = f"; queues there: {names}" if names else ""
+    output.note(f"warning: nothing was ever sent to {queue_id} in {config.namespace}{seen}")

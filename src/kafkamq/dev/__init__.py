@@ -1,10 +1,8 @@
 """A real Kafka broker for development and tests: its artifacts, its process, its pytest fixture."""
 
 from kafkamq.dev.artifacts import DEFAULT_VERSION, ArtifactError, KafkaJars, fetch_kafka
-from kafkamq.dev.broker import LocalKafka
-from kafkamq.dev.environment import JavaError, cache_dir_from, java_from
-from kafkamq.dev.process import LocalKafkaError
-from kafkamq.dev.properties import Listener, Node
+from kafkamq.dev.broker import Listener, LocalKafka, Node
+from kafkamq.dev.environment import JavaError, LocalKafkaError, cache_dir_from, java_from
 
 __all__ = [
     "LocalKafka",

@@ -253,7 +253,7 @@ def format_list(version: str, modules: Iterable[Module]) -> str:
     lines = sorted(f"{module} {module.sha256}" for module in modules)
     head = (
         f"# Apache Kafka {version} as published: org:name:version and the SHA-256 of its jar.\n"
-        f"# Written by: python -m kafkamq.dev {version}\n"
+        f"# Written by: python tools/kafka_jars.py {version}\n"
     )
     return head + "".join(f"{line}\n" for line in lines)
 

@@ -21,10 +21,10 @@ import typer
 from rich.markup import escape
 
 from kafkamq.cli import output
-from kafkamq.cli.mistyped import warn_of_unused
 from kafkamq.cli.options import DryRun, Json, connected
 from kafkamq.cli.output import time_of
 from kafkamq.cli.page import document, figure, table
+from kafkamq.cli.queues import warn_of_unused
 from kafkamq.cli.spark.options import SparkChoice, with_spark
 from kafkamq.cli.spark.sql_check import check_condition, check_statement, split_statements
 from kafkamq.config import ServiceConfig

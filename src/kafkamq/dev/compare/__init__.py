@@ -3,7 +3,6 @@
 ``run.compare`` runs it. Its processes import this package too, so nothing heavy is imported here.
 """
 
-from kafkamq.dev.compare.facts import Measured
-from kafkamq.dev.compare.plan import Contender, Slow, Work, parse_range, parse_slow
+from kafkamq.dev.compare.plan import Contender, Measured, Slow, Work, parse_range, parse_slow
 
 __all__ = ["Contender", "Measured", "Slow", "Work", "parse_range", "parse_slow"]

@@ -1,13 +1,16 @@
-"""What is compared: who works, on what, in which phases. Pure."""
+"""What is compared: who works, on what, in which phases; and what histories say of it. Pure."""
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
+from typing import Any
 
+from kafkamq.dev.history import Event
 from kafkamq.errors import ConfigError
 from kafkamq.queue.rules.capabilities import CAPABILITIES
 from kafkamq.types import Backend
@@ -43,40 +46,89 @@ class Slow:
     ms: int = 1000
 
 
+def parse_range(text: str) -> tuple[float, float]:
+    """``"0-5"`` or ``"3"``: milliseconds."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:-\s*(\d+(?:\.\d+)?)\s*)?", text)
+    if found is None:
+        raise ConfigError(f"--handler-ms is {text!r}: give milliseconds, as 0-5 or 3")
+    low = float(found[1])
+    high = low if found[2] is None else float(found[2])
+    if not low <= high <= MAX_HANDLER_MS:
+        raise ConfigError(f"--handler-ms is {text!r}: from low to high, {MAX_HANDLER_MS} at most")
+    return low, high
+
+
+def parse_slow(text: str) -> Slow:
+    """``"1%:1000"``: the share of messages and their milliseconds."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*:\s*(\d+)\s*", text)
+    if found is None:
+        raise ConfigError(f"--slow is {text!r}: give share and milliseconds, as 1%:1000")
+    share, ms = float(found[1]) / 100, int(found[2])
+    if share > 1 or ms > MAX_HANDLER_MS:
+        raise ConfigError(f"--slow is {text!r}: at most 100% and {MAX_HANDLER_MS} ms")
+    return Slow(share=share, ms=ms)
+
+
+def _field(default: Any, flag: str, says: str, low: float = 0, high: float = 0, **more: Any) -> Any:
+    """A field of `Work` and the option of ``kafkamq compare`` that sets it; ``high`` 0: no limits.
+
+    ``parse`` makes the value of the option's text, which is ``text`` by default.
+    """
+    return field(
+        default=default, metadata={"flag": flag, "help": says, "low": low, "high": high, **more}
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """What is the same for every contender."""
 
-    messages: int = 5000  # of the phases that measure throughput
-    # How long a handler sleeps, uniform between the two.
-    handler_ms: tuple[float, float] = (0.0, 5.0)
-    slow: Slow = Slow()  # the share of messages that block others, in the phase that has them
-    failure: float = 0.0  # share of messages whose first delivery is given back
-    keys: int = 1000  # how many there are, dealt in turn; 0: none
-    processes: int = 2  # worker processes
-    concurrency: int = 100  # handlers at once in each
-    partitions: int = 8  # of the topic
-    lease_s: float = 10.0  # redelivery timeout, and session timeout of groups (6 s at least)
-    payload_bytes: int = 100  # of a message, at least 64
-    keeps_order: bool = True  # let each contender keep the order that it can; False: none
-    limit_s: float = 60.0  # for one phase; what has not ended by then is said
+    messages: int = _field(5000, "--messages", "Messages of each phase.", 1, MAX_MESSAGES)
+    handler_ms: tuple[float, float] = _field(
+        (0.0, 5.0),
+        "--handler-ms",
+        "Milliseconds of a handler, drawn evenly.",
+        parse=parse_range,
+        text="0-5",
+        metavar="LOW-HIGH",
+    )
+    slow: Slow = _field(  # noqa: RUF009 - it makes a field
+        Slow(),
+        "--slow",
+        "Slow messages of one phase: share and ms.",
+        parse=parse_slow,
+        text="1%:1000",
+        metavar="SHARE%:MS",
+    )
+    failure: float = _field(
+        0.0, "--failure-rate", "Share of messages whose first delivery fails.", 0.0, 1.0
+    )
+    keys: int = _field(1000, "--keys", "Message keys, used in turn; 0: none.", 0, MAX_MESSAGES)
+    processes: int = _field(2, "--workers", "Number of worker processes.", 1, 64)
+    concurrency: int = _field(100, "--concurrency", "Handlers at once in each process.", 1, 10_000)
+    partitions: int = _field(8, "--partitions", "Partitions of the topics.", 1, 1000)
+    payload_bytes: int = _field(100, "--payload", "Bytes of a message.", _MIN_PAYLOAD, 1_000_000)
+    lease_s: float = _field(
+        10.0,
+        "--lease",
+        "Redelivery timeout and session timeout of groups, in seconds.",
+        1.0,
+        3600.0,
+    )
+    keeps_order: bool = _field(
+        True, "--order/--no-order", "Keep order by key in backends that can."
+    )
+    limit_s: float = _field(
+        60.0, "--limit", "End each phase of a backend after this many seconds.", 1.0, 3600.0
+    )
     seed: int = 1  # draws what is slow and what fails
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("messages", 1, MAX_MESSAGES),
-            ("keys", 0, MAX_MESSAGES),
-            ("processes", 1, 64),
-            ("concurrency", 1, 10_000),
-            ("partitions", 1, 1000),
-            ("lease_s", 1.0, 3600.0),
-            ("payload_bytes", _MIN_PAYLOAD, 1_000_000),
-            ("limit_s", 1.0, 3600.0),
-            ("failure", 0.0, 1.0),
-        ):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise ConfigError(f"{name} is {value!r}: it must be {low} to {high:,}")
+        for each in fields(self):
+            value, high = getattr(self, each.name), each.metadata.get("high")
+            if high and not each.metadata["low"] <= value <= high:
+                limits = f"{each.metadata['low']} to {high:,}"
+                raise ConfigError(f"{each.name} is {value!r}: it must be {limits}")
 
 
 class PhaseKind(Enum):
@@ -197,24 +249,118 @@ def ideal_s(items: Sequence[Item], at_once: int) -> float:
     return max(sum(item.us for item in items) / at_once, longest_us) / 1e6
 
 
-def parse_range(text: str) -> tuple[float, float]:
-    """``"0-5"`` or ``"3"``: milliseconds."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:-\s*(\d+(?:\.\d+)?)\s*)?", text)
-    if found is None:
-        raise ConfigError(f"--handler-ms is {text!r}: give milliseconds, as 0-5 or 3")
-    low = float(found[1])
-    high = low if found[2] is None else float(found[2])
-    if not low <= high <= MAX_HANDLER_MS:
-        raise ConfigError(f"--handler-ms is {text!r}: from low to high, {MAX_HANDLER_MS} at most")
-    return low, high
+@dataclass(frozen=True, kw_only=True)
+class PhaseFacts:
+    """One phase of one contender."""
+
+    messages: int  # how many there were
+    done: int  # how many of them have ended
+    seconds: float | None  # from its begin until all had ended; None: not all have
+    runs: float  # calls of the handler for each message, on average; planned failures not counted
+    # From the begin until each handler's first call, ascending; None: not called.
+    waits_ms: dict[int, float] = field(repr=False)
+    busy: int  # handlers that ran at the same time, at most
+    keys: int  # how many keys there were
+    keys_in_order: int  # of these, all messages one after the other, in the order of sending
 
 
-def parse_slow(text: str) -> Slow:
-    """``"1%:1000"``: the share of messages and their milliseconds."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*:\s*(\d+)\s*", text)
-    if found is None:
-        raise ConfigError(f"--slow is {text!r}: give share and milliseconds, as 1%:1000")
-    share, ms = float(found[1]) / 100, int(found[2])
-    if share > 1 or ms > MAX_HANDLER_MS:
-        raise ConfigError(f"--slow is {text!r}: at most 100% and {MAX_HANDLER_MS} ms")
-    return Slow(share=share, ms=ms)
+@dataclass(kw_only=True)
+class Measured:
+    """One contender; None where something was not measured, and ``notes`` say why."""
+
+    contender: str  # its name
+    ordering: str = ""  # what it was to keep in order
+    per_second: float | None = None  # messages of the throughput phase
+    # Of that phase; ``ideal_s``: the same work with every handler busy all the time.
+    seconds: float | None = None
+    ideal_s: float | None = None
+    latency_p50_ms: float | None = None  # from send to handler, one message at a time; p99 likewise
+    latency_p99_ms: float | None = None
+    blocking_s: float | None = None  # with slow messages among them; ``blocking_ideal_s`` as above
+    blocking_ideal_s: float | None = None
+    # How long messages that are not slow then wait for their handler.
+    blocked_p99_ms: float | None = None
+    recovery_s: float | None = None  # from SIGKILL of a process until every message had ended
+    keys_in_order: int | None = None  # of ``keys``, with failures among them
+    keys: int | None = None
+    # Calls of the handler for each message, over all phases but the recovery.
+    runs: float | None = None
+    lost: int | None = None  # messages that nobody has ended
+    # In the logs for each message, beside the message; ``extra_bytes`` likewise.
+    extra_records: float | None = None
+    extra_bytes: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """Of ascending values, the smallest with at least that share at or below it; None: no value."""
+    if not values:
+        return None
+    rank = max(1, -(-len(values) * share // 1))
+    return values[min(len(values), int(rank)) - 1]
+
+
+def judge(items: Sequence[Item], events: Iterable[Event], *, begin_s: float) -> PhaseFacts:
+    """What became of these messages, in the order of sending, by events in any order."""
+    wanted = {item.number: item for item in items}
+    ours = sorted(
+        (event for event in events if event["id"] in wanted), key=lambda event: event.time_s
+    )
+    begins: dict[int, float] = {}
+    ends: dict[int, float] = {}
+    calls = Counter[int]()
+    for event in ours:
+        if event.op == "begin":
+            begins.setdefault(event["id"], event.time_s)
+            calls[event["id"]] += 1
+        elif event.op == "end":
+            ends.setdefault(event["id"], event.time_s)
+    planned = sum(item.fails for item in items)
+    keys, in_order = keys_in_order(items, begins, ends)
+    is_done = len(ends) == len(items)
+    return PhaseFacts(
+        messages=len(items),
+        done=len(ends),
+        seconds=max(ends.values()) - begin_s if is_done else None,
+        runs=(calls.total() - planned) / len(items),
+        waits_ms={number: (at_s - begin_s) * 1000 for number, at_s in begins.items()},
+        busy=max_busy(ours),
+        keys=keys,
+        keys_in_order=in_order,
+    )
+
+
+def keys_in_order(
+    items: Iterable[Item], begins: Mapping[int, float], ends: Mapping[int, float]
+) -> tuple[int, int]:
+    """How many keys there are, and of how many all messages were worked on one after the other."""
+    last: dict[str, float] = {}
+    wrong: set[str] = set()
+    for item in items:
+        if item.key is None:
+            continue
+        begun, ended = begins.get(item.number), ends.get(item.number)
+        if begun is None or ended is None or begun < last.get(item.key, 0):
+            wrong.add(item.key)
+        last[item.key] = max(last.get(item.key, 0), ended or 0)
+    return len(last), len(last) - len(wrong)
+
+
+def max_busy(events: Iterable[Event]) -> int:
+    """The most handlers that ran at once; ``events`` by time. A killed process's end with it."""
+    busy = most = 0
+    running: set[tuple[str, int, int]] = set()
+    for event in events:
+        call = (event.process, event["id"], event["attempt"])
+        if event.op == "begin":
+            if call not in running:
+                running.add(call)
+                busy += 1
+                most = max(most, busy)
+        elif call in running:
+            running.remove(call)
+            busy -= 1
+    return most

@@ -9,19 +9,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kafkamq.config import ServiceConfig
-from kafkamq.dev.compare.facts import Measured, PhaseFacts, judge, percentile
-from kafkamq.dev.compare.logs import ends_of, settled_ends, written_between
 from kafkamq.dev.compare.plan import (
     Contender,
+    Measured,
     Phase,
+    PhaseFacts,
     PhaseKind,
     Work,
     handlers_at_once,
     ideal_s,
+    judge,
     ordering_of,
+    percentile,
     phases,
 )
-from kafkamq.dev.compare.stage import Stage
+from kafkamq.dev.compare.stage import Stage, ends_of, settled_ends, written_between
 from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.share.settings import read_limits
 from kafkamq.transport.admin import Admin
@@ -119,15 +121,15 @@ def measure(stage: Stage, result: Measured, say: Say) -> None:
             return
 
 
-def _judged(stage: Stage, phase: Phase, begin_ns: int) -> PhaseFacts:
+def _judged(stage: Stage, phase: Phase, begin_s: float) -> PhaseFacts:
     stage.wait(phase.numbers, stage.work.limit_s)
-    return judge(phase.items, stage.events, begin_ns=begin_ns)
+    return judge(phase.items, stage.events, begin_s=begin_s)
 
 
 def _latency(stage: Stage, phase: Phase, result: Measured) -> PhaseFacts:
     stage.send(phase.items, interval_ms=phase.interval_ms)
     facts = _judged(stage, phase, 0)
-    waits = sorted(at - stage.sent_ns[number] / 1e6 for number, at in facts.waits_ms.items())
+    waits = sorted(at - stage.sent_s[number] * 1000 for number, at in facts.waits_ms.items())
     result.latency_p50_ms, result.latency_p99_ms = percentile(waits, 0.5), percentile(waits, 0.99)
     return facts
 
@@ -169,14 +171,14 @@ def _order(stage: Stage, phase: Phase, result: Measured) -> PhaseFacts:
 
 
 def _recovery(stage: Stage, phase: Phase, result: Measured) -> PhaseFacts:
-    begin_ns = stage.send_backlog(phase.items)
+    begin_s = stage.send_backlog(phase.items)
     if stage.work.processes < 2:
         result.notes.append("recovery: it takes two processes or more")
-        return _judged(stage, phase, begin_ns)
+        return _judged(stage, phase, begin_s)
     stage.wait_for_share(phase.numbers, KILL_AT, stage.work.limit_s)
-    killed_ns = stage.kill_busiest()
+    killed_s = stage.kill_busiest()
     stage.wait(phase.numbers, max(RECOVERY_LIMIT_S, stage.work.limit_s))
-    facts = judge(phase.items, stage.events, begin_ns=killed_ns)
+    facts = judge(phase.items, stage.events, begin_s=killed_s)
     result.recovery_s = facts.seconds
     return facts
 

@@ -3,9 +3,8 @@
 ``run.run_demo`` runs it. Its processes import this package too, so nothing heavy is imported here.
 """
 
-from kafkamq.dev.demo.options import DemoOptions
-from kafkamq.dev.demo.plan import Kind, Planned, check_input, from_input, synthetic
-from kafkamq.dev.demo.result import QueueResult, Verdict
+from kafkamq.dev.demo.plan import DemoOptions, Kind, Planned, check_input, from_input, synthetic
+from kafkamq.dev.demo.verdict import QueueResult, Verdict
 
 __all__ = [
     "DemoOptions",

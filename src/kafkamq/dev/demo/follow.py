@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kafkamq.config import ServiceConfig
-from kafkamq.dev.demo.recorder import DemoRecorder
 from kafkamq.errors import WireError
 from kafkamq.markers.wire.markers import decode_slim
 from kafkamq.queue.wire.headers import read_message_headers
@@ -16,10 +16,87 @@ from kafkamq.queue.wire.keys import split_key
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.follower import Follower
 from kafkamq.transport.record import Place, Record, headers_of
-from kafkamq.types import Outcome
+from kafkamq.types import Marker, MarkerType, Outcome, expand
 
 BATCH = 2000
 POLL_S = 0.1
+_At = tuple[int, int]  # partition and offset
+
+
+@dataclass(slots=True)
+class DemoRecorder:
+    """Counts of one run, by what its topics hold, in whatever order they are read. Pure.
+
+    The verdict does not use it: that is a Spark SQL job over the whole logs (``verdict.py``).
+    """
+
+    queue_of: dict[_At, str] = field(default_factory=dict)  # copies seen, by place
+    ended: dict[_At, Outcome] = field(default_factory=dict)  # by the END that counts
+    started: set[_At] = field(default_factory=set)
+    scheduled: set[_At] = field(default_factory=set)
+    fired: set[_At] = field(default_factory=set)
+    first_copies: Counter[str] = field(default_factory=Counter)
+    dead: Counter[str] = field(default_factory=Counter)
+    keepalives: int = 0
+    ticks: int = 0
+
+    def message(self, place: _At, queue_id: str, *, is_first: bool) -> None:
+        self.queue_of[place] = queue_id
+        if is_first:
+            self.first_copies[queue_id] += 1
+
+    def dead_letter(self, queue_id: str) -> None:
+        self.dead[queue_id] += 1
+
+    def marker(self, place: _At, marker: Marker) -> None:
+        """A record of the markers topic, at ``place`` there."""
+        if marker.type is MarkerType.TICK:
+            self.ticks += 1
+        elif marker.type is MarkerType.KEEPALIVE:
+            self.keepalives += 1
+        elif marker.batches:
+            for each in expand(marker):
+                self.marker(place, each)
+        elif marker.type is MarkerType.SCHEDULE:
+            self.scheduled.add(place if marker.message_id is None else _at(marker))
+        elif marker.type is MarkerType.START:
+            self.started.add(_at(marker))
+        elif marker.of_schedule:
+            self.fired.add(_at(marker))
+        elif marker.outcome is Outcome.ACK:
+            self.ended.setdefault(_at(marker), Outcome.ACK)
+        elif marker.outcome in (Outcome.REDELIVERED, Outcome.DEAD_LETTERED):
+            self.ended[_at(marker)] = marker.outcome
+
+    @property
+    def sent(self) -> int:
+        """Messages that were sent: first copies, and delayed ones that are still to come."""
+        return sum(self.first_copies.values()) + len(self.scheduled - self.fired)
+
+    @property
+    def held(self) -> int:
+        """Copies that a worker has taken and nothing has ended."""
+        return len(self.started - self.ended.keys())
+
+    def count(self, outcome: Outcome) -> int:
+        """Copies with this end."""
+        return sum(1 for found in self.ended.values() if found is outcome)
+
+    def is_settled(self, planned: int) -> bool:
+        """Whether all of ``planned`` messages are in the logs and nothing is open."""
+        return (
+            self.sent >= planned
+            and self.scheduled <= self.fired
+            and self.queue_of.keys() <= self.ended.keys()
+        )
+
+    def open_copies(self) -> int:
+        return len(self.queue_of.keys() - self.ended.keys())
+
+
+def _at(marker: Marker) -> _At:
+    assert marker.message_id is not None  # the decoder refuses such STARTs and ENDs
+    return marker.message_id.partition, marker.message_id.offset
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.children import Orders, serve, tell
-from kafkamq.dev.demo.session import demo_session
 from kafkamq.dev.demo.verdict import HISTORY_SCHEMA, verdict_rows
+from kafkamq.spark.session import build_session, session_settings
 from kafkamq.spark.views import Views
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOWEST_PRIORITY = 19
-
-
-def main() -> None:
-    """Rehearses, then gives a verdict per order, until the demo is gone."""
-    serve(_run)
+MASTER = "local[2]"
+DRIVER_MEMORY = "1g"
+QUICK_JVM = "-XX:TieredStopAtLevel=1"  # the better code would come too late
+MESSAGES_PER_TASK = 50_000
 
 
 def _run(orders: Orders) -> None:
+    """Rehearses, then gives a verdict per order, until the demo is gone."""
     inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     orders.follow(inbox.put)
     os.nice(LOWEST_PRIORITY)
@@ -49,5 +49,25 @@ def _ask(spark: SparkSession, config: ServiceConfig, histories: str) -> list[dic
     return verdict_rows(spark)
 
 
+def demo_session(name: str, folder: Path, *, messages: int) -> SparkSession:
+    """The session of the process ``name``, sized for so many messages in all."""
+    files = folder / f"spark-{name}"  # Spark leaves files behind when it ends with us
+    files.mkdir()
+    usual = session_settings(master=MASTER, driver_memory=DRIVER_MEMORY)
+    options = "spark.driver.extraJavaOptions"
+    return build_session(
+        app_name=f"kafkamq demo: {name}",
+        master=MASTER,
+        driver_memory=DRIVER_MEMORY,
+        settings={
+            options: f"{usual[options]} {QUICK_JVM} -Djava.io.tmpdir={files}",
+            "spark.local.dir": str(files),
+            "spark.sql.warehouse.dir": str(files / "warehouse"),
+            "spark.sql.shuffle.partitions": str(1 + min(3, messages // MESSAGES_PER_TASK)),
+            "spark.sql.debug.maxToStringFields": "200",
+        },
+    )
+
+
 if __name__ == "__main__":
-    main()
+    serve(_run)

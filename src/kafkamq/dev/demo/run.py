@@ -9,9 +9,9 @@ six seconds.
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,11 +24,11 @@ from kafkamq.config import ServiceConfig
 from kafkamq.dev.broker import LocalKafka
 from kafkamq.dev.children import Child
 from kafkamq.dev.demo.follow import DemoFollower, Snapshot
-from kafkamq.dev.demo.options import DemoOptions
-from kafkamq.dev.demo.plan import Planned
-from kafkamq.dev.demo.result import Verdict
-from kafkamq.dev.demo.sender import Sender
+from kafkamq.dev.demo.plan import DemoOptions, Planned
 from kafkamq.dev.demo.show import Show
+from kafkamq.dev.demo.verdict import Verdict
+from kafkamq.dev.history import read_histories, under_way
+from kafkamq.queue.producer import Delivery, Producer
 from kafkamq.queue.service import Service
 
 # A child that ends is noticed at once: these are for one that hangs, and fit a busy machine.
@@ -37,6 +37,7 @@ VERDICT_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 120.0
 HOLD_TIMEOUT_S = 10.0
 POLL_S = 0.2
+ACTORS = "kafkamq.dev.actors"
 
 
 Beside = Callable[[ServiceConfig, Path], AbstractContextManager[str]]
@@ -99,6 +100,8 @@ class _Demo:
         self.options = options
         self.show = show
         self.folder = folder
+        self.histories = folder / "histories"
+        self.histories.mkdir()
         self.stack = stack
         self.beside = beside
         self.queues = sorted({item.queue_id for item in planned})
@@ -125,7 +128,7 @@ class _Demo:
             self._start_workers(config)
             if self.beside is not None:
                 show.say(f"Pages: {self.stack.enter_context(self.beside(config, self.folder))}")
-            tracker.wait_for("tracking", timeout_s=ENGINE_TIMEOUT_S)
+            tracker.wait_for("ready", timeout_s=ENGINE_TIMEOUT_S)
         judge = self._judge(config)
         self.others.append(judge)
         follower = DemoFollower(config, planned=len(self.planned))
@@ -172,11 +175,12 @@ class _Demo:
 
     def _tracker(self) -> Child:
         orders = {
+            "role": "tracker",
             "folder": str(self.folder),
             "messages": len(self.planned),
             "engine": self.options.engine,
         }
-        return self._child("kafkamq.dev.demo.engine", orders, "tracker")
+        return self._child(ACTORS, orders, "tracker")
 
     def _judge(self, config: ServiceConfig) -> Child:
         orders = {
@@ -184,7 +188,7 @@ class _Demo:
             "messages": len(self.planned),
             "bootstrap_servers": config.bootstrap_servers,
             "namespace": config.namespace,
-            "histories": str(self.folder / "history-*.jsonl"),
+            "histories": str(self.histories),
         }
         return self._child("kafkamq.dev.demo.judge", orders, "judge")
 
@@ -198,11 +202,11 @@ class _Demo:
 
     def _tracker_orders(self, config: ServiceConfig) -> dict[str, Any]:
         return {
-            "do": "track",
             "bootstrap_servers": config.bootstrap_servers,
             "namespace": config.namespace,
+            "kafka": {},
             "marker_partitions": self.options.marker_partitions,
-            "max_deliveries": self.options.max_deliveries,
+            "settings": {"max_deliveries": self.options.max_deliveries},
         }
 
     def _start_workers(self, config: ServiceConfig) -> None:
@@ -210,17 +214,25 @@ class _Demo:
         for number in range(1, options.workers + 1):
             name = f"worker-{number}"
             orders = {
+                "role": "worker",
+                "runner": "demo",
                 "bootstrap_servers": config.bootstrap_servers,
                 "namespace": config.namespace,
                 "kafka": dict(config.kafka),
+                "histories": str(self.histories),
+                "name": name,
                 "queues": self.queues,
-                "redelivery_timeout": options.redelivery_timeout,
-                "max_deliveries": options.max_deliveries,
-                "backoff": dict(options.backoff),
+                "contender": "markers",
+                "settings": {
+                    "redelivery_timeout": options.redelivery_timeout,
+                    "max_deliveries": options.max_deliveries,
+                    "backoff": dict(options.backoff),
+                },
+                "concurrency": options.concurrency,
+                "ordering": "unordered",
                 "slow_s": options.slow_s,
-                "history": str(self._history(name)),
             }
-            self.workers.append(self._child("kafkamq.dev.demo.worker", orders, name))
+            self.workers.append(self._child(ACTORS, orders, name))
         for worker in self.workers:
             worker.wait_for("ready", timeout_s=ENGINE_TIMEOUT_S)
 
@@ -246,10 +258,11 @@ class _Demo:
         """Kills a worker in a moment at which its history shows messages in its hands."""
         deadline = time.monotonic() + HOLD_TIMEOUT_S
         while True:
-            victim = max(self.workers, key=self._held_by)
+            held = under_way(read_histories(self.histories))
+            victim = max(self.workers, key=lambda worker: held.get(worker.name, 0))
             # Few messages may all be settled by now: then any worker will do.
             if (
-                self._held_by(victim)
+                held.get(victim.name)
                 or follower.snapshot().is_settled
                 or time.monotonic() > deadline
             ):
@@ -257,13 +270,8 @@ class _Demo:
             time.sleep(0.005)
         victim.kill()
         self.workers.remove(victim)
-        self.show.killed(victim.name, pid=victim.pid, held=self._held_by(victim))
-
-    def _held_by(self, worker: Child) -> int:
-        return _in_hand(self._history(worker.name))
-
-    def _history(self, name: str) -> Path:
-        return self.folder / f"history-{name}.jsonl"
+        held = under_way(read_histories(self.histories))
+        self.show.killed(victim.name, pid=victim.pid, held=held.get(victim.name, 0))
 
     def _stop(self, children: Sequence[Child]) -> None:
         for child in children:
@@ -272,19 +280,55 @@ class _Demo:
             child.wait_for("stopped", timeout_s=STOP_TIMEOUT_S)
 
 
-def _in_hand(history: Path) -> int:
-    """How many messages a worker has received and not finished, by its history."""
-    if not history.exists():
-        return 0
-    open_ids: set[tuple[str, int]] = set()
-    with history.open(encoding="utf-8") as lines:
-        for text in lines:
-            if not text.endswith("\n"):
-                break  # being written
-            line = json.loads(text)
-            attempt = (line["id"], line["delivery"])
-            if line["event"] == "received":
-                open_ids.add(attempt)
-            else:
-                open_ids.discard(attempt)
-    return len(open_ids)
+BATCHES_PER_S = 10
+TIMEOUT_S = 120.0
+
+
+class Sender:
+    def __init__(self, config: ServiceConfig, planned: Sequence[Planned], *, per_s: int) -> None:
+        self._config = config
+        self._planned = planned
+        self._batch = max(1, per_s // BATCHES_PER_S)
+        self._stopping = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="demo-sender", daemon=True)
+        self.confirmed = 0
+        self.is_done = False
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(5.0)
+
+    def _run(self) -> None:
+        config = self._config
+        try:
+            with Service(config.bootstrap_servers, config.namespace, kafka=config.kafka) as service:
+                queues = {item.queue_id for item in self._planned}
+                self._send({queue: service.queue(queue).producer() for queue in queues})
+        except BaseException as error:  # noqa: BLE001  raised where the demo looks next
+            self._error = error
+
+    def _send(self, producers: dict[str, Producer]) -> None:
+        deliveries: list[Delivery] = []
+        next_at = time.monotonic()
+        for start in range(0, len(self._planned), self._batch):
+            if self._stopping.wait(max(0.0, next_at - time.monotonic())):
+                return
+            next_at += 1 / BATCHES_PER_S
+            batch = self._planned[start : start + self._batch]
+            for queue_id, producer in producers.items():
+                deliveries += producer.send_many(
+                    [item.message for item in batch if item.queue_id == queue_id]
+                )
+        for delivery in deliveries:
+            delivery.result(TIMEOUT_S)
+            self.confirmed += 1
+        self.is_done = True

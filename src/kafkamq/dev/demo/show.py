@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kafkamq.dev.demo.follow import Snapshot
-from kafkamq.dev.demo.result import QueueResult, Verdict
+from kafkamq.dev.demo.verdict import QueueResult, Verdict
 
 PLAIN_INTERVAL_S = 2.0
 

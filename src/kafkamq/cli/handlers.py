@@ -1,7 +1,9 @@
-"""``consume``: processes a topic with a function of the user's, many records at once."""
+"""``consume`` and ``work``: the commands that run handlers of the user's modules."""
 
 from __future__ import annotations
 
+import importlib
+import sys
 import threading
 from collections.abc import Callable
 from enum import Enum
@@ -11,14 +13,16 @@ from typing import Annotated
 import typer
 
 from kafkamq.cli import output
-from kafkamq.cli.loading import load_named
 from kafkamq.cli.options import MetricsPort, connected, serving_metrics
+from kafkamq.cli.queues import warn_of_unused
 from kafkamq.config import ServiceConfig, wait_seconds
 from kafkamq.errors import ConfigError
 from kafkamq.parallel.consumer import ParallelConsumer
 from kafkamq.runtime.memory import calm_collector
 from kafkamq.runtime.signals import stop_on_signals
+from kafkamq.runtime.worker import Worker
 from kafkamq.transport.admin import require_brokers
+from kafkamq.types import Backend
 
 _SLICE_S = 0.2
 
@@ -123,3 +127,46 @@ def consume(
                     break
         finally:
             consumer.close(drain=drain_s)
+
+
+def load_worker(name: str) -> Worker:
+    """The worker that ``module:worker`` names."""
+    found = load_named(name, "worker", form="module:worker")
+    if not isinstance(found, Worker):
+        raise ConfigError(f"{name} is a {type(found).__name__}: it must be a kafkamq.Worker")
+    return found
+
+
+def work(
+    worker: Annotated[
+        str, typer.Argument(metavar="MODULE:WORKER", help="The kafkamq.Worker to run.")
+    ],
+    metrics_port: MetricsPort = None,
+) -> None:
+    """Run a worker's handlers until SIGTERM or Ctrl-C, then let them end."""
+    found = load_worker(worker)
+    config = found.service_config
+    if config is not None:
+        require_brokers(config)
+        for queue in found.queues:
+            if queue.backend is Backend.MARKERS and not queue.topic:
+                warn_of_unused(config, queue.queue_id, queue.group_id)
+    with serving_metrics(metrics_port):
+        output.note(f"Working as {worker}; Ctrl-C ends it.")
+        found.run()
+
+
+def load_named(name: str, what: str, *, form: str) -> object:
+    """What stands in a module under a name, which may have dots."""
+    module_name, colon, path = name.partition(":")
+    if not (module_name and colon and path):
+        raise ConfigError(f"the {what} is {name!r}: name it as {form}")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # the folder that the command was given in, as with python -m
+    try:
+        found: object = importlib.import_module(module_name)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"the {what} {name!r} cannot be loaded: {error}") from error
+    return found

@@ -12,7 +12,7 @@ from kafkamq.errors import KafkaMQError
 
 def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
-        sys.stderr.write("usage: python -m kafkamq.dev VERSION\n")
+        sys.stderr.write("usage: python tools/kafka_jars.py VERSION\n")
         return 2
     cache, java = cache_dir_from(os.environ), java_from(os.environ)
     try:
