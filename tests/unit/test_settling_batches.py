@@ -278,6 +278,26 @@ def test_a_transaction_ends_anywhere_in_a_batch(logs: Logs) -> None:
     assert Counter(logs.ends(Outcome.REDELIVERED)) == Counter(ids)
 
 
+def test_where_the_position_is_refused_nothing_is_written(logs: Logs) -> None:
+    """R15: copies, ENDs and position are one transaction, so a start finds all of them or none."""
+    ids = logs.send(4)
+    logs.start(ids)
+    logs.pass_time()
+    seen: list[Counter[tuple[int, int]]] = []
+
+    def plan(kind: str, *_: object) -> Fault | None:
+        if kind != "send_offsets":
+            return None
+        seen.append(logs.copies())
+        return Fault(error=UNKNOWN) if len(seen) == 1 else None
+
+    logs.cluster.faults.plan = plan
+    logs.settle()
+    assert seen == [Counter(), Counter()]
+    assert logs.copies() == Counter(map(place, ids))
+    assert Counter(logs.ends(Outcome.REDELIVERED)) == Counter(ids)
+
+
 def test_a_transaction_is_full_anywhere_in_a_batch(logs: Logs) -> None:
     """R16: by its bytes, too, and whatever becomes of the message that fills it."""
     worn_out: Headers = (("kafkamq-delivery-count", b"5"),)
