@@ -56,10 +56,28 @@ def spark_failure(error: BaseException) -> KafkaMQError:
     return query_failure(error)
 
 
+def spark_errors() -> tuple[type[BaseException], ...]:
+    """What calls of Spark raise; of Spark Connect alone, where there is no py4j, too."""
+    from pyspark.errors import PySparkException
+
+    return PySparkException, *jvm_errors()
+
+
+def jvm_errors() -> tuple[type[BaseException], ...]:
+    """What calls of a JVM raise; where py4j is not installed, with Spark Connect alone, less."""
+    try:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # no hints
+    except ImportError:
+        return (OSError,)
+    return Py4JError, OSError
+
+
 def is_spark_gone() -> bool:
     """Whether this process had a JVM of Spark's and has it no more."""
-    from pyspark import SparkContext
-
+    try:
+        from pyspark import SparkContext
+    except ImportError:  # of Spark Connect alone
+        return False
     process = getattr(SparkContext._gateway, "proc", None)
     if process is None:
         return False  # none was started here

@@ -29,6 +29,7 @@ from kafkamq.spark.checkpoint import CheckpointNote, last_batch, read_note, writ
 from kafkamq.spark.failures import (
     QueryFailedError,
     is_spark_gone,
+    jvm_errors,
     query_failure,
     spark_failure,
 )
@@ -51,6 +52,7 @@ from kafkamq.transport.admin import Admin
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _STOP_S = 5.0  # for the thread that waits in Spark
 _log = logging.getLogger(__name__)
@@ -140,7 +142,7 @@ class AckQuery:
 
     Attributes:
         query: Spark's own handle.
-        total: Counts since this start.
+        total: Counts since this start; through Spark Connect none.
     """
 
     def __init__(self, query: StreamingQuery, total: Acknowledged) -> None:
@@ -165,7 +167,6 @@ class AckQuery:
             KafkaMQError: What it failed with, where that is kafkamq's, and that the JVM is gone;
                 else Spark's own error.
         """
-        from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # no hints
         from pyspark.errors import PySparkException
 
         with python_interrupts():
@@ -177,7 +178,7 @@ class AckQuery:
             if isinstance(ours, QueryFailedError):
                 raise error
             raise ours from error
-        if isinstance(error, Py4JError | OSError):
+        if isinstance(error, jvm_errors()):
             raise spark_failure(error) from error
         if error is not None:
             raise error
@@ -185,14 +186,12 @@ class AckQuery:
 
     def stop(self) -> None:
         """End it; the batch under way is repeated at the next start."""
-        from py4j.protocol import Py4JError
-
         calls = logging.getLogger("py4j.clientserver")
         calls.addFilter(_is_no_interrupt)  # of the batch under way, which py4j would print
         try:
             self.query.stop()
             self._ended.wait(_STOP_S)
-        except (Py4JError, OSError) as error:
+        except jvm_errors() as error:
             if not is_spark_gone():
                 raise
             _log.info("the query ended with its JVM", extra={"error": str(error)})
@@ -221,6 +220,9 @@ def ack(
 ) -> AckQuery:
     """Start a query that gives each row's message its verdict, when its output is written.
 
+    Through Spark Connect it writes verdicts alone: output, ``backoff`` and ``on_late`` need a
+    session of this process.
+
     Args:
         frame: Rows of ``read_queue`` after any transformation, with ``ack_token`` and, where not
             all is well, ``verdict`` (ack, nack, reject), ``delay`` (s) and ``reason``
@@ -248,10 +250,18 @@ def ack(
     Raises:
         ConfigError: Columns, topic or checkpoint cannot work.
     """
-    outputs = {"topic": topic, "table": table, "each_batch": each_batch}
+    outputs: dict[str, object] = {"topic": topic, "table": table, "each_batch": each_batch}
     _require(frame, checkpoint, slots, [name for name, value in outputs.items() if value])
     if each_batch is None:
         check_columns(frame.schema)
+    if getattr(frame.sparkSession, "_jvm", None) is None:
+        outputs |= {"backoff": backoff, "slots": slots, "on_late": on_late}
+        _require_local([name for name, value in outputs.items() if value])
+        writer = _remote_writer(frame, config, checkpoint)
+        query = start_query(
+            writer, trigger_s=trigger_s, available_now=available_now, query_name=query_name
+        )
+        return AckQuery(query, Acknowledged())
     if table:
         each_batch = partial(_insert, table, check_table(frame, table))
     spark = frame.sparkSession
@@ -300,6 +310,24 @@ def _require(frame: DataFrame, checkpoint: str, slots: int | None, outputs: list
         raise ConfigError(f"slots is {slots}: it must be from 1 to {MAX_SLOTS}")
     if len(outputs) > 1:
         raise ConfigError(f"{' and '.join(outputs)} exclude each other: output goes to one place")
+
+
+def _require_local(given: list[str]) -> None:
+    if given:
+        raise ConfigError(
+            f"{given[0]} needs a session of this process: through Spark Connect ack() writes "
+            'verdicts alone; write output by a query of its own, with format("kafkamq")'
+        )
+
+
+def _remote_writer(
+    frame: DataFrame, config: ServiceConfig | None, checkpoint: str
+) -> DataStreamWriter:
+    """The server has what was registered in the session; its sink finds no more options."""
+    if config is not None:
+        register_source(frame.sparkSession, config)
+    writer = frame.writeStream.format(FORMAT).option("mode", "ack")
+    return writer.option("checkpointLocation", checkpoint)
 
 
 def _require_output(frame: DataFrame, config: ServiceConfig, topic: str) -> None:

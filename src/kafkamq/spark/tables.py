@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kafkamq.errors import ConfigError
+from kafkamq.spark.failures import spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -58,13 +59,10 @@ def check_table(frame: DataFrame, table: str) -> list[str]:
 
 
 def _described(spark: SparkSession, table: str) -> dict[str, str]:
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # no hints
-    from pyspark.errors import PySparkException
-
     try:
         rows = spark.sql(f"DESCRIBE TABLE EXTENDED {table}").collect()
         columns = dict(spark.table(table).dtypes)
-    except (PySparkException, Py4JError) as error:
+    except spark_errors() as error:
         text = str(error).partition("\n")[0]
         advice = f". {_NO_ICEBERG}" if "iceberg" in str(error).lower() else ""
         raise ConfigError(f"table {table} cannot be read: {text}{advice}") from error
@@ -101,12 +99,9 @@ def write_once(frame: DataFrame, table: str) -> None:
 
 def insert_once(frame: DataFrame, table: str, columns: Sequence[str]) -> None:
     """``write_once`` into a table that had these columns when it was checked."""
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
     try:
         _insert(_accepted(frame).select(*columns), table, origin_ranges(frame))
-    except (PySparkException, Py4JError):
+    except spark_errors():
         found = check_table(frame, table)
         if found == list(columns):
             raise
@@ -133,14 +128,11 @@ def _insert(rows: DataFrame, table: str, ranges: str) -> None:
 
 def merge(spark: SparkSession, statement: str) -> None:
     """Run it again where Delta refuses it for what another writer or ``OPTIMIZE`` has committed."""
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
     for left in reversed(range(_MERGES)):
         try:
             spark.sql(statement).collect()
             return
-        except (PySparkException, Py4JError) as error:  # noqa: PERF203 - a MERGE takes seconds
+        except spark_errors() as error:  # noqa: PERF203 - a MERGE takes seconds
             if not left or not _CONFLICT.search(str(error)):
                 raise
             time.sleep(random.uniform(0.1, 0.5))
