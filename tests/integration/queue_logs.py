@@ -118,7 +118,8 @@ def die(consumer: Consumer) -> None:
     """End a worker as a crash would: no END, no RELEASE, no KEEPALIVE any more."""
     consumer.keeper.stop()
     consumer.intake.end(30.0)
-    process_gate.leave(consumer._state.leases)  # R6: it was another process
+    with process_gate.rule() as rule:
+        rule.leave(consumer._state.leases)  # R6: it was another process
 
 
 def delete_group(bootstrap: str, group: str) -> None:

@@ -78,7 +78,6 @@ class EndRecord:
         self.error: KafkaError | None = None
 
     def reported(self, error: KafkaError | None, record: Record) -> None:
-        """Kafka's delivery report."""
         # It may run with librdkafka's fatal error raised: Python then finds no base class's names.
         if error is not None:
             self.error = error
@@ -273,7 +272,6 @@ class AckWriter:
             raise ConfigError("reason is empty: it must say why, for it stands in the dead letter")
 
     def refuse(self, message: MarkersMessage, refusal: Refusal) -> NoReturn:
-        """Raise why a verdict is none."""
         if refusal is Refusal.ACKNOWLEDGED_BEFORE:
             raise StateError(f"{message!r} has a verdict already: one in all")
         self.forget([message._lease], [message.offset])
@@ -293,7 +291,6 @@ class AckWriter:
             raise
 
     def has_verdict(self, message: MarkersMessage) -> bool:
-        """Whether a verdict was given already."""
         lease, offset = message._lease, message.offset
         return offset not in lease.held and offset not in lease.lost
 
@@ -355,7 +352,6 @@ class AckWriter:
         self.hand_over.hold(message, hold_ms)
 
     def renew(self, renewal: Renewal) -> None:
-        """Queue a KEEPALIVE."""
         state = self.state
 
         def reported(error: object, record: object) -> None:
@@ -470,7 +466,6 @@ class AckWriter:
     # Delivery reports; called while reports are served, with no lock held.
 
     def end_delivered(self, end: EndRecord) -> None:
-        """An END is in the log."""
         self.forget(end.parts)
         self._under_way.pop(end, None)
 
@@ -628,7 +623,6 @@ class AckWriter:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether somebody waits for reports."""
         return bool(self._waiting)
 
     def serve_waiting(self, timeout_s: float) -> None:
@@ -681,7 +675,6 @@ class Keeper:
         )
 
     def start(self) -> None:
-        """Begin to beat."""
         self._ack_writer.is_kept = True
         self._thread.start()
 

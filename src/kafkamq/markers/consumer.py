@@ -84,15 +84,12 @@ class _AtMostOnce(AckWriter):
 
 
 class MarkersConsumer(Consumer):
-    """See ``Consumer``."""
-
     def __init__(
         self,
         namespace: Namespace,
         queue: QueueConfig,
         on_lease_lost: Callable[[Message], None] | None = None,
     ) -> None:
-        """Made by ``Queue.consumer``."""
         super().__init__(queue)
         self._state = ConsumerState(namespace, queue)
         writer = _AtMostOnce if queue.is_at_most_once else AckWriter
@@ -110,7 +107,8 @@ class MarkersConsumer(Consumer):
         self.intake = Intake(self._state, self._ack_writer, self._transactor)
         self.keeper = Keeper(self._state, self._ack_writer, self.intake.reader.positions.write)
         self._ending = threading.Lock()
-        process_gate.join(self._state.leases)
+        with process_gate.rule() as rule:
+            rule.join(self._state.leases)
         atexit.register(self._close_at_exit)
         key, intake = (queue.queue_id,), self.intake
         self._forget_gauges = (
@@ -125,21 +123,16 @@ class MarkersConsumer(Consumer):
 
     @property
     def in_flight(self) -> int:
-        """Messages held: STARTed ahead, or handed out and without verdict."""
         return self._state.leases.open_count
 
     @property
     def is_closed(self) -> bool:
-        """Whether ``close`` has run."""
         return self._state.is_closed
 
     # Receiving.
 
     def receive(self, timeout: float | timedelta = 1.0) -> Message | None:
-        """See ``Consumer.receive``.
-
-        Some are STARTed ahead (the queue's ``receive_buffer``, more when they are used up fast).
-        """
+        """Some are STARTed ahead (``receive_buffer`` of them, more when they are used up fast)."""
         taken: list[Message] = []
         try:
             if not self._take(taken, 1):
@@ -151,7 +144,7 @@ class MarkersConsumer(Consumer):
             raise
 
     def receive_many(self, n: int, timeout: float | timedelta = 1.0) -> list[Message]:
-        """See ``Consumer.receive_many``.
+        """Take what ``Consumer.receive_many`` promises.
 
         Some are STARTed ahead where the worker uses them up fast, for a quarter of a second at most
         and half of the queue's ``max_in_flight``; and on an ``exactly_once`` queue, where a
@@ -256,7 +249,7 @@ class MarkersConsumer(Consumer):
         self._state.application.ring()
 
     def put_back(self, messages: Sequence[Message]) -> None:
-        """See ``Consumer.put_back``; what was taken and is still among the ready ones stays."""
+        """What was taken and is still among the ready ones stays where it is."""
         if not messages:
             return
         own = cast("Sequence[MarkersMessage]", messages)
@@ -294,7 +287,8 @@ class MarkersConsumer(Consumer):
                 state.is_closed = True
                 for forget in self._forget_gauges:
                     forget()
-                process_gate.leave(state.leases)
+                with process_gate.rule() as rule:
+                    rule.leave(state.leases)
                 state.writer.close()
                 if self._transactor is not None:
                     self._transactor.close(_left(deadline_s))
@@ -307,7 +301,6 @@ class MarkersConsumer(Consumer):
             raise failure
 
     def _close_at_exit(self) -> None:
-        """The process ends without ``close``."""
         try:
             self.close(MAX_EXIT_S)
         except KafkaMQError as error:

@@ -119,7 +119,7 @@ class Intake:
         self._no_more = threading.Event()  # nothing is STARTed any more
         self._is_drained = threading.Event()  # ... and nothing is under way
         self._drain_s = 0.0
-        self.reader = MessageReader(state, self.pipeline, self, ack_writer, self._helper)
+        self.reader = MessageReader(state, self.pipeline, self.lost, ack_writer, self._helper)
         self.reader.is_in_transaction = lambda: self._transaction is not None
         self._loop = health.add(f"intake of {queue.queue_id}", max_age_s=MAX_AGE_S)
         self._thread = threading.Thread(
@@ -127,11 +127,9 @@ class Intake:
         )
 
     def start(self) -> None:
-        """Begin to poll."""
         self._thread.start()
 
     def _run(self) -> None:
-        """The life of a consumer's intake."""
         steps = (
             self._poll,
             self._helper.see_answers,
@@ -179,7 +177,6 @@ class Intake:
 
     @property
     def poll_age_s(self) -> float:
-        """How long the last poll is ago."""
         return (monotonic_ms() - self._polled_ms) / 1000
 
     # Waiting and polling.
@@ -281,7 +278,6 @@ class Intake:
             self._see_reports()
 
     def _count(self) -> int:
-        """Messages to be STARTed now."""
         pipeline = self.pipeline
         startable = pipeline.startable_count
         under_way = list(pipeline.under_way())
@@ -452,7 +448,6 @@ class Intake:
         return self._state.namespace.config.message_topic
 
     def _make_ready(self, runs: Sequence[MessageRun]) -> None:
-        """They are committed: the application may have them."""
         if not runs:
             return
         held = self._starter.finish(runs)
@@ -514,7 +509,7 @@ class Intake:
 
     # The group.
 
-    def lost(self, partitions: Sequence[int], *, is_lost: bool) -> None:
+    def lost(self, partitions: Sequence[int], is_lost: bool) -> None:
         """Told inside of ``poll``: these go when this returns, or are gone already.
 
         What is IN_LOG is committed on the way out; the answer decides. The rest is another's.

@@ -39,7 +39,6 @@ _log = logging.getLogger(__name__)
 
 
 def open_member(config: ServiceConfig, queue: QueueConfig, owner: Owner) -> GroupConsumer:
-    """A member of the queue's group that reads its messages' topic."""
     return GroupConsumer(
         config,
         owner,

@@ -28,8 +28,7 @@ class MarkersAcknowledger(Acknowledger, Protocol):
 
     state: ConsumerState
 
-    def note(self, lease: Lease) -> None:
-        """A message of it was acked."""
+    def note(self, lease: Lease) -> None: ...
 
 
 class MarkersMessage(Message):

@@ -58,8 +58,6 @@ class MarkerPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """All of it."""
-
     queues: tuple[QueueBacklog, ...]
     markers: tuple[MarkerPartition, ...]
     messages: int  # records of the messages topic that retention has left
@@ -201,8 +199,6 @@ def _firsts(bounds: _Bounds) -> dict[int, int]:
 
 
 class _Backlog:
-    """What was read of the messages topic."""
-
     def __init__(self, positions: _Positions, *, is_whole: bool) -> None:
         self._positions = positions
         self.is_whole = is_whole  # else what lies behind the first position
@@ -397,7 +393,6 @@ class QueueSearch:
 
     @property
     def others(self) -> tuple[str, ...]:
-        """The queues that were seen meanwhile."""
         return tuple(sorted(self._seen))
 
     def is_used(self) -> bool:

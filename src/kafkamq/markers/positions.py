@@ -88,7 +88,6 @@ class Positions:
                     self._pending.add(partition)
 
     def started(self, log_ms: int) -> None:
-        """STARTs of this broker time are in the log, and the offsets behind them committed."""
         self._started_ms = max(self._started_ms, log_ms)
 
     def is_known(self, partition: int) -> bool:

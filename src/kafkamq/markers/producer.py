@@ -24,7 +24,6 @@ class MarkersProducer(Producer):
     _unkeyed: bytes
 
     def __init__(self, sender: Sender, queue: QueueConfig) -> None:
-        """Made by ``Queue.producer``."""
         super().__init__(sender, queue)
         self._unkeyed = join_key(queue.queue_id)
 

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import compress, groupby, repeat
 from queue import SimpleQueue
 from time import monotonic
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import BrokerError, DataLossError, KafkaMQError
@@ -44,13 +44,6 @@ _log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 Question = Callable[["Helper"], Answer]
 Heard = Callable[["Answer | None", "KafkaMQError | None"], None]
-
-
-class Membership(Protocol):
-    """Who is told of partitions that come and go, inside of ``MessageReader.poll``."""
-
-    def lost(self, partitions: Sequence[int], *, is_lost: bool) -> None:
-        """These are another member's soon, or already, if they were lost."""
 
 
 @dataclass(slots=True)
@@ -95,7 +88,7 @@ class MessageReader:
         self,
         state: ConsumerState,
         pipeline: Pipeline[MarkersMessage],
-        member: Membership,
+        on_lost: Callable[[Sequence[int], bool], None],
         ack_writer: MarkersAcknowledger,
         helper: Helper,
     ) -> None:
@@ -103,7 +96,7 @@ class MessageReader:
         self._state = state
         self._config, self._queue = state.namespace.config, state.queue
         self._pipeline = pipeline
-        self._member = member
+        self._on_lost = on_lost
         self._ack_writer = ack_writer
         self._helper = helper
         self._topic = self._config.message_topic
@@ -229,7 +222,6 @@ class MessageReader:
             self.note(new)
 
     def note(self, offsets: Mapping[int, int]) -> None:
-        """These offsets are committed."""
         self.positions.note(offsets, self._state.facts.message_topic_id)
 
     # What a former owner had begun.
@@ -303,7 +295,6 @@ class MessageReader:
     def _run(
         self, partition: int, records: Sequence[Record], polled_ms: int
     ) -> Run[MarkersMessage]:
-        """The queue's own of these."""
         if self._queue.topic:
             return self._run_of_topic(partition, records, polled_ms)
         keys = list(map(Record.key, records))
@@ -372,7 +363,6 @@ class MessageReader:
         )
 
     def _find_places(self, wanted: Mapping[int, int], helper: Helper) -> _Places:
-        """In the helper's thread."""
         found, client = _Places(), helper.client
         committed = client.committed(self._places(wanted))
         found.committed = {number: at for (_, number), at in committed.items()}
@@ -443,7 +433,6 @@ class MessageReader:
         self._read_from(partition, start)
 
     def started_at(self, partition: int, start: int) -> None:
-        """One of ``starts`` is committed: it is read from there."""
         if self.starts.get(partition) == start:
             del self.starts[partition]
             self._pipeline.placed(partition, start)
@@ -455,7 +444,6 @@ class MessageReader:
 
     @property
     def partitions(self) -> set[int]:
-        """Those that are assigned."""
         return {number for _, number in self.group.places}
 
     def _places(self, numbers: Iterable[int]) -> list[Place]:
@@ -465,11 +453,9 @@ class MessageReader:
         return {(self._topic, number): offset for number, offset in offsets.items()}
 
     def begin_commit(self, offsets: Mapping[int, int]) -> PendingCommit:
-        """Commit these; a later ``poll`` has the answer."""
         return self.group.begin(self._at(offsets))
 
     def seek(self, offsets: Mapping[int, int]) -> None:
-        """Read again from there (R5)."""
         there = {n: at for n, at in offsets.items() if n not in self._unplaced}
         refused = self.group.seek(self._at(there))
         self._unplaced.update({number: offset for (_, number), offset in refused.items()})
@@ -514,7 +500,7 @@ class MessageReader:
 
     def revoked(self, partitions: Sequence[int], *, is_lost: bool) -> None:
         """These are another member's soon, or already; leases of what is held stay."""
-        self._member.lost(partitions, is_lost=is_lost)
+        self._on_lost(partitions, is_lost)
         self.positions.forget(partitions)
         for number in partitions:
             for known in (self._unplaced, self._gained_s, self._looking, self.starts):
@@ -532,7 +518,6 @@ class MessageReader:
 
     @property
     def is_away(self) -> bool:
-        """Whether it has left the group."""
         return not self.group.is_joined
 
     def close(self) -> None:
@@ -611,7 +596,6 @@ class Helper:
         return self._client
 
     def see_answers(self) -> None:
-        """Do what is to be done with the answers that are there."""
         while not self._answers.empty():
             self._answers.get()()
 

@@ -12,7 +12,8 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, groupby
 from typing import Any, TypeAlias
@@ -22,7 +23,7 @@ from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError
 from kafkamq.markers.ack_writer import AckWriter
 from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.rules.batching import join, oldest_by_reference_ms
-from kafkamq.markers.rules.handout import Holder, LastDeliveries, has_expired, is_last_delivery
+from kafkamq.markers.rules.handout import LastDeliveries, has_expired, is_last_delivery
 from kafkamq.markers.rules.leases import Lease, LeaseState
 from kafkamq.markers.rules.pipeline import Pipeline, Run, RunState
 from kafkamq.markers.state import ConsumerState
@@ -100,7 +101,6 @@ class Step:
     def add(
         self, number: int, value: bytes, leases: Sequence[Lease], runs: Collection[MessageRun]
     ) -> None:
-        """A START that names these runs."""
         self.starts.setdefault(number, []).append(Start(self.reports, number, value, leases, runs))
         for run in runs:
             run.unreported += 1
@@ -152,8 +152,10 @@ class Starter:
             return None
         is_last = self._is_last(head.messages[0])
         now_ms = monotonic_ms()
-        if not process_gate.enter(leases, now_ms, last=is_last):
-            return None
+        with process_gate.rule() as rule:
+            enter = rule.enter_last if is_last else rule.enter
+            if not enter(leases, now_ms):
+                return None
         # A transaction's reports count when it is committed, or not at all.
         reports = deque[Start]() if state.queue.exactly_once else self._reports
         step = Step((), reports)
@@ -164,7 +166,8 @@ class Starter:
                 self._fill(step, now_ms)
         finally:
             pieces = step.runs[0].pieces if is_last and step.runs else ()
-            process_gate.entered(leases, pieces[0][0] if pieces else None)
+            with process_gate.rule() as rule:
+                rule.entered(leases, pieces[0][0] if pieces else None)
         return step
 
     def _is_last(self, message: MarkersMessage) -> bool:
@@ -471,7 +474,7 @@ def _give(run: MessageRun, lease: Lease, messages: Sequence[MarkersMessage]) -> 
 
 
 class ProcessGate:
-    """R6 across all consumers of this process: ``LastDeliveries`` with a lock, empty in a fork."""
+    """R6 across all consumers of this process: ``LastDeliveries`` and its lock, new in a fork."""
 
     def __init__(self) -> None:
         self._reset()
@@ -481,27 +484,11 @@ class ProcessGate:
         self._lock = threading.Lock()
         self._rule = LastDeliveries()
 
-    def join(self, holder: Holder) -> None:
-        """A consumer starts."""
+    @contextmanager
+    def rule(self) -> Iterator[LastDeliveries]:
+        """The rule, which is the caller's inside of the block."""
         with self._lock:
-            self._rule.join(holder)
-
-    def leave(self, holder: Holder) -> None:
-        """A consumer ends."""
-        with self._lock:
-            self._rule.leave(holder)
-
-    def enter(self, holder: Holder, monotonic_ms: int, *, last: bool) -> bool:
-        """Whether STARTs may be planned now, of a last delivery or of others."""
-        with self._lock:
-            if last:
-                return self._rule.enter_last(holder, monotonic_ms)
-            return self._rule.enter(holder, monotonic_ms)
-
-    def entered(self, holder: Holder, alone: Lease | None = None) -> None:
-        """The STARTs are planned."""
-        with self._lock:
-            self._rule.entered(holder, alone)
+            yield self._rule
 
 
 process_gate = ProcessGate()
@@ -603,7 +590,6 @@ class Transactor:
             raise
 
     def _acknowledge(self) -> None:
-        """End a transaction of unknown outcome; the next one tries again if this fails."""
         try:
             self._producer.init(timeout_s=_STEP_TIMEOUT_S)
         except KafkaMQError as error:

@@ -139,7 +139,6 @@ class ConsumerState:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this is a forked child of the process that made the consumer."""
         return self.fork_check.is_forked
 
     def renew_id(self) -> None:

@@ -70,23 +70,17 @@ class OwnVerdicts(Protocol):
     state: ConsumerState
     queue_id: str
 
-    def own_lease(self, message: MarkersMessage) -> Lease:
-        """A lease of this message alone, which is held; with the lock held."""
+    def own_lease(self, message: MarkersMessage) -> Lease: ...
 
-    def extend(self, message: MarkersMessage, extension_ms: int) -> None:
-        """Renew its lease; raises ``LeaseLostError`` when that has ended."""
+    def extend(self, message: MarkersMessage, extension_ms: int) -> None: ...
 
-    def has_verdict(self, message: MarkersMessage) -> bool:
-        """Whether a verdict was given already, or it was handed over."""
+    def has_verdict(self, message: MarkersMessage) -> bool: ...
 
-    def check_reason(self, reason: str, outcome: Outcome) -> None:
-        """Refuse a reason that cannot be written, and a rejection without one."""
+    def check_reason(self, reason: str, outcome: Outcome) -> None: ...
 
-    def refuse(self, message: MarkersMessage, refusal: Refusal) -> NoReturn:
-        """Raise why a verdict is none."""
+    def refuse(self, message: MarkersMessage, refusal: Refusal) -> NoReturn: ...
 
-    def forget(self, parts: Sequence[Lease]) -> None:
-        """Tell nothing of these from now on."""
+    def forget(self, parts: Sequence[Lease]) -> None: ...
 
 
 class _NotHere:
@@ -197,11 +191,9 @@ class HandOver:
         self._ack_writer.extend(message, extension_ms)
 
     def has_verdict(self, message: MarkersMessage) -> bool:
-        """Whether there is nothing left to say here."""
         return self._ack_writer.has_verdict(message)
 
-    def note(self, lease: Lease) -> None:
-        """Nothing is acked past ``acknowledge``."""
+    def note(self, lease: Lease) -> None: ...
 
     # Holding.
 
@@ -333,8 +325,6 @@ class HandOver:
 
 @dataclass(slots=True)
 class _Written:
-    """The delivery report of one marker."""
-
     is_known: bool = False
     error: KafkaError | None = None
     offset: int = -1  # not reported, failed, or Kafka did not say
@@ -371,7 +361,6 @@ class Settler:
         delay_ms: int | None = None,
         timeout_s: float = 30.0,
     ) -> None:
-        """Give the one verdict on a message."""
         deadline_s = time.monotonic() + timeout_s
         token = self._checked(text)
         one = token.message_id
@@ -412,7 +401,6 @@ class Settler:
         return fate.first is not None
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """End what it reads with; idempotent."""
         with self._lock:
             self._is_closed = True
             writer = self._writer if self._is_owner else None

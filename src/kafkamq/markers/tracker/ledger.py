@@ -173,7 +173,6 @@ class Ledger:
         return last is not None and last.batch > batch
 
     def begin(self) -> None:
-        """Begin a transaction; produce through ``producer`` afterwards."""
         self.producer.begin()
 
     def commit(
@@ -241,7 +240,6 @@ class Ledger:
         self.last = written
 
     def abort(self, *, timeout_s: float = 10.0) -> None:
-        """Abort the open transaction, if any."""
         self.producer.abort(timeout_s=timeout_s)
 
     def close(self) -> None:

@@ -157,7 +157,6 @@ class LocalTracker:
         return len(records)
 
     def _publish(self) -> None:
-        """What has changed since the last status of each partition (R24)."""
         for part in self._partitions.values():
             status = part.status()
             if status is not None:
@@ -211,7 +210,6 @@ class LocalTracker:
 
     @property
     def assigned(self) -> frozenset[int]:
-        """Numbers of the markers partitions that are this replica's now."""
         return frozenset(self._partitions)
 
     def statuses(self) -> list[TrackerStatus]:
@@ -279,7 +277,6 @@ class LocalTracker:
     # ---- reading
 
     def _fold(self, records: Sequence[Record]) -> None:
-        """Give every record to the core of its partition."""
         parts = self._partitions
         topic = self._config.marker_topic
         current = -1
@@ -553,7 +550,6 @@ class MarkerReader:
         return {number: offset for (_, number), offset in self._reader.ends.items()}
 
     def begin(self, number: int, offset: int) -> None:
-        """Read a partition from this offset."""
         self._reader.place({(self._topic, number): offset})
 
     def end(self, number: int) -> None:
@@ -613,7 +609,6 @@ class MarkerReader:
         self._on_revoked([number for _, number in places])
 
     def close(self) -> None:
-        """Leave the group and end both clients."""
         self._member.close()  # revokes, which ends what is read
         self._reader.close()
 

@@ -52,7 +52,6 @@ class TrackerMetrics:
         ]
 
     def close(self) -> None:
-        """Show them no more; idempotent."""
         for forget in self._forget:
             forget()
         self._logs.close()
@@ -116,7 +115,6 @@ class LogEnd:
         return 0.0 if self.stable_since_s is None else max(0.0, now_s - self.stable_since_s)
 
     def seen(self, stable_offset: int, end_offset: int, now_s: float) -> LogEnd:
-        """It was looked at again."""
         if stable_offset >= end_offset:
             return LogEnd(stable_offset, None)
         if stable_offset > self.stable_offset or self.stable_since_s is None:
@@ -147,7 +145,6 @@ class LogWatch:
         return self._seen(self._config.message_topic)
 
     def close(self) -> None:
-        """End the thread; idempotent."""
         self._stopping.set()
 
     def _seen(self, topic: str) -> dict[int, LogEnd]:

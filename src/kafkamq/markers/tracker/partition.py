@@ -61,7 +61,6 @@ class Awaited:
         self._told_s = -_TELL_S  # monotonic: when it was logged
 
     def __len__(self) -> int:
-        """How many messages they are about."""
         return sum(size_of(row) for _, rows in self._actions for row in rows)
 
     def take(self) -> list[Settle | Carry]:
@@ -143,7 +142,6 @@ class TrackedPartition:
             self._retry_s = 0.0
 
     def succeeded(self) -> None:
-        """The next failure pauses shortly again."""
         self._pause_s = _FIRST_PAUSE_S
 
     def wait(self) -> None:
@@ -203,7 +201,6 @@ class TrackedPartition:
         return self.ticks.wants_tick(now_ms, self.core.clock_ms, self.core.next_wake())
 
     def tick_sent(self, now_ms: int) -> None:
-        """A TICK is on its way."""
         self.wants_start_tick = False
         self.ticks.on_sent(now_ms)
 

@@ -74,7 +74,6 @@ class FoundAction:
 
     @property
     def size(self) -> int:
-        """How many messages it is about."""
         return size_of(self.row)
 
     @property
@@ -131,7 +130,6 @@ class MessageLookup:
         self._topics_s = 0.0  # monotonic: when they were asked for
 
     def close(self) -> None:
-        """Close the reader; idempotent."""
         self._reader.close()
 
     def topic(self, name: str, *, max_age_s: float = 60.0) -> TopicInfo:
@@ -294,7 +292,6 @@ class Rereader:
         self._missing = {"": 0.0}  # topics that brokers do not know, and until when
 
     def close(self) -> None:
-        """Close the clients; idempotent."""
         self._markers.close()
         self.messages.close()
         for lookup in self._others.values():
@@ -506,7 +503,6 @@ def _is_read(place: _Place, found: _Read, left: Mapping[int, int]) -> bool:
 
 
 def _offsets(first: int, bits: int) -> Sequence[int]:
-    """Where the messages of a span stand, ascending."""
     if not bits & (bits + 1):
         return range(first, first + bits.bit_length())
     return [first + number for number, bit in enumerate(bin(bits)[:1:-1]) if bit == "1"]

@@ -177,7 +177,6 @@ class Ticker:
             self._published(status, error)
 
     def _refuse(self, key: bytes, status: TrackerStatus) -> None:
-        """Write it again later, unless there is a newer one."""
         with self._lock:
             if self._unwritten.get(key) is status:
                 self._refused[key] = None
@@ -307,14 +306,11 @@ class StatusReader:
         return status
 
     def close(self) -> None:
-        """End the reader; idempotent."""
         self._follower.close()
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A record that is on its way."""
-
     origin: Origin
     key: bytes | None
     value: bytes | None
@@ -322,7 +318,6 @@ class _Kept:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Marker partition and offset."""
         return self.origin.partition, self.origin.offset
 
 
@@ -352,7 +347,6 @@ class Quarantine:
 
     @property
     def has_pending(self) -> bool:
-        """Whether something is on its way."""
         return bool(self._pending)
 
     def first_pending(self) -> dict[int, int]:

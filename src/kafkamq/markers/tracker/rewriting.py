@@ -457,7 +457,6 @@ class Rewriter:
         return Origin(topic, row.message_id.partition, row.message_id.offset, timestamp_ms)
 
     def _payload_at(self, part: Part, found: Found) -> Origin:
-        """The record that still has the payload."""
         if not found.row.of_schedule:
             return self._origin(found)
         timestamp_ms = max(0, found.timestamp_ms)
@@ -500,7 +499,6 @@ def _size(key: bytes | None, value: bytes | None, headers: Headers) -> int:
 
 
 def _targets(topic: TopicInfo) -> Sequence[int]:
-    """Where it can be written to."""
     numbers = range(topic.partitions)
     if not topic.leaderless:
         return numbers

@@ -233,7 +233,6 @@ class Settler:
         self.rereader.prepare()
 
     def close(self) -> None:
-        """Close the readers; idempotent."""
         self.rereader.close()
 
 

@@ -71,7 +71,6 @@ class Succession:
 
     @property
     def stands_by(self) -> bool:
-        """Whether it waits for its turn."""
         return self._stands_by and self._rules.phase is Phase.WAITING and not self._has_joined
 
     @property

@@ -62,7 +62,6 @@ class PartitionStarter:
         self._epoch = 0  # of this process; 0: it has not started any partition yet
 
     def close(self) -> None:
-        """End the client that the starts share; idempotent."""
         self._admin.close()
 
     def start(self, number: int, old: Ledger | None) -> Started | None:
