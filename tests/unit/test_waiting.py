@@ -41,10 +41,10 @@ def test_a_retry_keeps_its_place_in_a_shard() -> None:
 def test_without_order_nothing_waits_for_a_retry() -> None:
     waiting: Waiting[str] = Waiting()
     waiting.add(None, "x")
-    waiting.add(None, "y")
-    assert take_all(waiting) == ["x", "y"]
+    waiting.add(None, "z")
+    assert take_all(waiting) == ["x", "z"]
     waiting.retry(None, "x", 10)
-    waiting.add(None, "z", due_ms=5)
+    waiting.retry(None, "z", 5)
     assert take_all(waiting, 4) == []
     assert take_all(waiting, 10) == ["z", "x"]
 

@@ -42,7 +42,7 @@ class Acknowledger(Protocol):
         """Return what a verdict from elsewhere needs; see ``Message.token``."""
 
     def hold(self, message: Any, hold_ms: int) -> None:
-        """Hand a message over to whoever has its token; see ``Message.hold``."""
+        """Hand a message over to another process, which has its token (``Message.hold``)."""
 
     def has_verdict(self, message: Any) -> bool:
         """Whether a verdict was given already."""

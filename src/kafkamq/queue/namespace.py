@@ -143,7 +143,7 @@ class Namespace:
             self.ask_again()
         except KafkaMQError as error:
             if not self._is_closed:
-                _log.warning("topics could not be described again", extra={"said": str(error)})
+                _log.warning("topics could not be described again", extra={"error": str(error)})
 
     def close(self) -> None:
         """Ask nobody any more; who waits for an answer gives up. Idempotent."""

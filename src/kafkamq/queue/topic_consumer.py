@@ -168,7 +168,7 @@ class TopicConsumer(Consumer, Generic[M]):
         """Give back ``_ready``, and end; all verdicts are confirmed by then, or given up."""
 
     def _fail(self, error: BaseException) -> None:
-        """Messages come no more: raised to whoever receives."""
+        """No more messages come: the next ``receive`` raises this."""
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()

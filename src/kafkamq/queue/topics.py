@@ -194,7 +194,7 @@ def _findings(admin: Admin, config: ServiceConfig, max_lease_ms: int) -> list[Fi
     findings += _of_sizes(topics, config)
     copied = (config.message_topic, config.marker_topic, config.dead_letter_topic)
     findings += _of_replication([topics[name] for name in copied if name in topics])
-    findings += _of_foreign_tracker(admin, config)
+    findings += _of_other_tracker(admin, config)
     return sorted(findings, key=lambda finding: finding.level)  # "refuse" < "warn"
 
 
@@ -303,7 +303,7 @@ def _of_sizes(topics: Mapping[str, TopicInfo], config: ServiceConfig) -> Iterato
 
 
 def _of_replication(topics: Sequence[TopicInfo]) -> Iterator[Finding]:
-    """Of all that hold messages; what is true of all of them is said once."""
+    """Findings on all topics that hold messages; what is true of all is one finding."""
     few = [topic for topic in topics if topic.replication_factor < 3]
     if few:
         least = min(topic.replication_factor for topic in few)
@@ -324,7 +324,7 @@ def _names(some: Sequence[TopicInfo], topics: Sequence[TopicInfo]) -> str:
     return "" if len(some) == len(topics) else ", ".join(topic.name for topic in some)
 
 
-def _of_foreign_tracker(admin: Admin, config: ServiceConfig) -> Iterator[Finding]:
+def _of_other_tracker(admin: Admin, config: ServiceConfig) -> Iterator[Finding]:
     """R25: kafka-mq-go's tracker stops for good at the first marker that it does not know."""
     members = admin.group_assignments(FOREIGN_TRACKER_GROUP)
     # Its group has the same name for all markers topics of a cluster. A member without partitions

@@ -515,8 +515,8 @@ def require_brokers(
 ) -> None:
     """Return when a broker has answered, whatever it said; for commands, before they begin.
 
-    A library waits for brokers that come back, and whoever started it by hand wants to know of a
-    wrong port: one line instead of a long wait, and of the client that asks no line at all.
+    A library waits for brokers that come back, and the person at the command line wants to know of
+    a wrong port: one line instead of a long wait, and of the client that asks no line at all.
 
     Args:
         config: The cluster.

@@ -83,7 +83,7 @@ def open_share_consumer(settings: Mapping[str, object]) -> ShareConsumer:
 
 
 def _refuse_greenlets() -> None:
-    """Where threads are greenlets, one that waits in a client stops all others, for ever."""
+    """Refuse to work where threads are greenlets: one that waits in a client stops all others."""
     patched: Any = sys.modules.get("gevent.monkey")
     if patched is not None and any(map(patched.is_module_patched, ("threading", "queue"))):
         raise StateError(
@@ -110,11 +110,11 @@ def _open(
     try:
         return make(full, logger=_NoLog() if quiet else ClientLog())
     except (KafkaException, TypeError, ValueError) as error:
-        said = kafka_error(error).str() if isinstance(error, KafkaException) else str(error)
+        text = kafka_error(error).str() if isinstance(error, KafkaException) else str(error)
         for name, value in settings.items():
             if is_secret(name) and str(value):
-                said = said.replace(str(value), "***")
-        raise ConfigError(f"the kafka settings cannot work: {said}") from None
+                text = text.replace(str(value), "***")
+        raise ConfigError(f"the kafka settings cannot work: {text}") from None
 
 
 class ClientLog:

@@ -217,7 +217,7 @@ def metadata_of(config: ServiceConfig, group_id: str) -> bytes:
 class CommitTurns:
     """Commits of a member whose offsets another thread commits than the one that polls.
 
-    While one thread polls all the time, no other one gets into the client. So whoever commits
+    While one thread polls all the time, no other one gets into the client. So a thread that commits
     leaves its offsets here and waits; the thread that polls begins the commit. Where no poll
     follows, as that thread waits for the commit, the other one makes it; inside of a rebalance,
     whose callback keeps the client, the polling one does.
@@ -297,7 +297,7 @@ class CommitTurns:
         return True
 
     def tend(self) -> None:
-        """While the polling thread waits for a commit, whoever commits does so by itself."""
+        """While the polling thread waits for a commit, the one that commits does so itself."""
         if threading.get_ident() != self._owner:
             return
         if not self._is_inside:

@@ -523,7 +523,7 @@ class _Search:
     offset: int
     began_s: float  # monotonic, both
     last_s: float
-    is_over: bool = False  # and whoever asked has heard of it
+    is_over: bool = False  # and the one that asked has heard of it
 
 
 class Patience:

@@ -54,7 +54,7 @@ _DEFAULTS: dict[Role, dict[str, object]] = {
         # Connections that rest are closed by brokers, and by what stands before them. When the last
         # one is, librdkafka bootstraps again: it drops the brokers that it knew, and a commit of
         # offsets waits for the one that it remembers as the group's coordinator, mostly without end
-        # (librdkafka issue 5511). ``TransactionalProducer.init`` bootstraps anew in any case.
+        # (librdkafka issue 5511). ``TransactionalProducer.init`` bootstraps again in any case.
         "metadata.recovery.strategy": "none",
     },
     Role.ADMIN: {},

@@ -33,15 +33,15 @@ class Waiting(Generic[T]):
         blocked = sum([len(shard) - 1 for shard in self._shards.values()])
         return len(self._ready) + len(self._delayed) + blocked
 
-    def add(self, shard: Hashable, item: T, *, due_ms: int | None = None) -> None:
-        """A message has come; ``due_ms``: not to be handed out before."""
+    def add(self, shard: Hashable, item: T) -> None:
+        """A message has come."""
         if shard is not None:
             waiting = self._shards.get(shard)
             if waiting is not None:
                 waiting.append(item)
                 return
             self._shards[shard] = deque((item,))
-        self._put(shard, item, due_ms)
+        self._ready.append((shard, item))
 
     def take(self, now_ms: int) -> tuple[Hashable, T] | None:
         """The next message and its shard, or None: nothing is ready."""
@@ -73,7 +73,7 @@ class Waiting(Generic[T]):
             if waiting is None:  # dropped meanwhile
                 return
             waiting[0] = item
-        self._put(shard, item, due_ms)
+        heappush(self._delayed, (due_ms, next(self._number), shard, item))
 
     def drop(self, shard: Hashable) -> None:
         self._shards.pop(shard, None)
@@ -103,9 +103,3 @@ class Waiting(Generic[T]):
             found += list(shard)[1:]
         self._shards, self._ready, self._delayed = {}, deque(), []
         return found
-
-    def _put(self, shard: Hashable, item: T, due_ms: int | None) -> None:
-        if due_ms is None:
-            self._ready.append((shard, item))
-        else:
-            heappush(self._delayed, (due_ms, next(self._number), shard, item))
