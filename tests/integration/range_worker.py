@@ -6,6 +6,7 @@ Every message that it is handed is one line of its trace: ``offset token monoton
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,13 +20,15 @@ from kafkamq.transport.clock import monotonic_ms
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def start(trace: Path, topics: Any, size: int) -> subprocess.Popen[str]:
+def start(
+    trace: Path, topics: Any, size: int, delivery: str = "at-least-once"
+) -> subprocess.Popen[str]:
     """A worker; its client id is the trace's name."""
     places = (topics.bootstrap, topics.coordination, topics.work, topics.group)
     return subprocess.Popen(
         [
             *(sys.executable, "-m", "tests.integration.range_worker", str(trace), *places),
-            *(str(topics.interval_s), str(size)),
+            *(str(topics.interval_s), str(size), delivery),
         ],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
@@ -46,20 +49,23 @@ def read_trace(*paths: Path) -> list[tuple[int, int, int]]:
 
 
 def main() -> None:
-    path, bootstrap, coordination, topic, group, interval_s, size = sys.argv[1:]
+    path, bootstrap, coordination, topic, group, interval_s, size, delivery = sys.argv[1:]
     trace = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     member = RangeClaims(
         bootstrap, topic, client_id=Path(path).stem, group_id=group, size=int(size),
-        range_topic=coordination, heartbeat_interval=float(interval_s),
+        range_topic=coordination, heartbeat_interval=float(interval_s), delivery=delivery,
     )  # fmt: skip
+    signal.signal(signal.SIGTERM, lambda *_: member.stop())  # after the batch under way
     with member:
         for claimed in member:
             try:
-                for message in claimed:
-                    line = f"{message.offset} {message.token} {monotonic_ms()}\n"
-                    os.write(trace, line.encode())
-                    time.sleep(0.002)
-                claimed.done()
+                for batch in claimed.batches():
+                    for message in batch.messages:
+                        line = f"{message.offset} {message.token} {monotonic_ms()}\n"
+                        os.write(trace, line.encode())
+                        time.sleep(0.002)
+                if delivery == "at-least-once":
+                    claimed.done()
             except LeaseLostError:  # noqa: PERF203 - each range for itself
                 continue  # another member has it
 

@@ -212,6 +212,29 @@ def test_at_most_once_prints_every_message_of_a_batch(
     assert sorted(found) == list(range(10))
 
 
+@pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
+def test_ranges_from_the_command_line(bootstrap: str, namespace: str, delivery: str) -> None:
+    topics = ClaimTopics(bootstrap, partitions=1, interval_s=2.0)
+    topics.fill(50)
+    commands = Commands(bootstrap, namespace)
+    on = ("--topic", topics.coordination, "--interval", "2")
+    read = commands.json(
+        *("claims", "ranges", "consume", topics.group, topics.work, "--client", "cli"),
+        *("--size", "20", "--count", "20", "--delivery", delivery, *on),
+    )
+    assert [int(row["payload"]) for row in read] == list(range(20))
+    (row,) = commands.json("claims", "ranges", "state", "--group", topics.group, *on)
+    assert (row["topic"], row["partition"], row["done_to"]) == (topics.work, 0, 20)
+    assert all(each["first"] >= 20 and each["client"] == "cli" for each in row["ranges"])
+    assert str(row["claimed_to"]) in commands.run("claims", "ranges", "state", *on)
+    rest = commands.json(
+        *("claims", "ranges", "consume", topics.group, topics.work, "--client", "other"),
+        *("--size", "20", "--count", "30", "--delivery", delivery, *on),
+    )
+    assert sorted(int(row["payload"]) for row in rest) == list(range(20, 50))
+    assert commands.json("claims", "ranges", "state", "--group", "nobody", *on) == []
+
+
 def test_positions_as_text() -> None:
     found = parse_positions(["a:b:1=5", "t:0=latest", "t:1=2030-01-31T12:00:00Z"])
     assert found["a:b", 1] == 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import sys
 import threading
 from collections import Counter
@@ -19,7 +20,9 @@ from tests.integration.test_claims_crash import kill
 from tests.waiting import wait_until, within
 
 from kafkamq.claims import RangeClaims
+from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, DataLossError, LeaseLostError
+from kafkamq.transport.admin import Admin as KafkaAdmin
 
 
 def members(topics: ClaimTopics, *names: str, **options: Any) -> list[RangeClaims]:
@@ -124,6 +127,47 @@ def test_killed_members_lose_nothing_and_repeat_a_range_at_most(
         assert token >= newest.get(offset, 0), "two members had the same offset at once"
         newest[offset] = token
     sys.stdout.write(f"{kills} kills: {total} messages, {len(trace) - total} again, none lost\n")
+
+
+@pytest.mark.parametrize(
+    "kills", [1, pytest.param(12, marks=[pytest.mark.faults, pytest.mark.timeout(600)])]
+)
+def test_at_most_once_killed_members_repeat_nothing_and_lose_a_batch_at_most(
+    bootstrap: str, tmp_path: Path, kills: int
+) -> None:
+    size, total = 40, 400 * kills
+    topics = ClaimTopics(bootstrap, partitions=1, interval_s=2.0)
+    topics.fill(total)
+    traces = [tmp_path / f"{number}.trace" for number in range(kills + 2)]
+    chance = random.Random(kills)
+    running = {
+        number: range_worker.start(traces[number], topics, size, "at-most-once")
+        for number in (0, 1)
+    }
+    with KafkaAdmin(ServiceConfig(bootstrap_servers=bootstrap)) as admin:
+
+        def is_done() -> bool:
+            (place,) = admin.committed([(topics.group, (topics.work, 0))], stable=False)
+            return place.offset >= total
+
+        try:
+            for number in range(2, kills + 2):
+                wanted = len(read_trace(*traces)) + chance.randint(20, 150)
+                wait_until(lambda n=wanted: len(read_trace(*traces)) >= n, timeout_s=60.0)
+                kill(running.pop(chance.choice(list(running))))
+                running[number] = range_worker.start(traces[number], topics, size, "at-most-once")
+            wait_until(is_done, timeout_s=120.0)
+            # A batch that was handed out is traced to its end.
+            for process in running.values():
+                process.send_signal(signal.SIGTERM)
+            for process in running.values():
+                process.wait(within(30))
+        finally:
+            for process in running.values():
+                kill(process)
+    seen = Counter(offset for _, _, offset in read_trace(*traces))
+    assert set(seen.values()) == {1}, "something was handed out twice"
+    assert total - len(seen) <= size * kills, "more than a batch was lost for a kill"
 
 
 def test_what_cannot_work_is_said(bootstrap: str) -> None:

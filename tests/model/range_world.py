@@ -27,6 +27,7 @@ class Process:
     member: RangeMember
     next_offset: int
     in_flight: deque[RangeWrite] = field(default_factory=deque)
+    ending: list[RangeWrite] = field(default_factory=list)  # RangeDones that are not read back
 
     def held(self) -> list[HeldRange]:
         return [each for _, each in self.member.held([0])]
@@ -42,6 +43,7 @@ class RangeWorld:
         self.started = 0
         self.crashes = 0
         self.worked: set[int] = set()
+        self.handed_out: set[int] = set()  # as at-most-once does: what a RangeDone has ended
 
     @property
     def ms(self) -> int:
@@ -100,10 +102,16 @@ class RangeWorld:
     def read(self, process: Process) -> None:
         for offset in range(process.next_offset, len(self.records)):
             at_s, record = self.records[offset]
-            process.log.apply(record, offset=offset, broker_time_s=at_s)
+            if process.log.apply(record, offset=offset, broker_time_s=at_s):
+                process.member.on_ended(record)
         process.next_offset = len(self.records)
         process.log.check()
         process.member.observe([0])
+        for write in [each for each in process.ending if each.has_ended]:
+            process.ending.remove(write)
+            found = set(range(write.record.first, write.record.next))
+            assert not found & self.handed_out, f"handed out twice: {found & self.handed_out}"
+            self.handed_out |= found
 
     def turn(self, process: Process) -> None:
         """All that a process does while nothing is wrong."""
@@ -130,6 +138,8 @@ class RangeWorld:
         if done < end:
             process.member.shorten(0, (first, end), done)
         process.in_flight.append(write)
+        if all(each.record.first != first for each in process.ending):  # it waits for one
+            process.ending.append(write)
 
     # ---- what must hold
 

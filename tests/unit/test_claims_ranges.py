@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import uuid
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,9 +14,9 @@ from tests.waiting import within
 from kafkamq.claims import RangeClaims, init_topic
 from kafkamq.claims.rules.ranges import RangeLog, RangeMember, RangeWrite
 from kafkamq.claims.wire.ranges import decode_range, encode_range
-from kafkamq.errors import WireError
+from kafkamq.errors import LeaseLostError, StateError, WireError
 from kafkamq.transport.clients import open_producer
-from kafkamq.transport.memory.cluster import cluster_of
+from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
 from kafkamq.types import RangeRecord, RangeType
 
 INTERVAL_S = 10
@@ -419,16 +421,24 @@ def test_members_never_hold_the_same_offsets_and_all_is_done_once(seed: int) -> 
     assert sorted(done) == list(range(300))
 
 
-def test_nothing_is_kept_of_ranges_that_are_done() -> None:
-    servers = f"memory://{uuid.uuid4().hex}"
+@pytest.fixture
+def work() -> Iterator[str]:
+    """The servers of a cluster with 60 messages in the one partition of "work"."""
+    name = uuid.uuid4().hex
+    servers = f"memory://{name}"
     cluster_of(servers).create_topic("work", 1)
     producer = open_producer({"bootstrap.servers": servers})
     for number in range(60):
         producer.produce("work", b"%d" % number, partition=0)
     producer.flush(10)
     init_topic(servers, "kafkamq.ranges", heartbeat_interval=2)
+    yield servers
+    forget_cluster(name)
+
+
+def test_nothing_is_kept_of_ranges_that_are_done(work: str) -> None:
     ids = {"client_id": "a", "group_id": "g"}
-    with RangeClaims(servers, "work", size=2, heartbeat_interval=2, **ids) as claims:
+    with RangeClaims(work, "work", size=2, heartbeat_interval=2, **ids) as claims:
         kept = []
         for _ in range(30):
             claimed = claims.next_range(within(30))
@@ -438,3 +448,83 @@ def test_nothing_is_kept_of_ranges_that_are_done() -> None:
             own = [each for each in vars(claims).values() if isinstance(each, set | dict)]
             kept.append(sum(map(len, own)))
         assert kept[-1] <= kept[0]
+
+
+def once(servers: str, name: str) -> RangeClaims:
+    return RangeClaims(
+        servers,
+        "work",
+        client_id=name,
+        group_id="g",
+        size=20,
+        heartbeat_interval=2,
+        delivery="at-most-once",
+    )
+
+
+def test_rc8_at_most_once_nothing_comes_again_and_what_was_not_handed_out_does(work: str) -> None:
+    seen: list[int] = []
+    with once(work, "a") as claims:
+        claimed = claims.next_range(within(30))
+        assert claimed is not None
+        with pytest.raises(StateError, match="use batches"):
+            iter(claimed)
+        batch = next(claimed.batches())
+        seen += [message.offset for message in batch.messages]
+        assert (batch.token, seen) == (claimed.token, list(range(20)))
+        with pytest.raises(StateError, match="at most once"):
+            claimed.done()
+    with once(work, "b") as claims:  # which takes what a has claimed ahead
+        for claimed in claims:
+            for batch in claimed.batches():
+                seen += [message.offset for message in batch.messages]
+            if len(seen) >= 60:
+                break
+    assert sorted(seen) == list(range(60))
+
+
+def test_rc8_what_another_member_has_ended_is_not_handed_out(work: str) -> None:
+    zombie, heir = once(work, "a"), once(work, "b")
+    try:
+        held = zombie.next_range(within(30))
+        assert held is not None
+        zombie.engine.stop()  # it reads and beats no more, and takes itself for the owner
+        found: list[int] = []
+        for claimed in heir:
+            for batch in claimed.batches():
+                found += [message.offset for message in batch.messages]
+            if len(found) >= 60:
+                break
+        assert sorted(found) == list(range(60))  # the zombie's two ranges, too
+        with pytest.raises(LeaseLostError):
+            next(held.batches())
+    finally:
+        zombie.close(1.0)
+        heir.close()
+
+
+def test_rc8_only_the_done_that_ended_a_range_is_believed() -> None:
+    """a takes a range over and ends it; b's own RangeDone comes behind, and ends nothing."""
+    log = RangeLog("g", "t", 60)
+    members = {
+        name: RangeMember(log, client=name, instance=name, size=10, ahead=0, interval_ms=60_000)
+        for name in "ab"
+    }
+    offsets = itertools.count()
+
+    def land(name: str, write: RangeWrite, at_s: float) -> None:
+        offset = next(offsets)
+        if log.apply(write.record, offset=offset, broker_time_s=at_s):
+            for member in members.values():
+                member.on_ended(write.record)
+        members[name].on_written(write, offset)
+
+    (_, claim) = members["b"].plan(0, 0.0, ends={0: 10}, bases={0: 0})
+    land("b", claim, 0.0)
+    late = members["b"].end(DONE, (0, 0, 10), 1)  # under way for long
+    (*_, again) = members["a"].plan(0, 200.0, ends={0: 10}, bases={0: 0})
+    land("a", again, 200.0)
+    own = members["a"].end(DONE, (0, 0, 10), 1)
+    land("a", own, 200.0)
+    land("b", late, 200.0)
+    assert (own.has_ended, late.has_ended) == (True, False)

@@ -15,7 +15,7 @@ its claim.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -308,7 +308,8 @@ class ClaimedRange:
     def __init__(self, claimed: sync.ClaimedRange, owner: _Owner) -> None:
         self._sync = claimed
         self._owner = owner
-        self._messages = iter(claimed)
+        self._messages: Iterator[ClaimedMessage] | None = None
+        self._batches: Iterator[Batch] | None = None
 
     def __repr__(self) -> str:
         return repr(self._sync)
@@ -322,9 +323,20 @@ class ClaimedRange:
 
     async def __aiter__(self) -> AsyncIterator[ClaimedMessage]:
         """Its messages; waits for those that are not written yet, until ``stop``."""
+        messages = self._messages = self._messages or iter(self._sync)
         name = f"messages of {self._sync.token}"
         while True:
-            found = await self._owner.run(name, lambda: next(self._messages, None))
+            found = await self._owner.run(name, lambda: next(messages, None))
+            if found is None:
+                return
+            yield found
+
+    async def batches(self) -> AsyncIterator[Batch]:
+        """Yield its messages, up to 200 at a time, as ``kafkamq.claims.ClaimedRange.batches``."""
+        batches = self._batches = self._batches or self._sync.batches()
+        name = f"batches of {self._sync.token}"
+        while True:
+            found = await self._owner.run(name, lambda: next(batches, None))
             if found is None:
                 return
             yield found

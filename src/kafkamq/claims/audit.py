@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from kafkamq.claims.log_engine import interval_of
 from kafkamq.claims.rules.audit import ClaimAudit, ClientAudit
+from kafkamq.claims.rules.ranges import RangeLog
 from kafkamq.claims.topic import find_topic
 from kafkamq.claims.wire.marshal import decode_value
+from kafkamq.claims.wire.ranges import decode_range
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import WireError
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.follower import Follower
-from kafkamq.types import MarshalRecord
 
 _BATCH = 5000
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Scanned:
+class Scanned(Generic[R]):
     """One record; ``record`` is None when it is malformed, and ``reason`` says why."""
 
     partition: int
     offset: int
     timestamp_ms: int
-    record: MarshalRecord | None
+    record: R | None
     reason: str = ""
     interval_ms: int = 0  # 0: its sender did not say
 
@@ -54,8 +57,14 @@ class TopicAudit:
         return found
 
 
-def scan_topic(config: ServiceConfig, topic: str, *, follow: bool = False) -> Iterator[Scanned]:
-    """Every record from the start to the present end; with ``follow`` forever."""
+def scan_topic(
+    config: ServiceConfig,
+    topic: str,
+    decode: Callable[[bytes | None], R],
+    *,
+    follow: bool = False,
+) -> Iterator[Scanned[R]]:
+    """Yield every record from the start to the present end; with ``follow`` without an end."""
     with Admin(config) as admin:
         count = find_topic(admin, topic).partitions
         bounds = admin.log_bounds(topic, range(count))
@@ -72,7 +81,7 @@ def scan_topic(config: ServiceConfig, topic: str, *, follow: bool = False) -> It
                 if follow or offset < bounds[number][1]:
                     found, reason = None, ""
                     try:
-                        found = decode_value(record.value())
+                        found = decode(record.value())
                     except WireError as error:
                         reason = error.reason
                     time_ms = record.timestamp()[1]
@@ -91,7 +100,7 @@ def audit_topic(config: ServiceConfig, topic: str, *, interval_s: float) -> Topi
     """Read a topic to its end and say what is in it."""
     audit = TopicAudit()
     expected: dict[int, int] = {}
-    for each in scan_topic(config, topic):
+    for each in scan_topic(config, topic, decode_value):
         audit.records += 1
         audit.gaps += each.offset - expected.get(each.partition, each.offset)
         expected[each.partition] = each.offset + 1
@@ -104,3 +113,24 @@ def audit_topic(config: ServiceConfig, topic: str, *, interval_s: float) -> Topi
         audit.intervals_ms[each.interval_ms] += 1
         part.apply(each.record, offset=each.offset, broker_time_ms=each.timestamp_ms)
     return audit
+
+
+def range_logs(
+    config: ServiceConfig, range_topic: str, *, interval_s: float
+) -> list[tuple[RangeLog, float]]:
+    """Read a topic of range claims to its end: by group and topic its log, and its last time, s."""
+    logs: dict[tuple[str, str], RangeLog] = {}
+    numbers: dict[tuple[str, str], int] = {}
+    since_s: dict[int, float | None] = {}  # None: nothing was deleted yet
+    now_s: dict[int, float] = {}
+    for each in scan_topic(config, range_topic, decode_range):
+        now_s[each.partition] = each.timestamp_ms / 1000
+        since_s.setdefault(each.partition, now_s[each.partition] if each.offset else None)
+        if each.record is None:
+            continue
+        key = (each.record.group, each.record.topic)
+        if key not in logs:
+            logs[key] = RangeLog(*key, interval_s, since_s=since_s[each.partition])
+            numbers[key] = each.partition
+        logs[key].apply(each.record, offset=each.offset, broker_time_s=each.timestamp_ms / 1000)
+    return [(logs[key], now_s[numbers[key]]) for key in sorted(logs)]

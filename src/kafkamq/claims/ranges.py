@@ -17,12 +17,13 @@ from functools import partial
 from typing import NoReturn
 
 from kafkamq.claims.log_engine import LogEngine, follow
-from kafkamq.claims.message import ClaimedMessage
+from kafkamq.claims.message import Batch, ClaimedMessage
 from kafkamq.claims.rules.ranges import HeldRange, RangeLog, RangeMember, RangeWrite
+from kafkamq.claims.rules.steps import Delivery
 from kafkamq.claims.topic import CoordinationTopic, check_id, require_topic, require_work
 from kafkamq.claims.wire.marshal import coordination_partition
 from kafkamq.claims.wire.ranges import RANGE_TOPIC, decode_range, encode_range
-from kafkamq.config import ServiceConfig, milliseconds, wait_seconds
+from kafkamq.config import ServiceConfig, milliseconds, one_of, wait_seconds
 from kafkamq.errors import (
     BrokerError,
     ConfigError,
@@ -33,6 +34,7 @@ from kafkamq.errors import (
     StateError,
     WireError,
 )
+from kafkamq.metrics import Counter, Gauge, health, register
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.commits import GroupOffsets, PendingCommit
@@ -43,6 +45,17 @@ _log = logging.getLogger(__name__)
 _ENDS_S = 0.5  # how often the log's ends are asked for
 _SLICE_S = 0.1
 _BATCH = 200  # messages of one poll
+_MAX_SILENCE_S = 30.0
+_LABELS = ("group", "topic")
+HELD = Gauge("kafkamq_claims_ranges_held", "Ranges held, worked on or claimed ahead.", _LABELS)
+DONE = Counter("kafkamq_claims_ranges_done", "Ranges, or beginnings of them, done.", _LABELS)
+LOST = Counter(
+    "kafkamq_claims_ranges_lost", "Ranges that were lost while they were worked on.", _LABELS
+)
+HANDED_OUT = Counter(
+    "kafkamq_claims_ranges_messages_handed_out", "Messages of ranges handed out.", _LABELS
+)
+register(globals())
 
 
 class _RangeEngine(LogEngine):
@@ -94,7 +107,9 @@ class _RangeEngine(LogEngine):
             record = decode_range(message.value())
         except WireError:
             record = None
-        self.state.apply(record, offset=offset, broker_time_s=broker_ms / 1000)
+        has_ended = self.state.apply(record, offset=offset, broker_time_s=broker_ms / 1000)
+        if record is not None and has_ended:
+            self.member.on_ended(record)
 
     def turn(self, now_ms: int) -> None:
         self.member.observe(self.partitions)
@@ -221,8 +236,24 @@ class ClaimedRange:
         Raises:
             LeaseLostError: The range is not held any more.
             BrokerError: It cannot be read.
+            StateError: Delivery is at most once: use ``batches``.
         """
+        if self._claims.is_once:
+            raise StateError("delivery is at most once: use batches()")
         return self._claims.read(self)
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield its messages, up to 200 at a time; waits and ends as an iteration does.
+
+        At most once, the log says that a batch is done before it is yielded, so nobody is handed
+        any of it again.
+
+        Raises:
+            LeaseLostError, BrokerError: As for an iteration.
+            DeadlineExceededError: At most once, nobody knows whether that was written: the batch is
+                not handed out, and comes again unless it was.
+        """
+        return self._claims.batches(self)
 
     def done(self, next: int | None = None) -> None:
         """Its messages up to ``next`` are done and never come again; None: those handed out.
@@ -230,7 +261,10 @@ class ClaimedRange:
         Raises:
             LeaseLostError: The range is not held any more.
             DeadlineExceededError: That could not be written, or nobody knows; call it again.
+            StateError: Delivery is at most once: what is handed out is done.
         """
+        if self._claims.is_once:
+            raise StateError("delivery is at most once: what is handed out is done")
         if next is not None or self.position > self.first:
             self._claims.done(self, self.position if next is None else next)
             if self.first == self.next:
@@ -241,7 +275,8 @@ class RangeClaims:
     """A member that works on ranges of one topic; context manager. One thread works on them.
 
     At least once: a range whose member dies is worked on again as a whole, or from where ``done``
-    told last. Messages of a partition are in order within a range only.
+    told last. At most once: no message is handed out twice, and one batch at most is lost when a
+    member dies. Messages of a partition are in order within a range only.
     """
 
     _reading: ClaimedRange | None = None
@@ -255,6 +290,7 @@ class RangeClaims:
         group_id: str,
         size: int = 1000,
         ahead: int = 1,
+        delivery: str = "at-least-once",
         range_topic: str = RANGE_TOPIC,
         heartbeat_interval: float | timedelta = 3.0,
         on_data_loss: str = "raise",
@@ -263,17 +299,17 @@ class RangeClaims:
         """Begin to claim.
 
         Args:
-            bootstrap_servers: The cluster.
-            topic: What to work on.
             client_id: A name; need not be the same after a restart.
-            group_id: Who shares the work; positions are committed to Kafka under this name.
+            group_id: The group that shares the work, and commits its positions to Kafka.
             size: Offsets of a range; another member repeats at most so many after a crash.
             ahead: Ranges claimed beyond the one that is worked on.
+            delivery: ``at-least-once``, or ``at-most-once``: messages come by ``batches`` only, are
+                never handed out twice while the range topic keeps its records, and need no
+                ``done``. All members of a group have the same.
             range_topic: Made by ``init_topic``; never Marshal's.
             heartbeat_interval: Seconds; all members must agree.
             on_data_loss: ``raise``, or ``skip`` with a warning, when messages that nobody has done
                 were deleted, or the group's position lies behind the log's end.
-            kafka: Kafka's own properties.
 
         Raises:
             ConfigError: A setting, or the range topic as it is, cannot work.
@@ -288,6 +324,8 @@ class RangeClaims:
             raise ConfigError(f"on_data_loss is {on_data_loss!r}: it must be 'raise' or 'skip'")
         self.topic = topic
         self.group_id = group_id
+        self._labels = (group_id, topic)
+        self.is_once = one_of(Delivery, "delivery", delivery) is Delivery.AT_MOST_ONCE
         self._skips = on_data_loss == "skip"
         self._is_stopped = self._is_closed = False
         self._given: set[int] = set()  # tokens of ranges that the application has
@@ -299,6 +337,7 @@ class RangeClaims:
         config = ServiceConfig(bootstrap_servers=bootstrap_servers, kafka=dict(kafka or {}))
         with Admin(config) as admin:
             ranges = require_topic(admin, range_topic, rules="safe", interval_ms=interval_ms)
+        join = partial(RangeMember, client=client_id, instance=uuid.uuid4().hex[:8])
         # A fetch that waits at the log's end must not hold the next range back for long.
         self._data = follow(config, topic, group_id=group_id, fetch_wait_max_ms=20)
         self.engine = _RangeEngine(
@@ -308,15 +347,19 @@ class RangeClaims:
             group_id,
             interval_ms=interval_ms,
             skips=self._skips,
-            join=partial(
-                RangeMember,
-                client=client_id,
-                instance=uuid.uuid4().hex[:8],
-                size=size,
-                ahead=ahead,
-                interval_ms=interval_ms,
-            ),
+            join=partial(join, size=size, ahead=ahead, interval_ms=interval_ms),
         )
+        self._watch()
+
+    def _watch(self) -> None:
+        engine = self.engine
+        self._loop = health.add(
+            f"ranges of {self.topic}",
+            max_age_s=_MAX_SILENCE_S,
+            is_ready=lambda: engine.is_ready and engine.error is None,
+        )
+        engine.on_turn = self._loop.beat
+        self._forget_metrics = HELD.watch(lambda: {self._labels: float(len(self.held()))})
 
     def __enter__(self) -> RangeClaims:
         return self
@@ -391,6 +434,8 @@ class RangeClaims:
         if self._is_closed:
             return
         self._is_closed = self._is_stopped = True
+        health.remove(self._loop)
+        self._forget_metrics()
         self.engine.leave(timeout_s)
         self.engine.close(timeout_s)
         self._data.close()
@@ -398,13 +443,49 @@ class RangeClaims:
     # ---- of one range
 
     def read(self, claimed: ClaimedRange) -> Iterator[ClaimedMessage]:
+        for found in self._read(claimed):
+            for message in found:
+                self._require(claimed)
+                claimed.position = message.offset + 1
+                HANDED_OUT.add(1, *self._labels)
+                yield message
+                if self.is_stopped:
+                    return
+
+    def batches(self, claimed: ClaimedRange) -> Iterator[Batch]:
+        place = (claimed.topic, claimed.partition, claimed.token)
+        for found in self._read(claimed):
+            self._require(claimed)
+            claimed.position = found[-1].offset + 1
+            if self.is_once:
+                self._end_first(claimed)
+            HANDED_OUT.add(len(found), *self._labels)
+            yield Batch(*place, tuple(found))
+            if self.is_stopped:
+                return
+        if self.is_once and claimed.first < claimed.position:
+            self._end_first(claimed)  # behind its last message there was none
+
+    def _end_first(self, claimed: ClaimedRange) -> None:
+        """RC8: what was read of a range is done before it is handed out."""
         try:
-            yield from self._read(claimed)
+            self.done(claimed, claimed.position)
+        except BaseException:
+            claimed.position = claimed.first
+            self._given.discard(claimed.token)
+            raise
+        if claimed.first == claimed.next:
+            self.forget(claimed)
+
+    def _read(self, claimed: ClaimedRange) -> Iterator[list[ClaimedMessage]]:
+        try:
+            yield from self._read_on(claimed)
         except KafkaMQError:  # ``next_range`` gives it again, for as long as it is ours
             self._given.discard(claimed.token)
             raise
 
-    def _read(self, claimed: ClaimedRange) -> Iterator[ClaimedMessage]:
+    def _read_on(self, claimed: ClaimedRange) -> Iterator[list[ClaimedMessage]]:
+        """Yield what is read of it; the caller moves its position behind what it hands out."""
         place = (self.topic, claimed.partition)
         self._reading = None
         while claimed.position < claimed.next and not self._is_stopped:
@@ -423,17 +504,15 @@ class RangeClaims:
                     self._given.discard(claimed.token)
                     self._waiting[claimed.token] = claimed.position
                 return
-            for record in records:
-                message = ClaimedMessage(record, None)
-                if message.offset >= claimed.next:  # the rest was deleted, or aborted
-                    claimed.position = claimed.next
-                    return
+            messages = [ClaimedMessage(record, None) for record in records]
+            found = [message for message in messages if message.offset < claimed.next]
+            for message in found:
                 message.token = claimed.token
-                self._require(claimed)
-                claimed.position = message.offset + 1
-                yield message
-                if self.is_stopped:
-                    return
+            if found:
+                yield found
+            if len(found) < len(messages):  # the rest was deleted, or aborted
+                claimed.position = claimed.next
+                return
             if self._data.outside and self._skips:
                 self._skip_deleted(claimed)
             self._data.require_inside()
@@ -458,7 +537,8 @@ class RangeClaims:
             raise StateError(f"{claimed!r} cannot be done up to {next_offset}")
         with self.engine.lock:
             place = (claimed.partition, claimed.first, next_offset)
-            if self._ending.pop(claimed.token, 0) == next_offset and not self._is_open(*place):
+            was_asked = self._ending.pop(claimed.token, 0) == next_offset
+            if was_asked and not self.is_once and not self._is_open(*place):
                 claimed.first = next_offset  # what had no answer stands in the log
                 return
             self._require(claimed)
@@ -467,15 +547,16 @@ class RangeClaims:
                 before = (claimed.first, claimed.next)
                 self.engine.member.shorten(claimed.partition, before, next_offset)
             deadline_s = time.monotonic() + self.engine.interval_ms / 1000
-            while not 0 <= write.offset < self.engine.state.next_offset:
+            while not (write.has_ended or 0 <= write.offset < self.engine.state.next_offset):
                 self.engine.check()
                 if time.monotonic() > deadline_s:
                     self._ending[claimed.token] = next_offset
                     raise DeadlineExceededError(f"{claimed!r} could not be written as done")
                 self.engine.changed.wait(_SLICE_S)
-            if self._is_open(*place):
+            if self._is_open(*place) or (self.is_once and not write.has_ended):
                 self._lost(claimed)  # it was another one's before that stood in the log
             claimed.first = next_offset
+            DONE.add(1, *self._labels)
 
     def _is_open(self, partition: int, first: int, end: int) -> bool:
         """Whether a part of it is not done; other members may have done the rest."""
@@ -492,4 +573,5 @@ class RangeClaims:
 
     def _lost(self, claimed: ClaimedRange) -> NoReturn:
         self._given.discard(claimed.token)  # it may be ours again, when a beat comes through
+        LOST.add(1, *self._labels)
         raise LeaseLostError(f"{claimed!r} is not held any more: another member may work on it")

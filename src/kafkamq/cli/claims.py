@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -9,10 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from kafkamq.claims import Admin, Claim, Cluster, init_topic
-from kafkamq.claims.audit import scan_topic
+from kafkamq.claims import Admin, Claim, Cluster, RangeClaims, init_topic
+from kafkamq.claims.audit import range_logs, scan_topic
 from kafkamq.claims.rules.audit import ClaimEventKind, ClaimHistory
-from kafkamq.claims.wire.marshal import COORDINATION_TOPIC
+from kafkamq.claims.wire.marshal import COORDINATION_TOPIC, decode_value
+from kafkamq.claims.wire.ranges import RANGE_TOPIC
 from kafkamq.cli import claims_log, output
 from kafkamq.cli.claims_log import Interval, Topic
 from kafkamq.cli.options import Json, MetricsPort, connected, serving_metrics
@@ -145,7 +147,7 @@ def watch(
     """Show how partitions change hands, from the topic's start on."""
     require_brokers(config)
     histories: dict[int, ClaimHistory] = {}
-    for each in scan_topic(config, topic, follow=follow):
+    for each in scan_topic(config, topic, decode_value, follow=follow):
         if each.record is None:
             continue
         history = histories.get(each.partition)
@@ -343,6 +345,138 @@ def consume(
             left -= len(found)
 
 
+RangeTopic = Annotated[str, typer.Option("--topic", "-t", help="The topic of range claims.")]
+
+
+@connected
+def ranges_state(
+    config: ServiceConfig,
+    group: OnlyGroup = None,
+    topic: RangeTopic = RANGE_TOPIC,
+    interval: Interval = 3.0,
+    as_json: Json = False,
+) -> None:
+    """Show which ranges are held, or free, and how far each partition is done and claimed."""
+    require_brokers(config)
+    rows: list[dict[str, Any]] = []
+    for log, now_s in range_logs(config, topic, interval_s=interval):
+        if group is not None and log.group != group:
+            continue
+        for partition in log.partitions:
+            free = {each.first for each in log.abandoned(partition, now_s=now_s)}
+            row = {
+                "group": log.group,
+                "topic": log.topic,
+                "partition": partition,
+                "done_to": log.position(partition),
+                "claimed_to": log.frontier(partition),
+            }
+            row["ranges"] = [
+                {
+                    "first": each.first,
+                    "next": each.next,
+                    "state": "free" if each.first in free else "held",
+                    "client": each.owner[0],
+                    "instance": each.owner[1],
+                    "age_s": round(log.age_s(each, now_s=now_s), 3),
+                    "token": each.token,
+                }
+                for each in log.open_ranges(partition)
+            ]
+            rows.append(row)
+    if as_json:
+        for row in rows:
+            output.print_json(row)
+        return
+    table = [
+        (
+            row["group"],
+            f"{row['topic']}[{row['partition']}]",
+            row["done_to"],
+            row["claimed_to"],
+            *((f"{each['first']}-{each['next']}", each["state"]) if each else (None, None)),
+            f"{each['client']}.{each['instance']}" if each else None,
+            each["age_s"] if each else None,
+        )
+        for row in rows
+        for each in row["ranges"] or [None]
+    ]
+    columns = ("group", "partition", "done to", "claimed to", "range", "state", "owner", "age_s")
+    output.print_table("", columns, table)
+
+
+@connected
+def ranges_consume(
+    config: ServiceConfig,
+    group: Group,
+    work: Annotated[str, typer.Argument(metavar="WORK", help="Topic to read.")],
+    client: Annotated[str, typer.Option(help="Name of this member.")],
+    delivery: Annotated[
+        str, typer.Option(help="Delivery of messages: at-least-once or at-most-once.")
+    ] = "at-least-once",
+    size: Annotated[int, typer.Option(min=1, help="Offsets of a range.")] = 1000,
+    ahead: Annotated[int, typer.Option(min=0, help="Ranges claimed ahead of the work.")] = 1,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--count",
+            "-c",
+            min=1,
+            help="End after this many messages (at-most-once: after whole batches).",
+        ),
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(min=0.0, help="End when no message came for this many seconds.")
+    ] = None,
+    topic: RangeTopic = RANGE_TOPIC,
+    interval: Interval = 3.0,
+    metrics_port: MetricsPort = None,
+    as_json: Json = False,
+) -> None:
+    """Print the messages of the ranges that this process claims, until Ctrl-C or SIGTERM.
+
+    What is held then and not done is free for other members.
+    """
+    require_brokers(config)
+    left, is_once = limit if limit is not None else 1 << 62, delivery == "at-most-once"
+    last_s = time.monotonic()
+    with (
+        stop_event() as stopping,
+        serving_metrics(metrics_port),
+        RangeClaims(
+            config.bootstrap_servers,
+            work,
+            client_id=client,
+            group_id=group,
+            size=size,
+            ahead=ahead,
+            delivery=delivery,
+            range_topic=topic,
+            heartbeat_interval=interval,
+            kafka=config.kafka,
+        ) as claims,
+    ):
+
+        def watch() -> None:  # a range whose messages are not written yet waits for them
+            while not claims.is_stopped:
+                is_idle = timeout is not None and time.monotonic() - last_s >= timeout
+                if stopping.wait(0.1) or is_idle:
+                    claims.stop()
+
+        threading.Thread(target=watch, name="kafkamq-ranges", daemon=True).start()
+        for claimed in claims:
+            for batch in claimed.batches():
+                last_s = time.monotonic()
+                found = batch.messages if is_once else batch.messages[:left]
+                for message in found:
+                    _print_message(message, as_json=as_json)
+                if not is_once:
+                    claimed.done(found[-1].offset + 1)
+                left -= len(found)
+                if left <= 0:
+                    return
+
+
 def _print_message(message: Any, *, as_json: bool) -> None:
     if as_json:
         output.print_json(
@@ -364,5 +498,11 @@ group = typer.Typer(
 )
 for _command in (init, state, watch, pause, resume, set_position, consume):
     group.command()(_command)
+ranges = typer.Typer(
+    help="Ranges of a partition that members share, on a topic of their own.", no_args_is_help=True
+)
+ranges.command("state")(ranges_state)
+ranges.command("consume")(ranges_consume)
+group.add_typer(ranges, name="ranges")
 group.command("decode")(claims_log.decode_records)
 group.command("doctor")(claims_log.doctor)

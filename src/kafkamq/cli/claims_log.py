@@ -11,7 +11,7 @@ import typer
 
 from kafkamq.claims.audit import TopicAudit, audit_topic, scan_topic
 from kafkamq.claims.topic import find_topic, topic_findings
-from kafkamq.claims.wire.marshal import COORDINATION_TOPIC, decode
+from kafkamq.claims.wire.marshal import COORDINATION_TOPIC, decode, decode_value
 from kafkamq.cli import output
 from kafkamq.cli.options import Json, connected, connected_if_named
 from kafkamq.config import ServiceConfig
@@ -52,7 +52,7 @@ def decode_records(
     if config is None:
         raise ConfigError("nothing to decode: give texts, or name a broker")
     require_brokers(config)
-    for each in scan_topic(config, topic):
+    for each in scan_topic(config, topic, decode_value):
         body = {"malformed": each.reason} if each.record is None else _record_object(each.record)
         place = {
             "coordination_partition": each.partition,

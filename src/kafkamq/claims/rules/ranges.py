@@ -25,6 +25,9 @@ says what a member writes, and what it may work on:
   not count when it claims ranges that have some.
 - RC7 It believes nothing before it has read it back. A claim or beat counts for one interval from
   before it was sent, by the process's clock; then the range must not be worked on (as C2).
+- RC8 At most once, a member hands out the beginning of its range when it has read back its own
+  RangeDone of that, and this one ended it. One that came too late, behind another member's, ended
+  nothing: then nothing is handed out. So what was handed out is never free again.
 
 Source: Marshal PROTOCOL.md, "TODO" (an idea there, without rules).
 """
@@ -123,12 +126,13 @@ class RangeLog:
         self.refused = 0
         self.ignored = 0
 
-    def apply(self, record: RangeRecord | None, *, offset: int, broker_time_s: float) -> None:
+    def apply(self, record: RangeRecord | None, *, offset: int, broker_time_s: float) -> bool:
+        """Fold a record; whether it was a RangeDone that ended something (RC8)."""
         self._clock.advance(max(0, round(broker_time_s * 1000)))  # RC1
         self.next_offset = offset + 1
         self._begin = offset if self._begin < 0 else self._begin
         if record is None or (record.group, record.topic) != (self.group, self.topic):
-            return
+            return False
         place = self._places.setdefault(record.partition, _Place())
         owner = (record.client, record.instance)
         if self._since_ms is not None:
@@ -140,7 +144,8 @@ class RangeLog:
         elif record.type is RangeType.FREE:
             self._free(place, record, owner, offset)
         else:
-            self._done(place, record, owner, offset)
+            return self._done(place, record, owner, offset)
+        return False
 
     # ---- views
 
@@ -163,27 +168,37 @@ class RangeLog:
             return -1
         return min((each.first for each in place.ranges.values()), default=place.frontier)
 
+    @property
+    def partitions(self) -> list[int]:
+        """The partitions of which something is known."""
+        return sorted(self._places)
+
+    def open_ranges(self, partition: int) -> list[HeldRange]:
+        """All ranges that are not done, held or free."""
+        place = self._places.get(partition)
+        return [] if place is None else sorted(place.ranges.values(), key=lambda each: each.first)
+
+    def age_s(self, each: HeldRange, *, now_s: float) -> float:
+        """How long a range's owner is silent at the broker's ``now_s``."""
+        return max(0, self._clock.at(now_s) - each.beat_ms) / 1000
+
     def is_open(self, partition: int, first: int, end: int) -> bool:
         """Whether a range that is not done has one of these offsets."""
-        place = self._places.get(partition)
-        ranges = () if place is None else place.ranges.values()
+        ranges = self.open_ranges(partition)
         return any(each.first < end and first < each.next for each in ranges)
 
     def held(self, partition: int, instance: str) -> list[HeldRange]:
-        place = self._places.get(partition)
-        found = [] if place is None else list(place.ranges.values())
-        mine = (each for each in found if each.owner[1] == instance and not each.is_free)
-        return sorted(mine, key=lambda each: each.first)
+        found = self.open_ranges(partition)
+        return [each for each in found if each.owner[1] == instance and not each.is_free]
 
     def abandoned(self, partition: int, *, now_s: float) -> list[HeldRange]:
         """What was freed, or whose owner is silent at the broker's ``now_s``."""
-        place = self._places.get(partition)
-        found = [] if place is None else list(place.ranges.values())
         now_ms = self._clock.at(now_s)
-        return sorted(
-            (each for each in found if each.is_free or now_ms - each.beat_ms >= self._stale_ms),
-            key=lambda each: each.first,
-        )
+        return [
+            each
+            for each in self.open_ranges(partition)
+            if each.is_free or now_ms - each.beat_ms >= self._stale_ms
+        ]
 
     def untold(self, partition: int, *, now_s: float) -> list[HeldRange]:
         """RC4: what is abandoned, and no record has told so for an interval."""
@@ -256,7 +271,7 @@ class RangeLog:
         place.frontier = max(place.frontier, record.frontier or -1, record.next or -1)
 
     def _free(self, place: _Place, record: RangeRecord, owner: _Owner, at: int) -> None:
-        """RC4."""
+        """Fold what is told of a range that nobody holds (RC4)."""
         now_ms, known = self._clock.now_ms, place.ranges.get(record.first)
         if known is not None and self._is_of(known, record, owner):
             known.is_free = True
@@ -273,21 +288,22 @@ class RangeLog:
         else:
             self.ignored += 1
 
-    def _done(self, place: _Place, record: RangeRecord, owner: _Owner, at: int) -> None:
-        """RC4."""
+    def _done(self, place: _Place, record: RangeRecord, owner: _Owner, at: int) -> bool:
+        """Fold the end of a range, or of its beginning; False: it ends nothing (RC4)."""
         known = place.ranges.get(record.first)
         if known is None:
             self._note(place.ended, record.first, at)
         is_of = known is not None and (known.owner == owner or known.is_hearsay)
         if known is None or not is_of or not known.first < record.next <= known.next:
             self.ignored += 1
-            return
+            return False
         del place.ranges[record.first]
         self._note(place.ended, record.first, at)
         if record.next < known.next and self._is_sure(known, record):
             known.first = record.next
             self._belongs(known, record, owner)
             place.ranges[known.first] = known
+        return True
 
     def _is_of(self, known: HeldRange, record: RangeRecord, owner: _Owner) -> bool:
         is_theirs = known.owner == owner or known.is_hearsay
@@ -350,6 +366,7 @@ class RangeWrite:
     record: RangeRecord
     sent_ms: int
     offset: int = -1  # where it stands in the log
+    has_ended: bool = False  # a RangeDone that was read back and ended its range (RC8)
 
 
 class RangeMember:
@@ -396,6 +413,16 @@ class RangeMember:
         write.offset = offset
         if offset < 0 and write in self._pending:
             self._pending.remove(write)
+
+    def on_ended(self, record: RangeRecord) -> None:
+        """The log has this RangeDone, which ended something: maybe one of this member (RC8)."""
+        for write in self._pending:
+            ours = write.record
+            if (ours.instance, ours.type) == (record.instance, record.type) and (
+                (ours.partition, ours.first, ours.next)
+                == (record.partition, record.first, record.next)
+            ):
+                write.has_ended = True
 
     def observe(self, partitions: Sequence[int]) -> None:
         read = [each for each in self._pending if 0 <= each.offset < self._log.next_offset]
