@@ -39,19 +39,20 @@ Histories say, a line before the deed that it announces and after the one that i
 
 from __future__ import annotations
 
+import sys
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from harness.faults.positions import OpenEntries
 from kafkamq.dev.history import Event, digest
 from kafkamq.errors import WireError
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.testing.checker import CheckFailedError, Verdict, check_logs
-from kafkamq.testing.history import LogRecord
+from kafkamq.testing.history import LogRecord, read_timelines
 from kafkamq.types import DeadLetterReason, Marker, MarkerType, Outcome, expand
 
 Place = tuple[int, int]
@@ -66,6 +67,9 @@ _LOG_KINDS = {
     "unexplained": "I6 premature",
 }
 _MAX_SHOWN = 15
+_EVERYBODY = ""
+_OF_TRACKERS = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
+_OF_HANDLERS = (Outcome.ACK, Outcome.NACK, Outcome.REJECT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,11 +439,6 @@ class _Run:
                 self._find("I6 late", text)
 
 
-_EVERYBODY = ""
-_OF_TRACKERS = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
-_OF_HANDLERS = (Outcome.ACK, Outcome.NACK, Outcome.REJECT)
-
-
 def _place(event: Event) -> Place:
     return event["partition"], event["offset"]
 
@@ -454,3 +453,33 @@ def _decoded(markers: Iterable[LogRecord]) -> Iterable[Marker]:
             yield from expand(decode_marker(record.value))
         except WireError:  # noqa: PERF203 - hostile ones are part of some runs
             continue
+
+
+class OpenEntries:
+    """Where the entries of a markers topic begin and end."""
+
+    def __init__(self, markers: Iterable[LogRecord]) -> None:
+        self._begins: dict[int, list[int]] = {}
+        self._last: dict[int, list[tuple[int, int]]] = {}  # of all up to here, the latest end
+        for partition, timeline in read_timelines(markers).items():
+            entries: list[tuple[int, int]] = []
+            for history in timeline.histories():
+                if history.is_extra or history.begin == history.end:
+                    continue  # R12: a START behind the END is no entry; an END alone never was
+                end = timeline.offsets[history.end] if history.end >= 0 else sys.maxsize
+                entries.append((timeline.offsets[history.begin], end))
+            entries.sort()
+            self._begins[partition] = [begin for begin, _ in entries]
+            last, latest = [], (-1, -1)
+            for begin, end in entries:
+                latest = max(latest, (end, begin))
+                last.append(latest)
+            self._last[partition] = last
+
+    def passed_over(self, partition: int, position: int, end: int) -> int | None:
+        """Where an entry begins that begins before ``position`` and ends behind ``end``."""
+        count = bisect_left(self._begins.get(partition, []), position)
+        if not count:
+            return None
+        last_end, begin = self._last[partition][count - 1]
+        return begin if last_end >= end else None

@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from harness.simulation.limits import Behaviour, Limits
-from harness.simulation.said import Said, say
 from harness.simulation.scheduler import Process, Scheduler
+from harness.simulation.settlers import Said, say
 from harness.simulation.stage import World
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import (

@@ -7,9 +7,9 @@ of them to several settlers. ``untrue`` judges by the logs alone, with no code o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.simulation.said import Said, say
 from kafkamq.errors import BrokerError, DeadlineExceededError, LeaseLostError, StateError
 from kafkamq.queue.service import Service
 from kafkamq.testing.history import Ending, MessageHistory, Timeline, Why
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kafkamq.queue.service import Queue
 
 _OUTCOMES = (Outcome.ACK, Outcome.ACK, Outcome.NACK, Outcome.REJECT)
+_Place = tuple[int, int]
 
 
 class Settler:
@@ -69,8 +70,6 @@ class Settler:
 
 
 # ---- the judge
-
-_Place = tuple[int, int]
 
 
 def untrue(
@@ -130,3 +129,28 @@ def _has(timeline: Timeline, history: MessageHistory, outcome: Outcome) -> bool:
 def _count(timeline: Timeline, message_id: MessageId) -> int:
     own = timeline.of_message.get((False, message_id), ())
     return sum(timeline.marker(at).type is MarkerType.START for at in own)
+
+
+@dataclass(slots=True)
+class Said:
+    """A verdict that somebody gave on a message whose token was passed on."""
+
+    message_id: MessageId
+    outcome: Outcome
+    counted: bool | None = None  # as its giver was told; None: it was not
+
+
+def say(
+    told: list[Said], message_id: MessageId, outcome: Outcome, give: Callable[[], None]
+) -> None:
+    """Give a verdict, and note what its giver was told."""
+    said = Said(message_id, outcome)
+    told.append(said)  # first: who is killed inside was told nothing
+    try:
+        give()
+    except (StateError, LeaseLostError):
+        said.counted = False
+    except (BrokerError, DeadlineExceededError):
+        return
+    else:
+        said.counted = True

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from harness.faults import read_namespace
-from harness.simulation.said import Said
-from harness.simulation.settlers import untrue
+from harness.simulation.settlers import Said, untrue
 from tests.integration.queue_logs import make_service, tracked
 from tests.waiting import wait_until, within
 

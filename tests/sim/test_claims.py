@@ -10,8 +10,8 @@ from functools import cache
 
 import pytest
 from harness.simulation.claims.draw import ClaimLimits, ClaimUse
+from harness.simulation.claims.ledger import CLAIM_STATES
 from harness.simulation.claims.run import ClaimSimulation, simulate_claims
-from harness.simulation.claims.states import CLAIM_STATES
 from harness.simulation.limits import Faults
 from tests.examples import examples
 

@@ -11,8 +11,8 @@ from functools import cache
 import pytest
 from harness.simulation.limits import Faults
 from harness.simulation.parallel.draw import Manner, ParallelLimits, Use
+from harness.simulation.parallel.ledger import PARALLEL_STATES
 from harness.simulation.parallel.run import ParallelSimulation, simulate_parallel
-from harness.simulation.parallel.states import PARALLEL_STATES
 from tests.examples import examples
 
 SEEDS = 100

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from harness.simulation.limits import Limits, draw_token_limits
-from harness.simulation.said import Said
+from harness.simulation.settlers import Said
 from harness.simulation.simulator import Simulation, simulate
 from tests.examples import examples
 

@@ -13,9 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from harness.simulation.claims.draw import ClaimLimits, ClaimUse, draw_claims
-from harness.simulation.claims.ledger import GROUP, OUTPUTS, TOPIC, ClaimLedger
+from harness.simulation.claims.ledger import GROUP, OUTPUTS, TOPIC, ClaimLedger, of_claim_line
 from harness.simulation.claims.members import ClaimMember, ClaimWorld, pause_group
-from harness.simulation.claims.states import of_claim_line
 from harness.simulation.limits import Faults
 from harness.simulation.scheduler import Process
 from harness.simulation.stage import Report, Stage

@@ -26,14 +26,37 @@ if TYPE_CHECKING:
 TOPIC, RESULTS, DEAD, GROUP = "work", "results", "dead", "group"
 _MAX_PROBLEMS = 20
 _Shard = tuple[object, ...]
+_Waiting = dict[int, int]  # offsets that failed, with numbers: of one order in one assignment
+_LINES = {
+    "parallel: a record is tried again": "a record failed and is tried again",
+    "parallel: a dead letter": "a record is given up; it is a dead letter",
+    "parallel: a dead letter was refused at first": "%s was refused; it is tried again",
+    "parallel: skipped": "a record is given up and skipped",
+    "parallel: a commit is made again": "a commit failed and is made again",
+    "parallel: no answer to the last commit": "a last commit has no answer",
+    "parallel: the last commit failed": "the last commit failed",
+    "parallel: no answer to a commit of what goes": "no answer to the commit of revoked partitions",
+    "parallel: maps are refused": "the broker takes shorter commit metadata",
+    "parallel: revoked": "partitions were revoked",
+    "parallel: lost": "partitions were lost",
+    "parallel: records were lost and are skipped": "records were lost and are skipped",
+    "parallel: where to read is not known yet": "where to read is not known yet",
+    "parallel: a transaction is aborted": "a transaction is aborted",
+    "parallel: a record stalls": "a record holds the committed offset back",
+}
+_OF_LEDGERS = (
+    "a commit with a map",
+    "a partition went with a handler at work",
+    "a log was truncated under its readers",
+    "a log's start went before its records were read",
+    "a restart with a map",
+)
+PARALLEL_STATES = frozenset([*_LINES, *_OF_LEDGERS])
 
 
 def number_of(value: bytes | None) -> int:
     """The record's, in its value, its result or its dead letter."""
     return int((value or b"").split(b" ")[1])
-
-
-_Waiting = dict[int, int]  # offsets that failed, with numbers: of one order in one assignment
 
 
 @dataclass(slots=True, eq=False)
@@ -314,3 +337,8 @@ class Ledger:
     def _wrong(self, text: str) -> None:
         if len(self.problems) < _MAX_PROBLEMS and text not in self.problems:
             self.problems.append(text)
+
+
+def of_parallel_line(message: str) -> list[str]:
+    """The states that a line of log tells of."""
+    return [state for state, begin in _LINES.items() if message.startswith(begin)]

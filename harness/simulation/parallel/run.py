@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 
 from harness.simulation.limits import Faults
 from harness.simulation.parallel.draw import Manner, ParallelLimits, draw_parallel
-from harness.simulation.parallel.ledger import DEAD, GROUP, RESULTS, TOPIC, Ledger
+from harness.simulation.parallel.ledger import DEAD, GROUP, RESULTS, TOPIC, Ledger, of_parallel_line
 from harness.simulation.parallel.members import MAX_RESULT_BYTES, Member, ParallelWorld
-from harness.simulation.parallel.states import of_parallel_line
 from harness.simulation.scheduler import Process
 from harness.simulation.stage import Report, Stage
 from kafkamq.testing.checker import CheckFailedError

@@ -1,7 +1,18 @@
-"""Queues in memory as each backend has them: who counts deliveries, what ends a lease, what waits.
+"""Queues in memory: the queue API without Kafka, on a clock that a test sets.
 
-The doubles share ``TopicConsumer`` with the backends and decide by their rules. Consumers of
-one queue take its messages in turn: partitions have no owners.
+    service = MemoryService(clock=Clock())
+    orders = service.queue("orders")
+
+    @orders.handler()
+    def handle(order: dict) -> None: ...
+
+    orders.producer().send(b'{"id": 1}')
+    with Worker(service) as worker: ...
+
+A queue behaves as on the backend that it names: what is refused, who counts deliveries, what ends
+a lease, when a dead letter is written. The doubles share ``TopicConsumer`` with the backends and
+decide by their rules. Consumers of one queue take its messages in turn: partitions have no owners.
+Nothing outlives the process.
 """
 
 from __future__ import annotations
@@ -9,36 +20,43 @@ from __future__ import annotations
 import math
 import random
 import threading
-from collections.abc import Hashable
+import time
+from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property, partial
 from typing import Any, cast
 
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import ConfigError
+from kafkamq.markers.producer import MAX_DELAY_MS
 from kafkamq.markers.rules.delivery import Copy, DueCause, Settle, decide
 from kafkamq.markers.rules.handout import expires_at_ms, nack_delay_ms
 from kafkamq.queue.backend import Connections, ConsumerPlan, Settler, StoredMessage
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.dead_letter_writer import DeadLetterOutbox, TopicOutbox
 from kafkamq.queue.message import Message, only_ack
-from kafkamq.queue.producer import Producer
+from kafkamq.queue.namespace import NamespaceFacts
+from kafkamq.queue.producer import Delivery, Destination, Producer, Sender, SendRecorder
 from kafkamq.queue.rules.capabilities import Feature, require
+from kafkamq.queue.service import Queue, Service
 from kafkamq.queue.topic_consumer import MessageState, TopicConsumer, TopicMessage
 from kafkamq.queue.wire.headers import copy_headers, read_message_headers
 from kafkamq.queue.wire.keys import join_key
 from kafkamq.share.settings import ShareLimits, share_lock_ms
-from kafkamq.testing.memory_producer import RETENTION_MS, MemoryProducer
-from kafkamq.testing.memory_queue import Clock, Item, MemoryQueue, MemoryRecord
+from kafkamq.testing.memory_queue import Clock, Item, MemoryDeadLetter, MemoryQueue, MemoryRecord
+from kafkamq.transport.producer import NewRecord, Report
 from kafkamq.transport.record import RecordLike, headers_of
 from kafkamq.types import (
     Backend,
     DeadLetterReason,
+    Headers,
     Marker,
     MarkerType,
     MessageId,
     Outcome,
+    ScheduleToken,
 )
 
 _TOLD_S = 1.0  # how long a receive waits for on_lease_lost
@@ -51,6 +69,61 @@ _SHARE_LIMITS = ShareLimits(  # Kafka's defaults
     min_session_ms=45_000,
     max_session_ms=60_000,
 )
+_Held = TopicMessage[tuple[Hashable, Item]]
+RETENTION_MS = 7 * 86_400_000
+"""Of messages and markers."""
+_FACTS = NamespaceFacts(  # of the topics that ``create_topics`` makes
+    message_topic_id=b"",
+    message_partitions=1,
+    marker_partitions=1,
+    message_retention_ms=RETENTION_MS,
+    marker_retention_ms=RETENTION_MS,
+    max_message_bytes=1_047_564,
+    max_marker_bytes=1_113_100,
+)
+_OWN_TOPIC_BYTES = 1_114_112
+__all__ = ["Clock", "MemoryDeadLetter", "MemoryService"]
+
+
+class _RealClock(Clock):
+    """The machine's."""
+
+    def now_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000
+
+
+class MemoryService(Service):
+    """A ``Service`` whose queues are in this process's memory; thread-safe."""
+
+    def __init__(self, namespace: str = "memory", *, clock: Clock | None = None) -> None:
+        """``clock``: None is the machine's."""
+        super().__init__("memory:1", namespace)
+        self.clock = clock if clock is not None else _RealClock()
+        self._backend = MemoryBackend(self.clock)
+
+    @property
+    def cluster(self) -> None:
+        """There are no brokers."""
+
+    def create_topics(
+        self, *, partitions: int = 8, marker_partitions: int = 8, replication_factor: int = -1
+    ) -> None:
+        """There is nothing to create, but queues that are used from now on have partitions."""
+        if partitions < 1 or marker_partitions < 1:
+            raise ConfigError("partitions and marker_partitions must be >= 1")
+        self._backend.shared_partitions = partitions
+
+    def dead_letters(self, queue_id: str | None = None) -> list[MemoryDeadLetter]:
+        """What was given up, of one queue or of all, in order."""
+        found: list[MemoryDeadLetter] = []
+        for queue in self._backend.queues():
+            if queue_id in (None, queue.queue_id):
+                queue.tick()
+                found += queue.letters
+        return found
+
+    def _queue(self, config: QueueConfig) -> Queue:
+        return Queue(self._connections, self._handlers, config, lambda _: self._backend)
 
 
 class MemoryBackend:
@@ -128,9 +201,6 @@ class _MemoryOutbox:
 
     def close(self, timeout_s: float) -> None:
         del timeout_s
-
-
-_Held = TopicMessage[tuple[Hashable, Item]]
 
 
 class _MemoryConsumer(TopicConsumer[_Held]):
@@ -432,3 +502,81 @@ _CONSUMERS: dict[Backend, type[_MemoryConsumer]] = {
     Backend.SHARE: _ShareDouble,
     Backend.CLAIMS: _MemoryConsumer,
 }
+
+
+class MemorySender:
+    """What a ``Producer`` needs of a ``Sender``, and of its namespace."""
+
+    is_full = False
+
+    def __init__(self, queue: MemoryQueue, config: ServiceConfig, is_shared: bool) -> None:
+        self.config = config
+        self.namespace = self
+        self.recorder = SendRecorder()
+        self.reported = 0
+        self._queue = queue
+        self._is_shared = is_shared
+
+    def facts(self) -> NamespaceFacts:
+        facts = replace(_FACTS, message_partitions=self._queue.partitions)
+        return facts if self._is_shared else replace(facts, max_message_bytes=_OWN_TOPIC_BYTES)
+
+    def check(self, doing: str) -> None:
+        """It does not fail."""
+
+    def flush(self, timeout_s: float) -> None:
+        """Each send has happened."""
+
+    def produce(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        partition: int,
+        headers: Headers | None,
+        on_delivery: Report,
+    ) -> None:
+        with self._queue.changed:
+            record = self._queue.record(topic, partition, key, value, headers or ())
+            self._queue.add(record)
+        on_delivery(None, cast("Any", record))
+
+    def produce_all(self, topic: str, records: Sequence[NewRecord]) -> int:
+        for record in records:
+            self.produce(topic, *record)
+        return len(records)
+
+
+class MemoryProducer(Producer):
+    """See ``Producer``: what is sent is there at once."""
+
+    def __init__(self, queue: MemoryQueue, config: ServiceConfig, settings: QueueConfig) -> None:
+        sender = MemorySender(queue, config, settings.backend is Backend.MARKERS)
+        super().__init__(cast("Sender", sender), settings)
+        self._memory = queue
+
+    def cancel(self, token: ScheduleToken) -> None:
+        self._require(Feature.DELAYED_SEND, "cancel()")
+        if not isinstance(token, ScheduleToken):
+            raise ConfigError(f"token is a {type(token).__name__}: give a schedule")
+        with self._memory.changed:
+            self._memory.cancel(token.offset)
+
+    def _schedule(
+        self, payload: bytes | None, key: bytes | None, headers: Headers, id: str, delay_ms: int
+    ) -> Delivery:
+        if delay_ms > MAX_DELAY_MS:
+            raise ConfigError(f"delay is {delay_ms / 1000:g} s: ten years at most")
+        queue, topic = self._memory, self._topic
+        log = self._namespace.config.marker_topic
+        partition = int(random.random() * queue.partitions)
+
+        def append() -> None:
+            queue.add(queue.record(topic, partition, key, payload, headers))
+
+        delivery = Delivery(Destination(self._sender, self.queue_id, log, is_delayed=True), id)
+        with queue.changed:
+            marker = queue.record(log, 0, None, None, ())
+            queue.schedule(marker, queue.clock.now_ms() + delay_ms, append)
+        delivery._report(None, cast("Any", marker))
+        return delivery
