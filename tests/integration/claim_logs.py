@@ -12,7 +12,7 @@ from tests.sure_producer import SureProducer
 from tests.waiting import wait_until, within
 
 from kafkamq.claims import Cluster, init_topic
-from kafkamq.claims.rules.audit import ClaimAudit
+from kafkamq.claims.audit import ClaimAudit
 from kafkamq.claims.wire.marshal import decode_value
 from kafkamq.errors import WireError
 from kafkamq.types import MarshalRecord

@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from kafkamq.claims import Cluster, Consumer
-from kafkamq.claims.engine import Engine
-from kafkamq.claims.reading import AtMostOnceBatches
+from kafkamq.claims.consumer import AtMostOnceBatches
+from kafkamq.claims.engine import Engine, Fence
 from kafkamq.claims.rules.claimant import Claimant
 from kafkamq.claims.rules.log import SafeRules
-from kafkamq.claims.session import Fence
 from kafkamq.errors import KafkaMQError, LeaseLostError
 from kafkamq.types import MarshalType
 

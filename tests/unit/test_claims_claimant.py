@@ -11,6 +11,7 @@ import pytest
 from tests.unit.claim_fold import GROUP, TOPIC
 from tests.unit.claimant_world import ClaimantWorld
 
+from kafkamq.claims.engine import ClaimSession, Listener
 from kafkamq.claims.holding import Holding
 from kafkamq.claims.rules.steps import (
     ClaimantConfig,
@@ -23,7 +24,6 @@ from kafkamq.claims.rules.steps import (
     Stop,
     Write,
 )
-from kafkamq.claims.session import ClaimSession, Listener
 from kafkamq.errors import ConfigError, LeaseLostError
 from kafkamq.types import MarshalRecord, MarshalType
 

@@ -14,13 +14,13 @@ from tests.unit.claim_fold import GROUP, TOPIC
 from tests.waiting import wait_until, within
 
 from kafkamq.claims import Admin, Cluster, RangeClaims, init_topic
+from kafkamq.claims.audit import ClaimAudit, ClaimEventKind, ClaimHistory
+from kafkamq.claims.engine import ClaimSession
 from kafkamq.claims.holding import ClaimOptions, Holding
-from kafkamq.claims.rules.audit import ClaimAudit, ClaimEventKind, ClaimHistory
 from kafkamq.claims.rules.claimant import Claimant
 from kafkamq.claims.rules.log import ClaimLog
 from kafkamq.claims.rules.policy import ClaimMode, ClaimPolicy, Prospect
 from kafkamq.claims.rules.steps import ClaimantConfig, End, Fetch, Stop
-from kafkamq.claims.session import ClaimSession
 from kafkamq.errors import ConfigError
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.clock import monotonic_ms

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkamq.claims.rules.progress import DeliveredOffsets, Health, start_position, velocity
+from kafkamq.claims.rules.claimant import DeliveredOffsets, Health, start_position, velocity
 from kafkamq.claims.rules.steps import ClaimantConfig, End
 from kafkamq.errors import StateError
 

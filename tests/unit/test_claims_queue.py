@@ -13,11 +13,11 @@ import pytest
 from tests.waiting import wait_until, within
 
 from kafkamq import LeaseLostError, Queue, Service
+from kafkamq.claims import backend as claims
 from kafkamq.claims import consumer as claims_consumer
+from kafkamq.claims import consumer as reader
 from kafkamq.claims import holding
-from kafkamq.claims import queue_consumer as claims
-from kafkamq.claims import reading as reader
-from kafkamq.claims.queue_consumer import ClaimsConsumer
+from kafkamq.claims.backend import ClaimsConsumer
 from kafkamq.claims.rules.steps import End
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import BrokerError

@@ -12,8 +12,13 @@ import pytest
 from tests.waiting import within
 
 from kafkamq.claims import RangeClaims, init_topic
-from kafkamq.claims.rules.ranges import RangeLog, RangeMember, RangeWrite
-from kafkamq.claims.wire.ranges import decode_range, encode_range
+from kafkamq.claims.rules.ranges import (
+    RangeLog,
+    RangeMember,
+    RangeWrite,
+    decode_range,
+    encode_range,
+)
 from kafkamq.errors import LeaseLostError, StateError, WireError
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster

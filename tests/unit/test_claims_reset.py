@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.claim_fold import GROUP, TOPIC, ClaimFold
 
+from kafkamq.claims.admin import Place, PositionChange, ResetPhase, WriteGroup
 from kafkamq.claims.rules.claimant import Claimant, Phase
-from kafkamq.claims.rules.position_change import Place, PositionChange, ResetPhase, WriteGroup
 from kafkamq.claims.rules.steps import ClaimantConfig, Fetch, LookUp, Write
 from kafkamq.types import MarshalType
 

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 from confluent_kafka import KafkaError
 
-from kafkamq.claims.session import Fence
+from kafkamq.claims.engine import Fence
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, FencedError, LeaseLostError
 from kafkamq.markers.positions import Positions

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from harness.simulation.claims.draw import ClaimLimits, ClaimUse
 from harness.simulation.cluster import SimulatedKafka
-from kafkamq.claims.message import ClaimedMessage
-from kafkamq.claims.rules.audit import ClaimAudit
+from kafkamq.claims.audit import ClaimAudit
+from kafkamq.claims.consumer import ClaimedMessage
 from kafkamq.claims.rules.steps import End
 from kafkamq.claims.wire.marshal import COORDINATION_TOPIC, decode_value
 from kafkamq.types import MarshalType

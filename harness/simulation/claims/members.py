@@ -11,8 +11,7 @@ from harness.simulation.scheduler import Process, Scheduler
 from harness.simulation.stage import World
 from kafkamq.claims.admin import Admin
 from kafkamq.claims.cluster import Cluster
-from kafkamq.claims.consumer import Consumer
-from kafkamq.claims.message import ClaimedMessage
+from kafkamq.claims.consumer import ClaimedMessage, Consumer
 from kafkamq.claims.ranges import ClaimedRange, RangeClaims
 from kafkamq.errors import DeadlineExceededError, KafkaMQError, LeaseLostError
 

@@ -18,9 +18,9 @@ from harness.simulation.claims.members import ClaimMember, ClaimWorld, pause_gro
 from harness.simulation.limits import Faults
 from harness.simulation.scheduler import Process
 from harness.simulation.stage import Report, Stage
-from kafkamq.claims.topic import init_topic
+from kafkamq.claims.log_engine import init_topic
+from kafkamq.claims.rules.ranges import RANGE_TOPIC
 from kafkamq.claims.wire.marshal import COORDINATION_TOPIC
-from kafkamq.claims.wire.ranges import RANGE_TOPIC
 from kafkamq.testing.checker import CheckFailedError
 
 

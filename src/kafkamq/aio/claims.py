@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar
 from kafkamq import claims as sync
 from kafkamq.aio.threads import Entered, attribute, in_thread, same, shown, twin
 from kafkamq.claims import Batch, ClaimedMessage
-from kafkamq.claims.message import Outputs
+from kafkamq.claims.consumer import Outputs
 from kafkamq.errors import StateError
 
 _POLL_S = 0.5

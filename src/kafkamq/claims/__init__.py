@@ -20,12 +20,11 @@ from kafkamq.lazy import loader
 if TYPE_CHECKING:
     from kafkamq.claims.admin import Admin, Position
     from kafkamq.claims.cluster import Cluster, Member
-    from kafkamq.claims.consumer import Consumer
+    from kafkamq.claims.consumer import Batch, ClaimedMessage, CommitToken, Consumer
     from kafkamq.claims.holding import Hold
-    from kafkamq.claims.message import Batch, ClaimedMessage, CommitToken
+    from kafkamq.claims.log_engine import init_topic
     from kafkamq.claims.ranges import ClaimedRange, RangeClaims
     from kafkamq.claims.rules.log import Claim, ClaimState
-    from kafkamq.claims.topic import init_topic
 
 __all__ = [
     "Cluster",
@@ -46,13 +45,12 @@ __all__ = [
 
 _HOMES = {
     "kafkamq.claims.cluster": ("Cluster", "Member"),
-    "kafkamq.claims.consumer": ("Consumer",),
+    "kafkamq.claims.consumer": ("Consumer", "ClaimedMessage", "Batch", "CommitToken"),
     "kafkamq.claims.holding": ("Hold",),
     "kafkamq.claims.admin": ("Admin", "Position"),
-    "kafkamq.claims.message": ("ClaimedMessage", "Batch", "CommitToken"),
     "kafkamq.claims.rules.log": ("Claim", "ClaimState"),
     "kafkamq.claims.ranges": ("RangeClaims", "ClaimedRange"),
-    "kafkamq.claims.topic": ("init_topic",),
+    "kafkamq.claims.log_engine": ("init_topic",),
 }
 
 __getattr__ = loader(__name__, _HOMES)

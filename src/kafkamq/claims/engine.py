@@ -1,15 +1,32 @@
-"""The claims of a process: folds the coordination log, and performs its claimants' steps."""
+"""The claims of a process: the coordination log folded, and its claimants' steps performed.
+
+Questions and commits that take a while are an ``OffsetService``'s, off the engine's thread and many
+at a time. Per group there is one thread that looks offsets up and one that commits; each takes
+everything that came since its last turn, so 64 partitions cost as many requests as one. An overdue
+commit does not hold its heartbeat back: the engine goes on without it, unless the offset must be
+committed.
+
+Both ask one Kafka consumer that is never assigned anything; what the application polls is another
+one (``PartitionReader``), so no commit waits for a poll, nor a poll for one. Each question has
+a queue of its own in the client; what comes unasked (errors, log lines) waits for a poll, which
+the thread that commits does now and then.
+"""
 
 from __future__ import annotations
 
+import logging
 import random
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Generic, TypeVar
 
-from kafkamq.claims.log_engine import LogEngine, interval_of
-from kafkamq.claims.offset_service import OffsetAnswers, OffsetService
+from kafkamq.claims.log_engine import CoordinationTopic, LogEngine, interval_of
 from kafkamq.claims.rules.claimant import Claimant
 from kafkamq.claims.rules.log import ClaimLog
 from kafkamq.claims.rules.steps import (
@@ -23,17 +40,368 @@ from kafkamq.claims.rules.steps import (
     Stop,
     Write,
 )
-from kafkamq.claims.session import NEVER_MS, ClaimSession, Listener
-from kafkamq.claims.topic import CoordinationTopic
 from kafkamq.claims.wire.marshal import coordination_partition, decode_value, encode_value
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import ConfigError, WireError
+from kafkamq.errors import ConfigError, KafkaMQError, LeaseLostError, WireError
+from kafkamq.transport.admin import Admin
 from kafkamq.transport.clock import monotonic_ms
-from kafkamq.transport.record import Record
+from kafkamq.transport.commits import GroupOffsets
+from kafkamq.transport.errors import is_retriable
+from kafkamq.transport.record import Record, TopicPartition
+from kafkamq.transport.transactions import TransactionalProducer
 from kafkamq.types import MarshalRecord, MarshalType
 
+NEVER_MS = 2**62
 _MAX_CLIENTS = 10_000
+_TIMEOUT_S = 10.0
+_FENCE_THREADS = 8
+_IDLE_S = 1.0
 Ticker = Callable[[int, float], None]
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class Fence:
+    """A transactional producer that belongs to one claimed partition: the next owner's ends it.
+
+    Its id names group, topic and partition. ``init`` is called once, before the partition's
+    position is looked up: from then on no former owner can commit an offset or an output. It is
+    never called again in the same session, because then a zombie would fence its successor.
+    """
+
+    def __init__(
+        self, config: ServiceConfig, group: str, topic: str, partition: int, group_metadata: bytes
+    ) -> None:
+        self.producer = TransactionalProducer(config, f"kafkamq.claims.{group}.{topic}.{partition}")
+        self._place = (topic, partition)
+        self._group_metadata = group_metadata
+        self._is_initialised = False
+        self._last_ticket = -1
+        self._lock = threading.Lock()  # the application's transactions, and positions
+        self._is_over = False
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it still fences; else another took over, or it failed: give the claim up."""
+        return not self._is_initialised or self.producer.is_ready
+
+    def init(self, timeout_s: float) -> None:
+        """Fence former owners, once."""
+        if not self._is_initialised:
+            self.producer.init(timeout_s=timeout_s)
+            self._is_initialised = True
+
+    def commit(self, offset: int, ticket: int) -> None:
+        """Commit the partition's position for the group, unless a later ticket was."""
+        topic, partition = self._place
+        with self._in_turn():
+            if ticket < self._last_ticket:  # its write did not wait for it, and it is old
+                return
+            self._last_ticket = ticket
+            with self.producer.transaction(timeout_s=10.0):
+                self.producer.send_offsets(
+                    [TopicPartition(topic, partition, offset)], self._group_metadata
+                )
+
+    @contextmanager
+    def transaction(self) -> Iterator[TransactionalProducer]:
+        """A transaction: committed when the block ends normally, else aborted.
+
+        Raises:
+            LeaseLostError: The claim has ended, or ended before the commit.
+        """
+        with self._in_turn():
+            self._require()
+            with self.producer.transaction(timeout_s=10.0):
+                yield self.producer
+                self._require()
+
+    def close(self) -> None:
+        """End the client; while a thread uses it, that thread ends it when it is done."""
+        self._is_over = True
+        self._close()
+
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        try:
+            with self._lock:
+                yield
+        finally:
+            if self._is_over:
+                self._close()
+
+    def _close(self) -> None:
+        if self._lock.acquire(blocking=False):
+            try:
+                self.producer.close()
+            finally:
+                self._lock.release()
+
+    def _require(self) -> None:
+        if self._is_over:
+            raise LeaseLostError(f"the claim of {self.producer.transactional_id} has ended")
+
+
+class Listener:
+    """Who is told of a session's steps; called under the engine's lock, so it must be quick."""
+
+    def on_offsets(self, session: ClaimSession, earliest: int, latest: int, committed: int) -> None:
+        """The answer to ``LookUp`` has come."""
+        session.claimant.on_offsets(earliest, latest, committed, monotonic_ms=monotonic_ms())
+
+    def on_fetch(self, session: ClaimSession, step: Fetch) -> None:
+        """The partition is held: read it."""
+
+    def on_hand_out(self, session: ClaimSession, step: HandOut) -> None:
+        """At most once: the offered batch may be used."""
+
+    def on_stop(self, session: ClaimSession, step: Stop) -> None:
+        """The claim ends: hand nothing more out."""
+
+    def on_finish(self, session: ClaimSession, step: Finish) -> None:
+        """The session is over, and is driven no more."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class ClaimSession:
+    """One claimant and its surroundings; everything under the engine's lock."""
+
+    claimant: Claimant
+    coordination_partition: int
+    listener: Listener
+    fence: Fence | None = None
+    start: Fetch | None = None  # once it is held
+    is_takeover: bool = False  # its former owner fell silent
+    wake_ms: int = -NEVER_MS
+    heard_at: int = -1  # the last record that asked for it, and was judged
+    open_commits: int = 0  # writes whose offsets are being committed
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return self.claimant.config.topic, self.claimant.config.partition
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetAnswers:
+    """What becomes of what the offset service was given; called from its threads."""
+
+    found: Callable[
+        [ClaimSession, int, int, int], None
+    ]  # earliest, latest, committed (negative: none)
+    not_found: Callable[[ClaimSession], None]
+    committed: Callable[[ClaimSession, Write, bool], None]
+    refused: Callable[[KafkaMQError], None]  # told of every error; some, no waiting mends
+
+
+class _Batcher(Generic[T]):
+    """A thread that hands everything that came since its last turn to one call."""
+
+    def __init__(
+        self,
+        name: str,
+        handle: Callable[[list[T]], None],
+        idle: Callable[[], object] = lambda: None,
+    ) -> None:
+        """``idle`` is called at least every few seconds, unless ``handle`` takes longer."""
+        self._idle = idle
+        self._queue: SimpleQueue[T | None] = SimpleQueue()
+        self._handle = handle
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, item: T) -> None:
+        self._queue.put(item)
+
+    def close(self, timeout_s: float) -> bool:
+        """False: a call is still under way."""
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                item = self._queue.get(timeout=_IDLE_S)
+            except Empty:
+                self._idle()
+                continue
+            items: list[T] = []
+            while item is not None:
+                items.append(item)
+                if self._queue.empty():
+                    break
+                item = self._queue.get()
+            if items:
+                try:
+                    self._handle(items)
+                except Exception:  # noqa: BLE001 - a dead service would end every claim
+                    _log.exception("a request for claims failed")
+                self._idle()
+            if item is None:
+                return
+
+
+class OffsetService:
+    """The threads and the client of one group; its makers call it under the engine's lock.
+
+    ``lookups`` finds the offsets of sessions' partitions; ``commits`` commits the offset of a
+    session's write. A write without an offset commits nothing, and waits for those before it.
+    """
+
+    def __init__(
+        self, config: ServiceConfig, admin: Admin, group: str, answers: OffsetAnswers
+    ) -> None:
+        self._config = config
+        self._admin = admin
+        self._group = group
+        self._answers = answers
+        self._client = GroupOffsets(config, group)
+        self._fences = ThreadPoolExecutor(_FENCE_THREADS, f"kafkamq-fence-{group}")
+        self._membership = self._client.membership()
+        self.lookups = _Batcher(f"kafkamq-lookup-{group}", self._look_up)
+        self.commits = _Batcher(f"kafkamq-commit-{group}", self._commit, self._serve)
+
+    def close(self, timeout_s: float) -> None:
+        idle = [batcher.close(timeout_s) for batcher in (self.lookups, self.commits)]
+        self._fences.shutdown(wait=False)
+        if all(idle):
+            self._client.close()
+
+    def count(self, topics: Sequence[str], answer: Callable[[dict[str, int]], None]) -> None:
+        """Tell how many partitions topics have; those that cannot be told are absent."""
+        with suppress(RuntimeError):  # it is closed
+            self._fences.submit(self._count, topics, answer)
+
+    def _count(self, topics: Sequence[str], answer: Callable[[dict[str, int]], None]) -> None:
+        counts = {}
+        for topic in topics:
+            try:
+                counts[topic] = self._client.partition_count(topic)
+            except KafkaMQError as error:  # noqa: PERF203 - a handful of topics
+                if is_retriable(error):  # no broker answers
+                    return
+        answer(counts)
+
+    def fence(self, topic: str, partition: int) -> Fence:
+        """A fence for a partition that is about to be claimed."""
+        return Fence(self._config, self._group, topic, partition, self._membership)
+
+    def end(self, fence: Fence) -> None:
+        """End its client, off this thread."""
+        with suppress(RuntimeError):  # it is closed, and the client ends with its last reference
+            self._fences.submit(fence.close)
+
+    # ---- looking up
+
+    def _look_up(self, sessions: Sequence[ClaimSession]) -> None:
+        open_ = list(dict.fromkeys(sessions))
+        try:
+            found = self._offsets(self._fenced(open_))
+        except Exception as error:  # noqa: BLE001 - whatever it was, the claimants must hear of it
+            _log.warning(
+                "offsets of claimed partitions could not be looked up",
+                extra={"group": self._group, "error": str(error)},
+            )
+            found = {}
+            if isinstance(error, KafkaMQError):
+                self._answers.refused(error)
+        for session in open_:
+            offsets = found.get(session)
+            if offsets is None:
+                self._answers.not_found(session)
+            else:
+                self._answers.found(session, *offsets)
+
+    def _fenced(self, sessions: Sequence[ClaimSession]) -> list[ClaimSession]:
+        """Those whose former owners can commit nothing any more."""
+
+        def init(session: ClaimSession) -> bool:
+            try:
+                if session.fence is not None:
+                    session.fence.init(_TIMEOUT_S)
+                return True
+            except KafkaMQError as error:
+                _log.warning(
+                    "a former owner could not be fenced",
+                    extra={"place": session.place, "error": str(error)},
+                )
+                self._answers.refused(error)
+                return False
+
+        if not any(session.fence for session in sessions):
+            return list(sessions)
+        done = list(self._fences.map(init, sessions))
+        return [session for session, is_done in zip(sessions, done, strict=True) if is_done]
+
+    def _offsets(
+        self, sessions: Sequence[ClaimSession]
+    ) -> dict[ClaimSession, tuple[int, int, int]]:
+        if not sessions:
+            return {}
+        places = [session.place for session in sessions]
+        bounds = {}
+        for topic in dict.fromkeys(topic for topic, _ in places):
+            wanted = [partition for name, partition in places if name == topic]
+            found = self._admin.log_bounds(topic, wanted)
+            bounds.update({(topic, number): ends for number, ends in found.items()})
+        committed = self._client.committed(places)
+        return {
+            session: (*bounds[session.place], committed[session.place])
+            for session in sessions
+            if session.place in bounds and session.place in committed
+        }
+
+    # ---- committing
+
+    def _serve(self) -> None:
+        """Take what the client has to say: it would be kept forever."""
+        try:
+            self._client.poll(1, 0.0)
+        except KafkaMQError as error:
+            self._answers.refused(error)
+
+    def _commit(self, jobs: Sequence[tuple[ClaimSession, Write]]) -> None:
+        plain = []
+        for session, write in jobs:
+            if session.fence is not None:
+                self._fences.submit(self._commit_fenced, session, session.fence, write)
+            else:
+                plain.append((session, write))
+        if plain:
+            self._commit_plain(plain)
+
+    def _commit_fenced(self, session: ClaimSession, fence: Fence, write: Write) -> None:
+        is_done = False
+        try:
+            if write.commit_offset >= 0:
+                fence.commit(write.commit_offset, write.ticket)
+            is_done = True
+        except KafkaMQError as error:
+            self._say(session, str(error))
+            self._answers.refused(error)
+        finally:
+            self._answers.committed(session, write, is_done)
+
+    def _commit_plain(self, jobs: Sequence[tuple[ClaimSession, Write]]) -> None:
+        wanted = {
+            session.place: write.commit_offset
+            for session, write in jobs
+            if write.commit_offset >= 0
+        }
+        done: set[tuple[str, int]] = set()
+        try:
+            if wanted:
+                done = wanted.keys() - self._client.commit_each(wanted).keys()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._say(jobs[0][0], str(error))
+        for session, write in jobs:
+            self._answers.committed(session, write, session.place in done)
+
+    def _say(self, session: ClaimSession, error_text: str) -> None:
+        _log.warning(
+            "a position could not be committed to Kafka",
+            extra={"group": self._group, "place": session.place, "error": error_text},
+        )
 
 
 @dataclass(slots=True)

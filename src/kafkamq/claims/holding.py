@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
 
-from kafkamq.claims.engine import Engine
+from kafkamq.claims.engine import NEVER_MS, ClaimSession, Engine, Listener
 from kafkamq.claims.rules.claimant import may_reclaim
 from kafkamq.claims.rules.log import ClaimState
 from kafkamq.claims.rules.policy import ClaimMode, ClaimPolicy, Prospect
@@ -26,7 +26,6 @@ from kafkamq.claims.rules.steps import (
     Phase,
     Stop,
 )
-from kafkamq.claims.session import NEVER_MS, ClaimSession, Listener
 from kafkamq.config import wait_seconds
 from kafkamq.errors import DeadlineExceededError, LeaseLostError
 from kafkamq.transport.clock import monotonic_ms

@@ -1,7 +1,7 @@
 """Range claims: members share one partition by offset ranges, the next one claimed ahead.
 
-The protocol's idea, on a topic of its own (``claims/wire/ranges.py``): who takes no whole partition
-negotiates "offsets X to Y are mine", and has the next range in hand before it is needed.
+The protocol has the idea; here they have a topic of their own (``claims/rules/ranges.py``). Members
+tell each other "offsets X to Y are mine", and have the next range in hand before it is needed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,26 @@ from datetime import timedelta
 from functools import partial
 from typing import NoReturn
 
-from kafkamq.claims.log_engine import LogEngine, follow
-from kafkamq.claims.message import Batch, ClaimedMessage
-from kafkamq.claims.rules.ranges import HeldRange, RangeLog, RangeMember, RangeWrite
+from kafkamq.claims.consumer import Batch, ClaimedMessage
+from kafkamq.claims.log_engine import (
+    CoordinationTopic,
+    LogEngine,
+    check_id,
+    follow,
+    require_topic,
+    require_work,
+)
+from kafkamq.claims.rules.ranges import (
+    RANGE_TOPIC,
+    HeldRange,
+    RangeLog,
+    RangeMember,
+    RangeWrite,
+    decode_range,
+    encode_range,
+)
 from kafkamq.claims.rules.steps import Delivery
-from kafkamq.claims.topic import CoordinationTopic, check_id, require_topic, require_work
 from kafkamq.claims.wire.marshal import coordination_partition
-from kafkamq.claims.wire.ranges import RANGE_TOPIC, decode_range, encode_range
 from kafkamq.config import ServiceConfig, milliseconds, one_of, wait_seconds
 from kafkamq.errors import (
     BrokerError,

@@ -11,10 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from kafkamq.claims import Admin, Claim, Cluster, RangeClaims, init_topic
-from kafkamq.claims.audit import range_logs, scan_topic
-from kafkamq.claims.rules.audit import ClaimEventKind, ClaimHistory
+from kafkamq.claims.audit import ClaimEventKind, ClaimHistory, range_logs, scan_topic
+from kafkamq.claims.rules.ranges import RANGE_TOPIC
 from kafkamq.claims.wire.marshal import COORDINATION_TOPIC, decode_value
-from kafkamq.claims.wire.ranges import RANGE_TOPIC
 from kafkamq.cli import claims_log, output
 from kafkamq.cli.claims_log import Interval, Topic
 from kafkamq.cli.options import Json, MetricsPort, connected, serving_metrics

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from kafkamq.claims.audit import TopicAudit, audit_topic, scan_topic
-from kafkamq.claims.topic import find_topic, topic_findings
+from kafkamq.claims.log_engine import find_topic, topic_findings
 from kafkamq.claims.wire.marshal import COORDINATION_TOPIC, decode, decode_value
 from kafkamq.cli import output
 from kafkamq.cli.options import Json, connected, connected_if_named

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
-from kafkamq.claims.rules.audit import ClaimAudit, ClaimHistory
+from kafkamq.claims.audit import ClaimAudit, ClaimHistory
 from kafkamq.claims.wire.marshal import COORDINATION_TOPIC, decode_value
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, LeaseLostError, WireError
