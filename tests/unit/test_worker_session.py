@@ -353,12 +353,13 @@ def test_a_recreated_topic_is_read_from_its_start_though_nobody_receives(name: s
         for _ in range(200):
             other.send(b"x").result(within(30))
         place = service.config.message_topic, 0
-        GroupOffsets(service.config, group_of(service.config, "q")).commit({place: 50})
+        group = GroupOffsets(service.config, group_of(service.config, "q"))
+        group.commit({place: 50})
         with service.queue("q").consumer() as consumer:
             intake = consumer.intake
             wait_until(lambda: intake.pipeline.positions().get(0, 0) > 50)
             assert consumer.receive(0) is None
             intake.reader.reread_topic(time.monotonic() + 60)
             intake.pipeline.revoked([0])
-            wait_until(lambda: intake.pipeline.committed_offsets().get(0) == 0)
+            wait_until(lambda: group.committed([place])[place] == 0)
             wait_until(lambda: consumer.receive(0.1) or intake.pipeline.positions().get(0) == 200)

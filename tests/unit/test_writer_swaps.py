@@ -88,7 +88,7 @@ def test_verdicts_that_went_with_their_client_are_not_confirmed() -> None:
     parts.poll(record(100))
     message = held(parts)
     message.ack()
-    parts.ack_writer.write_queued()
+    parts.ack_writer.serve()
     assert len(parts.state.writer) > 0
     with swapped_by_another_thread(parts.state.writer):
         pass

@@ -164,12 +164,8 @@ class AckWriter:
         self._noted_ms = 1
         self.state.keeper.ring()
 
-    def write_queued(self) -> None:
-        """Write the ENDs of the verdicts that were given since, in few records."""
-        with self._writing:
-            self._write_queued()
-
     def _write_queued(self) -> None:
+        """Write the ENDs of the verdicts that were given since, in few records."""
         leases, taken = self.state.leases, list[Lease]()
         try:
             with self.state.lock:

@@ -51,7 +51,7 @@ LOOK_BACK_MS = 600_000  # what a former owner STARTed is not looked for further 
 _LOOK_CHUNKS = 4  # of 4096 offsets, behind what is committed: it had no more under way
 _LOOK_S = 2.0  # how long a worker's polls wait for a look, with all of its steps
 _WITHOUT = (Meaning.FORBIDDEN, Meaning.NO_TOPIC)
-"""A worker without the right to read goes on, as one of the version before did."""
+"""Without the right to read, or a ledger, a worker goes on: it only knows less."""
 _log = logging.getLogger(__name__)
 
 

@@ -154,10 +154,6 @@ class Pipeline(Generic[Message]):
     def positions(self) -> Mapping[int, int]:
         return self._next
 
-    def committed_offsets(self) -> Mapping[int, int]:
-        """What is committed, or where the first poll began, by partition."""
-        return self._committed
-
     # Facts about the partitions.
 
     def polled(
