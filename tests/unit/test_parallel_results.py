@@ -62,7 +62,8 @@ class ResultProducer:
         self.why: KafkaError | StateError = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
         self.log: list[int] = []
 
-    def send(self, topic: str, value: bytes, key: bytes, headers: Any, told: Any, *_: Any) -> bool:
+    def send(self, out: OutgoingRecord, told: Any, *_: Any) -> bool:
+        value = out.value or b""
         if self.refusals.get(value, 0) > 0:
             self.refusals[value] -= 1
             if isinstance(self.why, StateError):

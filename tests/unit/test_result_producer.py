@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import KafkaMQError
 from kafkamq.parallel.config import ParallelConfig
-from kafkamq.parallel.results import ResultProducer
+from kafkamq.parallel.results import OutgoingRecord, ResultProducer
 from kafkamq.transport import producer
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.errors import has_ended
@@ -60,10 +60,10 @@ def test_a_producer_is_recreated_after_a_fatal_error(
     def report(error: KafkaError | KafkaMQError | None, _: Message) -> None:
         told.append(error)
 
-    results.send("t", b"value", None, (), report)
+    results.send(OutgoingRecord(topic="t", value=b"value"), report)
     end(clients[0])
     wait_until(lambda: len(clients) == 2)
-    results.send("t", b"value", None, (), report)  # by another client
+    results.send(OutgoingRecord(topic="t", value=b"value"), report)  # by another client
     wait_until(lambda: told)  # of the first one
     (error,) = told
     assert isinstance(error, KafkaError)
@@ -89,7 +89,7 @@ def test_a_record_is_sent_alone_when_its_batch_was_too_large(
     results = ResultProducer(ParallelConfig(service=service, topics=("topic",), group_id="g"))
     told: list[KafkaError | KafkaMQError | None] = []
     for number in range(1, 4):
-        results.send("t", b"value", None, (), lambda error, _: told.append(error))
+        results.send(OutgoingRecord(topic="t", value=b"value"), lambda error, _: told.append(error))
         wait_until(lambda: len(told) == number)  # noqa: B023
         if number == 2:
             clients[1].fail(KafkaError.INVALID_PRODUCER_EPOCH)

@@ -48,20 +48,14 @@ from kafkamq.transport.settings import producer_settings
 from kafkamq.types import Headers
 
 _SLICE_S = 0.1
-_WANTED = {
-    "topic": "it must be a str",
-    "value": "it must be bytes, or None: a tombstone",
-    "key": "it must be bytes, or None",
-    "partition": "it must be an int",
-    "headers": "they must be str names with values of bytes or None",
+_HEADERS = "they must be str names with values of bytes or None"
+_FIELDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "topic": ((str,), "it must be a str"),
+    "value": ((bytes, NoneType), "it must be bytes, or None: a tombstone"),
+    "key": ((bytes, NoneType), "it must be bytes, or None"),
+    "partition": ((int,), "it must be an int"),
+    "headers": ((Mapping, Sequence), _HEADERS),
 }
-_KINDS: tuple[tuple[str, tuple[type, ...]], ...] = (
-    ("topic", (str,)),
-    ("value", (bytes, NoneType)),
-    ("key", (bytes, NoneType)),
-    ("partition", (int,)),
-    ("headers", (Mapping, Sequence)),
-)
 
 Outputs: TypeAlias = "list[tuple[PoolRun, ParallelRecord, object]]"
 """Records and their runs, and what their handlers returned."""
@@ -91,16 +85,16 @@ class OutgoingRecord:
     partition: int = -1  # -1: by the key's murmur2 hash, as Java; without a key by chance
 
     def __post_init__(self) -> None:
-        for name, kinds in _KINDS:
+        for name, (kinds, wanted) in _FIELDS.items():
             value = getattr(self, name)
             if not isinstance(value, kinds):
-                raise ConfigError(f"{name} of a result is {type(value).__name__}: {_WANTED[name]}")
+                raise ConfigError(f"{name} of a result is {type(value).__name__}: {wanted}")
         try:
             well_formed = all(map(_is_header, self.header_list()))
         except (TypeError, ValueError):
             well_formed = False
         if not well_formed:
-            raise ConfigError(f"headers of a result: {_WANTED['headers']}")
+            raise ConfigError(f"headers of a result: {_HEADERS}")
 
     def header_list(self) -> list[tuple[str, bytes | None]]:
         given = self.headers
@@ -365,15 +359,7 @@ class ProducePublisher:
             sent.done()
 
         try:
-            return self.producer.send(
-                out.topic,
-                out.value,
-                out.key,
-                out.header_list(),
-                delivered,
-                out.partition,
-                timeout_s,
-            )
+            return self.producer.send(out, delivered, timeout_s)
         except BaseException:
             sent.done()
             raise
@@ -427,18 +413,9 @@ class ResultProducer:
         self._producers: dict[bool, ThreadedProducer] = {}
         self._is_closed = False
 
-    def send(
-        self,
-        topic: str,
-        value: bytes | None,
-        key: bytes | None,
-        headers: Sequence[tuple[str, bytes | None]],
-        on_delivery: Delivered,
-        partition: int = -1,
-        timeout_s: float = 0.0,
-    ) -> bool:
+    def send(self, out: OutgoingRecord, on_delivery: Delivered, timeout_s: float = 0.0) -> bool:
         """Queue one record; False: there is no room for it, for ``timeout_s``."""
-        record = (topic, value, key, partition, tuple(headers) or None)
+        record = (out.topic, out.value, out.key, out.partition, tuple(out.header_list()) or None)
 
         def delivered(error: KafkaError | KafkaMQError | None, message: Record) -> None:
             if error is None or meaning(error) is not Meaning.TOO_LARGE:

@@ -90,11 +90,6 @@ class OffsetTracker:
         return len(self._open) - len(self._restored)
 
     @property
-    def restored_count(self) -> int:
-        """Holes of the map that are still to be polled."""
-        return len(self._restored)
-
-    @property
     def version(self) -> int:
         return self._version
 
