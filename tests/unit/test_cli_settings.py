@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,7 @@ def test_a_secret_is_refused_on_the_command_line_and_not_repeated(name: str) -> 
 
 def test_settings_do_not_show_what_is_in_kafka() -> None:
     settings = load_settings(bootstrap_servers="h:1")
-    with_secret = settings.model_copy(update={"kafka": {"sasl.password": "hunter2"}})
+    with_secret = replace(settings, kafka={"sasl.password": "hunter2"})
     assert "hunter2" not in repr(with_secret)
     assert "hunter2" not in repr(service_config(with_secret))
 
@@ -121,6 +122,16 @@ def test_properties_that_are_no_object_are_said_and_not_shown(
 def test_a_property_with_an_underscore_has_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKAMQ_KAFKA__LOG_LEVEL", "7")
     assert load_settings().kafka == {"log_level": "7"}
+
+
+def test_variables_beside_the_object_are_properties_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKAMQ_KAFKA", '{"client.id": "a", "Linger.MS": "1"}')
+    monkeypatch.setenv("kafkamq_kafka__client_id", "b")
+    monkeypatch.setenv("KAFKAMQ_MARKER_TOPIC", "m")
+    monkeypatch.setenv("KAFKAMQ_NOTHING", "x")
+    settings = load_settings()
+    assert settings.kafka == {"client.id": "b", "linger.ms": "1"}
+    assert settings.marker_topic == "m"
 
 
 def test_no_broker_says_how_to_name_one() -> None:

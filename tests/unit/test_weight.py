@@ -8,7 +8,7 @@ import sys
 import pytest
 from tests.waiting import within
 
-EXTRAS = ("typer", "rich", "pydantic", "pydantic_settings", "zstandard", "prometheus_client")
+EXTRAS = ("typer", "rich", "pydantic", "zstandard", "prometheus_client")
 EXTRAS += ("pyspark", "pandas", "pyarrow", "numpy", "opentelemetry")
 WITHOUT = f"""
 import sys

@@ -6,7 +6,7 @@ import sys
 
 __all__ = ["main"]
 
-_EXTRA = ("typer", "rich", "pydantic", "pydantic_settings")
+_EXTRA = ("typer", "rich")
 
 
 def main() -> None:

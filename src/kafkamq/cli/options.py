@@ -10,22 +10,17 @@ never from an option: every user of a machine can read the arguments of its proc
 from __future__ import annotations
 
 import inspect
+import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
-from pydantic import Field, ValidationError
-from pydantic_settings import (
-    BaseSettings,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    SettingsError,
-)
 
 from kafkamq.cli import output
 from kafkamq.config import TOPICS, ServiceConfig
@@ -87,15 +82,9 @@ _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
-class CliSettings(BaseSettings):
+@dataclass(frozen=True, kw_only=True)
+class CliSettings:
     """What the commands need to reach one namespace."""
-
-    model_config = SettingsConfigDict(
-        env_prefix="KAFKAMQ_",
-        env_nested_delimiter="__",
-        extra="forbid",
-        env_parse_none_str="\0",  # no text is none: `null` may be a password, `none` a codec
-    )
 
     bootstrap_servers: str = ""
     namespace: str = "kafkamq"
@@ -105,20 +94,11 @@ class CliSettings(BaseSettings):
     tracker_topic: str = ""
     ledger_topic: str = ""
     quarantine_topic: str = ""
-    kafka: dict[str, str] = Field(default_factory=dict, repr=False)
+    kafka: Mapping[str, str] = field(default_factory=dict, repr=False)
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Reads the environment only; ``load_settings`` lays the file below and options above."""
-        del settings_cls, init_settings, dotenv_settings, file_secret_settings
-        return (env_settings,)
+
+_SETTINGS = tuple(each.name for each in fields(CliSettings))
+_VARIABLE, _KAFKA_VARIABLE = "kafkamq_", "kafkamq_kafka__"
 
 
 def parse_properties(values: Sequence[str]) -> dict[str, str]:
@@ -160,7 +140,7 @@ def load_settings(
     servers = kafka.pop("bootstrap.servers", "")
     merged["bootstrap_servers"] = merged.get("bootstrap_servers") or servers
     merged["kafka"] = kafka
-    return CliSettings.model_construct(**_checked(merged, where=str(config or "settings")))
+    return CliSettings(**_checked(merged, where=str(config or "settings")))
 
 
 def service_config(settings: CliSettings) -> ServiceConfig:
@@ -181,21 +161,32 @@ def service_config(settings: CliSettings) -> ServiceConfig:
 
 def _environment() -> dict[str, Any]:
     """The fields that the environment sets, Kafka's properties with their dots."""
-    try:
-        read = CliSettings()
-    except ValidationError as error:
-        raise ConfigError(f"environment KAFKAMQ_*: {_complaints(error)}") from None
-    except SettingsError:
-        raise ConfigError(
-            "environment KAFKAMQ_KAFKA: it is no JSON object; set one variable for each of Kafka's "
-            "properties, as KAFKAMQ_KAFKA__SASL_PASSWORD"
-        ) from None
-    values = {name: getattr(read, name) for name in read.model_fields_set}
+    values: dict[str, Any] = {}
+    kafka: dict[str, str] = {}
+    for variable, value in os.environ.items():
+        name = variable.lower()
+        if name.startswith(_KAFKA_VARIABLE):
+            kafka[name.removeprefix(_KAFKA_VARIABLE)] = value
+        elif name.removeprefix(_VARIABLE) in _SETTINGS and name.startswith(_VARIABLE):
+            values[name.removeprefix(_VARIABLE)] = value
     if "kafka" in values:
-        values["kafka"] = {
-            _property_name(name.lower()): value for name, value in values["kafka"].items()
-        }
+        kafka = {**_json_object(values["kafka"]), **kafka}
+    if kafka:
+        values["kafka"] = {_property_name(name.lower()): value for name, value in kafka.items()}
     return values
+
+
+def _json_object(text: str) -> dict[str, str]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise ConfigError(
+            "environment KAFKAMQ_KAFKA: it is no JSON object of texts; set one variable for each "
+            "of Kafka's properties, as KAFKAMQ_KAFKA__SASL_PASSWORD"
+        )
+    return found
 
 
 def _property_name(variable: str) -> str:
@@ -205,26 +196,16 @@ def _property_name(variable: str) -> str:
 
 def _checked(values: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     """Validates merged values; messages name fields, never values: one may be a secret."""
-    fields = CliSettings.model_fields
     for name, value in values.items():
-        if name not in fields:
-            raise ConfigError(f"{where}: unknown setting {name!r}; known are {', '.join(fields)}")
+        if name not in _SETTINGS:
+            known = ", ".join(_SETTINGS)
+            raise ConfigError(f"{where}: unknown setting {name!r}; known are {known}")
         if name != "kafka" and not isinstance(value, str):
             raise ConfigError(f"{where}: {name} must be a text")
-    kafka = values["kafka"]
-    for name, value in kafka.items():
+    for name, value in values["kafka"].items():
         if not isinstance(value, str):
             raise ConfigError(f"{where}: kafka.{name} must be a text, a number, true or false")
-    defaults = {
-        name: field.get_default(call_default_factory=True) for name, field in fields.items()
-    }
-    return {**defaults, **values}
-
-
-def _complaints(error: ValidationError) -> str:
-    return "; ".join(
-        f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()
-    )
+    return dict(values)
 
 
 def read_file(path: Path) -> dict[str, Any]:
