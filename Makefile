@@ -34,7 +34,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --
 
 SEEDS ?= 0..999
 .PHONY: help demo sim chromium postgres check test test-faults mutants lint compiled format types imports sizes \
-	bench lock docs dist clean
+	bench lock screenshots docs dist clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -129,6 +129,10 @@ lock: $(VENV)/.uv ## resolve the locks in requirements/ again
 	$(UV_COMPILE) pyproject.toml --extra dev --output-file requirements/dev.txt \
 		--constraint requirements/runtime.txt
 	$(UV_COMPILE) --group docs --output-file requirements/docs.txt
+
+screenshots: $(VENV)/.installed ## the pictures in docs/web.md, of queues that run for some minutes
+	@tools/check_machine java
+	$(BIN)/python tools/make_screenshots.py $(ARGS)
 
 docs: $(VENV)/.docs ## the documents as a site in build/site; a broken link is an error
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/mkdocs build --strict

@@ -34,13 +34,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import httpx
-from benchmarks.broker import broker_at
 from benchmarks.load import LoadProducer
 from benchmarks.rows import IS_BRIEF, Row, finish, scaled, show
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from kafkamq import Service
 from kafkamq.config import ServiceConfig
+from kafkamq.dev import LocalKafka
 from kafkamq.markers.wire.markers import encode_marker
 from kafkamq.queue.wire.headers import Origin, dead_letter_headers
 from kafkamq.queue.wire.keys import join_key
@@ -334,20 +334,14 @@ def viewer_rows(pages: Pages, viewers: int, broker: Callable[[], float]) -> list
     ]
 
 
-def broker_cpu(servers: str) -> Callable[[], float]:
-    """What the broker that listens there has used, if it is on this machine."""
-    port = servers.rpartition(":")[2]
-    for each in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            command = each.read_bytes()
-        except OSError:
-            continue
-        if b"kafka.Kafka" in command:
-            folder = Path(command.rstrip(b"\0").rpartition(b"\0")[2].decode())
-            if folder.exists() and port in folder.read_text():
-                pid = int(each.parent.name)
-                return lambda: cpu_s(pid)
-    return lambda: 0.0
+@contextmanager
+def measured_broker(servers: str) -> Iterator[tuple[str, Callable[[], float]]]:
+    """A broker, and what it has used so far; of one that is named nobody knows it."""
+    if servers:
+        yield servers, lambda: 0.0
+        return
+    with LocalKafka(heap="1g", jvm_options=()) as kafka:
+        yield kafka.bootstrap_servers, lambda: cpu_s(kafka.pid)
 
 
 def main() -> int:
@@ -365,7 +359,10 @@ def main() -> int:
         show(*found)
         rows.extend(found)
 
-    with broker_at(arguments.bootstrap_servers) as servers, tempfile.TemporaryDirectory() as folder:
+    with (
+        measured_broker(arguments.bootstrap_servers) as (servers, broker),
+        tempfile.TemporaryDirectory() as folder,
+    ):
         path = Path(folder) / "index"
 
         def namespace(name: str) -> ServiceConfig:
@@ -392,7 +389,7 @@ def main() -> int:
                 with browsing(pages.address) as page:
                     add(paint_rows(page, pages))
                     add(event_rows(page, pages, config))
-            add(viewer_rows(pages, arguments.viewers, broker_cpu(servers)))
+            add(viewer_rows(pages, arguments.viewers, broker))
             memory = pages.memory_mb()
             add([Row("memory at most", memory, None, None, "MB", 400.0, memory <= 400.0)])
         finally:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import traceback
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,6 +38,9 @@ from kafkamq.parallel.consumer import ParallelConsumer
 from kafkamq.queue.namespace import CONNECT_TIMEOUT_S
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.log_reader import LogReader
+from kafkamq.web.app import serving
+from kafkamq.web.index.follower import IndexOptions
+from kafkamq.web.options import WebOptions
 
 CANARY = "canary-Pa55word-7f3a9c"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -290,6 +294,26 @@ def test_a_command_with_a_wrong_password(secured: SecuredKafka, namespace: str) 
     assert done.returncode == 1
     assert "sasl.password" in done.stderr
     assert CANARY not in done.stdout + done.stderr
+
+
+def test_pages_with_a_wrong_password_say_so(
+    secured: SecuredKafka, namespace: str, tmp_path: Path
+) -> None:
+    settings = secured.scram_settings("nobody", CANARY)
+    config = ServiceConfig(bootstrap_servers=secured.scram, namespace=namespace, kafka=settings)
+
+    def shown(address: str) -> str:
+        try:
+            with urllib.request.urlopen(address, timeout=within(30)) as answer:
+                return str(answer.read().decode())
+        except urllib.error.HTTPError as error:
+            return error.read().decode()
+
+    index = IndexOptions(path=tmp_path / "index")
+    with serving(config, WebOptions(port=0), index) as address:
+        for path in ("", "dead-letters", "jobs", "actions", "api/state"):
+            wait_until(lambda path=path: "sasl.password" in shown(address + path), path)
+            assert CANARY not in shown(address + path)
 
 
 def command_lines() -> str:

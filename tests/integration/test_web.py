@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 from tests.integration.cli_tools import Commands
 from tests.integration.queue_logs import make_service
 from tests.waiting import wait_until, within
@@ -126,6 +128,35 @@ def test_the_index_follows_restarts_and_is_made_anew(
             assert not [group for group in admin.groups() if "web" in group], "in no group"
     finally:
         index.close()
+
+
+def test_what_retention_deleted_meanwhile_is_passed(
+    bootstrap: str, namespace: str, tmp_path: Path
+) -> None:
+    with make_service(bootstrap, namespace, partitions=1) as service:
+        producer = service.queue("orders").producer()
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+
+        def send(count: int) -> None:
+            for _ in range(count):
+                producer.send(b"x").result(within(30))
+
+        def reads(wanted: int) -> None:
+            index, views = following(service.config, tmp_path / "index")
+            try:
+                wait_until(lambda: shows(views, lambda row: row["messages"] == wanted))
+                assert views.message(0, 0, 0) is not None, "what was read is kept"
+            finally:
+                index.close()
+
+        send(3)
+        reads(3)
+        send(4)
+        place = TopicPartition(service.config.message_topic, 0, 7)
+        for future in admin.delete_records([place]).values():
+            future.result(within(30))
+        send(2)
+        reads(5)
 
 
 def life(views: Views, id: str) -> list[str]:

@@ -74,11 +74,15 @@ def names_are_full(connection: sqlite3.Connection) -> bool:
     return int(connection.execute("SELECT count(*) FROM name").fetchone()[0]) >= fold.MAX_NAMES
 
 
-def queue_rows(connection: sqlite3.Connection) -> list[tuple[int, str, int, int, int, int]]:
-    """Of every queue: number, name, messages, waiting, dead letters, those redriven."""
+def queue_rows(
+    connection: sqlite3.Connection, queue: int | None = None
+) -> list[tuple[int, str, int, int, int, int]]:
+    """Number, name, messages, waiting, dead letters and those redriven, of one queue or of all."""
+    where, values = ("", ()) if queue is None else ("WHERE queue = ?", (queue,))
     return connection.execute(
         "SELECT queue, text, messages, waiting, letters, redriven FROM queue"
-        " JOIN name ON number = queue"
+        f" JOIN name ON number = queue {where}",
+        values,
     ).fetchall()
 
 

@@ -140,7 +140,7 @@ class Views:
         picture = self._index.picture
         with reading(self._path) as connection:
             queue = name_number(connection, name)
-            rows = [row for row in lookups.queue_rows(connection) if row[0] == queue]
+            rows = lookups.queue_rows(connection, queue)
             if not rows:
                 return None
             runs = [run for run in picture.runs if run.queue == queue]

@@ -107,9 +107,12 @@ class Chunks:
         self._connection = connection
         self._chunks: OrderedDict[int, Chunk] = OrderedDict()
         self._changed: set[int] = set()
+        self._last = -1, Chunk()  # the last one that was to change
 
     def get(self, number: int, *, changes: bool = True) -> Chunk:
-        """The chunk; a new one if nothing is known of it."""
+        """Return the chunk; a new one if nothing is known of it."""
+        if number == self._last[0] and changes:
+            return self._last[1]
         chunk = self._chunks.get(number)
         if chunk is None:
             chunk = self._chunks[number] = self._load(number)
@@ -117,6 +120,7 @@ class Chunks:
             self._chunks.move_to_end(number)
         if changes:
             self._changed.add(number)
+            self._last = number, chunk
         return chunk
 
     def _load(self, number: int) -> Chunk:
@@ -153,11 +157,13 @@ class Chunks:
             )
         self._connection.executemany("INSERT OR REPLACE INTO chunk VALUES (?, ?, ?, ?, ?)", rows)
         self._changed.clear()
+        self._last = -1, Chunk()
         while len(self._chunks) > MAX_CHUNKS:
             self._chunks.popitem(last=False)
 
     def drop(self, number: int) -> None:
         """Forget a chunk whose rows are deleted."""
+        self._last = -1, Chunk()
         self._chunks.pop(number, None)
         self._changed.discard(number)
 
