@@ -220,14 +220,10 @@ def ack(
 ) -> AckQuery:
     """Start a query that gives each row's message its verdict, when its output is written.
 
-    Through Spark Connect it writes verdicts alone: output, ``backoff`` and ``on_late`` need a
-    session of this process.
-
     Args:
         frame: Rows of ``read_queue`` after any transformation, with ``ack_token`` and, where not
-            all is well, ``verdict`` (ack, nack, reject), ``delay`` (s) and ``reason``
-            (``ACK_COLUMNS``). A message may have several rows: its last verdict that is no ack
-            counts.
+            all is well, ``verdict`` (ack, nack, reject), ``delay`` (s) and ``reason``. A message
+            may have several rows: its last verdict that is no ack counts.
         config: Cluster and namespace; None: those that were registered.
         checkpoint: Spark's folder for this query.
         topic: Write the rows' ``value``, ``key``, ``headers``, ``partition`` and ``topic`` to
@@ -248,20 +244,18 @@ def ack(
         on_late: Called with the places (partition/offset) of messages whose ENDs came too late.
 
     Raises:
-        ConfigError: Columns, topic or checkpoint cannot work.
+        ConfigError: Columns, topic or checkpoint cannot work; or output through Spark Connect.
     """
     outputs: dict[str, object] = {"topic": topic, "table": table, "each_batch": each_batch}
     _require(frame, checkpoint, slots, [name for name, value in outputs.items() if value])
     if each_batch is None:
         check_columns(frame.schema)
+    start = partial(
+        start_query, trigger_s=trigger_s, available_now=available_now, query_name=query_name
+    )
     if getattr(frame.sparkSession, "_jvm", None) is None:
         outputs |= {"backoff": backoff, "slots": slots, "on_late": on_late}
-        _require_local([name for name, value in outputs.items() if value])
-        writer = _remote_writer(frame, config, checkpoint)
-        query = start_query(
-            writer, trigger_s=trigger_s, available_now=available_now, query_name=query_name
-        )
-        return AckQuery(query, Acknowledged())
+        return AckQuery(start(_remote_writer(frame, config, checkpoint, outputs)), Acknowledged())
     if table:
         each_batch = partial(_insert, table, check_table(frame, table))
     spark = frame.sparkSession
@@ -278,10 +272,7 @@ def ack(
     elif slots is not None:
         raise ConfigError("slots is for output to a topic, and there is none")
     writer = frame.writeStream.foreachBatch(batches.run).option("checkpointLocation", checkpoint)
-    query = start_query(
-        writer, trigger_s=trigger_s, available_now=available_now, query_name=query_name
-    )
-    return AckQuery(query, batches.total)
+    return AckQuery(start(writer), batches.total)
 
 
 def _insert(table: str, columns: Sequence[str], frame: DataFrame, batch: Batch) -> None:
@@ -312,18 +303,18 @@ def _require(frame: DataFrame, checkpoint: str, slots: int | None, outputs: list
         raise ConfigError(f"{' and '.join(outputs)} exclude each other: output goes to one place")
 
 
-def _require_local(given: list[str]) -> None:
-    if given:
+def _remote_writer(
+    frame: DataFrame,
+    config: ServiceConfig | None,
+    checkpoint: str,
+    needs_driver: Mapping[str, object],
+) -> DataStreamWriter:
+    """The server has what was registered in the session; its sink finds no more options."""
+    if given := [name for name, value in needs_driver.items() if value]:
         raise ConfigError(
             f"{given[0]} needs a session of this process: through Spark Connect ack() writes "
             'verdicts alone; write output by a query of its own, with format("kafkamq")'
         )
-
-
-def _remote_writer(
-    frame: DataFrame, config: ServiceConfig | None, checkpoint: str
-) -> DataStreamWriter:
-    """The server has what was registered in the session; its sink finds no more options."""
     if config is not None:
         register_source(frame.sparkSession, config)
     writer = frame.writeStream.format(FORMAT).option("mode", "ack")
