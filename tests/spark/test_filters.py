@@ -21,8 +21,8 @@ from pyspark.sql.datasource import (
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import StateError
 from kafkamq.spark.options import parse_source_options
-from kafkamq.spark.queues.tokens import AckToken, decode_token
-from kafkamq.spark.source.filters import NOTHING_PUSHED, Pushed, push
+from kafkamq.spark.queues.acks import AckToken, decode_token
+from kafkamq.spark.source.planning import NOTHING_PUSHED, Pushed, push
 from kafkamq.spark.source.rows import _chooser
 from kafkamq.types import MessageId
 

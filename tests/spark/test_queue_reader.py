@@ -36,9 +36,8 @@ from kafkamq.queue.wire.keys import marker_partition
 from kafkamq.spark.marker_log import marker_log
 from kafkamq.spark.options import parse_source_options
 from kafkamq.spark.queues import starting
-from kafkamq.spark.queues.acks import AckSettings, find_late, read_verdicts
+from kafkamq.spark.queues.acks import AckSettings, find_late, read_verdicts, write_ends
 from kafkamq.spark.queues.committing import CommitSettings, commit_slots
-from kafkamq.spark.queues.ending import write_ends
 from kafkamq.spark.queues.leasing import QueuePartition, QueueReader
 from kafkamq.spark.queues.starting import (
     LEFT,

@@ -20,10 +20,9 @@ from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq.spark.marker_log import marker_log
 from kafkamq.spark.options import parse_source_options
-from kafkamq.spark.queues.acks import AckSettings, find_late, read_verdicts
+from kafkamq.spark.queues.acks import AckSettings, AckToken, find_late, read_verdicts
 from kafkamq.spark.queues.committing import CommitSettings, commit_slots
 from kafkamq.spark.queues.leasing import QueueReader
-from kafkamq.spark.queues.tokens import AckToken
 from kafkamq.types import MarkerType, MessageId
 
 pytestmark = pytest.mark.spark

@@ -17,8 +17,7 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.queue.wire.keys import key_partition, split_key
 from kafkamq.spark.failures import query_failure
-from kafkamq.spark.formats import register_source
-from kafkamq.spark.registering import register
+from kafkamq.spark.formats import register, register_source
 from kafkamq.spark.sink.ledger import SinkLedger
 from kafkamq.spark.sink.sink import by_slot, clear_sink_ledger, write_stream
 from kafkamq.spark.sink.writer import DEDUP_HEADER

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kafkamq.spark.batches import Batch
+    from kafkamq.spark.formats import register
     from kafkamq.spark.handlers import StreamMessage, map_messages
     from kafkamq.spark.payloads import with_body
     from kafkamq.spark.queue_streams import Acknowledged, AckQuery, ack, read_queue
-    from kafkamq.spark.registering import register
     from kafkamq.spark.sink.sink import by_slot, clear_sink_ledger, write_stream
     from kafkamq.spark.tables import write_once
     from kafkamq.spark.views import Views, register_views
@@ -45,7 +45,7 @@ _HOMES = {
     "kafkamq.spark.handlers": ("StreamMessage", "map_messages"),
     "kafkamq.spark.payloads": ("with_body",),
     "kafkamq.spark.queue_streams": ("AckQuery", "Acknowledged", "ack", "read_queue"),
-    "kafkamq.spark.registering": ("register",),
+    "kafkamq.spark.formats": ("register",),
     "kafkamq.spark.sink.sink": ("by_slot", "clear_sink_ledger", "write_stream"),
     "kafkamq.spark.tables": ("write_once",),
     "kafkamq.spark.views": ("Views", "register_views"),

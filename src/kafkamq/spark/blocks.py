@@ -3,7 +3,8 @@
 The source decodes markers where it reads them and packs what a tracker folds into columns of
 integers; Spark shuffles a few cells instead of every marker, and payloads never leave the reader
 (R18). A cell belongs to one marker partition and holds its markers in offset order. Actions travel
-the same way from the fold to the driver.
+the same way from the fold to the driver. Cells live for one batch, between processes of the same
+release; they are no storage format.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, Outcome
 FoldRow = tuple[int, int, "Marker | None"]
 """(offset, LogAppendTime in ms or -1, marker or None for an undecodable record)."""
 
+_HEAD = struct.Struct("<III")  # rows, columns, bytes of the table
 _UNDECODABLE = -1
 _OF_SCHEDULE = 256
 _OUTCOMES = tuple(Outcome)  # dense from 0
@@ -186,9 +188,6 @@ def decode_actions(data: bytes) -> list[Settle | Carry]:
 def _signed(bits: int) -> int:
     """64 bits in a column of signed integers."""
     return bits - (_ALL_BITS + 1) if bits >> 63 else bits
-
-
-_HEAD = struct.Struct("<III")  # rows, columns, bytes of the table
 
 
 def pack(columns: Sequence[Sequence[int]], table: object = None) -> bytes:

@@ -145,11 +145,6 @@ def write_note(spark: SparkSession, checkpoint: str, note: CheckpointNote) -> No
     stream = files.create(draft, True)
     try:
         values = {"version": _VERSION, **asdict(note)}
-        # An earlier release knows nothing of others.
-        if note.number == 1:
-            values = {name: values[name] for name in ("version", *_FIRST, "queue")}
-        if not note.queue:
-            del values["queue"]
         stream.write(bytearray(json.dumps(values).encode()))
     finally:
         stream.close()
@@ -178,9 +173,6 @@ def drop_folder(spark: SparkSession, checkpoint: str, note: CheckpointNote) -> N
     files, folder = _folder(spark, checkpoint)
     for name in (note.folder,) if note.folder else _OF_SPARK:
         files.delete(_path(spark, folder, name), True)
-
-
-_FIRST = ("topic", "tasks", "engine", "starting")
 
 
 def _name(number: int) -> str:

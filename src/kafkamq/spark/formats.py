@@ -1,11 +1,11 @@
 """Kafka in Spark without connector jars: ``format("kafkamq")``, batch and streaming.
 
-    register_source(spark, config)
+    register(spark, config)
     spark.read.format("kafkamq").option("view", "deliveries").load()
     spark.readStream.format("kafkamq").option("topic", "orders").load()
     rows.write.format("kafkamq").option("queue", "emails").mode("append").save()
 
-What writing does is in ``sink/``, and for acknowledgements in ``queues/ending.py``. Options are in
+What writing does is in ``sink/``, and for acknowledgements in ``queues/acks.py``. Options are in
 ``options.py``, the columns of each view in ``columns.py``. Readers are ``read_committed`` and
 assigned (no consumer group takes part); a position outside a log is an error, never a jump, unless
 ``failOnDataLoss`` says otherwise (R23).
@@ -30,17 +30,15 @@ from pyspark.sql.types import StructType
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.spark.options import SourceOptions, parse_source_options
-from kafkamq.spark.queues.ending import BatchEndWriter, StreamEndWriter, parse_ack_options
+from kafkamq.spark.queues.acks import BatchEndWriter, StreamEndWriter, parse_ack_options
 from kafkamq.spark.queues.leasing import QueueReader
-from kafkamq.spark.session import active
+from kafkamq.spark.session import active, check_packages
 from kafkamq.spark.sink.rows import SinkOptions, parse_sink_options
 from kafkamq.spark.sink.writer import BatchWriter, StreamWriter
 from kafkamq.spark.source.columns import columns_of
-from kafkamq.spark.source.filters import NOTHING_PUSHED, push
-from kafkamq.spark.source.planning import batch_ranges
+from kafkamq.spark.source.planning import NOTHING_PUSHED, batch_ranges, push
 from kafkamq.spark.source.rows import RangePartition, read_rows
-from kafkamq.spark.source.streaming import StreamReader
-from kafkamq.spark.source.waiting import WaitingReader
+from kafkamq.spark.source.streaming import StreamReader, WaitingReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,6 +47,28 @@ if TYPE_CHECKING:
 
 FORMAT = "kafkamq"
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+
+
+def register(
+    spark: SparkSession, config: ServiceConfig | None = None, *, name: str = FORMAT
+) -> SparkSession:
+    """Make ``format("kafkamq")`` known; returns the session.
+
+    Args:
+        spark: The session, of ``build_session`` or any other.
+        config: Cluster, namespace and Kafka's properties for all queries. None: each query names
+            them as options (``kafka.bootstrap.servers``, ``namespace``, ``kafka.NAME``), where
+            secrets can be seen in plans.
+        name: What ``format`` is given; another one for a second cluster or namespace. With
+            ``-sink`` behind it it is the same.
+
+    Raises:
+        ConfigError: A Python package is missing or has an unsupported version.
+    """
+    check_packages()
+    register_source(spark, config, name=name)
+    register_source(spark, config, name=f"{name}-sink")
+    return spark
 
 
 def register_source(

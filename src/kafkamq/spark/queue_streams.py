@@ -36,14 +36,19 @@ from kafkamq.spark.failures import (
 from kafkamq.spark.formats import FORMAT, register_source, registered_config
 from kafkamq.spark.parallelism import FIRST_LOOK_S, NEXT_LOOK_S, cores
 from kafkamq.spark.payloads import BodySchema, with_body
-from kafkamq.spark.queues.acks import ACK_COLUMNS, RESULT_SCHEMA, AckSettings, check_columns
+from kafkamq.spark.queues.acks import (
+    ACK_COLUMNS,
+    RESULT_SCHEMA,
+    AckSettings,
+    check_columns,
+    write_ends,
+)
 from kafkamq.spark.queues.committing import (
     CommitSettings,
     commit_slots,
     next_epoch,
     with_slots,
 )
-from kafkamq.spark.queues.ending import write_ends
 from kafkamq.spark.sink.rows import MAX_SLOTS, SINK_COLUMNS, check_types
 from kafkamq.spark.sink.sink import start_query
 from kafkamq.spark.tables import check_table, insert_once

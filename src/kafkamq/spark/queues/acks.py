@@ -1,14 +1,27 @@
-"""Verdicts of rows, as ENDs: what to write, where to, and which of them came too late."""
+"""Verdicts of rows, as ENDs: which message is whose row, what to write, and what came too late.
+
+An ack token is what a row must carry so that its message can be acknowledged anywhere, later. An
+END is idempotent: a repeated batch writes its ENDs again, and they change nothing. With the option
+``mode`` = ``ack`` a query writes them and nothing else.
+"""
 
 from __future__ import annotations
 
+import logging
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
 from kafkamq.config import Backoff, ServiceConfig
-from kafkamq.errors import ConfigError
+from kafkamq.errors import ConfigError, StateError
 from kafkamq.markers.rules.attempts import Attempts
 from kafkamq.markers.rules.batching import delay_by_reference_ms
 from kafkamq.markers.rules.handout import nack_delay_ms
@@ -16,10 +29,10 @@ from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.wire.markers import MAX_DURATION_MS, encode_known_end, encode_named
 from kafkamq.queue.wire.headers import cut_text
 from kafkamq.queue.wire.keys import marker_key
-from kafkamq.spark.marker_log import MarkerLog
-from kafkamq.spark.queues.tokens import AckToken, decode_token
+from kafkamq.spark.marker_log import MarkerLog, marker_log
+from kafkamq.spark.options import parse_service
 from kafkamq.transport.record import LOG_APPEND_TIME
-from kafkamq.types import Outcome
+from kafkamq.types import MessageId, Outcome
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,9 +49,86 @@ ACK_COLUMNS: Mapping[str, str] = {
 RESULT_SCHEMA = "ends BIGINT, written BIGINT, skipped BIGINT, late BIGINT, places ARRAY<STRING>"
 """What a task reports: ENDs, rows written and passed over, late messages, some of their places."""
 
+ENDED = -1  # as start_offset: the message has its verdict and was not STARTed again
+NACKED = -2  # so, and the verdict was a nack
+
+_VERSION = "1"  # its batch's markers are single
+_OF_BATCHES = "2"  # with one part more, the message's time
+_PLANNED = 3  # parts of a consumer_id that names its batch's plan
+_SHOWN = 40
+
 _MAX_NAMED = 100
 _OUTCOMES = {"ack": Outcome.ACK, "nack": Outcome.NACK, "reject": Outcome.REJECT}
 MAX_DELAY_S = 366 * 86_400.0
+_KNOWN = {"mode", "namespace", "checkpointlocation", "path", "queryname"}
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AckToken:
+    """One delivery of one message; opaque to users, readable to people."""
+
+    message_id: MessageId
+    marker_partition: int  # where its START is, and its END must go (R7, R26)
+    consumer_id: str
+    delivery_count: int
+    timeout_ms: int  # redelivery timeout
+    start_offset: int  # or ENDED, NACKED
+    start_ms: int  # of the broker
+    # Broker time of a message whose START refers to it (R28), -1 of another one; None: markers of
+    # its batch are of one message each.
+    message_ms: int | None = None
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where the message is: partition and offset."""
+        return self.message_id.partition, self.message_id.offset
+
+    @property
+    def plan(self) -> str:
+        """What all runs of its batch share; empty: it was handed out by no plan."""
+        parts = self.consumer_id.split("-")
+        return parts[1] if len(parts) == _PLANNED else ""
+
+    def encode(self) -> str:
+        one = self.message_id
+        is_single = self.message_ms is None
+        return "/".join(
+            (
+                _VERSION if is_single else _OF_BATCHES,
+                f"{one.partition}/{one.offset}/{one.leader_epoch}/{one.topic_id.hex()}",
+                f"{self.marker_partition}/{self.consumer_id}/{self.delivery_count}",
+                f"{self.timeout_ms}/{self.start_offset}/{self.start_ms}",
+                *(() if is_single else (str(self.message_ms),)),
+            )
+        )
+
+
+def decode_token(text: str | None) -> AckToken:
+    """What ``AckToken.encode`` wrote."""
+    try:
+        parts = (text or "").split("/")
+        message_ms = int(parts.pop()) if parts[0] == _OF_BATCHES else None
+        version, partition, offset, epoch, topic_id, route, consumer, count, timeout, start, at = (
+            parts
+        )
+        if version not in (_VERSION, _OF_BATCHES):
+            raise ValueError
+        return AckToken(
+            MessageId(int(partition), int(offset), bytes.fromhex(topic_id), int(epoch)),
+            int(route),
+            consumer,
+            int(count),
+            int(timeout),
+            int(start),
+            int(at),
+            message_ms,
+        )
+    except ValueError:
+        shown = "null" if text is None else repr(text[:_SHOWN])
+        raise StateError(
+            f"ack_token is {shown}: rows must keep the column ack_token of read_queue() as it is"
+        ) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,3 +311,87 @@ def _due(attempts: Attempts, passed_ms: int) -> set[tuple[int, int]]:
         for each in attempts.open()
         if each.attempt.outcome is None and (each.state == "due" or each.remaining_ms < passed_ms)
     }
+
+
+def parse_ack_options(options: Mapping[str, str], service: ServiceConfig | None) -> AckSettings:
+    """Options of a query that writes verdicts."""
+    given = {name.lower(): value for name, value in options.items()}
+    if given.get("mode") != "ack":
+        raise ConfigError(
+            f"mode is {given.get('mode', '')!r}: to acknowledge it must be ack; to write rows "
+            "leave it out, and name a topic or a queue"
+        )
+    unknown = sorted(name for name in given if name not in _KNOWN and not name.startswith("kafka."))
+    if unknown:
+        raise ConfigError(f"unknown option {unknown[0]}: known are mode, namespace and kafka.NAME")
+    return AckSettings(config=parse_service(given, service))
+
+
+def _rows_of(batch: pa.RecordBatch) -> list[dict[str, object]]:
+    """The columns that matter of each row."""
+    wanted = [name for name in batch.schema.names if name in ACK_COLUMNS]
+    rows: list[dict[str, object]] = batch.select(wanted).to_pylist()
+    return rows
+
+
+def write_ends(
+    batches: Iterable[pa.RecordBatch], settings: AckSettings
+) -> Iterator[pa.RecordBatch]:
+    """In a worker: ENDs without a transaction; writing them twice changes nothing."""
+    ends = read_verdicts(row for batch in batches for row in _rows_of(batch))
+    log = marker_log(settings.config)
+    log.write(end_records(ends, settings, log))
+    yield report(len(ends), find_late(log, ends))
+
+
+@dataclass
+class _Ended(WriterCommitMessage):
+    late: int
+    named: list[str]
+
+
+def _write(iterator: Iterator[pa.RecordBatch], settings: AckSettings) -> _Ended:
+    """The output of the query is written elsewhere and before."""
+    (done,) = next(write_ends(iterator, settings)).to_pylist()
+    return _Ended(done["late"], done["places"])
+
+
+def _report(messages: Iterable[WriterCommitMessage | None]) -> None:
+    done = [message for message in messages if isinstance(message, _Ended)]
+    late = sum(message.late for message in done)
+    if late:
+        named = [place for message in done for place in message.named]
+        _log.warning(
+            "%d verdicts came after their leases' ends: these messages are delivered again "
+            "(partition/offset: %s)",
+            late,
+            ", ".join(named),
+        )
+
+
+class StreamEndWriter(DataSourceStreamArrowWriter):
+    def __init__(self, settings: AckSettings, schema: StructType) -> None:
+        check_columns(schema)
+        self._settings = settings
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return _write(iterator, self._settings)
+
+    def commit(
+        self,
+        messages: list[WriterCommitMessage | None],
+        batchId: int,  # noqa: N803 - Spark's
+    ) -> None:
+        _report(messages)
+
+
+class BatchEndWriter(DataSourceArrowWriter):
+    def __init__(self, settings: AckSettings, schema: StructType) -> None:
+        check_columns(schema)
+        self._settings = settings
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return _write(iterator, self._settings)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        _report(messages)

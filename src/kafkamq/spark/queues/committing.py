@@ -40,15 +40,18 @@ from kafkamq.spark.marker_log import marker_log
 from kafkamq.spark.parallelism import group_key
 from kafkamq.spark.queues.acks import (
     ACK_COLUMNS,
+    ENDED,
+    NACKED,
     AckSettings,
+    AckToken,
     End,
+    decode_token,
     end_records,
     find_late,
     read_verdicts,
     report,
 )
 from kafkamq.spark.queues.starting import BATCH, VERDICTS
-from kafkamq.spark.queues.tokens import ENDED, NACKED, AckToken, decode_token
 from kafkamq.spark.sink.rows import SINK_COLUMNS
 from kafkamq.transport.errors import KafkaError, OutcomeUnknownError, TransactionAbortedError
 from kafkamq.transport.log_reader import log_reader

@@ -45,8 +45,8 @@ from kafkamq.queue.wire.keys import join_key
 from kafkamq.spark.backlog import Backlog
 from kafkamq.spark.marker_log import MarkerLog, marker_log
 from kafkamq.spark.options import AcknowledgeOptions, SourceOptions
-from kafkamq.spark.queues.owner import QueueOwner
-from kafkamq.spark.queues.position import QueuePosition
+from kafkamq.spark.queues.acks import AckToken
+from kafkamq.spark.queues.owner import QueueOwner, QueuePosition
 from kafkamq.spark.queues.starting import (
     BATCH,
     Start,
@@ -56,7 +56,6 @@ from kafkamq.spark.queues.starting import (
     addressed,
     identity_of,
 )
-from kafkamq.spark.queues.tokens import AckToken
 from kafkamq.spark.source.columns import arrow_columns
 from kafkamq.spark.source.rows import RangePartition, made_of
 from kafkamq.spark.source.streaming import StreamOffsets, StreamReader, of_another
@@ -209,7 +208,7 @@ class QueueReader(StreamReader):
 
     def _require_own(self, offsets: StreamOffsets) -> None:
         super()._require_own(offsets)
-        planned = offsets.get(_PLAN, {})  # no batch yet, or by an earlier release: nothing
+        planned = offsets.get(_PLAN, {})  # no batch yet: nothing
         if planned and self.options.queue_id not in planned:
             raise of_another("queue", ", ".join(planned), self.options.queue_id)
 

@@ -43,7 +43,7 @@ from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.keys import CHUNK_OFFSETS, join_key, marker_key, marker_partition
 from kafkamq.spark.marker_log import MarkerLog, Place
 from kafkamq.spark.options import AcknowledgeOptions, SourceOptions
-from kafkamq.spark.queues.tokens import ENDED, NACKED
+from kafkamq.spark.queues.acks import ENDED, NACKED
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.log_reader import LogRange, Record, log_reader
 from kafkamq.transport.record import LOG_APPEND_TIME, headers_of
@@ -228,7 +228,7 @@ class Starter:
         self._acknowledge: AcknowledgeOptions = acknowledge
         self._log = log
         self._check = check
-        # Of all runs of this batch; of all batches, where an earlier release planned it.
+        # Of all runs of this batch.
         self._consumers = plan.consumer_id.rpartition("-")[0] + "-"
         self._queue_key = join_key(options.queue_id)
         self._history = _History()

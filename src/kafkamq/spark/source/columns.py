@@ -2,7 +2,8 @@
 
 Every view starts from the same committed records. ``records`` gives them as they are; the others
 decode what the protocol wrote, by the same code as workers and trackers, so that SQL needs to know
-nothing about the wire. Times are UTC. ``deliveries`` and ``in_flight``: see ``attempt_columns.py``.
+nothing about the wire. Times are UTC. Those of ``deliveries`` and ``in_flight`` are made in
+``folding.py``.
 """
 
 from __future__ import annotations

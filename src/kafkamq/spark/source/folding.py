@@ -6,7 +6,8 @@ it reads and not what is open, and now and then in a file, under whose it is and
 (query, log, beginning, next offset). Nothing depends on finding it: without it the worker goes on
 from an older one (another executor had the batches between), else it folds again from the
 beginning, with the same result; where retention has deleted the beginning, from where the log
-begins, which lacks only what was STARTed longer ago than the retention.
+begins, which lacks only what was STARTed longer ago than the retention. What STARTs of batches
+(R29) and kafka-mq-go's do not say of a message is read of the message itself.
 """
 
 from __future__ import annotations
@@ -18,23 +19,35 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import KafkaMQError, UnsupportedVersionError, WireError
-from kafkamq.markers.rules.attempts import Attempt, Attempts
+from kafkamq.errors import DeadlineExceededError, KafkaMQError, UnsupportedVersionError, WireError
+from kafkamq.markers.rules.attempts import Attempt, Attempts, OpenAttempt
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.rules.snapshot import restore_tracker, take_snapshot
+from kafkamq.markers.tracker.reading import MessageLookup
 from kafkamq.markers.wire.markers import decode_marker
-from kafkamq.transport.log_reader import LogRange, log_reader
-from kafkamq.transport.record import LOG_APPEND_TIME
+from kafkamq.queue.wire.headers import read_message_headers
+from kafkamq.queue.wire.keys import split_key
+from kafkamq.spark.source.columns import Column, arrow_batch, micros, text
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.log_reader import END_GRACE_S, LogRange, Patience, log_reader
+from kafkamq.transport.record import LOG_APPEND_TIME, headers_of
 from kafkamq.types import MessageId, Outcome
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _log = logging.getLogger(__name__)
+UNKNOWN = -1
+_MAX_BYTES = 16 * 1024 * 1024
+_LOOK_S = 0.5  # between two looks for what brokers do not know yet
+TIMEOUT_S = 120.0
 _VERSION = 2
 _MAX_ENDED = 10_000  # attempts at a time; one record may exceed it. Rows take memory
 _UNUSED_S = 7 * 86_400.0  # a stream that stood still for so long folds again
@@ -281,3 +294,161 @@ def _load(dumped: dict[str, Any]) -> Attempt:
             "outcome": None if outcome is None else Outcome(outcome),
         }
     )
+
+
+def _known(attempts: Sequence[Attempt], read: Callable[[Attempt], Any]) -> Column:
+    """What the message says; null where retention has deleted it, and its START does not say it."""
+    return [None if each.delivery_count == UNKNOWN else read(each) for each in attempts]
+
+
+def _message_columns(attempts: Sequence[Attempt]) -> list[Column]:
+    keys = [split_key(attempt.key) for attempt in attempts]
+    ids = [attempt.message_id for attempt in attempts]
+    return [
+        [text(queue_id) for queue_id, _ in keys],
+        _known(attempts, lambda each: read_message_headers(each.headers).id),
+        [user_key for _, user_key in keys],
+        _known(attempts, lambda each: each.delivery_count),
+        [one.partition for one in ids],
+        [one.offset for one in ids],
+        [one.topic_id.hex() for one in ids],
+        [one.leader_epoch for one in ids],
+    ]
+
+
+def _origin_columns(attempts: Sequence[Attempt], message_topic: str) -> list[Column]:
+    """Where the first copy stands: a first copy is its own origin."""
+    rows: list[tuple[Any, ...]] = []
+    for attempt in attempts:
+        if attempt.delivery_count == UNKNOWN:
+            rows.append((None,) * 4)
+            continue
+        origin = read_message_headers(attempt.headers).origin
+        one = attempt.message_id
+        if origin is None:
+            rows.append((message_topic, one.partition, one.offset, attempt.message_timestamp_ms))
+        else:
+            rows.append((origin.topic, origin.partition, origin.offset, origin.timestamp_ms))
+    return [
+        [row[0] for row in rows],
+        [row[1] for row in rows],
+        [row[2] for row in rows],
+        [None if row[3] is None else micros(row[3]) for row in rows],
+    ]
+
+
+def deliveries_batch(
+    attempts: Sequence[Attempt], schema: pa.Schema, *, message_topic: str, marker_partition: int
+) -> pa.RecordBatch:
+    """One row per attempt, ended or not."""
+
+    def ended(read: Callable[[Attempt], Any]) -> Column:
+        return [None if attempt.outcome is None else read(attempt) for attempt in attempts]
+
+    columns = [
+        *_message_columns(attempts),
+        *_origin_columns(attempts, message_topic),
+        [attempt.consumer_id for attempt in attempts],
+        [micros(attempt.started_ms) for attempt in attempts],
+        ended(lambda each: micros(each.ended_ms)),
+        ended(lambda each: each.ended_ms - each.started_ms),
+        [_name(attempt) for attempt in attempts],
+        ended(lambda each: each.is_late),
+        ended(lambda each: each.reason or None),
+        [attempt.delay_ms if attempt.outcome is Outcome.NACK else None for attempt in attempts],
+        [attempt.starts for attempt in attempts],
+        [micros(attempt.message_timestamp_ms) for attempt in attempts],
+        [marker_partition] * len(attempts),
+        [attempt.start_offset for attempt in attempts],
+        ended(lambda each: each.end_offset),
+    ]
+    return arrow_batch(columns, schema)
+
+
+def _name(attempt: Attempt) -> str | None:
+    return None if attempt.outcome is None else attempt.outcome.name
+
+
+def in_flight_batch(
+    found: Sequence[OpenAttempt], schema: pa.Schema, *, marker_partition: int
+) -> pa.RecordBatch:
+    """One row per message that is held, waits or is due."""
+    attempts = [each.attempt for each in found]
+    columns = [
+        *_message_columns(attempts),
+        [each.state for each in found],
+        [each.consumer_id for each in found],
+        [micros(attempt.started_ms) for attempt in attempts],
+        [_name(attempt) for attempt in attempts],
+        [each.remaining_ms for each in found],
+        [marker_partition] * len(found),
+        [attempt.start_offset for attempt in attempts],
+    ]
+    return arrow_batch(columns, schema)
+
+
+class MessageFacts:
+    """Reads messages again in a task; one owner thread. Nothing is opened before it is needed.
+
+    Of a message that is gone nothing is known: its attempt's ``delivery_count`` is ``UNKNOWN``.
+    """
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._config = config
+        self._lookup: MessageLookup | None = None
+
+    def put_into(self, attempts: Sequence[Attempt]) -> None:
+        """Key, headers, delivery count and time of those messages that are still there.
+
+        Raises:
+            BrokerError, DeadlineExceededError: They cannot be read.
+        """
+        try:
+            bare = [each for each in attempts if not each.headers and not each.message_timestamp_ms]
+            self._read(bare)
+        except BaseException:
+            self.close()  # the next task of this process has another client
+            raise
+
+    def _read(self, bare: list[Attempt]) -> None:
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while bare:
+            if self._lookup is None:
+                self._admin = Admin(self._config, timeout_s=10.0)
+                self._lookup = MessageLookup(self._config, Patience(END_GRACE_S), self._admin)
+            spans = [(each.message_id, 1) for each in bare]
+            read = self._lookup.read(spans, deadline_s=deadline_s, max_bytes=_MAX_BYTES)
+            awaited = []
+            for attempt, (records, is_awaited) in zip(bare, read, strict=False):
+                if is_awaited:
+                    awaited.append(attempt)
+                elif (message := records[0]) is not None:
+                    attempt.key = message.key() or b""
+                    attempt.headers = headers_of(message)
+                    attempt.delivery_count = read_message_headers(attempt.headers).delivery_count
+                    attempt.message_timestamp_ms = message.timestamp()[1]
+                elif attempt.delivery_count:  # of a SCHEDULE it is 0
+                    attempt.delivery_count = UNKNOWN
+            bare = awaited + bare[len(read) :]
+            if awaited and time.monotonic() + _LOOK_S > deadline_s:
+                raise DeadlineExceededError(f"{len(bare)} messages could not be read again in time")
+            if awaited:
+                time.sleep(_LOOK_S)
+
+    def close(self) -> None:
+        """End the clients; idempotent."""
+        if self._lookup is not None:
+            self._lookup.close()
+            self._admin.close()
+            self._lookup = None
+
+
+_facts: dict[tuple[object, ...], MessageFacts] = {}
+
+
+def message_facts(config: ServiceConfig) -> MessageFacts:
+    """This process's: a query has a task for each partition, an audit some dozen queries."""
+    key = os.getpid(), config.bootstrap_servers, config.message_topic, *sorted(config.kafka.items())
+    if key not in _facts:
+        _facts[key] = MessageFacts(config)
+    return _facts[key]

@@ -22,11 +22,9 @@ from kafkamq.spark.batches import QUERY_ID, task_property
 from kafkamq.spark.blocks import encode_block
 from kafkamq.spark.options import SourceOptions
 from kafkamq.spark.parallelism import group_key
-from kafkamq.spark.source.attempt_columns import deliveries_batch, in_flight_batch
 from kafkamq.spark.source.columns import arrow_columns, fold_rows
-from kafkamq.spark.source.filters import NOTHING_PUSHED, Pushed
-from kafkamq.spark.source.folding import FoldedLog
-from kafkamq.spark.source.message_facts import message_facts
+from kafkamq.spark.source.folding import FoldedLog, deliveries_batch, in_flight_batch, message_facts
+from kafkamq.spark.source.planning import NOTHING_PUSHED, Pushed
 from kafkamq.transport.log_reader import LogRange, Record, log_reader
 
 if TYPE_CHECKING:
