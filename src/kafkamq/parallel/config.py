@@ -189,7 +189,7 @@ class ParallelConfig:
     ordering: Ordering = Ordering.KEY
     null_keys: NullKeys = NullKeys.SERIAL
     concurrency: int = 16  # maxConcurrency: handlers at once; or how many to begin with
-    is_auto: bool = False  # how many at once is found (``runtime.rules.fan_out``)
+    is_auto: bool = False  # how many at once is found (``FanOut``)
     max_concurrency: int | None = None  # then at most so many; None: as suits the handler
     processes: int = 0  # handlers run in so many processes; 0: in this one
     threads: int = 1  # or coroutines, in each process

@@ -2,7 +2,7 @@
 
 ``DeadLetterOutbox`` is what consumers need of a place for dead letters; ``TopicOutbox`` is that of
 queues, which ``TopicBackend.open_consumer`` makes. Its letters go to Kafka, or to the user's own
-writer. A ``ParallelConsumer`` without a queue has ``parallel/dead_letters.py``. The tracker of
+writer. A ``ParallelConsumer`` without a queue has ``parallel/failure_policy.py``. The tracker of
 ``markers`` writes its own, in the transaction that ends the message, which only Kafka can be part
 of.
 """

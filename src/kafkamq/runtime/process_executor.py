@@ -57,7 +57,7 @@ class Processes:
     pack: Callable[[Any], Any]  # makes of a record what is sent
     place: Callable[[Any], tuple[str, int, int]]  # topic, partition and offset of a record
     timeout_ms: int = 0  # after so long a call has failed; 0: never
-    owner: object = None  # what hooks are inside of (``inside``)
+    owner: object = None  # what hooks are inside of (``is_inside``)
     is_ahead: bool = True  # a process may have more than its handlers can begin
 
     @property

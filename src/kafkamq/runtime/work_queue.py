@@ -312,7 +312,7 @@ class HandlerCall:
     publishes: bool = False  # the queue has something to publish of what a slot has handled
     timeout_ms: int = 0  # after so long a call has failed; 0: never
     is_claimed: bool = False  # the end does not wait for handlers: it takes what they are at
-    owner: object = None  # what its code is inside of (``inside``)
+    owner: object = None  # what its code is inside of (``is_inside``)
 
     @property
     def keeps_claims(self) -> bool:
