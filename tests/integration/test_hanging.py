@@ -112,7 +112,11 @@ def test_a_worker_whose_handlers_hang(
     def handle(body: bytes) -> None:
         gate.wait(within(60))
 
-    with serve_metrics(0, host="127.0.0.1") as server, Worker(service, hung_after=0.2) as worker:
+    with (
+        service,
+        serve_metrics(0, host="127.0.0.1") as server,
+        Worker(service, hung_after=0.2) as worker,
+    ):
         with queue.producer() as producer:
             for _ in range(3):
                 producer.send(b"x")

@@ -241,9 +241,9 @@ def test_a_certificate_that_will_not_do_is_said_at_once(
 # ---- secrets
 
 
-def all_starts(config: ServiceConfig) -> dict[str, Callable[[], object]]:
+def all_starts(service: Service) -> dict[str, Callable[[], object]]:
     """Everything that connects."""
-    service = Service(config.bootstrap_servers, config.namespace, kafka=config.kafka)
+    config = service.config
     parallel = ParallelConsumer(
         "a", group_id="g", bootstrap_servers=config.bootstrap_servers, kafka=config.kafka
     )
@@ -266,7 +266,8 @@ def test_a_wrong_password_is_a_clear_error(
     caplog.set_level(logging.DEBUG)
     settings = secured.scram_settings("nobody", CANARY)
     config = ServiceConfig(bootstrap_servers=secured.scram, namespace=namespace, kafka=settings)
-    for what, start in all_starts(config).items():
+    service = Service(config.bootstrap_servers, config.namespace, kafka=config.kafka)
+    for what, start in all_starts(service).items():
         began_s = time.monotonic()
         with pytest.raises(BrokerError, match=r"sasl\.password") as raised:
             start()
@@ -274,6 +275,7 @@ def test_a_wrong_password_is_a_clear_error(
         assert not raised.value.is_retriable
         shown = "".join(traceback.format_exception(raised.value))
         assert CANARY not in shown + repr(raised.value) + repr(config)
+    service.close()
     assert CANARY not in caplog.text
 
 
