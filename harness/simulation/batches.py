@@ -4,12 +4,15 @@ The driver claims the ledgers, appends TICKs and plans where batches end (`Strea
 batch and marker partition a task reads the range and folds it over the state of the batch before;
 the driver takes what was folded, and the batch is committed while it settles what is due. Plans and
 states are kept on the checkpoint, so a batch that was begun is repeated by the next start.
+
+One that stands by (R36) has a checkpoint of its own, and runs beside others: it folds from the
+ledgers' positions on, and claims when it is chosen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +20,10 @@ from harness.simulation.processes import QueueWorld
 from harness.simulation.scheduler import Process
 from kafkamq.config import TrackerConfig
 from kafkamq.errors import KafkaMQError, WireError
-from kafkamq.markers.tracker.ledger import Claim, claim
+from kafkamq.markers.tracker.ledger import Claim, LedgerKey, claim, read_ledgers
+from kafkamq.markers.tracker.succession import Succession
+from kafkamq.markers.tracker.ticker import Ticker
+from kafkamq.markers.wire.ledger import Position
 from kafkamq.markers.wire.markers import decode_slim
 from kafkamq.spark.blocks import encode_block
 from kafkamq.spark.options import SourceOptions
@@ -31,7 +37,6 @@ if TYPE_CHECKING:
 
     from kafkamq.spark.source.streaming import StreamReader
 
-_ENGINE = "spark-simulated"
 _ATTEMPTS = 4  # spark.task.maxFailures
 _STEP_S = 0.05
 _LOOK_S = 5.0  # for added partitions
@@ -69,6 +74,7 @@ class _State:
 class Checkpoint:
     """What the tracker keeps on its disk."""
 
+    engine: str = "spark-simulated"
     starting: dict[int, int] = field(default_factory=dict)  # first offsets
     ends: dict[int, _Offsets] = field(default_factory=dict)  # by batch: where it ends
     states: dict[int, dict[int, _State]] = field(default_factory=dict)  # by batch and partition
@@ -83,11 +89,19 @@ class BatchTracker:
     """A process of its own; only one at a time runs on a checkpoint."""
 
     def __init__(
-        self, world: QueueWorld, checkpoint: Checkpoint, changed: Callable[[Process], None]
+        self,
+        world: QueueWorld,
+        checkpoint: Checkpoint,
+        changed: Callable[[Process], None],
+        taken_over: Callable[[], None] | None = None,
     ) -> None:
-        """``changed`` is told of executors that are gone."""
+        """``changed`` is told of executors that are gone; with ``taken_over``, which is told of
+        that, it stands by first.
+        """
         self.is_closing = False
         self.changed = changed
+        self._taken_over = taken_over
+        self._is_warm = False
         self._world = world
         self._checkpoint = checkpoint
         self._config = world.config
@@ -105,36 +119,78 @@ class BatchTracker:
         self.process = process
         config, token = self._config, self._world.rng.randbytes(8).hex()
         trigger_ms = self._world.limits.tracker.trigger_ms
-        settling = RowSettling(config, self._tracker, engine=_ENGINE, trigger_ms=trigger_ms)
-        claimed = self._claim(settling)
-        settling.own(claimed)
-        keeper = TickKeeper(config, self._tracker, epoch=claimed.epoch, token=token)
-        keeper.begin(range(self._count))
-        query = self._world.threading.Thread(
-            target=self._query, args=(settling, claimed.epoch, token), name="query"
+        settling = RowSettling(
+            config, self._tracker, engine=self._checkpoint.engine, trigger_ms=trigger_ms
         )
-        query.start()
-        look_s = 0.0
-        while not self.is_closing and self._error is None:
-            take_turn(settling, keeper, _STEP_S)
-            if self._world.wall_s() >= look_s:  # metadata may have been old at the start
-                look_s = self._world.wall_s() + _LOOK_S
-                with suppress(KafkaMQError):
-                    self.is_closing |= self._partition_count() > self._count
+        keeper = TickKeeper(config, self._tracker, epoch=0, token=token)
+        with ExitStack() as stack:
+            succession = None
+            self._count = self._partition_count()
+            if self._taken_over is None:
+                claimed = self._claim(settling, keeper, Claim())
+                self._begin_at(claimed.positions)
+            else:
+                claimed = Claim()
+                succession = stack.enter_context(Succession(config, stands_by=True))
+                keys = [LedgerKey.of_markers(config, number) for number in range(self._count)]
+                known = read_ledgers(settling.kept[1], keys, stable=False)
+                self._begin_at({key.partition: each for key, each in known.items()})
+                with closing(Ticker(config)) as ticker:  # behind which it has a first batch
+                    ticker.tick_all(range(self._count), engine=self._checkpoint.engine, epoch=0)
+            query = self._world.threading.Thread(
+                target=self._query, args=(settling, claimed.epoch, token), name="query"
+            )
+            query.start()
+            look_s = 0.0
+            while not self.is_closing and self._error is None:
+                take_turn(settling, keeper, _STEP_S)
+                if succession is not None:
+                    self._stand_by(settling, keeper, succession)
+                if self._world.wall_s() >= look_s:  # metadata may have been old at the start
+                    look_s = self._world.wall_s() + _LOOK_S
+                    with suppress(KafkaMQError):
+                        self.is_closing |= self._partition_count() > self._count
         settling.close()
         query.join()
         if self._error is not None:
             raise self._error
         keeper.close()
 
-    def _claim(self, settling: RowSettling) -> Claim:
-        self._count = count = self._partition_count()
-        claimed = claim(self._config, engine=_ENGINE, partitions=count, kept=settling.kept)
-        if not self._checkpoint.starting:
-            starts = log_reader(self._config).log_starts(self._config.marker_topic, range(count))
-            found = {number: each.position for number, each in claimed.positions.items()}
-            self._checkpoint.starting = {**starts, **found}
+    def _stand_by(self, settling: RowSettling, keeper: TickKeeper, succession: Succession) -> None:
+        """What comes of the signs of others, behind the first batch."""
+        succession.moves()
+        engine = self._checkpoint.engine
+        if succession.is_succeeded:
+            self.is_closing = True
+        elif self._checkpoint.committed >= 0 and not self._is_warm:
+            self._is_warm = True
+            succession.stand_by(engine)
+        elif self._is_warm and succession.is_chosen:
+            succession.take_over(engine)
+            claimed = self._claim(settling, keeper, Claim(above=succession.seen_epoch))
+            succession.active(claimed.epoch)
+            assert self._taken_over is not None, "it stood by"
+            self._taken_over()
+
+    def _claim(self, settling: RowSettling, keeper: TickKeeper, begun: Claim) -> Claim:
+        claimed = claim(
+            self._config,
+            engine=self._checkpoint.engine,
+            partitions=self._count,
+            begun=begun,
+            kept=settling.kept,
+        )
+        settling.own(claimed)
+        keeper.begin(range(self._count), epoch=claimed.epoch)
         return claimed
+
+    def _begin_at(self, positions: Mapping[int, Position]) -> None:
+        """Where folding begins, on an empty checkpoint."""
+        if not self._checkpoint.starting:
+            log = log_reader(self._config)
+            starts = log.log_starts(self._config.marker_topic, range(self._count))
+            found = {number: each.position for number, each in positions.items()}
+            self._checkpoint.starting = {**starts, **found}
 
     def _partition_count(self) -> int:
         limits = self._world.limits
@@ -278,7 +334,7 @@ class _Worker:
         self._config = config
         self._process = process
         self._fold_settings = FoldSettings(
-            engine=_ENGINE,
+            engine=tracker._checkpoint.engine,
             epoch=epoch,
             token=token,
             max_lease_ms=tracker._tracker.max_lease_ms,

@@ -139,6 +139,7 @@ class Limits:
     worker: WorkerSettings = field(default_factory=WorkerSettings)
     tracker: TrackerSettings = field(default_factory=TrackerSettings)
     trackers: int = 1  # at a time
+    stand_by: bool = False  # trackers take over only when they are chosen (R36)
     tracker_starts: int = 1  # in all; the later ones join, or take over
     retention_ms: int = 604_800_000  # of markers
     are_far_apart: bool = False  # each message that is due costs a fetch of its own
@@ -181,6 +182,9 @@ def draw_limits(seed: int) -> Limits:
     rng = random.Random(f"inventions {seed}")
     if rng.random() < 0.2:
         limits = replace(limits, invented_every_ms=rng.choice((2000, 15_000)))
+    rng = random.Random(f"standby {seed}")
+    if limits.tracker.batch_share and rng.random() < 0.4:
+        limits = replace(limits, stand_by=True, trackers=rng.choice((1, 2, 3)))
     return _draw_applications(seed, limits)
 
 

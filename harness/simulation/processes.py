@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from harness.simulation.limits import Behaviour, Limits
 from harness.simulation.scheduler import Process, Scheduler
@@ -26,6 +26,7 @@ from kafkamq.errors import (
 )
 from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.tracker.local import LocalTracker
+from kafkamq.markers.tracker.local_standby import run_standing_by
 from kafkamq.markers.wire.markers import encode_start
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.message import Message
@@ -35,6 +36,8 @@ from kafkamq.transport.settings import producer_settings
 from kafkamq.types import MessageId, Outcome
 
 if TYPE_CHECKING:
+    import threading
+
     from kafkamq.queue.producer import Producer
     from kafkamq.queue.service import Queue
 
@@ -402,16 +405,21 @@ class Tracker:
     def main(self, _: Process) -> None:
         """Until it is told to close, or fails."""
         settings = self._world.limits.tracker
-        tracker = LocalTracker(
-            self._world.config,
-            TrackerConfig(
-                max_silence_ms=settings.max_silence_ms,
-                max_offsets_per_commit=settings.max_actions,
-                position_interval_ms=settings.position_interval_ms,
-                max_deliveries=self._world.limits.worker.max_deliveries,
-                max_lease_ms=self._world.limits.worker.max_lease_ms,
-            ),
+        config = TrackerConfig(
+            max_silence_ms=settings.max_silence_ms,
+            max_offsets_per_commit=settings.max_actions,
+            position_interval_ms=settings.position_interval_ms,
+            max_deliveries=self._world.limits.worker.max_deliveries,
+            max_lease_ms=self._world.limits.worker.max_lease_ms,
         )
+        if self._world.limits.stand_by:
+            run_standing_by(self._world.config, config, cast("threading.Event", self))
+            return
+        tracker = LocalTracker(self._world.config, config)
         while not self.is_closing:
             tracker.run_once(settings.poll_ms / 1000)
         tracker.close()
+
+    def is_set(self) -> bool:
+        """Whether it is told to close: what is asked of the event that ends one."""
+        return self.is_closing

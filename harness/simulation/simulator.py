@@ -14,6 +14,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias
 from unittest.mock import patch
 
@@ -38,6 +39,7 @@ from harness.simulation.states import (
     GATHERED,
     IDLE,
     MIXED,
+    TOOK_OVER,
     acked,
     holds_batches,
     is_invented,
@@ -345,15 +347,22 @@ class _Run(Stage[_Actor]):
         self.simulation.started["tracker"] += 1
         tracker: Tracker | BatchTracker = Tracker(self.world)
         if self.rng.random() < self.limits.tracker.batch_share:
-            for process, each in list(self.actors.items()):
-                if isinstance(each, BatchTracker):  # one query on one checkpoint
-                    self.actors.pop(process)
-                    process.on_death.clear()  # this one takes its place
-                    process.kill()
-                    self.kafka.changed(process)
-            tracker = BatchTracker(self.world, self.checkpoint, self.kafka.changed)
+            tracker = self._batch_tracker(name)
         process = self.world.start(name, tracker.main, lambda: self._tracker_ended(process))
         self.actors[process] = tracker
+
+    def _batch_tracker(self, name: str) -> BatchTracker:
+        if self.limits.stand_by:  # on a checkpoint of its own
+            taken_over = partial(self.simulation.reached.update, [TOOK_OVER])
+            checkpoint = Checkpoint(engine=name)
+            return BatchTracker(self.world, checkpoint, self.kafka.changed, taken_over)
+        for process, each in list(self.actors.items()):
+            if isinstance(each, BatchTracker):  # one query on one checkpoint
+                self.actors.pop(process)
+                process.on_death.clear()  # this one takes its place
+                process.kill()
+                self.kafka.changed(process)
+        return BatchTracker(self.world, self.checkpoint, self.kafka.changed)
 
     def _tracker_ended(self, process: Process) -> None:
         self.kafka.changed(process)

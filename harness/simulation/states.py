@@ -34,6 +34,7 @@ ADDED = "a marker partition is added while batches are held"
 MIXED = "workers that write batches beside one that does not"
 IDLE = "a worker is asked for nothing for long"
 GATHERED = "killed between a gathered ACK and its END"
+TOOK_OVER = "a tracker in batches that stood by takes over"
 _DELAYED = "messages of a batch are nacked with a delay"
 _EXTENDED = "a message of a batch is extended"
 _FENCED = "fenced while firing"
@@ -67,7 +68,9 @@ _OF_LOGS = (
     "STARTs with and without the topic's id",
 )
 _OF_BATCHES = (ADDED, MIXED, GATHERED, _DELAYED, _EXTENDED)
-STATES = frozenset([*_LINES, IDLE, _FENCED, _PART, _STATUS, *_FULL, *_OF_LOGS, *_OF_BATCHES])
+STATES = frozenset(
+    [*_LINES, IDLE, TOOK_OVER, _FENCED, _PART, _STATUS, *_FULL, *_OF_LOGS, *_OF_BATCHES]
+)
 
 
 def of_line(message: str, extra: Mapping[str, object]) -> list[str]:
