@@ -21,15 +21,14 @@ from harness.simulation.scheduler import Process
 from kafkamq.config import TrackerConfig
 from kafkamq.errors import KafkaMQError, WireError
 from kafkamq.markers.tracker.ledger import Claim, LedgerKey, claim, read_ledgers
+from kafkamq.markers.tracker.records import Ticker
 from kafkamq.markers.tracker.succession import Succession
-from kafkamq.markers.tracker.ticker import Ticker
-from kafkamq.markers.wire.ledger import Position
 from kafkamq.markers.wire.markers import decode_slim
+from kafkamq.markers.wire.records import Position
 from kafkamq.spark.blocks import encode_block
 from kafkamq.spark.options import SourceOptions
 from kafkamq.spark.tracker.folding import FOLDED_COLUMNS, FoldSettings, PartitionFold
-from kafkamq.spark.tracker.settling import RowSettling, take_turn
-from kafkamq.spark.tracker.ticking import TickKeeper
+from kafkamq.spark.tracker.settling import RowSettling, TickKeeper, take_turn
 from kafkamq.transport.log_reader import LogRange, log_reader
 
 if TYPE_CHECKING:

@@ -25,8 +25,7 @@ from kafkamq.errors import (
     StateError,
 )
 from kafkamq.markers.message import MarkersMessage
-from kafkamq.markers.tracker.local import LocalTracker
-from kafkamq.markers.tracker.local_standby import run_standing_by
+from kafkamq.markers.tracker.local import LocalTracker, run_standing_by
 from kafkamq.markers.wire.markers import encode_start
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.message import Message

@@ -52,7 +52,6 @@ SHELLS = (
     "kafkamq.spark.source.streaming",
     "kafkamq.spark.tracker.folding",
     "kafkamq.spark.tracker.settling",
-    "kafkamq.spark.tracker.ticking",
 )
 """What runs simulated: these modules and all below them."""
 

@@ -9,8 +9,8 @@ import pytest
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.markers.wire.records import TrackerStatus
-from kafkamq.spark.tracker import ticking
-from kafkamq.spark.tracker.ticking import TickKeeper
+from kafkamq.spark.tracker import settling
+from kafkamq.spark.tracker.settling import TickKeeper
 
 
 class World:
@@ -26,8 +26,8 @@ class World:
         self.end = 10
         self.ticks: list[int] = []
         self.published: list[TrackerStatus] = []
-        monkeypatch.setattr(ticking, "monotonic_ms", lambda: self.now_ms)
-        monkeypatch.setattr(ticking, "Ticker", lambda _: self)
+        monkeypatch.setattr(settling, "monotonic_ms", lambda: self.now_ms)
+        monkeypatch.setattr(settling, "Ticker", lambda _: self)
         config = ServiceConfig(bootstrap_servers="nowhere:1")
         self.topic = config.marker_topic
         self.keeper = TickKeeper(config, TrackerConfig(), epoch=1, token="t")
@@ -83,7 +83,7 @@ def test_a_told_lease_is_ticked_as_before(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_partition_that_rests_gets_a_tick_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its batch commits the position again: Kafka forgets one of a group that is silent."""
-    monkeypatch.setattr(ticking, "MAX_REST_MS", 60_000)
+    monkeypatch.setattr(settling, "MAX_REST_MS", 60_000)
     world = World(monkeypatch)
     world.pass_time(3_000)
     world.batch()

@@ -291,19 +291,8 @@ def _group_metadata(config: ServiceConfig, group: str) -> bytes:
     return found
 
 
-def clear(config: ServiceConfig, *, topic: str, sink: str) -> int:
-    """Forget a sink; returns how many groups were deleted. See ``clear_sink_ledger``."""
-    ledger = SinkLedger(config, topic=topic, sink=sink)
-    try:
-        groups = ledger.groups()
-        with Admin(config) as admin:
-            futures = admin.client.delete_consumer_groups(groups)
-            return sum(_is_deleted(admin, group, future) for group, future in futures.items())
-    finally:
-        ledger.close()
-
-
-def _is_deleted(admin: Admin, group: str, future: object) -> bool:
+def is_deleted(admin: Admin, group: str, future: object) -> bool:
+    """Wait for a group's deletion; whether it existed."""
     try:
         admin.wait(future, f"deleting group {group}")  # type: ignore[arg-type]
     except KafkaMQError as error:

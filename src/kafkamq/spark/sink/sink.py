@@ -29,7 +29,7 @@ from kafkamq.spark.checkpoint import (
 from kafkamq.spark.formats import register_source
 from kafkamq.spark.parallelism import cores, group_key
 from kafkamq.spark.session import activate
-from kafkamq.spark.sink.ledger import clear
+from kafkamq.spark.sink.ledger import SinkLedger, is_deleted
 from kafkamq.spark.sink.rows import (
     IDENTITY,
     MAX_SLOTS,
@@ -40,6 +40,7 @@ from kafkamq.spark.sink.rows import (
     sink_name,
     slot_column,
 )
+from kafkamq.transport.admin import Admin
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -207,4 +208,12 @@ def clear_sink_ledger(
         sink_id: The option ``sinkId``, or the id of the streaming query (``query.id``).
         queue: The option ``queue``.
     """
-    return clear(config, topic=topic or config.ledger_topic, sink=sink_name(sink_id, queue))
+    topic, sink = topic or config.ledger_topic, sink_name(sink_id, queue)
+    ledger = SinkLedger(config, topic=topic, sink=sink)
+    try:
+        groups = ledger.groups()
+        with Admin(config) as admin:
+            futures = admin.client.delete_consumer_groups(groups)
+            return sum(is_deleted(admin, group, future) for group, future in futures.items())
+    finally:
+        ledger.close()

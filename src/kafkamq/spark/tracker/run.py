@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kafkamq.spark.tracker.query import QueryPlan
-from kafkamq.spark.tracker.settling import RowSettling
-from kafkamq.spark.tracker.ticking import TickKeeper
+from kafkamq.spark.tracker.settling import RowSettling, TickKeeper
 from kafkamq.transport.log_reader import LogReader
 
 if TYPE_CHECKING:

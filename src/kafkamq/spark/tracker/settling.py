@@ -1,4 +1,5 @@
-"""What the tracker's batches have folded is settled here, in the driver (R15, R16, R22).
+"""The driver beside the tracker's query: it settles what batches have folded (R15, R16, R22), and
+gives silent partitions their time (R4, R24).
 
 As in the local tracker: copies, dead letters, ENDs and position of a marker partition are
 transactions of its ledger, in a few worker threads, one settlement a partition at a time. Spark's
@@ -7,6 +8,13 @@ a new start of the engine alone, whose claim ends all transactions before its TI
 So the next batch runs while one is settled. It waits where a partition has not begun with the one
 before, or has more left of it than a row may bring: a partition has one settlement, and one plan
 that waits, at most.
+
+Spark runs a batch only when there are records. What waits for a time to pass would wait forever
+on a silent log, so the driver appends TICKs: one per partition at a start (R17), later by the
+policy of ``rules/ticks.py`` from what each batch has folded. What a TICK passes is settled behind
+the batch that reads it, so it is not written while one is under way, if it can wait.
+A partition that rests gets a TICK an hour, too: without a batch nobody commits its position, and
+Kafka forgets one of a group that is silent for days.
 """
 
 from __future__ import annotations
@@ -14,7 +22,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,15 +33,17 @@ from typing import TYPE_CHECKING
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import KafkaMQError
 from kafkamq.markers.rules.delivery import Carry, Settle, size_of
+from kafkamq.markers.rules.redelivery import Wake
+from kafkamq.markers.rules.ticks import TickPolicy
 from kafkamq.markers.tracker.ledger import MAX_OPEN, Claim, Ledger, LedgerKey, OpenLedgers
 from kafkamq.markers.tracker.metrics import observe_lateness
 from kafkamq.markers.tracker.partition import Awaited
+from kafkamq.markers.tracker.records import Ticker
 from kafkamq.markers.tracker.settlement import SettlementError, SettleReport, Settlers
 from kafkamq.markers.wire.records import TrackerStatus, decode_status
 from kafkamq.runtime.jobs import Workers
 from kafkamq.spark.blocks import decode_actions
 from kafkamq.spark.tracker.folding import most_actions
-from kafkamq.spark.tracker.ticking import TickKeeper
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import REFUSALS, meaning
@@ -45,6 +55,10 @@ _log = logging.getLogger(__name__)
 _THREADS = 4
 SETTLE_S = 20.0
 _CLOSE_S = 5.0
+MAX_REST_MS = 3_600_000
+_UNKNOWN = Wake(None, None, False)
+_LEAD_MS = 150  # between a TICK and the batch that reads it
+_STATUS_S = 1.0  # between two statuses of a partition
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,19 +312,6 @@ class RowSettling:
         self._admin.close()
 
 
-def take_turn(settling: RowSettling, keeper: TickKeeper, timeout_s: float) -> None:
-    """Settle, append TICKs, and say whether another batch is wanted; waits that long for one.
-
-    Raises:
-        KafkaMQError: What ends this start.
-    """
-    for row in settling.step(timeout_s):
-        keeper.take(row.status, row.read_ms)
-    keeper.step(is_read_soon=not settling.is_reading)
-    if keeper.is_due():
-        settling.want_batch()
-
-
 def _require_no_refusal(error: SettlementError, partition: int) -> None:
     """Raise what no further try mends."""
     cause = error.__cause__
@@ -334,3 +335,129 @@ def _folded(row: Row, batch: int, read_ms: int) -> FoldedRow:
 
 def _raise(error: KafkaMQError) -> None:
     raise error
+
+
+class TickKeeper:
+    """TICKs and statuses of one start of the engine; one owner thread but for ``latest``."""
+
+    def __init__(
+        self, config: ServiceConfig, tracker: TrackerConfig, *, epoch: int, token: str
+    ) -> None:
+        self._config = config
+        self._max_silence_ms = tracker.max_silence_ms
+        self._epoch = epoch
+        self._token = token  # in the TICKs: which of them this start waits for
+        self._ticker = Ticker(config)
+        self._policies: dict[int, TickPolicy] = {}
+        self._rests_since_ms: dict[int, int] = {}  # the last TICK, or batch
+        self._unpublished: set[int] = set()
+        self._publish_s = 0.0  # monotonic: not before
+        self.latest: dict[int, TrackerStatus] = {}
+
+    def begin(
+        self, partitions: Iterable[int], *, epoch: int | None = None, timeout_s: float = 30.0
+    ) -> None:
+        """The TICKs of a start; call it when the partitions are claimed (R17).
+
+        ``epoch`` is that of the claim, where the keeper was made before it (R36).
+
+        Raises:
+            BrokerError, DeadlineExceededError: Not all were written.
+        """
+        self._epoch = self._epoch if epoch is None else epoch
+        numbers = list(partitions)
+        offsets = self._ticker.tick_all(
+            numbers, engine=self._token, epoch=self._epoch, timeout_s=timeout_s
+        )
+        now_ms = monotonic_ms()
+        for number in numbers:
+            policy = TickPolicy(now_ms, self._max_silence_ms, _LEAD_MS)
+            self._policies[number] = policy
+            policy.on_sent(now_ms)
+            policy.on_delivered(offsets[number])
+            self._rests_since_ms[number] = now_ms
+
+    def begin_added(self, partition: int) -> None:
+        """``begin`` for a partition that the topic got later: clients remember the old count."""
+        self._ticker.close()
+        self._ticker = Ticker(self._config)
+        self.begin([partition])
+
+    def take(self, status: TrackerStatus, read_ms: int) -> None:
+        """What a batch has folded of a partition, which was read at this time (monotonic)."""
+        policy = self._policies.get(status.partition)
+        if policy is None:
+            return  # its TICK of the start comes first
+        self.latest[status.partition] = status
+        self._unpublished.add(status.partition)
+        self._rests_since_ms[status.partition] = monotonic_ms()
+        policy.on_read(read_ms, status.position, status.clock_ms)
+
+    def step(self, *, is_read_soon: bool) -> None:
+        """Append the TICKs that are wanted, and publish what is new."""
+        self._ticker.poll()
+        now_ms = monotonic_ms()
+        for number, policy in self._policies.items():
+            clock_ms, wake = self._wake(number)
+            rests = now_ms - self._rests_since_ms[number] >= MAX_REST_MS
+            if rests or policy.wants_tick(now_ms, clock_ms, wake, is_read_soon=is_read_soon):
+                policy.on_sent(now_ms)
+                self._rests_since_ms[number] = now_ms
+                _log.debug("TICK wanted", extra={"partition": number})
+                self._ticker.tick(
+                    number, engine=self._token, epoch=self._epoch, on_done=self._on_done
+                )
+        if time.monotonic() >= self._publish_s:
+            self._publish()
+
+    def is_due(self) -> bool:
+        """Whether the next batch finds something to be settled, or what was settled."""
+        now_ms = monotonic_ms()
+        for number, policy in self._policies.items():
+            clock_ms, wake = self._wake(number)
+            latest = self.latest.get(number)
+            if policy.has_passed(now_ms, clock_ms, wake):
+                return True
+            if latest is not None and latest.due > latest.awaited:
+                return True
+        return False
+
+    def _wake(self, number: int) -> tuple[int, Wake]:
+        """The log's clock after what was read, and what the partition waits for."""
+        latest = self.latest.get(number)
+        if latest is None:
+            return 0, _UNKNOWN
+        return latest.clock_ms, Wake(latest.deadline_ms, latest.warn_ms, latest.due > 0)
+
+    def _publish(self) -> None:
+        if self._unpublished:
+            self._publish_s = time.monotonic() + _STATUS_S
+        for number in self._unpublished:
+            self._ticker.publish(self.latest[number])
+        self._unpublished.clear()
+
+    def _on_done(self, partition: int, offset: int) -> None:
+        policy = self._policies[partition]
+        if offset < 0:
+            _log.warning("a TICK was not written", extra={"partition": partition})
+            policy.on_failed()
+        else:
+            policy.on_delivered(offset)
+
+    def close(self) -> None:
+        """Publish what is new, and end the client; idempotent."""
+        self._publish()
+        self._ticker.close()
+
+
+def take_turn(settling: RowSettling, keeper: TickKeeper, timeout_s: float) -> None:
+    """Settle, append TICKs, and say whether another batch is wanted; waits that long for one.
+
+    Raises:
+        KafkaMQError: What ends this start.
+    """
+    for row in settling.step(timeout_s):
+        keeper.take(row.status, row.read_ms)
+    keeper.step(is_read_soon=not settling.is_reading)
+    if keeper.is_due():
+        settling.want_batch()

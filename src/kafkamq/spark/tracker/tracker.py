@@ -53,8 +53,7 @@ from kafkamq.spark.progress import watching
 from kafkamq.spark.session import build_session, end_session, has_session
 from kafkamq.spark.tracker.query import QueryPlan, start_query
 from kafkamq.spark.tracker.run import Run, Stages, pause_s
-from kafkamq.spark.tracker.settling import RowSettling, take_turn
-from kafkamq.spark.tracker.ticking import TickKeeper
+from kafkamq.spark.tracker.settling import RowSettling, TickKeeper, take_turn
 from kafkamq.transport.admin import Admin, TopicInfo
 from kafkamq.transport.log_reader import log_reader
 
