@@ -296,7 +296,7 @@ class ParallelConfig:
 
     @property
     def gives_up(self) -> bool:
-        """Whether it is said what becomes of a record that is given up."""
+        """Whether there is a choice of what becomes of a record that is given up."""
         return self.has_dead_letters or self.on_exhausted is not None
 
     @property
@@ -447,7 +447,7 @@ def from_fields(
 
 
 def fan_out_of(config: ParallelConfig, *, is_async: bool) -> FanOut | None:
-    """Finds how many handlers are to be at work at once, in each process; None: it is said."""
+    """Finds how many handlers are to be at work at once, in each process; None: a fixed number."""
     if not config.is_auto:
         return None
     maximum = config.max_concurrency or (_MAX_COROUTINES if is_async else _MAX_THREADS)

@@ -181,7 +181,7 @@ class Engine:
         try:
             while not self._is_ending.is_set():
                 self._step(is_reading=True)
-        except BaseException as error:  # noqa: BLE001 - raised to whoever waits
+        except BaseException as error:  # noqa: BLE001 - raised by what waits
             self.fail(error)
         try:
             self._shut_down()

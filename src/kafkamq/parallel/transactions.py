@@ -1,4 +1,4 @@
-"""Results and offsets in one transaction: whoever reads committed data sees each exactly once.
+"""Results and offsets in one transaction: readers of committed data see each exactly once.
 
 All workers share one producer. A worker sends the results of what it took, and settles it, inside a
 gate; a commit closes the gate, so that a transaction holds results and their offsets or neither.

@@ -45,7 +45,7 @@ class Stats:
     commits: int = 0
     commit_failures: int = 0
     maps_cut: int = 0  # commits with a part of the map, as it was too long
-    maps_ignored: int = 0  # foreign or damaged metadata
+    maps_ignored: int = 0  # metadata of others, or damaged
     last_commit_s: float = 0.0  # monotonic
     last_poll_s: float = 0.0  # monotonic
     map_chars: int = 0  # the longest map of the last commit
@@ -374,7 +374,7 @@ class ParallelWorkQueue:
             return self.scheduler.find(partition, offset)
 
     def give_up(self, partition: PartitionState[ParallelRecord], offsets: Sequence[int]) -> None:
-        """They are kept elsewhere, and done; whoever is at one still does not count any more."""
+        """They are kept elsewhere, and done; a handler at one of them does not count any more."""
         with self.lock:
             self.scheduler.withdraw(partition, offsets)
             self.scheduler.complete(partition, offsets)

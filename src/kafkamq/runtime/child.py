@@ -260,7 +260,7 @@ class _Inbox(Inbox[_Run, _Item]):
     def fail(self, error: BaseException) -> None:
         """Nothing goes on here: the parent sees that the process has ended."""
         _log.error("a process of handlers cannot go on: %s", reason_of(error))
-        os._exit(1)  # who reads from the pipe holds it open, whoever closes it
+        os._exit(1)  # a thread that reads from the pipe holds it open
 
     # What the parent is told.
 

@@ -70,7 +70,7 @@ class Run(Protocol[R]):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Slot(Generic[R]):
-    """One who calls handlers; what is not said otherwise is its own thread's."""
+    """One who calls handlers; a field is its own thread's unless its comment names another."""
 
     # The runs that it has not begun; the queue may empty it.
     pending: Iterator[Any] = field(default_factory=lambda: iter(()))

@@ -161,7 +161,7 @@ class Member:
             self._client.subscribe([self._topic])
             while not self._closing.is_set():
                 self._turn_or_wait()
-        except BaseException as error:  # noqa: BLE001 - raised to whoever receives
+        except BaseException as error:  # noqa: BLE001 - raised by receive
             self._owner.failed(self, _as_ours(error))
         finally:
             self._is_quiet.set()

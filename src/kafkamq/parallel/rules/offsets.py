@@ -8,7 +8,7 @@ beyond the first of them.
 Rules:
 
 - Only what lies before the first open offset is committed; what is done beyond it goes into the
-  map, and whoever takes the partition over does not repeat it.
+  map, and the next owner of the partition does not repeat it.
 - What was polled once is not accepted a second time.
 - A map holds from the committed offset on. A hole of it that a poll passes without a record has
   vanished from the log. A first poll below the committed offset is another log, or another

@@ -3,7 +3,7 @@
 Rules:
 
 - BY KEY: records of one key and partition are handed out one run at a time, in offset order;
-  whoever has no key is ordered with all others that have none, or with nobody (``NullKeys``).
+  a record without a key is ordered with all others that have none, or with none (``NullKeys``).
   BY PARTITION: the same for the whole partition. UNORDERED: no order.
 - A record that failed comes back first in its shard, and not before its time; until then the shard
   waits with it. Without an order only the record itself waits.
@@ -12,7 +12,7 @@ Rules:
 - A partition with a ceiling hands out nothing above it, so that its holes are filled first.
 - Epochs: a closed partition takes in nothing, hands out nothing, and nothing done counts in it.
 - What a worker has of a closed partition is busy until its run comes back: a key (without an order:
-  a record) is in one worker's hands at a time, also where its partition is assigned anew, or read
+  a record) is in one worker's hands at a time, also where its partition comes back, or is read
   again after an aborted transaction.
 
 A ``PartitionState`` is of one assignment: the next one brings a new state and a higher epoch, so

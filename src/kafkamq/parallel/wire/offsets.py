@@ -16,7 +16,7 @@ Which form is written: bits of less than 200 bytes, else the smallest of bits an
 holds the same body as the Java library's, its bytes depend on the version of zstd.
 
 Offsets that do not exist count as completed. What is incomplete above the highest that succeeded is
-not in a map: whoever reads it polls that anyway.
+not in a map: its reader polls that anyway.
 
 A body says of each relative offset 0..n-1 whether it is completed. *Runs* are lengths that
 alternate, incomplete first (that one may be 0); *bits* stand least significant first in each byte,
