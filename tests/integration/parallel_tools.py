@@ -23,7 +23,7 @@ from tests.waiting import deadline_after, within
 
 from kafkamq import ParallelConsumer, ParallelRecord
 from kafkamq.metrics import families
-from kafkamq.metrics.families import Labels
+from kafkamq.metrics.catalog import Labels
 
 Place = tuple[int, int]  # partition, offset
 

@@ -17,7 +17,7 @@ from tests.waiting import wait_until, within
 from kafkamq.errors import LeaseLostError
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.metrics import catalog
-from kafkamq.metrics.families import Family, Histogram
+from kafkamq.metrics.catalog import Family, Histogram
 from kafkamq.metrics.health import health
 from kafkamq.queue.service import Service
 

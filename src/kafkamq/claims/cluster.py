@@ -20,7 +20,7 @@ from kafkamq.claims.wire.marshal import COORDINATION_TOPIC
 from kafkamq.config import ServiceConfig, milliseconds, one_of, wait_seconds
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.metrics import Counter, Gauge, health, register
-from kafkamq.metrics.families import Labels
+from kafkamq.metrics.catalog import Labels
 from kafkamq.transport.admin import Admin as KafkaAdmin
 
 _log = logging.getLogger(__name__)

@@ -1,8 +1,7 @@
 """Metrics and health of a process; counting needs no package, showing needs prometheus-client."""
 
-from kafkamq.metrics.catalog import families, register
-from kafkamq.metrics.exposition import Collector, register_metrics, serve_metrics
-from kafkamq.metrics.families import Counter, Gauge, Histogram
+from kafkamq.metrics.catalog import Collector, Counter, Gauge, Histogram, families, register
+from kafkamq.metrics.exposition import register_metrics, serve_metrics
 from kafkamq.metrics.health import health
 
 __all__ = [

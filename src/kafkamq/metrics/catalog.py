@@ -3,20 +3,163 @@
 Labels are ``queue``, ``partition`` and, of Spark, ``query`` only. A worker's ``partition`` is one
 of the messages topic, a tracker's one of the markers topic. One process serves one namespace: the
 scrape job tells them apart. All times are seconds.
+
+Counters, gauges and histograms cost a dictionary entry, and use the standard library only: what is
+counted is shown by ``exposition.py`` and ``server.py``, which need prometheus-client. Hot paths add
+once per batch, never once per message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
-from kafkamq.metrics.families import Counter, Family, Gauge, Histogram
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+Labels = tuple[str, ...]
+"""Values of a family's labels, in their order."""
+
+Source = Callable[[], Mapping[Labels, float]]
+"""Asked when somebody looks; must not wait for anything."""
+
+
+class Family:
+    """A named metric with a fixed set of labels; thread-safe.
+
+    What several sources and ``add`` say of the same labels is summed, or what ``combine`` makes of
+    two values.
+    """
+
+    kind = ""
+
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        labels: tuple[str, ...] = (),
+        *,
+        combine: Callable[[float, float], float] = operator.add,
+    ) -> None:
+        self.name = name
+        self.text = text
+        self.labels = labels
+        self._combine = combine
+        self._lock = threading.Lock()
+        self._values: dict[Labels, float] = {}
+        self._sources: list[Source] = []
+
+    def watch(self, source: Source) -> Callable[[], None]:
+        """Ask ``source`` from now on when somebody looks; the result ends that."""
+        with self._lock:
+            self._sources.append(source)
+
+        def forget() -> None:
+            with self._lock:
+                self._sources = [other for other in self._sources if other is not source]
+
+        return forget
+
+    def values(self) -> dict[Labels, float]:
+        with self._lock:
+            sources = list(self._sources)
+        asked = [source() for source in sources]  # first: one may add what it has noted so far
+        with self._lock:
+            result = dict(self._values)
+        for found in asked:
+            for labels, value in found.items():
+                result[labels] = self._combine(result[labels], value) if labels in result else value
+        return result
+
+    def _labels(self, labels: Iterable[object]) -> Labels:
+        found = tuple(str(label) for label in labels)
+        assert len(found) == len(self.labels), f"{self.name} has the labels {self.labels}"
+        return found
+
+
+class Counter(Family):
+    """Only grows; ``_total`` is added to its name where it is shown."""
+
+    kind = "counter"
+
+    def add(self, amount: float, *labels: object) -> None:
+        key = self._labels(labels)
+        with self._lock:
+            self._values[key] = self._values.get(key, 0.0) + amount
+
+
+class Gauge(Family):
+    """A value that may grow and shrink."""
+
+    kind = "gauge"
+
+    def set(self, value: float, *labels: object) -> None:
+        key = self._labels(labels)
+        with self._lock:
+            self._values[key] = value
+
+
+@dataclass(slots=True)
+class Distribution:
+    """One histogram: observations per bucket (not cumulated), the last one for all above."""
+
+    counts: list[int]
+    total: float = field(default=0.0)
+
+
+class Histogram(Family):
+    """Seconds, in buckets."""
+
+    kind = "histogram"
+
+    def __init__(
+        self, name: str, text: str, labels: tuple[str, ...], buckets: tuple[float, ...]
+    ) -> None:
+        super().__init__(name, text, labels)
+        self.buckets = buckets
+        self._distributions: dict[Labels, Distribution] = {}
+
+    def observe(self, seconds: float, *labels: object, count: int = 1) -> None:
+        self.observe_all(((seconds, count),), *labels)
+
+    def observe_all(self, observed: Iterable[tuple[float, int]], *labels: object) -> None:
+        key = self._labels(labels)
+        with self._lock:
+            found = self._distributions.get(key)
+            if found is None:
+                found = Distribution([0] * (len(self.buckets) + 1))
+                self._distributions[key] = found
+            for seconds, count in observed:
+                found.counts[bisect_left(self.buckets, seconds)] += count
+                found.total += seconds * count
+
+    def observe_each(self, seconds: Sequence[float], *labels: object) -> None:
+        """As ``observe_all``, of many that count once, a bucket at a time."""
+        ordered = sorted(seconds)
+        ends = [0, *(bisect_right(ordered, edge) for edge in self.buckets), len(ordered)]
+        groups = [ordered[start:end] for start, end in pairwise(ends) if start < end]
+        means = [(min(sum(group) / len(group), group[-1]), len(group)) for group in groups]
+        self.observe_all(means, *labels)
+
+    def distributions(self) -> dict[Labels, Distribution]:
+        self.values()  # what is watched observes what it has noted so far
+        with self._lock:
+            return {
+                key: Distribution(list(found.counts), found.total)
+                for key, found in self._distributions.items()
+            }
+
 
 _QUEUE = ("queue",)
 _PARTITION = ("partition",)
 _BOTH = ("queue", "partition")
 _QUICK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _HANDLING = (0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0, 43_200.0)
-_AGES = (*_QUICK[2:], 60.0, 300.0, 1800.0, 7200.0, 43_200.0)
 _AGES = (*_QUICK[2:], 60.0, 300.0, 1800.0, 7200.0, 43_200.0)
 _LATENESS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 
@@ -34,6 +177,40 @@ def register(named: Mapping[str, object]) -> None:
 def families() -> tuple[Family, ...]:
     """All of them, in the order in which they were made."""
     return tuple(_all.values())
+
+
+class Collector:
+    """Gives all of kafkamq's metrics to a registry of prometheus-client, which it imports then."""
+
+    def collect(self) -> Iterator[Metric]:
+        from prometheus_client.core import (
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            HistogramMetricFamily,
+        )
+
+        for family in families():
+            if isinstance(family, Histogram):
+                shown = HistogramMetricFamily(family.name, family.text, labels=family.labels)
+                for labels, found in family.distributions().items():
+                    buckets = _cumulated(family.buckets, found.counts)
+                    shown.add_metric(labels, buckets, found.total)
+                yield shown
+                continue
+            make = CounterMetricFamily if isinstance(family, Counter) else GaugeMetricFamily
+            simple = make(family.name, family.text, labels=family.labels)
+            for labels, value in family.values().items():
+                simple.add_metric(labels, value)
+            yield simple
+
+
+def _cumulated(bounds: tuple[float, ...], counts: list[int]) -> list[tuple[str, float]]:
+    buckets = []
+    sum_ = 0
+    for bound, count in zip((*(str(bound) for bound in bounds), "+Inf"), counts, strict=True):
+        sum_ += count
+        buckets.append((bound, float(sum_)))
+    return buckets
 
 
 # Producers.
@@ -73,12 +250,6 @@ POLL_AGE = Gauge(
     "Since the last poll of a queue's topic, of the consumer that polled the longest ago.",
     _QUEUE,
     combine=max,
-)
-SEND_TO_RECEIVE_SECONDS = Histogram(
-    "kafkamq_send_to_receive_seconds",
-    "From the time of a record in its topic to its first hand-out.",
-    _QUEUE,
-    _AGES,
 )
 SEND_TO_RECEIVE_SECONDS = Histogram(
     "kafkamq_send_to_receive_seconds",

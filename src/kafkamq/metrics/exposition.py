@@ -6,18 +6,14 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from kafkamq.errors import ConfigError
-from kafkamq.metrics.collector import Collector
+from kafkamq.metrics.catalog import Collector
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from kafkamq.metrics.server import MetricsServer
 
-__all__ = ["MISSING", "Collector", "register_metrics", "serve_metrics"]
-
 MISSING = "prometheus-client is not installed: pip install 'kafkamq[metrics]'"
-
-
 _registries: WeakSet[CollectorRegistry] = WeakSet()  # that have them: a second time is an error
 
 

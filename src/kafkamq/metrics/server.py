@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from kafkamq.errors import ConfigError
-from kafkamq.metrics.collector import Collector
+from kafkamq.metrics.catalog import Collector
 from kafkamq.metrics.health import health
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from time import monotonic
 
 from kafkamq.metrics import Counter, Gauge, health, register
-from kafkamq.metrics.families import Labels
+from kafkamq.metrics.catalog import Labels
 from kafkamq.metrics.health import Handlers
 from kafkamq.parallel.commits import Assignment
 from kafkamq.parallel.engine import Engine, State

@@ -19,8 +19,7 @@ from kafkamq.errors import (
     LeaseLostError,
     StateError,
 )
-from kafkamq.metrics.catalog import SEND_TO_RECEIVE_SECONDS
-from kafkamq.metrics.families import Labels
+from kafkamq.metrics.catalog import SEND_TO_RECEIVE_SECONDS, Labels
 from kafkamq.queue.message import Message
 from kafkamq.transport.errors import is_retriable
 from kafkamq.types import MessageId

@@ -26,7 +26,7 @@ from kafkamq.errors import (
     StateError,
 )
 from kafkamq.metrics import catalog
-from kafkamq.metrics.families import Counter, Labels
+from kafkamq.metrics.catalog import Counter, Labels
 from kafkamq.queue.consumer import Consumer, LostLeases
 from kafkamq.queue.dead_letter_writer import DeadLetterOutbox
 from kafkamq.queue.message import Acknowledger, Message

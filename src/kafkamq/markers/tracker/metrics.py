@@ -14,8 +14,7 @@ from kafkamq.markers.rules.delivery import Carry, Settle, settled_of
 from kafkamq.markers.tracker.settlement import SettleReport
 from kafkamq.markers.wire.records import TrackerStatus
 from kafkamq.metrics import catalog
-from kafkamq.metrics.catalog import LATENESS
-from kafkamq.metrics.families import Family, Labels
+from kafkamq.metrics.catalog import LATENESS, Family, Labels
 from kafkamq.transport.admin import Admin
 
 _INTERVAL_S = 2.0
