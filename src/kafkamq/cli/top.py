@@ -39,7 +39,7 @@ Ask = Callable[..., "dict[str, Any] | None"]
 
 
 class Sort(str, Enum):
-    """What comes first; the pages' own names."""
+    """It says what comes first, by the pages' own names."""
 
     QUEUE = "queue"
     WAITING = "waiting"
@@ -95,7 +95,7 @@ def _is_read(ask: Ask) -> bool:
 
 @contextmanager
 def _asking_index(config: ServiceConfig) -> Iterator[Ask]:
-    """An index of its own, which ends with the command."""
+    """Make an index of its own, which ends with the command."""
     from kafkamq.web.index.follower import Index, IndexOptions
     from kafkamq.web.views import Views
 
@@ -153,7 +153,7 @@ def _asking_pages(url: str, user: str, password: str) -> Iterator[Ask]:
 
 
 def frame(ask: Ask, queue: str, sort: str) -> Group:
-    """What is shown at one moment."""
+    """Return what is shown at one moment."""
     state = ask("state") or {}
     title = Text(f"{state.get('namespace', '')}  {time.strftime('%H:%M:%S')}", "bold")
     if state.get("error"):
@@ -229,7 +229,7 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
 
 
 def _shown(text: str) -> str:
-    """A text that moves no cursor."""
+    """Return a text that moves no cursor."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 

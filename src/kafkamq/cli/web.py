@@ -116,7 +116,7 @@ def web(
 
 
 def serving_pages(config: ServiceConfig, folder: Path | None = None) -> AbstractContextManager[str]:
-    """Pages on loopback, for ``dev`` and ``demo``; ``folder``: where the index is, for once."""
+    """Serve pages on loopback, for ``dev`` and ``demo``; ``folder``: of an index for once."""
     require_extra()
     from kafkamq.web.app import serving
     from kafkamq.web.index.follower import IndexOptions
@@ -126,7 +126,7 @@ def serving_pages(config: ServiceConfig, folder: Path | None = None) -> Abstract
 
 
 def default_path(config: ServiceConfig) -> Path:
-    """Where the index of a namespace lies: in the user's cache, in a folder that is the user's."""
+    """Return where the index of a namespace lies: in the user's cache."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = base / "kafkamq" / "web"
     try:

@@ -1,6 +1,6 @@
 """What operators do: by forms, which work without JavaScript, and by the same as JSON.
 
-The guard has let them pass: whoever comes here is an operator, on a page of ours.
+The guard has let them pass, so each request is an operator's, on a page of ours.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _Request = Request[Any, Any, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class NewJob:
-    """Dead letters that are to go back, and how fast; those that were redriven before stay."""
+    """A job says which dead letters go back, and how fast; those that were redriven before stay."""
 
     filter: LetterFilter = field(default_factory=LetterFilter)
     everything: bool = False  # needed where nothing chooses
@@ -55,14 +55,14 @@ class NewJob:
 
 @dataclass(frozen=True, kw_only=True)
 class NewState:
-    """What is wanted of a job: pause, resume or cancel."""
+    """It says what is wanted of a job: pause, resume or cancel."""
 
     do: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewMessage:
-    """A message for a queue; of the two payloads one."""
+    """A message goes to a queue, with one of the two payloads."""
 
     queue: str
     payload: str = ""
@@ -78,7 +78,7 @@ class NewMessage:
 
 @dataclass(frozen=True, kw_only=True)
 class NewPayload:
-    """What is sent in the place of a dead letter's payload."""
+    """It is sent in the place of a dead letter's payload."""
 
     payload: str = ""
     payload_base64: str = ""
@@ -90,7 +90,7 @@ class NewPayload:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """An action that is in the topic; readers come to it behind what is open there before it."""
+    """An action is in the topic; readers come to it when what is open there before it has ended."""
 
     id: str
     offset: int
@@ -106,7 +106,7 @@ class Written:
 
 
 class Operations:
-    """Does them; each is written before its effect. For many threads."""
+    """It does what operators want, and writes each action before its effect; thread-safe."""
 
     def __init__(self, index: Index, actions: Actions) -> None:
         self._index = index
@@ -117,7 +117,6 @@ class Operations:
         self._made: Service | None = None
 
     def close(self) -> None:
-        """End its clients."""
         with self._lock:
             if self._made is not None:
                 self._made.close()
@@ -139,7 +138,7 @@ class Operations:
     # ---- jobs
 
     def dry_run(self, chosen: LetterFilter) -> dict[str, Any]:
-        """How many dead letters are meant, and the newest of them."""
+        """Return how many dead letters are meant, and the newest of them."""
         wanted = replace(chosen, redriven="no")
         with reading(self._path) as connection:
             if OTHER in (chosen.queue, chosen.reason, chosen.form) and names_are_full(connection):
@@ -152,7 +151,6 @@ class Operations:
         return {"filter": asdict(chosen), "count": count, "samples": found}
 
     def start(self, user: str, new: NewJob) -> Written:
-        """Begin a job."""
         chosen = replace(new.filter, redriven="")
         if chosen.is_empty and not new.everything:
             raise ConfigError("the filter is empty: choose, or say everything")
@@ -215,7 +213,7 @@ class Operations:
     # ---- messages
 
     def send(self, user: str, new: NewMessage) -> dict[str, Any]:
-        """Send one message; says where it is."""
+        """Send one message, and say where it is."""
         payload = new.payload_bytes
         producer = self._service().queue(new.queue).producer()
         more = {
@@ -279,7 +277,7 @@ class Operations:
 
 
 def _place(where: tuple[int, int, int], log: int) -> int | None:
-    """None: no record of this log can be there."""
+    """Return the place; None: no record of this log can be there."""
     return place_of(*where) if where[0] == log else None
 
 
@@ -297,7 +295,7 @@ def _user(request: _Request) -> str:
 
 
 def _fields(body: bytes) -> dict[str, str]:
-    """The fields of a form; texts of several lines have the line ends that their sender has."""
+    """Return the fields of a form, with the line ends that their sender has."""
     try:
         found = parse_qs(body.decode("utf-8", "replace"), max_num_fields=MAX_FIELDS)
     except ValueError as error:
@@ -317,7 +315,7 @@ def _number(fields: Mapping[str, str], name: str) -> float:
 
 
 def _headers(text: str) -> dict[str, str]:
-    """Headers as people write them, ``name: value`` on each line."""
+    """Read headers as people write them, ``name: value`` on each line."""
     found = {}
     for line in filter(str.strip, text.split("\n")):
         name, colon, value = line.partition(":")
@@ -328,7 +326,7 @@ def _headers(text: str) -> dict[str, str]:
 
 
 def form_routes(operations: Operations) -> list[Any]:
-    """Where the pages' forms go; each answer leads to a page that shows what came of it."""
+    """Make what takes the pages' forms; answers lead to a page that shows what came of them."""
 
     @post("/jobs", sync_to_thread=True, include_in_schema=False)
     def start(request: _Request, body: RawBody) -> Any:
@@ -378,7 +376,7 @@ def form_routes(operations: Operations) -> list[Any]:
 
 
 def api_routes(operations: Operations) -> list[Any]:
-    """The same as JSON. Each request has the token of ``/api/state`` as ``X-CSRF-Token``."""
+    """Make the same for JSON; requests have the token of ``/api/state`` as ``X-CSRF-Token``."""
 
     @post("/api/jobs", sync_to_thread=True)
     def start(request: _Request, data: JSONBody[NewJob]) -> dict[str, Any]:

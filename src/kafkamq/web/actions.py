@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class Actions:
-    """The log of a namespace's actions; ``start`` and ``close`` are the owner's.
+    """It follows the log of a namespace's actions; ``start`` and ``close`` are its owner's.
 
     One thread reads. Everybody else may look and write: one lock guards what is folded, another
     one the producer.
@@ -58,11 +58,9 @@ class Actions:
         self._thread = threading.Thread(target=self._run, name="kafkamq-web-actions", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread and the clients."""
         self._stopping.set()
         self._look.set()
         if self._thread.ident is not None:
@@ -148,23 +146,22 @@ class Actions:
             self._changed.wait(timeout_s)
 
     def job(self, id: str) -> Job | None:
-        """A job; who asks does not change it."""
+        """Return a job, which the caller must not change."""
         with self._changed:
             return self._trail.jobs.get(id)
 
     @property
     def version(self) -> int:
-        """Another one: jobs or entries may have changed."""
+        """Return a number that is another one when jobs or entries may have changed."""
         return self._next_offset
 
     @property
     def open_jobs(self) -> int:
-        """How many jobs have not ended."""
         with self._changed:
             return sum(not job.is_over for job in self._trail.jobs.values())
 
     def jobs(self, page: int = 1, written: int = -1) -> dict[str, Any]:
-        """For the pages: those that have not ended, then the others, each the newest first.
+        """Return a page of jobs: those that have not ended, then the others, the newest first.
 
         ``written``: the offset of an action, of which the page says whether it is read.
         """
@@ -187,7 +184,7 @@ class Actions:
         }
 
     def entries(self, before: int = 0) -> dict[str, Any]:
-        """For the pages: what was done, the newest first, and the offset to go on before."""
+        """Return what was done, the newest first, and the offset to go on before."""
         with self._changed:
             found = [each for each in self._trail.entries if not before or each.offset < before]
         shown = found[-PAGE_ENTRIES:][::-1]
@@ -213,7 +210,7 @@ class Actions:
     # ---- writing
 
     def form(self, action: Action) -> NewRecord:
-        """The record of an action, for somebody's transaction."""
+        """Return the record of an action, for a transaction."""
         return self.topic, 0, action.id.encode(), action.encode(), ()
 
     def record(self, action: Action) -> None:
@@ -228,12 +225,12 @@ class Actions:
             )
 
     def wait_for(self, offset: int) -> bool:
-        """Whether this process has read a record, maybe some seconds later."""
+        """Return whether this process has read a record, maybe some seconds later."""
         with self._changed:
             return self._changed.wait_for(lambda: self._next_offset > offset, _SEEN_S)
 
     def write(self, action: Action) -> int:
-        """Write an action; returns its offset.
+        """Write an action, and return its offset.
 
         Raises:
             ConfigError: It is too large.

@@ -55,7 +55,7 @@ _Data = dict[str, Any]
 def serving(
     config: ServiceConfig, options: WebOptions, index_options: IndexOptions
 ) -> Iterator[str]:
-    """Follow the logs and serve the pages while the block runs; yields their address.
+    """Follow the logs and serve the pages while the block runs, and yield their address.
 
     Raises:
         ConfigError: The address cannot be listened on.
@@ -98,14 +98,14 @@ def serving(
 
 
 class _Server(uvicorn.Server):
-    """Runs beside the main thread, whose signals are its owner's."""
+    """It runs beside the main thread, to which signals go."""
 
     def install_signal_handlers(self) -> None:
-        """None."""
+        """Leave them as they are."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """None."""
+        """Leave them as they are."""
         yield
 
 
@@ -119,7 +119,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """A page that was made."""
+    """A page was made, and is shown to all who ask for it while it is fresh."""
 
     text: str
     status: int
@@ -140,7 +140,7 @@ class _Shown:
 
 
 class Site:
-    """What handlers need; one for each application."""
+    """It has what the handlers of one application need."""
 
     def __init__(self, index: Index, options: WebOptions, actions: Actions) -> None:
         self.views = Views(index)
@@ -187,7 +187,6 @@ class Site:
         return self.views.version, self.actions.version
 
     def close(self) -> None:
-        """End its clients."""
         self.payloads.close()
         self.operations.close()
 
@@ -205,7 +204,7 @@ class Site:
         }
 
     def fail(self, request: _Request, status: int, text: str) -> Response[Any]:
-        """An error, as a page or as JSON."""
+        """Answer with an error, as a page or as JSON."""
         if request.url.path.startswith("/api"):
             return Response({"error": text}, status_code=status)
         try:
@@ -215,7 +214,7 @@ class Site:
         return _html(render("failure.html", values), status)
 
     def message(self, request: _Request, where: tuple[int, int, int], form: str) -> _Data | None:
-        """A message's page, with its payload if one of ``FORMS`` is asked for."""
+        """Return a message's page, with its payload if one of ``FORMS`` is asked for."""
         data = self.views.message(*where)
         if data is None:
             return None
@@ -227,12 +226,12 @@ class Site:
         return data | {"payload": payload, "may_look": may_look, "form": form}
 
     def require_operator(self, request: _Request) -> None:
-        """Who sees what is to be done must be one who may do it."""
+        """Refuse viewers what is only there to be done."""
         if not request.scope["state"]["csrf"]:
             raise HTTPException(status_code=403, detail="this is for operators alone")
 
     def resend(self, request: _Request, where: tuple[int, int, int]) -> _Data | None:
-        """A dead letter's payload as text to be edited, for who may send it."""
+        """Return a dead letter's payload as text to be edited, for those who may send it."""
         self.require_operator(request)
         data = self.message(request, where, "text") if where[0] == LETTERS else None
         if data is None or data["message"]["redriven_ms"]:
@@ -241,7 +240,7 @@ class Site:
 
 
 def build_app(index: Index, options: WebOptions, actions: Actions) -> Guard:
-    """The application; index and actions are the caller's to start and to close."""
+    """Make the application; its caller starts and closes index and actions."""
     site = Site(index, options, actions)
     # Litestar (2.25) registers handlers that share a path twice, unless they come as a router.
     routes = Router(
@@ -358,7 +357,7 @@ def _more_pages(site: Site) -> list[Any]:
 
 
 def _action_pages(site: Site) -> list[Any]:
-    """What was done and what is being done, and the pages from which it is begun."""
+    """Make the pages of what was and is being done, and those from which it is begun."""
 
     @get("/redrive", sync_to_thread=True, include_in_schema=False)
     def dry_run(request: _Request) -> Any:

@@ -111,7 +111,7 @@ class LetterFilter:
         return " ".join(inner), " ".join(outer), values
 
     def means(self, letter: DeadLetter) -> bool:
-        """Whether a dead letter is meant, whatever became of it; as ``conditions`` say it."""
+        """Return whether a dead letter is meant, whatever became of it, as ``conditions`` do."""
         if self.key:
             key = None if letter.user_key is None else letter.user_key[:MAX_KEY_BYTES]
             if key != self.key.encode("utf-8", "replace"):

@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 
 class Passwords:
-    """Checks passwords against argon2's hashes; thread-safe, blocks while it hashes."""
+    """It checks passwords against argon2's hashes; thread-safe, and slow while it hashes."""
 
     def __init__(self, options: WebOptions) -> None:
         self._accounts = options.accounts
@@ -63,7 +63,7 @@ class Passwords:
         self._salt = secrets.token_bytes(32)
 
     def user(self, name: str, password: str) -> User | None:
-        """The user; None: name or password is wrong, and it took as long as if it were right."""
+        """Return the user; None: name or password is wrong, which takes as long to say."""
         account = self._accounts.get(name)
         wanted = self._nobody if account is None else account.password_hash
         kept = hashlib.blake2b(
@@ -82,7 +82,7 @@ class Passwords:
 
 
 class Guard:
-    """An ASGI application around another one."""
+    """It is an ASGI application around another one."""
 
     def __init__(self, app: ASGIApp, options: WebOptions) -> None:
         self._app = app
@@ -91,7 +91,7 @@ class Guard:
         self._secret = secrets.token_bytes(32)
 
     def token(self, user: User) -> str:
-        """What only pages that were given to this user know, while this process lives."""
+        """Return what only pages that were given to this user know, while this process lives."""
         return hmac.new(self._secret, user.name.encode("utf-8", "replace"), "sha256").hexdigest()
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
@@ -184,7 +184,7 @@ def _all(scope: Any, wanted: bytes) -> list[bytes]:
 
 
 def _host_of(value: bytes) -> str:
-    """The name in a ``Host`` header, without its port; an IPv6 address without brackets."""
+    """Return the name in a ``Host`` header, without its port and the brackets of IPv6."""
     text = value.decode("ascii", "replace").casefold()
     if text.startswith("["):
         return text[1:].partition("]")[0]
@@ -192,7 +192,7 @@ def _host_of(value: bytes) -> str:
 
 
 def _is_of_our_page(scope: Any, allowed_hosts: frozenset[str]) -> bool:
-    """Whether the browser says so; what is no browser says nothing, and needs the token alone."""
+    """Return whether the browser says so; other clients say nothing, and need the token alone."""
     if any(site not in (b"same-origin", b"none") for site in _all(scope, b"sec-fetch-site")):
         return False
     origins = _all(scope, b"origin")
@@ -209,7 +209,7 @@ def _is_of_our_page(scope: Any, allowed_hosts: frozenset[str]) -> bool:
 
 
 async def _body(receive: Receive) -> bytes | None:
-    """The whole body; None: it is too long, too slow, or was broken off."""
+    """Read the whole body; None: it is too long, too slow, or was broken off."""
     body = b""
 
     async def read() -> bytes | None:
@@ -231,7 +231,7 @@ async def _body(receive: Receive) -> bytes | None:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """What the application reads: the body that was read before it."""
+    """Return what lets the application read the body that was read before it."""
     left: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Any:
@@ -241,7 +241,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 def _token_of(scope: Any, body: bytes) -> str:
-    """The token in the header, or in the form; empty: there is none."""
+    """Return the token in the header, or in the form; empty: there is none."""
     named = _all(scope, TOKEN_HEADER.encode())
     if named:
         return named[0].decode("ascii", "replace") if len(named) == 1 else ""
@@ -280,5 +280,5 @@ async def _answer(
 
 
 def hash_password(password: str) -> str:
-    """What stands in a password file for a password."""
+    """Return what stands in a password file for a password."""
     return PasswordHasher().hash(password)

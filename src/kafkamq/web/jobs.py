@@ -38,7 +38,7 @@ _REDRIVEN_BEFORE = "it was redriven before: nothing was sent"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """One record."""
+    """An action is one record of the topic."""
 
     what: str
     id: str  # of the job, or of the one action
@@ -48,13 +48,13 @@ class Action:
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """The record's value."""
+        """Return the record's value."""
         fields = {"what": self.what, "id": self.id, "user": self.user, "more": dict(self.more)}
         return json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def decode(value: bytes | None, *, at_ms: int, offset: int) -> Action | None:
-    """The reverse of ``encode``; None: it is no action."""
+    """Reverse ``encode``; None: it is no action."""
     try:
         fields = json.loads(value or b"", parse_int=_int)
         json.dumps(fields, ensure_ascii=False).encode()  # no page can show a lone surrogate
@@ -79,7 +79,7 @@ def _int(text: str) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """Dead letters that go back into their queues."""
+    """A job sends dead letters back into their queues."""
 
     id: str
     kind: str  # redrive or resend
@@ -103,16 +103,16 @@ class Job:
 
     @property
     def left(self) -> int:
-        """How many are still to go, as far as is known."""
+        """Return how many are still to go, as far as is known."""
         return 0 if self.is_over else max(0, self.expected - self.done - self.refused)
 
     @property
     def is_over(self) -> bool:
-        """Whether it can never run again."""
+        """Return whether it can never run again."""
         return self.state in (ENDED, CANCELLED)
 
     def as_dict(self) -> dict[str, Any]:
-        """For the pages; without the payload."""
+        """Return what pages show: all but the payload."""
         return {
             "id": self.id,
             "kind": self.kind,
@@ -134,7 +134,7 @@ class Job:
 
 
 class Trail:
-    """The records of the topic, folded in its order; one owner."""
+    """It folds the records of the topic in their order; one owner."""
 
     def __init__(self) -> None:
         self.jobs: OrderedDict[str, Job] = OrderedDict()
@@ -157,7 +157,7 @@ class Trail:
             _change(job, action)
 
     def next_job(self) -> Job | None:
-        """The job that is to run now: one message that was edited does not wait for thousands."""
+        """Return the job that is to run now: an edited message does not wait for thousands."""
         running = [job for job in self.jobs.values() if job.state == RUNNING]
         return min(running, key=lambda job: job.kind != "resend", default=None)
 

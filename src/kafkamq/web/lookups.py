@@ -40,10 +40,10 @@ _LETTER_FROM = (
 
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection for one answer, in one transaction.
+    """Open a connection for one answer, in one transaction.
 
     Raises:
-        sqlite3.Error: There is no index yet, or it is being made anew.
+        sqlite3.Error: There is no index yet, or it is being made.
     """
     with closing(open_reader(path)) as connection:
         connection.execute("BEGIN")
@@ -51,18 +51,18 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def text_of(data: bytes | None) -> str | None:
-    """Bytes as text for people; what is no UTF-8 is written as escapes."""
+    """Return bytes as text for people; what is no UTF-8 is written as escapes."""
     return None if data is None else data.decode("utf-8", "backslashreplace")
 
 
 def where_of(place: int) -> str:
-    """A place as people write it: ``LOG/PARTITION/OFFSET``, the tail of a page's address."""
+    """Return a place as ``LOG/PARTITION/OFFSET``, the tail of a page's address."""
     log, partition, offset = split_place(place)
     return f"{log}/{partition}/{offset}"
 
 
 def names_of(connection: sqlite3.Connection, numbers: Sequence[int]) -> dict[int, str]:
-    """Names by their numbers."""
+    """Return names by their numbers."""
     marks = ",".join("?" * len(numbers))
     return dict(
         connection.execute(f"SELECT number, text FROM name WHERE number IN ({marks})", numbers)
@@ -70,14 +70,14 @@ def names_of(connection: sqlite3.Connection, numbers: Sequence[int]) -> dict[int
 
 
 def names_are_full(connection: sqlite3.Connection) -> bool:
-    """Whether further names are counted as ``OTHER``."""
+    """Return whether further names are counted as ``OTHER``."""
     return int(connection.execute("SELECT count(*) FROM name").fetchone()[0]) >= fold.MAX_NAMES
 
 
 def queue_rows(
     connection: sqlite3.Connection, queue: int | None = None
 ) -> list[tuple[int, str, int, int, int, int]]:
-    """Number, name, messages, waiting, dead letters and those redriven, of one queue or of all."""
+    """Return number, name, messages, waiting, dead letters and those redriven, of queues."""
     where, values = ("", ()) if queue is None else ("WHERE queue = ?", (queue,))
     return connection.execute(
         "SELECT queue, text, messages, waiting, letters, redriven FROM queue"
@@ -89,7 +89,7 @@ def queue_rows(
 def minutes(
     connection: sqlite3.Connection, first: int, last: int, queue: int | None = None
 ) -> list[tuple[int, int, int, int, int, int, int]]:
-    """minute, queue, sent, started, acked, failed, dead; of one queue, or of all (queue 0)."""
+    """Return minute, queue, sent, started, acked, failed, dead; of one queue, or of all (0)."""
     if queue is None:
         return connection.execute(
             "SELECT minute, 0, sum(sent), sum(started), sum(acked), sum(failed), sum(dead)"
@@ -104,7 +104,7 @@ def minutes(
 
 
 def rates(connection: sqlite3.Connection, minute: int) -> dict[int, tuple[int, int]]:
-    """Messages that were sent and acked in a minute, by queue."""
+    """Return how many messages were sent and acked in a minute, by queue."""
     return {
         queue: (sent, acked)
         for queue, sent, acked in connection.execute(
@@ -114,7 +114,7 @@ def rates(connection: sqlite3.Connection, minute: int) -> dict[int, tuple[int, i
 
 
 def waiting(connection: sqlite3.Connection, queue: int, limit: int) -> list[dict[str, Any]]:
-    """Messages of a queue that nobody has STARTed, those of the oldest chunks first."""
+    """Return messages of a queue that were not STARTed, those of the oldest chunks first."""
     found: list[dict[str, Any]] = []
     for number, started in connection.execute(
         "SELECT chunk, started FROM chunk WHERE waiting > 0 ORDER BY chunk LIMIT ?",
@@ -133,7 +133,7 @@ def waiting(connection: sqlite3.Connection, queue: int, limit: int) -> list[dict
 
 
 def messages_at(connection: sqlite3.Connection, places: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Messages by their places."""
+    """Return messages by their places."""
     found: dict[int, dict[str, Any]] = {}
     for first in range(0, len(places), 500):
         part = places[first : first + 500]
@@ -147,7 +147,7 @@ def messages_at(connection: sqlite3.Connection, places: Sequence[int]) -> dict[i
 
 
 def find_messages(connection: sqlite3.Connection, text: str) -> list[dict[str, Any]]:
-    """First copies and dead letters with this id or key, the newest first."""
+    """Find first copies and dead letters with this id or key, the newest first."""
     data = text.encode("utf-8", "replace")
     found: dict[int, dict[str, Any]] = {}
     for column in ("id", "key"):
@@ -168,7 +168,7 @@ def find_messages(connection: sqlite3.Connection, text: str) -> list[dict[str, A
 
 
 def family(connection: sqlite3.Connection, place: int) -> list[dict[str, Any]]:
-    """All records of the message that stands at a place: copies, dead letters, redriven copies."""
+    """Find all records of the message at a place: copies, dead letters, redriven copies."""
     found: dict[int, dict[str, Any]] = {}
     asked, wanted = set(), [place]
     while wanted and len(found) < MAX_FAMILY:
@@ -193,7 +193,7 @@ def family(connection: sqlite3.Connection, place: int) -> list[dict[str, Any]]:
 
 
 def events(connection: sqlite3.Connection, place: int) -> list[dict[str, Any]]:
-    """What markers say of the message at a place, in the order of their times."""
+    """Return what markers say of the message at a place, in the order of their times."""
     at, found = place & CHUNK_OFFSETS - 1, []
     for marker, first, bits, kind, at_ms, consumer, reason, delay_ms in connection.execute(
         "SELECT marker, first, bits, kind, at_ms, c.text, r.text, delay_ms FROM event"
@@ -222,7 +222,7 @@ def events(connection: sqlite3.Connection, place: int) -> list[dict[str, Any]]:
 def letter_groups(
     connection: sqlite3.Connection, *, queue: int | None = None, limit: int = 50
 ) -> list[dict[str, Any]]:
-    """Dead letters that are alike, the most numerous first."""
+    """Return groups of dead letters that are alike, the most numerous first."""
     where, values = ("", ()) if queue is None else ("WHERE queue = ?", (queue,))
     return [
         {
@@ -245,7 +245,7 @@ def letter_groups(
 def letters(
     connection: sqlite3.Connection, chosen: LetterFilter, *, before: int, limit: int
 ) -> tuple[list[dict[str, Any]], int]:
-    """Dead letters, the newest first, and the number to go on before; 0: that is all.
+    """Return dead letters, the newest first, and the number to go on before; 0: that is all.
 
     Args:
         connection: Of the index.
@@ -272,7 +272,7 @@ def letters(
 
 
 def count_letters(connection: sqlite3.Connection, chosen: LetterFilter) -> int:
-    """How many dead letters are meant, however many that are."""
+    """Count the dead letters that are meant, however many that are."""
     inner, outer, values = chosen.conditions(connection)
     found = connection.execute(
         f"SELECT count(*) FROM letter WHERE 1 {inner} {outer}", (*values[0], *values[1])
@@ -281,7 +281,7 @@ def count_letters(connection: sqlite3.Connection, chosen: LetterFilter) -> int:
 
 
 def letter_at(connection: sqlite3.Connection, place: int) -> dict[str, Any] | None:
-    """The dead letter at a place."""
+    """Return the dead letter at a place."""
     row = connection.execute(
         f"SELECT {_LETTER} FROM letter {_LETTER_FROM} WHERE place = ?", (place,)
     ).fetchone()

@@ -16,7 +16,7 @@ MAX_PASSWORD_FILE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Who asks, and what they may."""
+    """A user has a name, and a role that says what they may do."""
 
     name: str
     role: str  # VIEWER or OPERATOR
@@ -24,7 +24,7 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A line of the password file."""
+    """An account is a line of the password file."""
 
     role: str
     password_hash: str = field(repr=False)  # argon2's own text
@@ -32,7 +32,7 @@ class Account:
 
 @dataclass(frozen=True, kw_only=True)
 class WebOptions:
-    """Address, authentication and roles."""
+    """These say where pages are served, and to whom."""
 
     host: str = "127.0.0.1"
     port: int = 8686  # 0: a free one
@@ -64,12 +64,12 @@ class WebOptions:
 
     @property
     def authenticates(self) -> bool:
-        """Whether a stranger is refused."""
+        """Return whether a stranger is refused."""
         return bool(self.accounts) or bool(self.trusted_header)
 
     @property
     def hosts(self) -> frozenset[str]:
-        """Values of ``Host`` that are answered, without the port; in lower case."""
+        """Return the values of ``Host`` that are answered, without the port, in lower case."""
         named = {each.casefold() for each in self.allowed_hosts}
         return frozenset(LOOPBACK | named | {self.host.casefold()})
 
@@ -82,7 +82,7 @@ def _require_address(text: str) -> None:
 
 
 def read_accounts(path: Path) -> dict[str, Account]:
-    """The password file: lines ``NAME:ROLE:HASH``, with argon2's hashes; ``#`` begins a comment.
+    """Read the password file: lines ``NAME:ROLE:HASH``, by argon2; ``#`` begins a comment.
 
     Raises:
         ConfigError: It cannot be read, or a line has another form; never shows a hash.

@@ -18,7 +18,7 @@ _CHART_HEIGHT = 48.0
 
 @cache
 def environment() -> Environment:
-    """The templates' environment; escapes whatever the name of a template."""
+    """Make the templates' environment, which escapes whatever the name of a template is."""
     made = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -41,12 +41,11 @@ def environment() -> Environment:
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
-    """A page."""
     return environment().get_template(template).render(values)
 
 
 def time_of(at_ms: int) -> str:
-    """A time in UTC, to the millisecond."""
+    """Write a time in UTC, to the millisecond."""
     try:
         moment = datetime.fromtimestamp(at_ms / 1000, tz=timezone.utc)
     except (OverflowError, ValueError, OSError):
@@ -60,12 +59,12 @@ def moment_of(at_ms: int) -> str:
 
 
 def number_of(value: int | None) -> str:
-    """With thousands apart; None is a dash."""
+    """Write a number with its thousands apart; None is a dash."""
     return "\u2013" if value is None else f"{value:,}".replace(",", "\u202f")
 
 
 def duration_of(value_ms: int) -> str:
-    """The two largest units of a duration: ``2 h 05 min``."""
+    """Write the two largest units of a duration: ``2 h 05 min``."""
     sign, seconds = ("-", -value_ms / 1000) if value_ms < 0 else ("", value_ms / 1000)
     if seconds < 60:
         return f"{sign}{seconds:.1f} s"
@@ -79,7 +78,7 @@ def duration_of(value_ms: int) -> str:
 
 
 def size_of(value: int) -> str:
-    """Bytes with a unit."""
+    """Write a number of bytes with a unit."""
     if value < 1024:
         return f"{value} B"
     amount = float(value)
@@ -91,7 +90,7 @@ def size_of(value: int) -> str:
 
 
 def bars(values: list[int]) -> list[tuple[int, float, float]]:
-    """Column number, top and height of each bar of a chart that is 48 high."""
+    """Return number, top and height of each bar of a chart that is 48 high."""
     most = max(values, default=0) or 1
     heights = [round(_CHART_HEIGHT * value / most, 2) for value in values]
     return [
@@ -102,11 +101,11 @@ def bars(values: list[int]) -> list[tuple[int, float, float]]:
 
 
 def short(text: str, most: int = 60) -> str:
-    """A text that fits into a cell."""
+    """Cut a text so that it fits into a cell."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def url_of(path: str, **query: Any) -> str:
-    """An address of this server; what is empty is left out of the query."""
+    """Return an address of this server; what is empty is left out of the query."""
     kept = {name: value for name, value in query.items() if value not in ("", None, 0)}
     return quote(path) + (f"?{urlencode(kept)}" if kept else "")

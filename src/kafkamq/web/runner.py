@@ -54,12 +54,12 @@ _log = logging.getLogger(__name__)
 
 
 class _InterruptedError(Exception):
-    """The job is not to run any more, here and now."""
+    """The job must not go on, here and now."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Meant(Selection):
-    """The dead letters of a job; asks at each one whether to go on."""
+    """It has the dead letters of a job, and asks at each one whether to go on."""
 
     job: Job
     check: Callable[[], None]
@@ -76,7 +76,7 @@ class _Meant(Selection):
 
 
 class Runner:
-    """Runs jobs while it is this process's turn; ``start`` and ``close`` are the owner's."""
+    """It runs jobs while it is this process's turn; ``start`` and ``close`` are its owner's."""
 
     def __init__(self, config: ServiceConfig, actions: Actions) -> None:
         self._config = config
@@ -92,7 +92,6 @@ class Runner:
         ]
 
     def start(self) -> None:
-        """Wait for a turn, and for jobs."""
         for thread in self._threads:
             thread.start()
 
@@ -141,13 +140,13 @@ class Runner:
         return not is_fatal(error)
 
     def assigned(self, places: Sequence[Place]) -> Mapping[Place, int]:
-        """It is this process's turn; nothing is read as a member."""
+        """Take the turn; nothing is read as a member."""
         if places:
             self._turn.set()
         return {}
 
     def revoked(self, places: Sequence[Place], *, is_lost: bool) -> None:
-        """It is so no more."""
+        """Give the turn away."""
         del is_lost
         if places:
             self._turn.clear()
@@ -265,7 +264,7 @@ class Runner:
 
 
 class _Pace:
-    """When the next transaction may begin, so that so many go in a second; nothing is made up."""
+    """It says when the next transaction may begin, so that so many go in a second."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
@@ -275,7 +274,7 @@ class _Pace:
         self.chunk = max(1, min(most, round(rate))) if rate else most
 
     def next_s(self, done: int) -> float:
-        """The monotonic time, now that so many went."""
+        """Return that monotonic time, now that so many went."""
         count, self.done = done - self.done, done
         if self._rate:
             self._due_s = max(self._due_s, time.monotonic() - 1.0) + count / self._rate
@@ -288,7 +287,7 @@ def _refused(report: RedriveReport) -> int:
 
 
 def _why(report: RedriveReport) -> str:
-    """What the page says of those that stay."""
+    """Say what the page tells of those that stay."""
     said = [
         (report.refused, "are not taken by their topic"),
         (report.payload_lost, "have lost their payload"),

@@ -59,7 +59,7 @@ _ORDER = {
 
 
 class Views:
-    """Reads the index for the pages; safe for many threads."""
+    """It reads the index for the pages; thread-safe."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
@@ -68,11 +68,11 @@ class Views:
 
     @property
     def version(self) -> int:
-        """Another one: something may have changed."""
+        """Return a number that is another one when something may have changed."""
         return self._index.picture.version
 
     def state(self) -> dict[str, Any]:
-        """What every page says of the index."""
+        """Return what every page says of the index."""
         picture = self._index.picture
         return {
             "namespace": self._index.config.namespace,
@@ -86,7 +86,7 @@ class Views:
         }
 
     def overview(self, *, search: str = "", sort: str = "", page: int = 1) -> dict[str, Any]:
-        """Queues and what they have, a page of them."""
+        """Return a page of queues, with what they have."""
         minute = int(time.time()) // 60
         with reading(self._path) as connection:
             found = lookups.queue_rows(connection)
@@ -135,7 +135,7 @@ class Views:
         }
 
     def queue(self, name: str) -> dict[str, Any] | None:
-        """One queue; None: no message of it was seen."""
+        """Return one queue; None: no message of it was seen."""
         minute = int(time.time()) // 60
         picture = self._index.picture
         with reading(self._path) as connection:
@@ -156,7 +156,7 @@ class Views:
             }
 
     def find(self, text: str) -> list[dict[str, Any]]:
-        """Messages and dead letters by id, key, or ``partition:offset``."""
+        """Find messages and dead letters by id, key, or ``partition:offset``."""
         partition, colon, offset = text.strip().partition(":")
         with reading(self._path) as connection:
             found = []
@@ -166,7 +166,7 @@ class Views:
             return found or lookups.find_messages(connection, text)
 
     def message(self, log: int, partition: int, offset: int) -> dict[str, Any] | None:
-        """The life of the message that stands there; None: nothing is known of it."""
+        """Return the life of the message that stands there; None: nothing is known of it."""
         if log not in (MESSAGES, MARKERS, LETTERS):
             return None
         place = place_of(log, partition, offset)
@@ -188,7 +188,7 @@ class Views:
         return {"message": shown, "records": records, "steps": steps, "open": now}
 
     def letters(self, chosen: LetterFilter, *, before: int = 0) -> dict[str, Any]:
-        """Dead letters that are meant, a page of them, and what they have in common."""
+        """Return a page of the dead letters that are meant, and what they have in common."""
         with reading(self._path) as connection:
             queue = name_number(connection, chosen.queue) if chosen.queue else None
             found, more = lookups.letters(connection, chosen, before=before, limit=PAGE_ROWS)
@@ -200,7 +200,7 @@ class Views:
             }
 
     def workers(self, *, consumer: str = "") -> dict[str, Any]:
-        """Who holds what."""
+        """Return which consumer holds what."""
         held: defaultdict[str, list[Run]] = defaultdict(list)
         for run in self._index.picture.runs:
             if run.consumer_id:
@@ -229,7 +229,7 @@ class Views:
         }
 
     def trackers(self) -> dict[str, Any]:
-        """What the tracker said last of each marker partition."""
+        """Return what the tracker said last of each marker partition."""
         return {
             "markers": [
                 {
@@ -247,7 +247,7 @@ class Views:
         }
 
     def health(self) -> dict[str, Any]:
-        """What ``kafkamq doctor`` says of the cluster; asked at most every half minute."""
+        """Return what ``kafkamq doctor`` says of the cluster, at most half a minute ago."""
         asked_s, checks = self._health
         if time.monotonic() - asked_s > HEALTH_S:
             found = cluster_checks(self._index.config, max_lease_ms=43_200_000)
@@ -266,7 +266,7 @@ def _run(run: Run) -> dict[str, Any]:
 
 
 def _listed(connection: Any, runs: list[Run]) -> list[dict[str, Any]]:
-    """The first messages of these runs, each with what is known of it."""
+    """Return the first messages of these runs, each with what is known of it."""
     pairs: list[tuple[int, Run]] = []
     for run in runs:
         pairs += [(place, run) for place in run.places()]
@@ -278,7 +278,7 @@ def _listed(connection: Any, runs: list[Run]) -> list[dict[str, Any]]:
 
 
 def _steps(connection: Any, record: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the log says of one record, as steps of a time line."""
+    """Return what the log says of one record, as steps of a time line."""
     step = {"where": record["where"], "consumer": "", "reason": "", "delay_ms": 0, "order": 0}
     if record["kind"] == "letter":
         first = {"what": "DEAD LETTER", "reason": f"{record['reason']}: {record['error']}"}
@@ -297,7 +297,7 @@ def _steps(connection: Any, record: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _chart(rows: list[tuple[int, int, int, int, int, int, int]], last: int) -> dict[str, Any]:
-    """Sixty minutes as columns of numbers, the last one is the newest."""
+    """Return sixty minutes as columns of numbers; the last one is the newest."""
     by_minute = {row[0]: row[2:] for row in rows}
     first = last - CHART_MINUTES + 1
     columns = [by_minute.get(minute, (0,) * 5) for minute in range(first, last + 1)]
@@ -308,7 +308,7 @@ def _chart(rows: list[tuple[int, int, int, int, int, int, int]], last: int) -> d
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A payload as text for people."""
+    """A payload is shown as text for people."""
 
     form: str  # one of FORMS
     text: str
@@ -318,7 +318,7 @@ class Shown:
 
 
 class Payloads:
-    """Reads one record at a time; thread-safe."""
+    """It reads one record at a time; thread-safe."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config
@@ -369,14 +369,13 @@ class Payloads:
         return show(value, form)
 
     def close(self) -> None:
-        """End its clients."""
         with self._lock:
             for reader in self._readers.values():
                 reader.close()
 
 
 def show(value: bytes | None, form: str) -> Shown:
-    """A payload as text, at most 64 KiB of it; what does not have the form is shown as text."""
+    """Show a payload, at most 64 KiB of it; what does not have the form is shown as text."""
     if value is None:
         return Shown(form, "", 0, False, "null: there is no payload")
     size, note = len(value), ""

@@ -48,7 +48,7 @@ _MASK = CHUNK_OFFSETS - 1
 
 
 class Chunk:
-    """Which messages of a chunk of 4096 offsets were STARTed, and of which queues they are.
+    """A chunk knows which messages of 4096 offsets were STARTed, and of which queues they are.
 
     So a START of a thousand messages costs a few operations on long integers, and each message is
     counted as waiting once: from when it was read until its first START, whichever is read first.
@@ -64,7 +64,7 @@ class Chunk:
         self.last_ms = last_ms
 
     def add(self, at: int, queue: int) -> bool:
-        """Take in a message; whether it waits now."""
+        """Take in a message, and return whether it waits now."""
         bit = 1 << at
         if self.known & bit:
             return False
@@ -73,13 +73,13 @@ class Chunk:
         return not self.started & bit
 
     def start(self, bits: int) -> Counter[int]:
-        """Note that these were STARTed; how many of them had waited, by queue."""
+        """Note that these were STARTed, and return how many of them had waited, by queue."""
         fresh = bits & self.known & ~self.started
         self.started |= bits
         return self.by_queue(fresh)
 
     def by_queue(self, bits: int) -> Counter[int]:
-        """How many of these messages each queue has; of those that were not read nobody has."""
+        """Return how many of these messages each queue has, of those that were read."""
         bits &= self.known
         if not bits:
             return Counter()
@@ -90,7 +90,7 @@ class Chunk:
         return Counter(compress(self.queues[first : bits.bit_length()], chosen))
 
     def bits_of(self, queue: int, bits: int) -> int:
-        """Those of these messages that are the queue's."""
+        """Return those of these messages that are the queue's."""
         found, left = 0, bits & self.known
         while left:
             bit = left & -left
@@ -101,7 +101,7 @@ class Chunk:
 
 
 class Chunks:
-    """Chunks by their numbers, the last used of them in memory."""
+    """It has chunks by their numbers, the last used of them in memory."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -170,14 +170,14 @@ class Chunks:
 
 @dataclass(slots=True)
 class MarkerLog:
-    """One marker partition: what a tracker would know of it, and from where on rows are new."""
+    """It is what a tracker would know of a marker partition, and where new rows begin."""
 
     tracker: RedeliveryTracker
     next_offset: int
 
 
 class Fold:
-    """Takes records in the order of each partition, and writes them; one owner thread."""
+    """It takes records in the order of each partition, and writes rows; one owner thread."""
 
     def __init__(self, connection: sqlite3.Connection, config: ServiceConfig) -> None:
         self.connection = connection
@@ -195,7 +195,7 @@ class Fold:
         self._minutes: defaultdict[tuple[int, int], list[int]] = defaultdict(lambda: [0] * 5)
 
     def name(self, text: str) -> int:
-        """The number of a name, which is written once."""
+        """Return the number of a name, which is written once."""
         number = self._names.get(text)
         if number is None:
             if len(self._names) >= MAX_NAMES and text != OTHER:
@@ -207,7 +207,7 @@ class Fold:
     # ---- the messages topic
 
     def messages(self, partition: int, records: Sequence[Record]) -> None:
-        """Records of one partition, in their order."""
+        """Take in messages of one partition, in their order."""
         first = place_of(MESSAGES, partition, 0)
         for record, headers in zip(records, all_headers(records), strict=True):
             place = first + (record.offset() or 0)
@@ -243,7 +243,7 @@ class Fold:
     # ---- markers
 
     def marker(self, partition: int, record: Record) -> None:
-        """One marker; a malformed one only moves the clock (R21)."""
+        """Take in one marker; a malformed one only moves the clock (R21)."""
         log, offset = self.markers[partition], record.offset() or 0
         kind, at_ms = record.timestamp()
         try:
@@ -311,7 +311,7 @@ class Fold:
     # ---- dead letters and the ledger
 
     def letter(self, record: Record) -> None:
-        """One record of the dead letters topic."""
+        """Take in one record of the dead letters topic."""
         letter = dead_letter_of(record, frozenset(), b"")
         place = place_of(LETTERS, letter.partition, letter.offset)
         queue, reason = self.name(letter.queue_id), self.name(letter.reason)
@@ -347,7 +347,7 @@ class Fold:
         self._minutes[at_ms // 60_000, queue][_DEAD] += 1
 
     def redriven(self, partition: int, offset: int, at_ms: int) -> None:
-        """That a dead letter was sent back, as the ledger has it."""
+        """Take in that a dead letter was sent back, as the ledger has it."""
         place = place_of(LETTERS, partition, offset)
         execute = self.connection.execute
         if not execute("INSERT OR IGNORE INTO redriven VALUES (?, ?)", (place, at_ms)).rowcount:
@@ -363,11 +363,11 @@ class Fold:
 
     @property
     def pending(self) -> int:
-        """Rows that are not written."""
+        """Return how many rows are not written."""
         return len(self._messages) + len(self._events)
 
     def write(self, positions: Iterable[tuple[str, int, int, int]]) -> None:
-        """All rows, and (topic, partition, next, restart) behind them; the caller commits."""
+        """Write all rows, and (topic, partition, next, restart) behind them; the caller commits."""
         many = self.connection.executemany
         many("INSERT INTO name VALUES (?, ?)", self._new_names)
         many("INSERT OR IGNORE INTO message VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", self._messages)

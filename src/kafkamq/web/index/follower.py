@@ -39,7 +39,7 @@ _FIRST_WRITE_S = 5.0  # of the first reading: each write has a price for each qu
 _PICTURE_S = 0.5  # at most so often; and at most a tenth of the time
 _LOOK_S = 15.0  # for topics that were recreated, partitions that were added, what is too old
 _RETRY_S = 5.0
-_ANEW_S = 0.5
+_AGAIN_S = 0.5
 _log = logging.getLogger(__name__)
 
 
@@ -54,7 +54,7 @@ class IndexOptions:
 
 
 class Index:
-    """The index of a namespace; ``start`` and ``close`` are the owner's, the rest is anybody's."""
+    """It keeps the index of a namespace; ``start`` and ``close`` are its owner's."""
 
     def __init__(self, config: ServiceConfig, options: IndexOptions) -> None:
         self.config = config
@@ -64,7 +64,6 @@ class Index:
         self._thread = threading.Thread(target=self._run, name="kafkamq-web-index", daemon=True)
 
     def start(self) -> None:
-        """Begin to follow the logs."""
         self._thread.start()
 
     def close(self, timeout_s: float = 30.0) -> None:
@@ -88,7 +87,7 @@ class Index:
             _log.warning("the index is built again", extra={"error": str(error)})
             self._fail(f"the index is built again: {error}")
             delete_index(self.options.path)
-            return _ANEW_S
+            return _AGAIN_S
         except KafkaMQError as error:
             _log.warning("logs cannot be followed", extra={"error": str(error)})
             self._fail(str(error))
@@ -128,7 +127,7 @@ class Index:
 
 
 class Following:
-    """One opening of the database and one client; one owner thread."""
+    """It has the database open and one client; one owner thread."""
 
     def __init__(
         self,
@@ -170,7 +169,6 @@ class Following:
             raise
 
     def close(self) -> None:
-        """End the client."""
         self._follower.close()
 
     # ---- where to read
@@ -268,7 +266,7 @@ class Following:
                 self._statuses[number] = decode_status(record.value())
 
     def _place_again(self) -> None:
-        """Retention has passed a position: go on where the log begins."""
+        """Go on where the log begins, as retention has passed a position."""
         outside, positions = dict(self._follower.outside), {}
         for place, position in outside.items():
             low, high = self._follower.bounds(place)

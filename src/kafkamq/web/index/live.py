@@ -21,7 +21,7 @@ _IN_FLIGHT, _DELAYED, _DUE = STATES
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Messages of one queue that are open and share all facts."""
+    """Messages of one queue are open and share all facts."""
 
     queue: int
     place: int  # of the first offset of their page
@@ -33,7 +33,7 @@ class Run:
     is_schedule: bool
 
     def places(self) -> Iterator[int]:
-        """Of the messages."""
+        """Return the places of the messages."""
         for number in range(self.bits.bit_length()):
             if self.bits >> number & 1:
                 yield self.place + number
@@ -41,7 +41,7 @@ class Run:
 
 @dataclass(slots=True)
 class Counts:
-    """How many messages of a queue are in each state."""
+    """It counts the messages of a queue in each state."""
 
     in_flight: int = 0
     delayed: int = 0
@@ -62,7 +62,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class MarkerLag:
-    """One marker partition and what its tracker last said of it; None: no tracker has, yet."""
+    """It has a marker partition, and what its tracker last said of it; None: nothing yet."""
 
     partition: int
     position: int  # the next record that the index reads
@@ -73,7 +73,7 @@ class MarkerLag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """All that pages show beside the database."""
+    """It has all that pages show beside the database."""
 
     made_ms: int = 0  # wall time
     version: int = 0  # another one: something may have changed
@@ -89,7 +89,7 @@ class Picture:
 
 
 def open_runs(fold: Fold, ages_ms: Mapping[int, int]) -> Iterator[Run]:
-    """What is open, by marker partition; ``ages_ms``: since each one's clock was moved."""
+    """Find what is open, by marker partition; ``ages_ms``: since each one's clock was moved."""
     for partition, log in fold.markers.items():
         now_ms = log.tracker.clock_ms + ages_ms.get(partition, 0)
         for leaf in log.tracker.table.leaves():

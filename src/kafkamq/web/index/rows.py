@@ -39,14 +39,14 @@ MessageRow = tuple[
 
 
 def place_of(log: int, partition: int, offset: int) -> int:
-    """One integer for a record's place; total: what is too large or too small is cut."""
+    """Return one integer for a record's place; total: what is too large or too small is cut."""
     partition = max(-1, min(partition, MAX_PARTITION))
     offset = max(-1, min(offset, MAX_OFFSET))
     return (log << _PARTITION_BITS | partition) << _OFFSET_BITS | offset
 
 
 def split_place(place: int) -> tuple[int, int, int]:
-    """Log, partition and offset."""
+    """Return log, partition and offset."""
     log_and_partition = place >> _OFFSET_BITS
     return (
         log_and_partition >> _PARTITION_BITS,
@@ -56,7 +56,7 @@ def split_place(place: int) -> tuple[int, int, int]:
 
 
 class Rows:
-    """Knows which topics a namespace has."""
+    """It makes rows, and knows which topics a namespace has."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self._logs = {
@@ -66,7 +66,7 @@ class Rows:
         }
 
     def place(self, origin: Origin | None) -> int | None:
-        """Where an origin points; None: to another topic, or there is none."""
+        """Return where an origin points; None: to another topic, or there is none."""
         log = None if origin is None else self._logs.get(origin.topic)
         if origin is None or log is None:
             return None
@@ -115,7 +115,7 @@ class Rows:
 
 
 def pack_headers(headers: Headers) -> bytes | None:
-    """Headers as they are kept: a JSON list of pairs, as many as fit; None: there are none."""
+    """Return headers as they are kept: a JSON list of pairs, as many as fit; None: no pair."""
     room, kept = MAX_HEADERS_BYTES, []
     for name, value in headers:
         text = None if value is None else value[:room].decode("utf-8", "backslashreplace")
@@ -127,7 +127,7 @@ def pack_headers(headers: Headers) -> bytes | None:
 
 
 def unpack_headers(kept: bytes | None) -> list[tuple[str, str | None]]:
-    """The reverse of ``pack_headers``, values as text."""
+    """Reverse ``pack_headers``; values are text."""
     return [] if kept is None else [(name, value) for name, value in json.loads(kept)]
 
 

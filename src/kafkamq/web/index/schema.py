@@ -63,7 +63,7 @@ CREATE INDEX IF NOT EXISTS letter_origin ON letter (origin) WHERE origin IS NOT 
 
 
 def open_index(path: Path, identity: str) -> sqlite3.Connection:
-    """The database for writing; what is damaged, older or of something else is made anew.
+    """Open the database for writing; what is damaged or of something else is made again.
 
     Args:
         path: The file; its folder exists.
@@ -93,7 +93,7 @@ def make_indexes(connection: sqlite3.Connection) -> None:
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
-    """The same for reading, for one thread at a time."""
+    """Open it for reading, for one thread at a time."""
     uri = f"file:{str(path).replace('%', '%25').replace('?', '%3f').replace('#', '%23')}?mode=ro"
     connection = sqlite3.connect(uri, uri=True, check_same_thread=False, timeout=5.0)
     connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
@@ -102,13 +102,12 @@ def open_reader(path: Path) -> sqlite3.Connection:
 
 
 def delete_index(path: Path) -> None:
-    """Delete the files of an index."""
     for suffix in SUFFIXES:
         Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
 def size_bytes(path: Path) -> int:
-    """How large the files of an index are."""
+    """Return how large the files of an index are."""
     total = 0
     for suffix in SUFFIXES:
         with suppress(FileNotFoundError):
@@ -120,7 +119,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=5.0)
     path.chmod(0o600)  # ids, keys and headers of messages are in it
     connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = OFF")  # damaged by a power cut, it is made anew
+    connection.execute("PRAGMA synchronous = OFF")  # damaged by a power cut, it is made again
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     connection.execute(f"PRAGMA cache_size = -{2 * CACHE_KIB}")
     connection.execute("PRAGMA wal_autocheckpoint = 4000")
