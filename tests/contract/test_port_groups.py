@@ -122,6 +122,19 @@ def test_who_is_no_member_commits_nothing(kafka: Kafka, group: str, protocol: st
     assert found.offset == 3
 
 
+@EACH
+def test_who_leaves_before_it_is_told_of_an_assignment_keeps_nothing(
+    kafka: Kafka, group: str, protocol: str
+) -> None:
+    topic = kafka.topic(2)
+    first = member(kafka, "first", group, topic, protocol)
+    wait_until(lambda: kafka.admin.group_assignments(group))  # it does not poll meanwhile
+    first.client.unsubscribe()
+    poll_all([first], lambda: not kafka.admin.group_assignments(group))
+    assert first.partitions == set()
+    assert first.client.assignment() == []
+
+
 @BOTH
 def test_a_commit_that_nobody_waits_for_tells_its_outcome(kafka: Kafka, group: str) -> None:
     topic = kafka.topic(2)

@@ -161,6 +161,8 @@ class Membership:
                 kind, _, then = self._steps.popleft()
             kind = "lost" if kind == "lost" else "revoke"
             places = sorted(self._owned)
+        elif then == self._leave:  # what it was assigned in front of that goes, too
+            places = sorted(self._owned)
         return partial(self._run_step, kind, places, then)
 
     def _run_step(self, kind: str, places: list[Place], then: Callable[[], None] | None) -> None:
