@@ -225,7 +225,7 @@ def _work(part: Part, recorder: Recorder, stop: threading.Event) -> None:
 
 
 def _track(part: Part, recorder: Recorder, stop: threading.Event) -> None:
-    """As a supervisor would: an engine that ends by an error is started again."""
+    """An engine that ends by an error is started again, as a supervisor would do."""
     settings = TrackerConfig(position_interval_ms=500, max_offsets_per_commit=part.max_actions)
     while not stop.is_set() and _track_once(part, settings, recorder, stop):
         stop.wait(0.5)

@@ -6,7 +6,7 @@
   follows an ACK that was confirmed in time.
 - I3 ``overlap``: nobody gets a copy while a live worker, out of reach of every fault, holds the one
   before. Not so where one of the two was STARTed twice: its first worker may have lost it before
-  its offset was committed, and whoever reads it again does not know of the copy.
+  its offset was committed, and its next reader does not know of the copy.
 - I5 ``count``, ``content``: as the log says; each copy counts one more, and is what was sent.
 - I6 ``premature``: no copy and no dead letter without a reason in the log before it; ``late``: none
   much later than it was due, where the run says how late that is.

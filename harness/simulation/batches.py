@@ -276,7 +276,7 @@ _Done = tuple[_State, dict[str, object]]
 
 
 class _Executor:
-    """Runs tasks in a process of its own; behind a failure in another one, which begins anew."""
+    """Runs tasks in a process of its own; behind a failure in another one, which begins again."""
 
     def __init__(self, tracker: BatchTracker, epoch: int, token: str) -> None:
         self._scheduler = tracker.process.scheduler

@@ -13,7 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.faults import read_namespace
 from tests.waiting import wait_until, within
+
+from kafkamq.config import ServiceConfig
+from kafkamq.testing import check_logs
 
 pytest.importorskip("pyspark")
 
@@ -106,7 +110,11 @@ def test_the_users_own_messages_on_the_local_tracker(tmp_path: Path) -> None:
 
 
 @pytest.mark.faults
-def test_its_pages_stay_until_ctrl_c() -> None:
+def test_its_pages_stay_until_ctrl_c_and_the_checker_agrees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While they stay, the checker judges the logs that the verdict's SQL has judged."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     process = start_demo("--messages", "300", "--engine", "local", "--stay")
     assert process.stdout is not None
     assert process.stderr is not None
@@ -119,6 +127,20 @@ def test_its_pages_stay_until_ctrl_c() -> None:
                 address = said.split("Pages: ")[1].strip()
         with urllib.request.urlopen(f"{address}api/queues", timeout=within(30)) as answer:
             assert json.loads(answer.read())["count"] == 3
+        (properties,) = tmp_path.glob("kafkamq-demo-*/kafka/server.properties")
+        port = re.search(r"PLAINTEXT://127\.0\.0\.1:(\d+)", properties.read_text())
+        assert port is not None
+        logs = read_namespace(
+            ServiceConfig(bootstrap_servers=f"127.0.0.1:{port[1]}", namespace="demo")
+        )
+        checked = check_logs(
+            messages=logs.messages,
+            markers=logs.markers,
+            dead_letters=logs.dead_letters,
+            max_deliveries=3,
+        )
+        checked.require_ok()
+        assert checked.dead_lettered >= 3
         process.send_signal(signal.SIGINT)
         assert process.wait(TIMEOUT_S) == 0
     finally:

@@ -188,7 +188,7 @@ def free_port_pair(port: int = 0) -> tuple[int, int]:
     A port of that range may be taken by any outgoing connection while a broker restarts, even by
     a client that tries to reach the broker: on the loopback it then connects to itself.
 
-    Another process may still take a port first: whoever binds must be ready to ask again.
+    Another process may still take a port first: the caller must be ready to ask again.
     """
     if port and not _is_free(port):
         raise LocalKafkaError(f"port {port} on {HOST} is in use: choose another, or 0 for any")

@@ -118,7 +118,7 @@ def read_histories(folder: Path | str) -> list[Event]:
 
 
 def under_way(events: Iterable[Event]) -> dict[str, int]:
-    """How many calls of handlers each process has begun and not ended; ``events`` by time."""
+    """How many calls of handlers each process has begun and not ended, by events in its order."""
     begun: dict[str, set[tuple[object, int]]] = {}
     for event in events:
         if event.op in ("begin", "end", "fail"):

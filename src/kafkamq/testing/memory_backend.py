@@ -148,7 +148,7 @@ class MemoryBackend:
         return MemoryProducer(self._queue(queue), connections.config, queue)
 
     def open_settler(self, connections: Connections, queue: QueueConfig) -> Settler:
-        """See ``QueueBackend.open_settler``: nothing here outlives the process."""
+        """Queues in memory have no tokens: nothing here outlives the process."""
         raise ConfigError(f"queue {queue.queue_id!r}: queues in memory have no tokens")
 
     def create_topics(
@@ -204,7 +204,7 @@ class _MemoryOutbox:
 
 
 class _MemoryConsumer(TopicConsumer[_Held]):
-    """As of ``claims``: it holds messages while it lives, and counts deliveries."""
+    """A consumer of ``claims`` holds messages while it lives, and counts deliveries."""
 
     def __init__(
         self,
@@ -229,7 +229,7 @@ class _MemoryConsumer(TopicConsumer[_Held]):
         return clock_ms / 1000
 
     def receive_many(self, n: int, timeout: float | timedelta = 1.0) -> list[Message]:
-        """As ever; ``on_lease_lost`` has run when it returns, so that tests need not wait."""
+        """Besides, ``on_lease_lost`` has run when it returns, so that tests need not wait."""
         messages = super().receive_many(n, timeout)
         self._lost_leases.finish(_TOLD_S)
         return messages
@@ -326,7 +326,7 @@ class _MemoryConsumer(TopicConsumer[_Held]):
 
 
 class _OffsetsDouble(_MemoryConsumer):
-    """As of ``claims``, and who leaves the group is told of what it holds."""
+    """It is as of ``claims``, and a consumer that leaves the group is told of what it holds."""
 
     def _leave(self, message: _Held, *, is_seen: bool) -> None:
         self._lose(message)
@@ -548,7 +548,7 @@ class MemorySender:
 
 
 class MemoryProducer(Producer):
-    """See ``Producer``: what is sent is there at once."""
+    """A producer whose messages are there at once."""
 
     def __init__(self, queue: MemoryQueue, config: ServiceConfig, settings: QueueConfig) -> None:
         sender = MemorySender(queue, config, settings.backend is Backend.MARKERS)

@@ -50,7 +50,7 @@ def compare(
     own = ServiceConfig(
         bootstrap_servers=config.bootstrap_servers, namespace=prefix, kafka=config.kafka
     )
-    with Admin(own) as admin:  # whoever cannot connect is told before anything is made
+    with Admin(own) as admin:  # a cluster that does not answer is told of at once
         admin.cluster()
     folder = Path(tempfile.mkdtemp(prefix="kafkamq-compare-"))
     say(f"Topics and groups of this run begin with {prefix}")

@@ -27,7 +27,7 @@ from kafkamq.dev.demo.follow import DemoFollower, Snapshot
 from kafkamq.dev.demo.plan import DemoOptions, Planned
 from kafkamq.dev.demo.show import Show
 from kafkamq.dev.demo.verdict import Verdict
-from kafkamq.dev.history import read_histories, under_way
+from kafkamq.dev.history import Event, HistoryReader, under_way
 from kafkamq.queue.producer import Delivery, Producer
 from kafkamq.queue.service import Service
 
@@ -257,8 +257,10 @@ class _Demo:
     def _kill_one(self, follower: DemoFollower) -> None:
         """Kills a worker in a moment at which its history shows messages in its hands."""
         deadline = time.monotonic() + HOLD_TIMEOUT_S
+        reader, events = HistoryReader(self.histories), list[Event]()
         while True:
-            held = under_way(read_histories(self.histories))
+            events += reader.read()
+            held = under_way(events)
             victim = max(self.workers, key=lambda worker: held.get(worker.name, 0))
             # Few messages may all be settled by now: then any worker will do.
             if (
@@ -270,7 +272,7 @@ class _Demo:
             time.sleep(0.005)
         victim.kill()
         self.workers.remove(victim)
-        held = under_way(read_histories(self.histories))
+        held = under_way([*events, *reader.read()])
         self.show.killed(victim.name, pid=victim.pid, held=held.get(victim.name, 0))
 
     def _stop(self, children: Sequence[Child]) -> None:
