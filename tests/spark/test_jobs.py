@@ -17,12 +17,14 @@ from tests.integration.cli_tools import Commands
 from tests.integration.queue_logs import delete_group
 from tests.integration.test_cli_redrive import Letters
 from tests.integration.tracker_logs import Logs
+from tests.waiting import within
 
 from kafkamq.cli.page import chart
 from kafkamq.cli.spark.jobs import _bounds, parse_moment
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.keys import split_key
+from kafkamq.spark import register, write_stream
 from kafkamq.spark.jobs.replay import REPLAY_NAME, REPLAYED_FROM, Replay, replay
 from kafkamq.spark.views import register_views
 from kafkamq.transport.transactions import TransactionalProducer
@@ -237,6 +239,40 @@ def test_sql_chooses_dead_letters(spark: SparkSession, bootstrap: str, namespace
     assert run(*where)[0]["redriven"] == 2
     assert run(*where)[0]["redriven"] == 0
     assert set(letters.redriven()) == {"a1", "b1"}
+
+
+@pytest.mark.faults
+def test_a_redrive_is_a_stream_of_letters_that_are_mended_once(
+    spark: SparkSession, bootstrap: str, namespace: str, tmp_path: Path
+) -> None:
+    """Also where the last batch is repeated, since Spark does not know that it was done."""
+    commands = Commands(bootstrap, namespace)
+    commands.run("create", "--partitions", "2", "--marker-partitions", "1", "--json")
+    letters, checkpoint = Letters(commands), tmp_path / "redrive"
+    register(spark, letters.config)
+
+    def redrive() -> None:
+        rows = spark.readStream.format("kafkamq").option("view", "dead_letters").load()
+        mended = rows.where("queue_id = 'a'").selectExpr(
+            "concat(CAST(value AS STRING), '!') AS payload", "user_key AS key", "id"
+        )
+        query = write_stream(
+            mended, letters.config, checkpoint=str(checkpoint), queue="a", available_now=True
+        )
+        assert query.awaitTermination(within(120))
+
+    letters.write("a1", "a2", queue="a")
+    letters.write("b1", queue="b")
+    redrive()
+    commits = [each for each in (checkpoint / "commits").iterdir() if each.name.isdigit()]
+    last = max(commits, key=lambda each: int(each.name))
+    last.unlink()
+    last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+    letters.write("a3", queue="a")
+    redrive()
+    found = spark.read.format("kafkamq").option("view", "messages").option("queue", "a").load()
+    rows = sorted((row.id, bytes(row.value), bytes(row.user_key)) for row in found.collect())
+    assert rows == [(name, b"x!", b"key") for name in ("a1", "a2", "a3")]
 
 
 def test_an_audit_tells_who_did_what(history: MessageHistory, tmp_path: Path) -> None:
