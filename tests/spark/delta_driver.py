@@ -5,6 +5,7 @@ In a process of its own: Delta must be there when the JVM starts. It reads comma
 - ``break``: run the query; its batch fails when it is written, before the ENDs;
 - ``die``: the same, and the process kills itself there;
 - ``run``: run the query until the queue is empty;
+- ``try``: the same; print what it failed with;
 - ``rows``: print what is in the table, as JSON;
 - ``pruned``: print how many files the table has, and into how many a late batch has to look;
 - ``refused``: print what is said of tables that cannot be merged into;
@@ -25,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.spark_cluster import EXECUTOR_SETTINGS
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as fn
 
@@ -117,17 +119,19 @@ def refused(spark: SparkSession, rows: DataFrame, folder: str) -> list[str]:
     return [*map(said_of, names), *(said_of("done", frame) for frame in frames)]
 
 
-def session() -> SparkSession:
+def session(master: str) -> SparkSession:
     modules = parse_list(_LIST.read_text("ascii"), source=_LIST.name)
     folder = fetch_modules("delta-4.4.0", modules)
     return build_session(
+        master=master,
         settings={
+            **({} if master.startswith("local") else EXECUTOR_SETTINGS),
             "spark.jars": ",".join(str(folder / module.file_name) for module in modules),
             "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
             "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
             "spark.sql.shuffle.partitions": "2",
             "spark.databricks.delta.snapshotPartitions": "2",
-        }
+        },
     )
 
 
@@ -144,8 +148,10 @@ def broken(write: Any, *, is_killed: bool) -> Any:
     return write_and_end
 
 
-def main(bootstrap: str, namespace: str, folder: str, recipe: str, timeout: str) -> None:
-    spark = session()
+def main(
+    bootstrap: str, namespace: str, folder: str, recipe: str, timeout: str, master: str
+) -> None:
+    spark = session(master)
     register(spark, ServiceConfig(bootstrap_servers=bootstrap, namespace=namespace))
     table = f"{folder}/done"
     spark.sql(f"CREATE TABLE IF NOT EXISTS done ({_SCHEMA}) USING delta LOCATION '{table}'")
@@ -175,10 +181,17 @@ def main(bootstrap: str, namespace: str, folder: str, recipe: str, timeout: str)
             assert "broken on purpose" in str(error), error  # noqa: PT017 - no test of pytest's
             return []
 
+    def attempt() -> list[str]:
+        try:
+            return run(output)
+        except Exception as error:  # noqa: BLE001 - whatever a lost process makes Spark raise
+            return [str(error).partition("\n")[0]]
+
     commands: dict[str, Callable[[], list[str]]] = {
         "break": lambda: fail(is_killed=False),
         "die": lambda: fail(is_killed=True),
         "run": lambda: run(output),
+        "try": attempt,
         "rows": lambda: [bytes(row.result).decode() for row in spark.table("done").collect()],
         "pruned": lambda: pruned(spark),
         "refused": lambda: refused(spark, rows(), folder),

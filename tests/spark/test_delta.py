@@ -16,11 +16,17 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from harness.spark_cluster import LocalSpark
+from tests.faults.figures import say
 from tests.integration.tracker_logs import Logs, tracker_process
+from tests.spark.processes import python_workers
+from tests.spark.queue_driver import open_messages
 from tests.waiting import wait_until, within
 
 from kafkamq.types import Outcome
@@ -30,6 +36,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(580)]
 MESSAGES = 20
 PATIENCE_S = 200.0
 KILLS = 6
+MANY = 20  # messages before each kill below a driver
 REFUSED = (
     "table plain is of parquet: MERGE INTO needs one of Delta",
     "table short has no column origin_topic, origin_partition, origin_offset, origin_timestamp: ",
@@ -69,10 +76,12 @@ class Driver:
 
 
 @contextmanager
-def driver(logs: Logs, folder: Path, recipe: str = "table") -> Iterator[Driver]:
+def driver(
+    logs: Logs, folder: Path, recipe: str = "table", master: str = "local[2]"
+) -> Iterator[Driver]:
     program = [sys.executable, "-m", "tests.spark.delta_driver"]
     process = subprocess.Popen(
-        [*program, logs.bootstrap, logs.config.namespace, str(folder), recipe, "3"],
+        [*program, logs.bootstrap, logs.config.namespace, str(folder), recipe, "3", master],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -87,8 +96,8 @@ def driver(logs: Logs, folder: Path, recipe: str = "table") -> Iterator[Driver]:
         process.communicate()
 
 
-def load(logs: Logs, count: int = MESSAGES) -> None:
-    for number in range(count):
+def load(logs: Logs, count: int = MESSAGES, first: int = 0) -> None:
+    for number in range(first, first + count):
         logs.send(key=b"work", value=b"%d" % number, partition=number % 2)
 
 
@@ -156,3 +165,47 @@ def test_each_message_is_in_the_table_once_wherever_drivers_are_killed(
                 timeout_s=PATIENCE_S,
             )
             assert Counter(spark.tell("rows")) == Counter(map(str, range(count)))
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("what", ["executor"])
+def test_each_message_is_in_the_table_once_whatever_is_killed_below_the_driver(
+    bootstrap: str, namespace: str, tmp_path: Path, what: str
+) -> None:
+    """Each time the leases of the batch end, and copies of its messages come again later."""
+    logs, chance, failures = Logs(bootstrap, namespace), random.Random(2), list[str]()
+    with (
+        tracker_process(logs.config),
+        LocalSpark(tmp_path / "cluster", workers=2) as cluster,
+        driver(logs, tmp_path, master=cluster.master) as spark,
+    ):
+        spark.tell("rows")  # it has started
+
+        def victims() -> list[int]:
+            executors = cluster.executors()
+            if what == "executor":
+                return executors
+            return [pid for each in executors for pid in python_workers(each)]
+
+        for turn in range(KILLS):
+            load(logs, MANY, turn * MANY)
+            with ThreadPoolExecutor(1) as thread:
+                told = thread.submit(spark.tell, "try")
+                wait_until(lambda: open_messages(logs), timeout_s=PATIENCE_S)
+                wait_until(victims, timeout_s=PATIENCE_S)
+                with suppress(FutureTimeoutError):
+                    told.result(chance.uniform(0, 6))
+                os.kill(chance.choice(victims()), signal.SIGKILL)
+                failures += told.result()
+            wait_until(lambda: not open_messages(logs), timeout_s=PATIENCE_S)
+        wanted = Counter(map(str, range(KILLS * MANY)))
+
+        def is_done() -> bool:
+            return not spark.tell("try") and set(spark.tell("rows")) == set(wanted)
+
+        wait_until(is_done, timeout_s=PATIENCE_S)
+        assert Counter(spark.tell("rows")) == wanted
+    copies = len(set(logs.copied()))
+    say({"scenario": f"SIGKILLs under Delta: {what}", "failed": failures, "copies": copies})
+    assert copies
