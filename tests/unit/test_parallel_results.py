@@ -241,7 +241,8 @@ def test_what_was_given_up_behind_a_refused_result_is_not_handled_again(
 
     works.work(handle, publisher, "aaa", is_done=lambda: works.room.committable == 3)
     works.room.queue.scheduler.check()
-    assert begun == [0, 1, 2, 0, 2]
+    # The refusal may come before record 2 was begun: then that is begun once.
+    assert begun in ([0, 1, 2, 0, 2], [0, 1, 0, 2])
     assert works.letters == ([1] if on_exhausted is OnExhausted.DEAD_LETTER else [])
     assert works.room.stats.processed == 3
 

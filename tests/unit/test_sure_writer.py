@@ -176,11 +176,9 @@ def test_what_is_refused_for_itself_holds_up_no_other_record(
 def test_a_record_that_nobody_wants_any_more_is_not_written(sender: type[Sender]) -> None:
     """It is asked just before each try, and when it waits behind others."""
     sender.answers = [KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)]
-    wanted = [True]
     writer = writer_of(sender)
-    refused = writer.write(form, lambda: wanted[0])
+    refused = writer.write(form, lambda: bool(sender.answers))  # until it is refused
     assert isinstance(refused.first.exception(within(30)), BrokerError)
-    wanted[0] = False
     never = writer.write(form, lambda: False)  # also not for the first time
     writer.write(form).last.result(within(30))
     assert refused.last.cancelled()
