@@ -169,7 +169,7 @@ def test_each_message_is_in_the_table_once_wherever_drivers_are_killed(
 
 @pytest.mark.faults
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("what", ["executor"])
+@pytest.mark.parametrize("what", ["executor", "worker of Python"])
 def test_each_message_is_in_the_table_once_whatever_is_killed_below_the_driver(
     bootstrap: str, namespace: str, tmp_path: Path, what: str
 ) -> None:
@@ -208,4 +208,4 @@ def test_each_message_is_in_the_table_once_whatever_is_killed_below_the_driver(
         assert Counter(spark.tell("rows")) == wanted
     copies = len(set(logs.copied()))
     say({"scenario": f"SIGKILLs under Delta: {what}", "failed": failures, "copies": copies})
-    assert copies
+    assert copies or what != "executor", "a task alone is tried again, in the same batch"
