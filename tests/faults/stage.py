@@ -33,7 +33,7 @@ from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import KafkaMQError
-from kafkamq.markers.reader import group_of
+from kafkamq.queue.names import group_of
 from kafkamq.queue.topics import create_topics
 from kafkamq.testing.checker import check_logs
 

@@ -11,7 +11,7 @@ import pytest
 from harness.faults import KafkaCluster
 from tests.faults.stage import Stage
 
-from kafkamq.markers.reader import group_of
+from kafkamq.queue.names import group_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
 

@@ -22,11 +22,11 @@ from tests.waiting import wait_until, within
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import DataLossError, WireError
-from kafkamq.markers.reader import group_of
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.markers.tracker.records import StatusReader
 from kafkamq.markers.wire.markers import decode_marker, encode_end, encode_keepalive, encode_start
 from kafkamq.queue.consumer import Consumer
+from kafkamq.queue.names import group_of
 from kafkamq.queue.service import Service
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.keys import marker_partition

@@ -11,7 +11,7 @@ from harness.faults import KafkaCluster, Recorder, digest
 from tests.faults.stage import Stage
 from tests.waiting import within
 
-from kafkamq.markers.reader import group_of
+from kafkamq.queue.names import group_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(200)]
 

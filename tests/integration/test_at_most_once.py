@@ -16,8 +16,8 @@ from tests.waiting import wait_until, within
 
 from kafkamq import Nack
 from kafkamq.errors import ConfigError, StateError
-from kafkamq.markers.reader import group_of
 from kafkamq.queue.message import Message
+from kafkamq.queue.names import group_of
 from kafkamq.queue.service import Service
 from kafkamq.runtime.worker import Worker
 from kafkamq.transport.commits import GroupOffsets

@@ -25,10 +25,10 @@ from kafkamq.config import QueueConfig
 from kafkamq.errors import BrokerError, DataLossError
 from kafkamq.markers.membership import shorten_session
 from kafkamq.markers.overview import doubled_queues, overview
-from kafkamq.markers.reader import group_of
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.message import Message
+from kafkamq.queue.names import group_of
 from kafkamq.queue.service import Service
 from kafkamq.transport.admin import Admin
 from kafkamq.types import MarkerType, Outcome

@@ -30,11 +30,11 @@ from tests.waiting import deadline_after, wait_until, within
 from kafkamq.config import Backoff, ServiceConfig
 from kafkamq.errors import ConfigError, LeaseLostError, StateError
 from kafkamq.markers.ack_writer import EndRecord
-from kafkamq.markers.reader import group_of
 from kafkamq.metrics import catalog
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.dead_letters import Selection, redrive
 from kafkamq.queue.message import Message
+from kafkamq.queue.names import group_of
 from kafkamq.queue.service import Service
 from kafkamq.queue.topics import create_topics
 from kafkamq.queue.wire.keys import marker_partition

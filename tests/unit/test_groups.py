@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import combinations
 
 from kafkamq.config import ServiceConfig
-from kafkamq.markers.reader import group_of
 from kafkamq.markers.tracker.ledger import LedgerKey
 from kafkamq.markers.tracker.local import tracker_group
+from kafkamq.queue.names import group_of
 
 
 def config(namespace: str) -> ServiceConfig:

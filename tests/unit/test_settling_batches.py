@@ -278,7 +278,7 @@ def test_a_transaction_ends_anywhere_in_a_batch(logs: Logs) -> None:
     assert Counter(logs.ends(Outcome.REDELIVERED)) == Counter(ids)
 
 
-def test_where_the_position_is_refused_nothing_is_written(logs: Logs) -> None:
+def test_r15_where_the_position_is_refused_nothing_is_written(logs: Logs) -> None:
     """R15: copies, ENDs and position are one transaction, so a start finds all of them or none."""
     ids = logs.send(4)
     logs.start(ids)

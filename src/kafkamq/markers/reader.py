@@ -20,7 +20,7 @@ from kafkamq.markers.rules.batching import MessageSet
 from kafkamq.markers.rules.leases import Overtaken
 from kafkamq.markers.rules.pipeline import MAX_AGE_MS, Pipeline, Run
 from kafkamq.markers.state import ConsumerState
-from kafkamq.queue.names import group_of, group_of_workers
+from kafkamq.queue.names import group_of_workers
 from kafkamq.queue.wire.headers import ID
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.commits import GroupOffsets, PendingCommit
@@ -29,7 +29,7 @@ from kafkamq.transport.follower import COMMITTED
 from kafkamq.transport.job_thread import JobThread
 from kafkamq.transport.record import LOG_APPEND_TIME, Place, Record, take_only
 
-__all__ = ["MessageReader", "group_of"]
+__all__ = ["MessageReader"]
 
 MIN_POLL = 100  # records of one consume() ...
 MAX_POLL = 10_000  # ... and at most: where few or none of them are our own
