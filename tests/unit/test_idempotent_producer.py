@@ -17,6 +17,7 @@ import pytest
 from tests.unit.worker_parts import FixedNamespace, fail_for_good
 from tests.waiting import wait_until, within
 
+from kafkamq import aio
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, StateError
 from kafkamq.transport import producer as module
@@ -410,3 +411,30 @@ def test_an_event_loop_is_not_held_up_while_reports_are_served(
     assert not asyncio.run(send_on_a_loop())
     assert send()
     producer.close(within(10.0))
+
+
+def test_a_send_on_an_event_loop_that_is_cancelled_has_sent_nothing() -> None:
+    """Its caller has no delivery to ask, and sends it again."""
+
+    async def cancelled_and_received() -> tuple[int, set[bytes | None]]:
+        async with aio.Service(f"memory://{uuid.uuid4().hex}") as service:
+            await service.create_topics(partitions=1, marker_partitions=1)
+            queue, cancelled = service.queue("q"), 0
+            async with queue.producer() as producer:
+                for number in range(1010):
+                    task = asyncio.ensure_future(producer.send(b"%d" % number))
+                    await asyncio.sleep(0)
+                    cancelled += task.cancel()
+                    await asyncio.wait([task])
+            received: set[bytes | None] = set()
+            async with queue.consumer() as consumer:
+                while messages := await consumer.receive_many(
+                    500, within(30) if len(received) < 1010 - cancelled else 0
+                ):
+                    received |= {each.payload for each in messages}
+                    for each in messages:
+                        await each.ack()
+        return cancelled, received
+
+    cancelled, received = asyncio.run(cancelled_and_received())
+    assert (cancelled, len(received)) == (2, 1008)

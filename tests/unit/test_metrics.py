@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import subprocess
@@ -19,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.waiting import within
 from typer.main import get_command
 
+from kafkamq import Service
 from kafkamq.cli.app import app
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
@@ -34,6 +36,7 @@ from kafkamq.metrics import (
     serve_metrics,
 )
 from kafkamq.metrics.health import Health, health
+from kafkamq.queue.consumer import HandOutAges
 from kafkamq.queue.producer import Delivery, Destination, Sender, SendRecorder
 
 DASHBOARD = Path(__file__).parents[2] / "dashboards" / "kafkamq.json"
@@ -318,3 +321,15 @@ def _get(port: int, path: str) -> tuple[int, str]:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
+
+
+def test_a_consumer_that_cannot_be_opened_leaves_nothing_that_scrapes_ask() -> None:
+    def kept() -> int:
+        gc.collect()
+        return sum(isinstance(each, HandOutAges) for each in gc.get_objects())
+
+    with Service("127.0.0.1:1", kafka={"socket.timeout.ms": "abc"}) as service:
+        before = kept()
+        with pytest.raises(ConfigError):
+            service.queue("q").consumer()
+        assert kept() == before

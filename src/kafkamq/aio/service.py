@@ -184,12 +184,13 @@ class Producer(Entered):
     ) -> Delivery:
         """Queue one message; see ``kafkamq.Producer.send``. Await the delivery to confirm it."""
         producer = await self._connected()
-        while producer.is_full:  # the thread that serves reports makes room
-            await asyncio.sleep(0.005)
-        delivery = producer.send(payload, key=key, headers=headers, delay=delay, ttl=ttl, id=id)
+        # Nothing is awaited behind the send: a task that is cancelled here has sent nothing.
         self._sent += 1
         if self._sent % _TURN_COUNT == 0:
             await asyncio.sleep(_TURN_S)
+        while producer.is_full:  # the thread that serves reports makes room
+            await asyncio.sleep(0.005)
+        delivery = producer.send(payload, key=key, headers=headers, delay=delay, ttl=ttl, id=id)
         return Delivery(delivery)
 
     async def send_many(self, messages: Iterable[OutgoingMessage]) -> list[Delivery]:

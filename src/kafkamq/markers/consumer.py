@@ -116,7 +116,7 @@ class MarkersConsumer(Consumer):
             READY.watch(lambda: {key: len(intake.ready)}),
             UNDER_WAY.watch(lambda: {key: intake.under_way_count}),
             POLL_AGE.watch(lambda: {key: intake.poll_age_s}),
-            self._ages.close,
+            self._ages.watch(),
         )
         self.keeper.start()
         self.intake.start()

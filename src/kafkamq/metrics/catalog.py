@@ -253,7 +253,7 @@ POLL_AGE = Gauge(
 )
 SEND_TO_RECEIVE_SECONDS = Histogram(
     "kafkamq_send_to_receive_seconds",
-    "From the time of a record in its topic to its first hand-out.",
+    "From the time of a record in its topic to its hand-out.",
     _QUEUE,
     _AGES,
 )

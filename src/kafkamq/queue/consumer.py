@@ -34,39 +34,49 @@ class HandOutAges:
     A record costs a microsecond to hand out, and may not cost another tenth of it here. So a batch
     is counted by runs: where the first and the last message of a run are of one partition and one
     bucket of the histogram, those between are taken for the same. Messages that are received one by
-    one are noted, and counted with the rest of their millisecond, or when somebody looks.
+    one are noted, and counted with the rest of their millisecond, or when somebody looks. A note is
+    a partition and a time: it keeps no payload.
     """
 
     def __init__(self, queue_id: str) -> None:
         self.wall_ms: Callable[[], int] = _wall_ms  # the clock of the records' times
         self._queue_id = queue_id
         self._lock = threading.Lock()
-        self._noted: deque[Message] = deque()
+        self._noted: deque[tuple[int | None, int]] = deque()
         self._noted_ms = -1
         self._noted_wall_ms = 0
-        self._forget = SEND_TO_RECEIVE_SECONDS.watch(self._fold)
+
+    def watch(self) -> Callable[[], None]:
+        """Count what is noted whenever somebody looks; what it returns does so a last time."""
+        forget = SEND_TO_RECEIVE_SECONDS.watch(self._fold)
+
+        def close() -> None:
+            forget()
+            self._fold()
+
+        return close
 
     def note(self, messages: Sequence[Message], now_ms: int) -> None:
         """Note what is handed out at a monotonic time; the consumer's one thread calls it."""
         if len(messages) > 1:
-            self._count(messages, self.wall_ms())
+            self._count(lambda i: _written(messages[i]), len(messages), self.wall_ms())
         elif messages:
             if now_ms != self._noted_ms:
                 self._fold()
                 self._noted_ms, self._noted_wall_ms = now_ms, self.wall_ms()
-            self._noted.append(messages[0])
+            self._noted.append(_written(messages[0]))
 
-    def _count(self, messages: Sequence[Message], wall_ms: int) -> None:
-        buckets, runs = SEND_TO_RECEIVE_SECONDS.buckets, [(0, len(messages) - 1)]
+    def _count(
+        self, written: Callable[[int], tuple[int | None, int]], count: int, wall_ms: int
+    ) -> None:
+        buckets, runs = SEND_TO_RECEIVE_SECONDS.buckets, [(0, count - 1)]
         observed: list[tuple[float, int]] = []
         while runs:
             low, high = runs.pop()
-            first, last = messages[low]._record, messages[high]._record
-            first_ms, last_ms = first.timestamp()[1], last.timestamp()[1]
+            (first, first_ms), (last, last_ms) = written(low), written(high)
             first_s, last_s = max(0, wall_ms - first_ms) / 1000, max(0, wall_ms - last_ms) / 1000
             if low != high and (
-                first.partition() != last.partition()
-                or bisect_left(buckets, first_s) != bisect_left(buckets, last_s)
+                first != last or bisect_left(buckets, first_s) != bisect_left(buckets, last_s)
             ):
                 middle = (low + high) // 2
                 runs += ((low, middle), (middle + 1, high))
@@ -78,13 +88,14 @@ class HandOutAges:
         with self._lock:  # of two threads the one that has taken them counts them
             noted = [self._noted.popleft() for _ in range(len(self._noted))]
             if noted:
-                self._count(noted, self._noted_wall_ms)
+                self._count(noted.__getitem__, len(noted), self._noted_wall_ms)
         return {}
 
-    def close(self) -> None:
-        """Count what is noted: nothing is handed out any more."""
-        self._forget()
-        self._fold()
+
+def _written(message: Message) -> tuple[int | None, int]:
+    """Partition and time (ms) of the record of a message."""
+    record = message._record
+    return record.partition(), record.timestamp()[1]
 
 
 def _wall_ms() -> int:

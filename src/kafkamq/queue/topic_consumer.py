@@ -126,7 +126,7 @@ class TopicConsumer(Consumer, Generic[M]):
         self._forget_metrics = [
             catalog.IN_FLIGHT.watch(lambda: {(queue.queue_id,): self.in_flight}),
             *(each.watch(self._counted(what)) for what, each in _COUNTERS.items()),
-            self._ages.close,
+            self._ages.watch(),
         ]
 
     # What a backend says.

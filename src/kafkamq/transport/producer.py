@@ -101,8 +101,8 @@ def _flush(client: Producer, timeout_s: float) -> int:
 
 def _runs_a_loop() -> bool:
     """Whether this thread runs an event loop; asks without an import of asyncio."""
-    events = sys.modules.get("asyncio.events")
-    return events is not None and events._get_running_loop() is not None
+    running = getattr(sys.modules.get("asyncio.events"), "_get_running_loop", None)
+    return running is not None and running() is not None
 
 
 class IdempotentProducer:

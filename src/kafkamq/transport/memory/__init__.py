@@ -1,1 +1,1 @@
-"""Kafka in memory, under the interface of ``transport.port``; ``clients`` opens it by its name."""
+"""Kafka in memory, under the interface of ``transport.clients``, which opens it by its name."""
