@@ -185,6 +185,9 @@ def draw_limits(seed: int) -> Limits:
     rng = random.Random(f"standby {seed}")
     if limits.tracker.batch_share and rng.random() < 0.4:
         limits = replace(limits, stand_by=True, trackers=rng.choice((1, 2, 3)))
+        # Where each START costs a fetch of two seconds, more than this is more than can be read.
+        least_ms = 15_000 if limits.are_far_apart else 0
+        limits = replace(limits, invented_every_ms=max(least_ms, rng.choice((2000, 15_000))))
     return _draw_applications(seed, limits)
 
 

@@ -77,6 +77,12 @@ def test_what_lies_far_apart_comes_out_where_a_seek_takes_seconds() -> None:
     check(simulate(6704))
 
 
+def test_no_more_is_due_than_a_seed_lets_be_read() -> None:
+    """One START in two seconds was invented, and to read one took as long: it never settled."""
+    assert draw_limits(920051).are_far_apart
+    check(simulate(920051))
+
+
 def test_who_tracks_in_batches_notices_partitions_that_a_broker_did_not_tell_of() -> None:
     """It began with old metadata, and nobody tracked the partition that was added before."""
     check(simulate(71002))
