@@ -16,7 +16,7 @@ from tests.waiting import within
 from kafkamq.config import ServiceConfig
 from kafkamq.markers.rules.delivery import Carry, DueCause, Settle
 from kafkamq.markers.tracker.reading import Found, FoundAction, Rereader
-from kafkamq.markers.wire.markers import encode_start
+from kafkamq.markers.wire.markers import encode_end, encode_start
 from kafkamq.queue.topics import create_topics
 from kafkamq.transport import log_reader
 from kafkamq.transport.admin import uuid_bytes
@@ -27,7 +27,7 @@ from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_clu
 from kafkamq.transport.memory.state import Fault
 from kafkamq.transport.record import Place, Record
 from kafkamq.transport.settings import producer_settings
-from kafkamq.types import MessageId
+from kafkamq.types import MessageId, Outcome
 
 CONFIG = ServiceConfig(bootstrap_servers="memory://rereading")
 PARTITIONS = 2
@@ -178,6 +178,50 @@ def test_messages_of_one_hold_that_are_too_large_together_come_a_few_at_a_time(
     (found,) = window(rereader, [hold])
     assert 1 <= found.known == found.size < 8
     assert number_of(found.message(0)) == 0
+
+
+def write_nacked(sizes: Sequence[int], reasons: Sequence[int]) -> list[Settle]:
+    """STARTs with payloads of these sizes, and behind all of them the reasons of some."""
+    ids = [MessageId(0, number, b"t" * 16, 1) for number in range(len(sizes))]
+    markers: list[Row] = []
+    for message_id, size in zip(ids, sizes, strict=True):
+        start = encode_start(message_id, b"q", b"." * size, redeliver_after_ms=1, consumer_id="c")
+        markers.append((start, b"k", 0, ()))
+    rows = [Settle(at, ids[at], False, DueCause.LEASE_ENDED, 0, 2, 1, -1) for at in range(len(ids))]
+    for at in reasons:
+        rows[at] = replace(rows[at], cause=DueCause.NACKED, verdict_offset=len(markers))
+        nack = encode_end(ids[at], Outcome.NACK, reason="later", redeliver_after_ms=1)
+        markers.append((nack, b"k", 0, ()))
+    producer = open_producer(producer_settings(CONFIG))
+    write_records(producer, CONFIG.marker_topic, markers)
+    producer.close()
+    return rows
+
+
+def test_markers_are_held_for_the_next_window_within_the_bound(
+    cluster: MemoryKafka, rereader: Rereader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, stream = list[int](), RecordReader.stream
+
+    def recorded(*args: Any, **bounds: Any) -> Iterator[tuple[int, Record | None]]:
+        for offset, record in stream(*args, **bounds):
+            read.append(offset)
+            yield offset, record
+
+    monkeypatch.setattr(RecordReader, "stream", recorded)
+    rows = write_nacked([9000, 9000, 2000, 2000, 20_000], reasons=[2, 4])
+    for first, behind in ((0, 1), (1, 3), (2, 3), (3, 5), (4, 5)):
+        (found,) = window(rereader, rows[first:behind])
+        assert found.row == rows[first]
+        assert found.error == ("later" if first in (2, 4) else "")
+    assert read == [0, 1, 2, 5, 3, 4, 4, 6], "only the last one was too large to be held"
+
+
+def test_starts_that_are_too_large_together_come_as_many_as_a_quarter_of_them(
+    cluster: MemoryKafka, rereader: Rereader
+) -> None:
+    rows = write_nacked([2000] * 8, reasons=range(8))
+    assert [len(window(rereader, rows[first:])) for first in (0, 2)] == [2, 1]
 
 
 def test_what_is_gone_or_another_message_is_lost(cluster: MemoryKafka) -> None:

@@ -189,6 +189,21 @@ def test_reasons_that_take_longer_than_a_settlement_may_are_read_a_few_at_a_time
     assert len(reports) > 1
 
 
+@pytest.mark.parametrize(("count", "most"), [(1000, 11), (200, 4)])
+def test_markers_are_read_once_where_all_reasons_stand_behind_all_starts(
+    world: World, settler: Settler, count: int, most: int
+) -> None:
+    """A second of reading ends among the STARTs, or with the first reason."""
+    rows = [
+        replace(row, verdict_offset=(count + at) * FAR + 1)
+        for at, row in enumerate(sparse(count, has_reasons=True))
+        if isinstance(row, Settle)
+    ]
+    (report,) = settle_all(world, settler, list(rows), timeout_s=60.0)
+    assert (report.copies, world.seeks) == (count, 2 * count)
+    assert report.transactions <= most
+
+
 def test_rows_that_cost_nothing_are_few_transactions(settler: Settler, world: World) -> None:
     """The first one is small, as nobody knows yet what goes through."""
     world.seek_s = 0.0

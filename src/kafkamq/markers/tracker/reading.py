@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 _MAX_TOPICS = 16  # of queues, whose readers are kept
 _MISSING_S = 10.0  # a topic that brokers do not know is not asked for again
 _READ_S = 1.0  # what one sweep of a window may take: rows wait for it
-_NOTHING = None, -1
+_NOTHING = None, -1, 0
 _FRESH_S = 0.5  # the age of an answer by which a log is looked for
 
 Span: TypeAlias = tuple[MessageId, int]
@@ -46,6 +46,9 @@ _Read: TypeAlias = dict[int, dict[int, "Record | None"]]
 
 _Log: TypeAlias = tuple[int, bytes]
 """Partition and the topic's id."""
+
+_Decoded: TypeAlias = tuple[Marker | None, int, int]
+"""A marker, its time, and the size of its record."""
 
 
 @dataclass(slots=True)
@@ -290,6 +293,8 @@ class Rereader:
         self._markers = RecordReader(config, config.marker_topic)
         self._is_stale = False  # what is known of topics
         self._missing = {"": 0.0}  # topics that brokers do not know, and until when
+        # Markers of one partition, by offset, that were read for rows behind the last window.
+        self._partition, self._ahead = -1, dict[int, _Decoded]()
 
     def close(self) -> None:
         self._markers.close()
@@ -312,6 +317,10 @@ class Rereader:
         """Have the next window ask for the topics again."""
         self._is_stale = True
 
+    def forget(self) -> None:
+        """Hold nothing for the next window: a settlement has ended."""
+        self._ahead = {}
+
     def lookup_of(self, start: Marker | None) -> MessageLookup:
         """Where the message of a START stands (R37)."""
         if start is None or not start.message_topic:
@@ -333,7 +342,8 @@ class Rereader:
             partition: Of the markers topic.
             rows: Of a plan, in its order.
             deadline_s: Monotonic time by which they must be read.
-            max_bytes: What may be held of the logs; one that is larger comes alone.
+            max_bytes: What may be held of the logs, and as much again for the next windows; one
+                that is larger comes alone.
 
         Raises:
             BrokerError, DeadlineExceededError: The markers could not be read in time, or brokers
@@ -345,6 +355,8 @@ class Rereader:
             self._is_stale = False
             for lookup in (self.messages, *self._others.values()):
                 lookup.ask_again()
+        if partition != self._partition:
+            self._partition, self._ahead = partition, {}
         found = self._starts(partition, rows, deadline_s, max_bytes)
         self._look_for({each.start.message_topic for each in found if each.start is not None})
         asked: dict[MessageLookup, list[int]] = {}
@@ -359,6 +371,10 @@ class Rereader:
             elif mine:
                 spans = [(found[at].row.message_id, found[at].row.bits) for at in mine]
                 self._fill(found, mine, self._read(lookup, spans, deadline_s, max_bytes), lookup)
+        for offset in _wanted([each.row for each in found]):
+            self._ahead.pop(offset, None)
+        if _held(self._ahead) > max_bytes:
+            self._ahead = {}
         return found
 
     def _look_for(self, topics: set[str]) -> None:
@@ -413,26 +429,30 @@ class Rereader:
     ) -> list[FoundAction]:
         """As far as the markers say it; each with the reason of its verdict."""
         full_s = time.monotonic() + _READ_S
-        there: dict[int, tuple[Marker | None, int]] = {}
         whole = size_bytes = 0
         while not whole:
-            wanted = {row.start_offset for row in rows} | {_reason_at(row) for row in rows} - {-1}
-            for offset, record in self._markers.stream(
-                partition, sorted(wanted - there.keys()), timeout_s=_left_s(deadline_s)
+            there, wanted = self._ahead, _wanted(rows)
+            missing, bound_s = sorted(wanted - there.keys()), _left_s(deadline_s)
+            for read, (offset, record) in enumerate(
+                self._markers.stream(partition, missing, timeout_s=bound_s), 1
             ):
                 there[offset] = _decoded(record)
-                size_bytes += 0 if record is None else len(record)
+                size_bytes += there[offset][2]
                 if (size_bytes > max_bytes or time.monotonic() > full_s) and len(rows) > 1:
-                    unread = (at for at, row in enumerate(rows) if _last_place(row) not in there)
+                    unread = (at for at, row in enumerate(rows) if _wanted([row]) - there.keys())
                     whole = next(unread, len(rows))
-                    rows = rows[: whole or len(rows) // 4 or 1]  # reasons may stand far behind
-                    full_s += _READ_S
+                    if 8 * whole < read:  # reasons stand far behind
+                        rows, whole = rows[: len(rows) // 4 or 1], 0
+                        full_s += _READ_S
+                        if size_bytes > max_bytes:
+                            self._ahead = {at: there[at] for at in there.keys() & _wanted(rows)}
+                            size_bytes = _held(self._ahead)
                     break
             else:
                 whole = len(rows)
         found: list[FoundAction] = []
         for row in rows[:whole]:
-            start, timestamp_ms = there[row.start_offset]
+            start, timestamp_ms, _ = there[row.start_offset]
             reason_at = _reason_at(row)
             end = None if reason_at < 0 else there[reason_at][0]
             error = "" if end is None else end.reason
@@ -593,17 +613,21 @@ def _reason_at(row: Settle | Carry) -> int:
     return row.verdict_offset if isinstance(row, Settle) else -1
 
 
-def _last_place(row: Settle | Carry) -> int:
-    """The last offset of the markers that is read for a row."""
-    return max(row.start_offset, _reason_at(row))
+def _wanted(rows: Sequence[Settle | Carry]) -> set[int]:
+    """Offsets of the markers that are read for these rows."""
+    return {row.start_offset for row in rows} | {_reason_at(row) for row in rows} - {-1}
 
 
-def _decoded(record: Record | None) -> tuple[Marker | None, int]:
-    """A marker and its time; of what is gone, or no marker, nothing."""
+def _held(markers: Mapping[int, _Decoded]) -> int:
+    return sum(size for _, _, size in markers.values())
+
+
+def _decoded(record: Record | None) -> _Decoded:
+    """What a record is; of what is gone, or no marker, nothing."""
     if record is None:
         return _NOTHING
     try:
-        return decode_marker(record.value()), record.timestamp()[1]
+        return decode_marker(record.value()), record.timestamp()[1], len(record)
     except WireError:
         return _NOTHING
 

@@ -439,6 +439,7 @@ class Settlers:
             with self.ledgers.using(ledger):
                 return job(settler)
         finally:
+            settler.rereader.forget()
             self._keep(settler)
 
     def close(self, ledgers: Iterable[Ledger]) -> None:
