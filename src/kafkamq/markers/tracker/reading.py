@@ -371,10 +371,6 @@ class Rereader:
             elif mine:
                 spans = [(found[at].row.message_id, found[at].row.bits) for at in mine]
                 self._fill(found, mine, self._read(lookup, spans, deadline_s, max_bytes), lookup)
-        for offset in _wanted([each.row for each in found]):
-            self._ahead.pop(offset, None)
-        if _held(self._ahead) > max_bytes:
-            self._ahead = {}
         return found
 
     def _look_for(self, topics: set[str]) -> None:
@@ -433,15 +429,13 @@ class Rereader:
         while not whole:
             there, wanted = self._ahead, _wanted(rows)
             missing, bound_s = sorted(wanted - there.keys()), _left_s(deadline_s)
-            for read, (offset, record) in enumerate(
-                self._markers.stream(partition, missing, timeout_s=bound_s), 1
-            ):
-                there[offset] = _decoded(record)
-                size_bytes += there[offset][2]
+            for offset, record in self._markers.stream(partition, missing, timeout_s=bound_s):
+                there[offset] = decoded = _decoded(record)
+                size_bytes += decoded[2]
                 if (size_bytes > max_bytes or time.monotonic() > full_s) and len(rows) > 1:
                     unread = (at for at, row in enumerate(rows) if _wanted([row]) - there.keys())
                     whole = next(unread, len(rows))
-                    if 8 * whole < read:  # reasons stand far behind
+                    if 8 * whole <= missing.index(offset):  # reasons stand far behind
                         rows, whole = rows[: len(rows) // 4 or 1], 0
                         full_s += _READ_S
                         if size_bytes > max_bytes:
@@ -450,6 +444,11 @@ class Rereader:
                     break
             else:
                 whole = len(rows)
+        if whole < len(rows) or len(there) > len(wanted):
+            ahead = {at: there[at] for at in there.keys() - _wanted(rows[:whole])}
+            self._ahead = ahead if _held(ahead) <= max_bytes else {}
+        else:
+            self._ahead = {}
         found: list[FoundAction] = []
         for row in rows[:whole]:
             start, timestamp_ms, _ = there[row.start_offset]
