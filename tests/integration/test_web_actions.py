@@ -166,8 +166,18 @@ def test_a_job_is_paused_goes_on_and_is_cancelled(letters: Letters, tmp_path: Pa
 
 
 def test_a_job_leaves_what_died_after_it_began(letters: Letters, tmp_path: Path) -> None:
-    letters.write(*(f"id-{number}" for number in range(20)))
+    letters.write(*(f"id-{number}" for number in range(22)))
+    chosen = {"id-3", "id-20"}
+    places = [
+        f"{each.partition}:{each.offset}"
+        for each in read_dead_letters(letters.config)
+        if each.id in chosen
+    ]
     with client(letters.config, tmp_path / "index") as web:
+        id = web.post("jobs", filter={"places": ",".join(places)})["id"]
+        assert web.wait_for(id, "done")["done"] == 2
+        found = read_dead_letters(letters.config)
+        assert {each.id for each in found if each.is_redriven} == chosen, "and no other"
         id = web.post("jobs", filter={"queue": "q"}, rate=4)["id"]
         web.wait_for_more(id)
         web.post(f"jobs/{id}", do="pause")

@@ -14,7 +14,7 @@ from tests.unit.web_logs import Logs
 
 from kafkamq.queue.dead_letters import dead_letter_of
 from kafkamq.web import lookups
-from kafkamq.web.filters import LetterFilter
+from kafkamq.web.filters import MAX_PLACES, LetterFilter
 from kafkamq.web.index.rows import form_of
 from kafkamq.web.jobs import CANCELLED, ENDED, MAX_JOBS, PAUSED, RUNNING, Action, Trail, decode
 
@@ -115,7 +115,17 @@ def test_what_names_nothing_means_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "chosen", [[["queue", "q"]], {"since": 1}, {"queue": 1}, {"since_ms": "1"}, {"until_ms": True}]
+    "chosen",
+    [
+        [["queue", "q"]],
+        {"since": 1},
+        {"queue": 1},
+        {"since_ms": "1"},
+        {"until_ms": True},
+        {"places": ["0:1"]},
+        {"places": "0:1,"},
+        {"places": ",".join(["0:1"] * (MAX_PLACES + 1))},
+    ],
 )
 def test_a_filter_that_nobody_knows_means_nothing(chosen: Any) -> None:
     assert not folded(("redrive", "ann", {**JOB, "filter": chosen})).jobs
@@ -177,6 +187,7 @@ def test_a_job_means_what_its_page_shows(tmp_path: Path) -> None:
         "header": ("", "trace", "aBc", "\u00c4", "\\xff"),
         "since_ms": (0, NOW_MS + 50),
         "until_ms": (0, NOW_MS + 60),
+        "places": ("", "0:7", ",".join(f"0:{at}" for at in range(50, 250)), "1:7,0:400"),
     }
     counts = set()
     for _ in range(400):

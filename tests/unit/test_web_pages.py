@@ -355,7 +355,41 @@ def test_a_dry_run_says_how_many_and_which(path: Path) -> None:
         assert site.get(f"/api/redrive?{query}").json()["count"] == 0
 
 
-@pytest.mark.parametrize("query", ["since_ms=x", "until_ms=-1", "since=noon", "redriven=maybe"])
+def test_single_dead_letters_are_chosen_by_a_form(tmp_path: Path) -> None:
+    """The boxes of a page lead to a dry run of exactly those, and to a job of their places."""
+    logs = Logs(tmp_path / "index")
+    for at in range(4):
+        logs.letter(dead_letter(at, f"error {at}"))
+    logs.fold.redriven(0, 3, NOW_MS)
+    logs.commit()
+    site = Pages(logs.path)
+    box = r'<input type="checkbox" name="place" value="([^"]*)"'
+    assert re.findall(box, site.get("/dead-letters").text) == ["0:2", "0:1", "0:0"]
+    assert not re.findall(box, Pages(logs.path, read_only=True).get("/dead-letters").text)
+    answer = site.get("/redrive?place=&place=0%3A2&place=0%3A0")
+    (action,) = re.findall(r'action="(/jobs[^"]*)"', answer.text)
+    places = httpx.URL(f"http://localhost{html.unescape(action)}").params
+    assert dict(places) == {"places": "0:2,0:0"}
+    found = site.get("/api/redrive?places=0:2,0:0,0:3,1:1").json()
+    assert (found["count"], [each["where"] for each in found["samples"]]) == (2, ["2/0/2", "2/0/0"])
+    assert len(site.get("/api/dead-letters?places=0:3,0:1").json()["letters"]) == 2
+    none = site.get("/redrive?place=")
+    assert (none.status_code, "no dead letter is chosen" in none.text) == (400, True)
+    logs.close()
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "places=0",
+        "places=0:1,x:1",
+        "places=0:-1",
+        "since_ms=x",
+        "until_ms=-1",
+        "since=noon",
+        "redriven=maybe",
+    ],
+)
 def test_a_filter_that_cannot_be_read_means_nothing(path: Path, query: str) -> None:
     """Without that part it would mean others."""
     site = pages(path)

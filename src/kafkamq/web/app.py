@@ -362,7 +362,13 @@ def _action_pages(site: Site) -> list[Any]:
     @get("/redrive", sync_to_thread=True, include_in_schema=False)
     def dry_run(request: _Request) -> Any:
         site.require_operator(request)
-        chosen = LetterFilter.of_texts(request.query_params)
+        texts = dict(request.query_params)
+        marked = request.query_params.getall("place", [])
+        if marked:  # of checkboxes; an empty one says that there are some
+            texts["places"] = ",".join(filter(None, marked))
+            if not texts["places"]:
+                raise ConfigError("no dead letter is chosen: mark some")
+        chosen = LetterFilter.of_texts(texts)
         return site.page(request, "redrive.html", lambda: site.operations.dry_run(chosen))
 
     @get("/api/redrive", sync_to_thread=True)
@@ -459,7 +465,7 @@ def _more_api(site: Site) -> list[Any]:
 
     @get("/api/dead-letters", sync_to_thread=True)
     def letters(request: _Request, before: FromQuery[int] = 0) -> _Data:
-        """Dead letters by queue, reason, form, text, key, header, redriven, since_ms, until_ms."""
+        """Dead letters by the fields of a job's filter, which are parameters here."""
         return views.letters(LetterFilter.of_texts(request.query_params), before=before)
 
     @get("/api/workers", sync_to_thread=True)

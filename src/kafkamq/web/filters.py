@@ -10,13 +10,24 @@ import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime, timezone
+from functools import lru_cache
 from typing import Any
 
 from kafkamq.errors import ConfigError
 from kafkamq.queue.dead_letters import DeadLetter
-from kafkamq.web.index.rows import MAX_ERROR_CHARACTERS, MAX_KEY_BYTES, form_of, pack_headers
+from kafkamq.web.index.rows import (
+    LETTERS,
+    MAX_ERROR_CHARACTERS,
+    MAX_KEY_BYTES,
+    MAX_OFFSET,
+    MAX_PARTITION,
+    form_of,
+    pack_headers,
+    place_of,
+)
 
 MAX_TIME_MS = 1 << 53
+MAX_PLACES = 500  # that one filter names
 _LOWER = {ord(letter): letter.lower() for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
 
 
@@ -25,7 +36,7 @@ class LetterFilter:
     """Dead letters are meant that have all of this; what is empty does not choose.
 
     Raises:
-        ConfigError: A time is none, or ``redriven`` is another word.
+        ConfigError: A time or a place is none, or ``redriven`` is another word.
     """
 
     queue: str = ""
@@ -37,6 +48,7 @@ class LetterFilter:
     since_ms: int = 0
     until_ms: int = 0
     redriven: str = ""  # "yes", "no"
+    places: str = ""  # of single ones in their topic: "0:17,2:5" is partition and offset
 
     def __post_init__(self) -> None:
         for name in ("since_ms", "until_ms"):
@@ -45,6 +57,7 @@ class LetterFilter:
                 raise ConfigError(f"{name} is {value}: it must be from 0 to {MAX_TIME_MS:g}")
         if self.redriven not in ("", "yes", "no"):
             raise ConfigError(f"redriven is {self.redriven[:80]!r}: it must be yes or no")
+        places_in(self.places)
 
     @classmethod
     def of_texts(cls, texts: Mapping[str, str]) -> LetterFilter:
@@ -95,6 +108,10 @@ class LetterFilter:
         if self.key:
             inner.append("AND key = ?")
             values[0].append(self.key.encode("utf-8", "replace"))
+        if self.places:
+            places = [place_of(LETTERS, *each) for each in places_in(self.places)]
+            inner.append(f"AND letter.place IN ({','.join('?' * len(places))})")
+            values[0].extend(places)
         for sign, bound in ((">=", self.since_ms), ("<", self.until_ms)):
             if bound:
                 outer.append(f"AND at_ms {sign} ?")
@@ -112,6 +129,8 @@ class LetterFilter:
 
     def means(self, letter: DeadLetter) -> bool:
         """Return whether a dead letter is meant, whatever became of it, as ``conditions`` do."""
+        if self.places and (letter.partition, letter.offset) not in places_in(self.places):
+            return False
         if self.key:
             key = None if letter.user_key is None else letter.user_key[:MAX_KEY_BYTES]
             if key != self.key.encode("utf-8", "replace"):
@@ -126,6 +145,28 @@ class LetterFilter:
             and _lower(self.text) in _lower(letter.error[:MAX_ERROR_CHARACTERS])
             and _lower(self.header) in _lower((headers or b"").decode("utf-8", "replace"))
         )
+
+
+@lru_cache(maxsize=64)
+def places_in(text: str) -> frozenset[tuple[int, int]]:
+    """Read partitions and offsets; none is in an empty text.
+
+    Raises:
+        ConfigError: One is no place, or they are too many.
+    """
+    found = set()
+    for each in text.split(",", MAX_PLACES - 1) if text else ():
+        partition, _, offset = each.partition(":")
+        if not (_is_number(partition, MAX_PARTITION) and _is_number(offset, MAX_OFFSET)):
+            raise ConfigError(
+                f"places has {each[:80]!r}: they must be as 0:17,2:5, at most {MAX_PLACES}"
+            )
+        found.add((int(partition), int(offset)))
+    return frozenset(found)
+
+
+def _is_number(text: str, most: int) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= most
 
 
 def name_number(connection: sqlite3.Connection, text: str) -> int:

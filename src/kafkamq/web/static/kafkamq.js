@@ -1,14 +1,15 @@
-/* Where a page is made again, the reader stays: focus, what was scrolled, and text that is selected. */
+/* Where a page is made again, the reader stays: focus, what was scrolled, text that is selected, boxes that are checked. */
 "use strict";
 (() => {
   const live = () => document.getElementById("live");
   const scrolled = () => [...live().querySelectorAll(".scroll, pre")];
-  const name = (each) => each.getAttribute("href") ?? `${each.form?.getAttribute("action")} ${each.textContent}`;
+  const name = (each) => each.getAttribute("href") ?? `${each.form?.getAttribute("action")} ${each.textContent} ${each.value}`;
   let focused = null;
   let places = [];
   document.addEventListener("htmx:beforeSwap", (event) => {
     const selection = document.getSelection();
-    if (!selection.isCollapsed && live().contains(selection.anchorNode)) {
+    const isSelected = !selection.isCollapsed && live().contains(selection.anchorNode);
+    if (isSelected || live().querySelector(":checked")) {
       event.detail.shouldSwap = false;
       return;
     }
@@ -21,7 +22,7 @@
     if (focused === null) return;
     const [wanted, number] = focused;
     const same = (each) => name(each) === wanted;
-    const found = number < 0 ? [...live().querySelectorAll("a, button")].find(same) : scrolled()[number];
+    const found = number < 0 ? [...live().querySelectorAll("a, button, input")].find(same) : scrolled()[number];
     found?.focus({ preventScroll: true });
   });
 })();
