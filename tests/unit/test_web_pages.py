@@ -7,6 +7,7 @@ import base64
 import hashlib
 import html
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -23,6 +24,7 @@ from tests.waiting import wait_until
 from kafkamq.errors import ConfigError
 from kafkamq.markers.wire.markers import encode_marker
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
+from kafkamq.web import lookups
 from kafkamq.web.actions import Actions
 from kafkamq.web.app import build_app
 from kafkamq.web.guard import MAX_BODY_BYTES, hash_password
@@ -31,7 +33,15 @@ from kafkamq.web.index.fold import OTHER
 from kafkamq.web.index.follower import Index, IndexOptions
 from kafkamq.web.index.live import Counts, Picture, open_runs
 from kafkamq.web.options import Account, User, WebOptions, read_accounts
-from kafkamq.web.rendering import STATIC, TEMPLATES, duration_of, number_of, size_of, time_of
+from kafkamq.web.rendering import (
+    STATIC,
+    TEMPLATES,
+    duration_of,
+    number_of,
+    size_of,
+    spark,
+    time_of,
+)
 from kafkamq.web.views import MAX_SHOWN_BYTES, show
 
 CANARY = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}"
@@ -173,6 +183,34 @@ def test_the_api_answers_what_the_pages_show(path: Path) -> None:
     assert site.get("/api/queue").status_code == 400
     paths = site.get("/api/openapi/openapi.json").json()["paths"]
     assert {"/api/queues", "/api/dead-letters", "/api/state"} <= paths.keys()
+
+
+def test_each_queue_has_a_chart_of_its_last_hour(tmp_path: Path) -> None:
+    """What was sent in each minute, the newest last; what is older is not in it."""
+    minute = int(time.time()) // 60 + 1  # a page made in the next minute is another one
+    logs = Logs(tmp_path / "index")
+    sent = {"a": (0, 0, 30), "b": (59, 70), "c": ()}
+    for at, (queue, ages) in enumerate(sent.items()):
+        for number, age in enumerate(ages):
+            at_ms = (minute - age) * 60_000
+            logs.messages(FakeRecord(100 * at + number, queue.encode(), None, (), at_ms))
+    logs.messages(FakeRecord(1000, b"c", None, (), NOW_MS))
+    logs.commit()
+    with lookups.reading(logs.path) as connection:
+        names = {row[1]: row[0] for row in lookups.queue_rows(connection)}
+        chosen = [names["a"], names["b"]]
+        found = lookups.sent_by_minute(connection, chosen, minute - 59, 60)
+    assert [found[each] for each in chosen] == [
+        [2 if age == 0 else int(age == 30) for age in range(59, -1, -1)],
+        [int(age == 59) for age in range(59, -1, -1)],
+    ]
+    site = Pages(logs.path)
+    rows = site.get("/api/queues").json()["queues"]
+    assert [sum(row["sent_by_minute"]) > 0 for row in rows] == [True, True, False]
+    charts = re.findall(r'<path class="busy" d="([^"]*)"', site.get("/").text)
+    assert [chart.count("M") > 0 for chart in charts] == [True, True, False]
+    assert spark([0, 4, 1, 0]) == "M1 48v-48h1v48zM2 48v-12h1v12z"
+    logs.close()
 
 
 def test_viewers_share_a_page_and_get_nothing_while_they_have_it(path: Path) -> None:

@@ -103,6 +103,26 @@ def minutes(
     ).fetchall()
 
 
+def sent_by_minute(
+    connection: sqlite3.Connection, queues: Sequence[int], first: int, count: int
+) -> dict[int, list[int]]:
+    """Return how many messages of each of these queues were sent in so many minutes."""
+    found = {queue: [0] * count for queue in queues}
+    # Both are named one by one: the key finds each, whatever the number of other queues.
+    minutes = range(first, first + count)
+    for minute, queue, sent in connection.execute(
+        f"SELECT minute, queue, sent FROM minute WHERE minute IN ({_marks(minutes)})"
+        f" AND queue IN ({_marks(queues)})",
+        (*minutes, *queues),
+    ):
+        found[queue][minute - first] = sent
+    return found
+
+
+def _marks(values: Sequence[int]) -> str:
+    return ",".join("?" * len(values))
+
+
 def rates(connection: sqlite3.Connection, minute: int) -> dict[int, tuple[int, int]]:
     """Return how many messages were sent and acked in a minute, by queue."""
     return {

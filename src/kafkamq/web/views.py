@@ -92,19 +92,26 @@ class Views:
             found = lookups.queue_rows(connection)
             rates = lookups.rates(connection, minute - 1)
             chart = lookups.minutes(connection, minute - CHART_MINUTES + 1, minute)
-        rows = [self._queue_row(row, rates) for row in found]
-        totals = {
-            name: sum(row[name] for row in rows)
-            for name in ("waiting", "in_flight", "delayed", "due", "letters")
-        }
-        wanted = search.casefold()
-        rows = [row for row in rows if wanted in row["queue"].casefold()]
-        sort = sort if sort in SORTS else "queue"
-        rows.sort(key=lambda row: (SORTS[sort](row), row["queue"]))
-        pages = max(1, -(-len(rows) // PAGE_ROWS))
-        page = min(max(1, page), pages)
+            numbers = {row[1]: row[0] for row in found}
+            rows = [self._queue_row(row, rates) for row in found]
+            totals = {
+                name: sum(row[name] for row in rows)
+                for name in ("waiting", "in_flight", "delayed", "due", "letters")
+            }
+            wanted = search.casefold()
+            rows = [row for row in rows if wanted in row["queue"].casefold()]
+            sort = sort if sort in SORTS else "queue"
+            rows.sort(key=lambda row: (SORTS[sort](row), row["queue"]))
+            pages = max(1, -(-len(rows) // PAGE_ROWS))
+            page = min(max(1, page), pages)
+            shown = rows[(page - 1) * PAGE_ROWS : page * PAGE_ROWS]
+            chosen = [numbers[row["queue"]] for row in shown]
+            first = minute - CHART_MINUTES + 1
+            sent = lookups.sent_by_minute(connection, chosen, first, CHART_MINUTES)
+            for queue, row in zip(chosen, shown, strict=True):
+                row["sent_by_minute"] = sent[queue]
         return {
-            "queues": rows[(page - 1) * PAGE_ROWS : page * PAGE_ROWS],
+            "queues": shown,
             "count": len(rows),
             "page": page,
             "pages": pages,
