@@ -213,6 +213,23 @@ def test_each_queue_has_a_chart_of_its_last_hour(tmp_path: Path) -> None:
     logs.close()
 
 
+def test_a_queues_page_charts_how_long_workers_took(tmp_path: Path) -> None:
+    logs = Logs(tmp_path / "index")
+    logs.messages(FakeRecord(0, b"q"), FakeRecord(1, b"q"))
+    now_ms = int(time.time()) * 1000
+    for offset, took_ms in enumerate((0, 0, 100, 250)):
+        kind = MarkerType.END if took_ms else MarkerType.START
+        marker = Marker(kind, MessageId(0, offset % 2), 60_000, consumer_id="w")
+        at_ms = now_ms // 60_000 * 60_000 + took_ms
+        logs.marker(FakeRecord(offset, None, encode_marker(marker), at_ms=at_ms))
+    logs.commit()
+    site = Pages(logs.path)
+    chart = site.get("/api/queue?name=q").json()["chart"]["held_ms"]
+    assert (len(chart), set(chart)) == (60, {0, 175}), "the mean of those of one minute"
+    assert "the mean of a minute, at most 175 ms" in site.get("/queue?name=q").text
+    logs.close()
+
+
 def test_viewers_share_a_page_and_get_nothing_while_they_have_it(path: Path) -> None:
     site = pages(path)
 

@@ -88,17 +88,16 @@ def queue_rows(
 
 def minutes(
     connection: sqlite3.Connection, first: int, last: int, queue: int | None = None
-) -> list[tuple[int, int, int, int, int, int, int]]:
-    """Return minute, queue, sent, started, acked, failed, dead; of one queue, or of all (0)."""
+) -> list[tuple[int, ...]]:
+    """Return minute, queue and what ``minute`` has beside, of one queue or of all (0)."""
     if queue is None:
         return connection.execute(
-            "SELECT minute, 0, sum(sent), sum(started), sum(acked), sum(failed), sum(dead)"
-            " FROM minute WHERE minute BETWEEN ? AND ? GROUP BY minute",
+            "SELECT minute, 0, sum(sent), sum(started), sum(acked), sum(failed), sum(dead),"
+            " sum(timed), sum(held_ms) FROM minute WHERE minute BETWEEN ? AND ? GROUP BY minute",
             (first, last),
         ).fetchall()
     return connection.execute(
-        "SELECT minute, queue, sent, started, acked, failed, dead FROM minute"
-        " WHERE minute BETWEEN ? AND ? AND queue = ?",
+        "SELECT * FROM minute WHERE minute BETWEEN ? AND ? AND queue = ?",
         (first, last, queue),
     ).fetchall()
 

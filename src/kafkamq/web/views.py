@@ -303,14 +303,15 @@ def _steps(connection: Any, record: dict[str, Any]) -> list[dict[str, Any]]:
     return steps + [step | mark | {"order": _ORDER.get(mark["what"], 2)} for mark in marks]
 
 
-def _chart(rows: list[tuple[int, int, int, int, int, int, int]], last: int) -> dict[str, Any]:
+def _chart(rows: list[tuple[int, ...]], last: int) -> dict[str, Any]:
     """Return sixty minutes as columns of numbers; the last one is the newest."""
     by_minute = {row[0]: row[2:] for row in rows}
     first = last - CHART_MINUTES + 1
-    columns = [by_minute.get(minute, (0,) * 5) for minute in range(first, last + 1)]
+    columns = [by_minute.get(minute, (0,) * 7) for minute in range(first, last + 1)]
     names = ("sent", "started", "acked", "failed", "dead")
     series = {name: [column[i] for column in columns] for i, name in enumerate(names)}
-    return {"first_ms": first * 60_000, **series}
+    held_ms = [column[6] // column[5] if column[5] else 0 for column in columns]  # on average
+    return {"first_ms": first * 60_000, **series, "held_ms": held_ms}
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,13 @@ from itertools import compress
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import WireError
+from kafkamq.markers.rules.hold import HELD, PAGE_BITS, STATE
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.dead_letters import dead_letter_of
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.transport.record import LOG_APPEND_TIME, Record, all_headers
-from kafkamq.types import Marker, MarkerType, Outcome
+from kafkamq.types import Marker, MarkerType, MessageBatch, Outcome
 from kafkamq.web.index.rows import (
     CHUNK_BITS,
     CHUNK_OFFSETS,
@@ -40,7 +41,7 @@ from kafkamq.web.index.rows import (
 STARTED, END_BASE = 1, 10  # kinds of events: a START, or 10 and the END's outcome
 MAX_NAMES = 200_000
 OTHER = "(other)"
-_SENT, _STARTED, _ACKED, _FAILED, _DEAD = range(5)
+_SENT, _STARTED, _ACKED, _FAILED, _DEAD, _TIMED, _HELD_MS = range(7)
 _COLUMN = {Outcome.ACK: _ACKED, Outcome.NACK: _FAILED, Outcome.REJECT: _FAILED}
 MAX_CHUNKS = 2048  # in memory: 16 KiB each
 _EMPTY = bytes(4 * CHUNK_OFFSETS)
@@ -192,7 +193,7 @@ class Fold:
         self._events: list[tuple[object, ...]] = []
         self._queues: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
         self._groups: dict[tuple[int, int, int], list[int]] = {}
-        self._minutes: defaultdict[tuple[int, int], list[int]] = defaultdict(lambda: [0] * 5)
+        self._minutes: defaultdict[tuple[int, int], list[int]] = defaultdict(lambda: [0] * 7)
 
     def name(self, text: str) -> int:
         """Return the number of a name, which is written once."""
@@ -250,6 +251,8 @@ class Fold:
             marker = decode_marker(record.value(), partition=partition, offset=offset)
         except WireError:
             marker = None
+        if marker is not None and marker.type is MarkerType.END and offset >= log.next_offset:
+            self._time(log.tracker, at_ms, marker)  # what it ends is open as yet
         log.tracker.apply(offset, at_ms if kind == LOG_APPEND_TIME else -1, marker)
         if offset < log.next_offset:
             return
@@ -262,6 +265,32 @@ class Fold:
                 self._message(place, at_ms, marker.key, marker.headers, is_scheduled=True)
         elif marker.type in (MarkerType.START, MarkerType.END):
             self._event(place, at_ms, marker)
+
+    def _time(self, tracker: RedeliveryTracker, at_ms: int, marker: Marker) -> None:
+        """Add for how long the messages of a worker's verdict were in its hands."""
+        if marker.of_schedule or marker.outcome not in _COLUMN:
+            return
+        minute, one = at_ms // 60_000, marker.message_id
+        if one is not None and not self._is_gone(one.topic_id):
+            hold = tracker.hold_of(one)
+            if hold is not None and hold.flags & STATE == HELD:
+                place = place_of(MESSAGES, one.partition, one.offset)
+                queue = self.chunks.get(place >> CHUNK_BITS).queues[place & _MASK]
+                if queue:
+                    self._add_time(minute, queue, 1, at_ms - hold.begin_ms)
+        for batch in marker.batches:
+            if self._is_gone(batch.topic_id):
+                continue
+            place = place_of(MESSAGES, batch.partition, batch.base_offset)
+            chunk = self.chunks.get(place >> CHUNK_BITS)
+            for begin_ms, bits in _held(tracker, batch).items():
+                for queue, count in chunk.by_queue(bits).items():
+                    self._add_time(minute, queue, count, at_ms - begin_ms)
+
+    def _add_time(self, minute: int, queue: int, count: int, took_ms: int) -> None:
+        counts = self._minutes[minute, queue]
+        counts[_TIMED] += count
+        counts[_HELD_MS] += count * max(0, took_ms)
 
     def _event(self, place: int, at_ms: int, marker: Marker) -> None:
         log = MARKERS if marker.of_schedule else MESSAGES
@@ -380,10 +409,11 @@ class Fold:
             [(queue, *counts) for queue, counts in self._queues.items()],
         )
         many(
-            "INSERT INTO minute VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+            "INSERT INTO minute VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
             " sent = sent + excluded.sent, started = started + excluded.started,"
             " acked = acked + excluded.acked, failed = failed + excluded.failed,"
-            " dead = dead + excluded.dead",
+            " dead = dead + excluded.dead, timed = timed + excluded.timed,"
+            " held_ms = held_ms + excluded.held_ms",
             [(*which, *counts) for which, counts in self._minutes.items()],
         )
         self._write_groups()
@@ -440,3 +470,19 @@ class Fold:
             self._queues[queue][2] -= 1
             self._queues[queue][3] -= is_redriven
         execute("DELETE FROM letter_group WHERE letters <= 0")
+
+
+def _held(tracker: RedeliveryTracker, batch: MessageBatch) -> dict[int, int]:
+    """Return what is held, as bits in its chunk, by the times of the first STARTs."""
+    found: defaultdict[int, int] = defaultdict(int)
+    page, shift = divmod(batch.base_offset, PAGE_BITS)
+    at, bits = (batch.base_offset & _MASK) - shift, batch.bits << shift
+    key = False, batch.topic_id, batch.leader_epoch, batch.partition
+    log = tracker.table.find(key, page)
+    while bits and log is not None:
+        leaf = log.leaf(page)
+        for hold in () if leaf is None else leaf.at(page):
+            if hold.flags & STATE == HELD:
+                found[hold.begin_ms] |= (hold.bits & bits) << at
+        bits, page, at = bits >> PAGE_BITS, page + 1, at + PAGE_BITS
+    return found

@@ -8,7 +8,8 @@ A ``place`` is what ``rows.py`` says; times are the brokers', in ms; ids and key
   with a bit in ``bits`` (little-endian, from ``first`` on).
 - ``chunk``: which of its messages were STARTed, one bit each; how many were not.
 - ``letter``: a dead letter; ``letter_group`` counts those of one queue, reason and form of error.
-- ``minute``: what happened to a queue in a minute.
+- ``minute``: what happened to a queue in a minute; ``timed`` messages got their worker's verdict,
+  ``held_ms`` after their first STARTs, taken together.
 - ``name``: queue ids, consumers, reasons and forms of errors, each written once.
 """
 
@@ -18,7 +19,7 @@ import sqlite3
 from contextlib import suppress
 from pathlib import Path
 
-VERSION = "1"
+VERSION = "2"
 CACHE_KIB = 32 * 1024
 SUFFIXES = ("", "-wal", "-shm")
 
@@ -46,7 +47,7 @@ CREATE TABLE letter_group (queue INTEGER, reason INTEGER, form INTEGER, letters 
 CREATE TABLE redriven (place INTEGER PRIMARY KEY, at_ms INTEGER);
 CREATE TABLE minute (minute INTEGER, queue INTEGER, sent INTEGER NOT NULL, started INTEGER NOT NULL,
     acked INTEGER NOT NULL, failed INTEGER NOT NULL, dead INTEGER NOT NULL,
-    PRIMARY KEY (minute, queue)) WITHOUT ROWID;
+    timed INTEGER NOT NULL, held_ms INTEGER NOT NULL, PRIMARY KEY (minute, queue)) WITHOUT ROWID;
 """
 
 _INDEXES = """
