@@ -481,7 +481,29 @@ def test_a_job_gets_the_filter_that_its_dry_run_had(tmp_path: Path) -> None:
     address = httpx.URL(f"http://localhost{html.unescape(action)}")
     assert dict(address.params) == query
     fields = re.findall(r'<input type="hidden" name="([^"]*)"', answer.text)
-    assert set(fields) == {"csrf", "everything"}
+    assert fields == ["csrf"]
+    for query, is_everything in (("", True), ("?redriven=no", True), ("?queue=q", False)):
+        assert ('name="everything"' in site.get(f"/redrive{query}").text) == is_everything
+
+
+def test_a_job_with_a_field_that_is_not_known_is_refused(path: Path) -> None:
+    """What the field was to choose would be left out, and all would go."""
+    site = pages(path)
+    known = {**LOCAL, "x-csrf-token": token_of(site)}
+    for body, name in (
+        ({"queue": "q", "everything": True}, "queue"),
+        ({"filter": {"queu": "q"}, "everything": True}, "queu"),
+    ):
+        answer = site.get("/api/jobs", known, method="POST", json=body)
+        assert (answer.status_code, f"no {name}" in answer.text) == (400, True), answer.text
+    for query, form, name in (
+        ("", {"queue": "q"}, "queue"),
+        ("", {"since": "2026-01-01"}, "since"),
+        ("?queu=q", {}, "queu"),
+    ):
+        form = {**form, "everything": "yes"}
+        answer = site.get(f"/jobs{query}", known, method="POST", data=form)
+        assert (answer.status_code, f"no {name}" in answer.text) == (400, True), answer.text
 
 
 def test_names_beyond_the_most_are_no_filter_of_a_job(

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import math
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -26,7 +27,7 @@ from kafkamq.transport.admin import Admin
 from kafkamq.types import ScheduleToken
 from kafkamq.web import lookups
 from kafkamq.web.actions import Actions
-from kafkamq.web.filters import LetterFilter
+from kafkamq.web.filters import FILTER_TEXTS, LetterFilter
 from kafkamq.web.guard import MAX_FIELDS
 from kafkamq.web.index import fold
 from kafkamq.web.index.fold import OTHER
@@ -148,7 +149,13 @@ class Operations:
                 )
             found, _ = lookups.letters(connection, wanted, before=0, limit=MAX_SAMPLES)
             count = lookups.count_letters(connection, wanted)
-        return {"filter": asdict(chosen), "count": count, "samples": found}
+        is_everything = replace(chosen, redriven="").is_empty
+        return {
+            "filter": asdict(chosen),
+            "is_everything": is_everything,
+            "count": count,
+            "samples": found,
+        }
 
     def start(self, user: str, new: NewJob) -> Written:
         chosen = replace(new.filter, redriven="")
@@ -290,6 +297,12 @@ def _payload(text: str, encoded: str) -> bytes:
         raise ConfigError(f"the payload cannot be read: {error}") from None
 
 
+def _require_known(names: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse what is not known here: what it was to choose would be left out."""
+    if unknown := sorted(set(names) - set(known)):
+        raise ConfigError(f"a job has no {', '.join(unknown)[:200]}")
+
+
 def _user(request: _Request) -> str:
     return str(request.scope["state"]["user"].name)
 
@@ -331,6 +344,8 @@ def form_routes(operations: Operations) -> list[Any]:
     @post("/jobs", sync_to_thread=True, include_in_schema=False)
     def start(request: _Request, body: RawBody) -> Any:
         fields = _fields(body)
+        _require_known(fields, ("csrf", "everything", "name", "rate"))
+        _require_known(request.query_params, FILTER_TEXTS)
         new = NewJob(
             # Browsers change line ends in fields, and none in an address.
             filter=LetterFilter.of_texts(request.query_params),
@@ -379,8 +394,11 @@ def api_routes(operations: Operations) -> list[Any]:
     """Make the same for JSON; requests have the token of ``/api/state`` as ``X-CSRF-Token``."""
 
     @post("/api/jobs", sync_to_thread=True)
-    def start(request: _Request, data: JSONBody[NewJob]) -> dict[str, Any]:
+    def start(request: _Request, data: JSONBody[NewJob], body: RawBody) -> dict[str, Any]:
         """Begin to redrive what matches; the filter is that of /api/dead-letters."""
+        said = json.loads(body)
+        _require_known(said, [each.name for each in fields(NewJob)])
+        _require_known(said.get("filter", ()), [each.name for each in fields(LetterFilter)])
         return operations.start(_user(request), data).answer()
 
     @post("/api/jobs/{id:str}", sync_to_thread=True)

@@ -147,6 +147,11 @@ class LetterFilter:
         )
 
 
+FILTER_TEXTS = frozenset(
+    {each.name for each in fields(LetterFilter)} | {"since", "until"}
+)  # of addresses
+
+
 @lru_cache(maxsize=64)
 def places_in(text: str) -> frozenset[tuple[int, int]]:
     """Read partitions and offsets; none is in an empty text.
