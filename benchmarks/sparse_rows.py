@@ -27,8 +27,7 @@ from kafkamq.queue.service import Service
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.follower import Follower
 from kafkamq.transport.log_reader import MAX_READ, MAX_READ_THROUGH, RecordReader
-from kafkamq.transport.record import Place
-from kafkamq.types import MessageId, Outcome
+from kafkamq.types import MessageId, Outcome, PartitionId
 
 __all__ = ["sparse"]
 
@@ -161,7 +160,7 @@ def _slow_seeks() -> Iterator[list[tuple[Follower, str, float]]]:
     place = Follower.place
     seeks: list[tuple[Follower, str, float]] = []
 
-    def slow(self: Follower, positions: Mapping[Place, int]) -> None:
+    def slow(self: Follower, positions: Mapping[PartitionId, int]) -> None:
         for topic, _ in positions:
             seeks.append((self, topic, time.perf_counter()))
             time.sleep(_SEEK_S)

@@ -53,10 +53,7 @@ from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.testing.checker import CheckFailedError, Verdict, check_logs
 from kafkamq.testing.history import LogRecord, read_timelines
-from kafkamq.types import DeadLetterReason, Marker, MarkerType, Outcome, expand
-
-Place = tuple[int, int]
-"""Partition and offset in the messages topic."""
+from kafkamq.types import DeadLetterReason, Marker, MarkerType, Outcome, PartitionOffset, expand
 
 _LOG_KINDS = {
     "lost": "I1 lost",
@@ -185,8 +182,8 @@ class _Run:
         for event in events:
             self._events[event.op].append(event)
         self._by_place = {(one.partition, one.offset): one for one in messages}
-        self._starts: Counter[Place] = Counter()
-        self._ends: dict[Place, list[Marker]] = defaultdict(list)
+        self._starts: Counter[PartitionOffset] = Counter()
+        self._ends: dict[PartitionOffset, list[Marker]] = defaultdict(list)
         for marker in _decoded(markers):
             if marker.message_id is None or marker.of_schedule:
                 continue
@@ -293,7 +290,7 @@ class _Run:
     def _check_received(self) -> None:
         """I2, I5, I7: against what was sent, and what the log holds."""
         sent = {event["id"]: event["sha"] for event in self._events["send"]}
-        first: dict[Place, Event] = {}
+        first: dict[PartitionOffset, Event] = {}
         for event in self._events["received"]:
             place = _place(event)
             at = f"{event['id']} at {place} in {event.process}"
@@ -439,7 +436,7 @@ class _Run:
                 self._find("I6 late", text)
 
 
-def _place(event: Event) -> Place:
+def _place(event: Event) -> PartitionOffset:
     return event["partition"], event["offset"]
 
 

@@ -16,7 +16,8 @@ from kafkamq.transport import clients
 if TYPE_CHECKING:
     from kafkamq.transport.memory.cluster import MemoryKafka
     from kafkamq.transport.memory.consumer import Consumer
-    from kafkamq.transport.memory.state import Fault, Place
+    from kafkamq.transport.memory.state import Fault
+    from kafkamq.types import PartitionId
 
 _HIT = 0.05, 0.5  # of writes, while a producer is to fail: of others, and of markers
 _HIT_S = 0.2  # so long such a write is under way
@@ -40,7 +41,7 @@ class _Cut:
         return False  # who comes and goes is told to the cluster (``changed``)
 
 
-def _is_of_markers(place: Place | None) -> bool:
+def _is_of_markers(place: PartitionId | None) -> bool:
     return place is not None and place[0].endswith(".markers")
 
 
@@ -220,7 +221,7 @@ class SimulatedKafka:
 
         client.subscribe, client.consume = subscribed, consumed
 
-    def _plan(self, kind: str, client: object, place: Place | None) -> Fault | None:
+    def _plan(self, kind: str, client: object, place: PartitionId | None) -> Fault | None:
         from kafkamq.transport.memory.state import REFUSALS, UNKNOWN, Fault
 
         rng, faults = self._rng, self._situation.faults
@@ -268,7 +269,7 @@ class SimulatedKafka:
 
     def _break(
         self,
-        place: Place | None,
+        place: PartitionId | None,
         length_s: float,
         at: Callable[[float, Callable[[], None]], None],
     ) -> None:

@@ -32,7 +32,7 @@ from kafkamq.queue.message import Message
 from kafkamq.queue.service import Service
 from kafkamq.transport.producer import IdempotentProducer
 from kafkamq.transport.settings import producer_settings
-from kafkamq.types import MessageId, Outcome
+from kafkamq.types import MessageId, Outcome, RecordId
 
 if TYPE_CHECKING:
     import threading
@@ -43,15 +43,14 @@ if TYPE_CHECKING:
 QUEUE = "queue"
 LATER = "later"  # reason of a NACK with a delay
 _LARGE = b" " * 65_536  # more than a START holds
-Place = tuple[str, int, int]
 
 
 @dataclass
 class Told:
     """What users were told, which must be so in the logs."""
 
-    confirmed: list[Place] = field(default_factory=list)  # sends
-    cancelled: list[Place] = field(default_factory=list)
+    confirmed: list[RecordId] = field(default_factory=list)  # sends
+    cancelled: list[RecordId] = field(default_factory=list)
     acked: list[MessageId] = field(default_factory=list)  # and in time
     said: list[Said] = field(default_factory=list)  # on messages whose tokens were passed on
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from kafkamq.errors import BrokerError, DeadlineExceededError, LeaseLostError, StateError
 from kafkamq.queue.service import Service
 from kafkamq.testing.history import Ending, MessageHistory, Timeline, Why
-from kafkamq.types import MarkerType, MessageId, Outcome
+from kafkamq.types import MarkerType, MessageId, Outcome, PartitionOffset
 
 if TYPE_CHECKING:
     from harness.simulation.processes import QueueWorld
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from kafkamq.queue.service import Queue
 
 _OUTCOMES = (Outcome.ACK, Outcome.ACK, Outcome.NACK, Outcome.REJECT)
-_Place = tuple[int, int]
 
 
 class Settler:
@@ -74,7 +73,7 @@ class Settler:
 
 def untrue(
     said: Sequence[Said], timelines: Mapping[int, Timeline], *, excuses: bool
-) -> Iterator[tuple[_Place, str]]:
+) -> Iterator[tuple[PartitionOffset, str]]:
     """What givers of verdicts were told and the log has otherwise; places, and texts.
 
     ``excuses``: clocks were set, or else nobody knows whether a lease had ended; as where a message

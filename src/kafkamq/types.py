@@ -32,6 +32,15 @@ Header = tuple[str, "bytes | None"]
 Headers = tuple[Header, ...]
 """Record headers in their order; Kafka allows a name more than once and null values."""
 
+PartitionId = tuple[str, int]
+"""Topic and partition."""
+
+PartitionOffset = tuple[int, int]
+"""Partition and offset of a record whose topic is known."""
+
+RecordId = tuple[str, int, int]
+"""Topic, partition and offset of a record."""
+
 
 class MarkerType(IntEnum):
     """Kinds of marker record; 0-2 are kafka-mq-go's numbers."""

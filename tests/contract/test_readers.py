@@ -21,12 +21,13 @@ from kafkamq.transport.follower import COMMITTED, Follower
 from kafkamq.transport.group_consumer import GroupConsumer
 from kafkamq.transport.log_reader import LogRange, LogReader, RecordReader, scan
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
-from kafkamq.transport.record import Place, Record, TopicPartition
+from kafkamq.transport.record import Record, TopicPartition
 from kafkamq.transport.settings import producer_settings
 from kafkamq.transport.transactions import TransactionalProducer
+from kafkamq.types import PartitionId
 
 PARTITIONS = 2
-Seen = dict[Place, list[int]]
+Seen = dict[PartitionId, list[int]]
 
 
 @pytest.fixture(params=["memory", "broker"])
@@ -90,17 +91,17 @@ class Member:
     def __init__(self, config: ServiceConfig, topic: str, strategy: str = "cooperative") -> None:
         kafka = {"group.protocol": "consumer"} if strategy == "consumer" else {}
         name = "cooperative-sticky" if strategy == "cooperative" else strategy
-        self.gone: list[tuple[Place, bool]] = []
+        self.gone: list[tuple[PartitionId, bool]] = []
         self.seen: Seen = {}
-        self.answer: Callable[[Sequence[Place]], Mapping[Place, int]] = _from_the_start
+        self.answer: Callable[[Sequence[PartitionId]], Mapping[PartitionId, int]] = _from_the_start
         config = ServiceConfig(bootstrap_servers=config.bootstrap_servers, kafka=kafka)
         self.group = GroupConsumer(config, self, [topic], group_id=f"{topic}-g", strategy=name)
         self.group.join()
 
-    def assigned(self, places: Sequence[Place]) -> Mapping[Place, int]:
+    def assigned(self, places: Sequence[PartitionId]) -> Mapping[PartitionId, int]:
         return self.answer(places)
 
-    def revoked(self, places: Sequence[Place], *, is_lost: bool) -> None:
+    def revoked(self, places: Sequence[PartitionId], *, is_lost: bool) -> None:
         self.gone += [(place, is_lost) for place in places]
 
     def turn(self, timeout_s: float = 0.1) -> None:
@@ -122,7 +123,7 @@ def note(seen: Seen, records: Sequence[Record]) -> None:
         )
 
 
-def _from_the_start(places: Sequence[Place]) -> Mapping[Place, int]:
+def _from_the_start(places: Sequence[PartitionId]) -> Mapping[PartitionId, int]:
     return dict.fromkeys(places, 0)
 
 
@@ -200,7 +201,7 @@ def test_a_group_without_positions_has_none_in_the_log(
 def test_poll_raises_what_its_owner_raised_inside_of_it(config: ServiceConfig, topic: str) -> None:
     member = Member(config, topic)
 
-    def fail(_: Sequence[Place]) -> Mapping[Place, int]:
+    def fail(_: Sequence[PartitionId]) -> Mapping[PartitionId, int]:
         raise StateError("not now")
 
     member.answer = fail
@@ -216,7 +217,7 @@ def test_an_interrupt_inside_a_rebalance_leaves_what_can_be_placed(
     write(config, topic, 1)
     member = Member(config, topic, strategy)
 
-    def interrupt(_: Sequence[Place]) -> Mapping[Place, int]:
+    def interrupt(_: Sequence[PartitionId]) -> Mapping[PartitionId, int]:
         raise KeyboardInterrupt
 
     member.answer = interrupt
@@ -281,7 +282,7 @@ def test_the_end_of_a_log_lies_behind_control_records(
     assert end >= 2
     follower = Follower(config, "reading", enable_partition_eof=True)
     follower.place({(topic, 0): 0})
-    ends: dict[Place, int] = {}
+    ends: dict[PartitionId, int] = {}
     seen: Seen = {}
 
     def is_over() -> bool:

@@ -24,8 +24,7 @@ from tests.waiting import deadline_after, within
 from kafkamq import ParallelConsumer, ParallelRecord
 from kafkamq.metrics import families
 from kafkamq.metrics.catalog import Labels
-
-Place = tuple[int, int]  # partition, offset
+from kafkamq.types import PartitionOffset
 
 
 def make_topic(bootstrap: str, name: str, partitions: int = 1, **config: str) -> str:
@@ -91,7 +90,7 @@ class Seen:
 
     def __init__(self, work: Callable[[ParallelRecord], object] | None = None) -> None:
         self.lock = threading.Lock()
-        self.places: list[Place] = []
+        self.places: list[PartitionOffset] = []
         self.by_key: dict[tuple[int, bytes | None], list[int]] = defaultdict(list)
         self.at_once = self.most_at_once = 0
         self.work = work

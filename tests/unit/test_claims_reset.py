@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.unit.claim_fold import GROUP, TOPIC, ClaimFold
 
-from kafkamq.claims.admin import Place, PositionChange, ResetPhase, WriteGroup
+from kafkamq.claims.admin import PositionChange, ResetPhase, WriteGroup
 from kafkamq.claims.rules.claimant import Claimant, Phase
 from kafkamq.claims.rules.steps import ClaimantConfig, Fetch, LookUp, Write
-from kafkamq.types import MarshalType
+from kafkamq.types import MarshalType, PartitionId
 
 
 class Office(ClaimFold):
@@ -80,7 +80,7 @@ class Office(ClaimFold):
             at = self.append(step.record, self.now_s)
             self.change.on_group_written(step.ticket, at)
 
-    def admin_step(self, place: Place, step: object) -> None:
+    def admin_step(self, place: PartitionId, step: object) -> None:
         claimant = self.change.claimant(place)
         if isinstance(step, LookUp):
             committed = self.committed.get(place[1], -1)

@@ -13,7 +13,8 @@ from kafkamq.config import ServiceConfig
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.follower import Follower
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
-from kafkamq.transport.record import Place, place_of
+from kafkamq.transport.record import place_of
+from kafkamq.types import PartitionId
 
 A, B = ("t", 0), ("t", 1)
 STEPS = ["assign", "incremental_unassign", "incremental_assign"]
@@ -51,10 +52,10 @@ def interrupt(
     monkeypatch.setattr(follower.client, step, interrupted)
 
 
-def read(follower: Follower, *places: Place) -> dict[Place, list[int | None]]:
+def read(follower: Follower, *places: PartitionId) -> dict[PartitionId, list[int | None]]:
     """All that it reads until it is at the ends of these."""
-    found: dict[Place, list[int | None]] = {}
-    ends: dict[Place, int] = {}
+    found: dict[PartitionId, list[int | None]] = {}
+    ends: dict[PartitionId, int] = {}
     deadline_s = deadline_after(30)
     while not ends.keys() >= set(places) and time.monotonic() < deadline_s:
         for record in follower.poll(10, 0.1):

@@ -13,14 +13,14 @@ from kafkamq.config import ServiceConfig
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.group_consumer import GroupConsumer
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
-from kafkamq.transport.record import Place
+from kafkamq.types import PartitionId
 
 
 class _Interrupted:
-    def assigned(self, places: Sequence[Place]) -> Mapping[Place, int]:
+    def assigned(self, places: Sequence[PartitionId]) -> Mapping[PartitionId, int]:
         return dict.fromkeys(places, 0)
 
-    def revoked(self, places: Sequence[Place], *, is_lost: bool) -> None:
+    def revoked(self, places: Sequence[PartitionId], *, is_lost: bool) -> None:
         raise KeyboardInterrupt
 
 
@@ -40,10 +40,10 @@ def test_an_interrupt_while_partitions_go_at_the_end_is_raised() -> None:
 
 
 class _Owner:
-    def assigned(self, places: Sequence[Place]) -> Mapping[Place, int]:
+    def assigned(self, places: Sequence[PartitionId]) -> Mapping[PartitionId, int]:
         return dict.fromkeys(places, 0)
 
-    def revoked(self, places: Sequence[Place], *, is_lost: bool) -> None: ...
+    def revoked(self, places: Sequence[PartitionId], *, is_lost: bool) -> None: ...
 
 
 @pytest.mark.parametrize("step", ["incremental_unassign", "incremental_assign"])

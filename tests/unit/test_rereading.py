@@ -25,9 +25,9 @@ from kafkamq.transport.follower import Follower
 from kafkamq.transport.log_reader import Patience, RecordReader
 from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
 from kafkamq.transport.memory.state import Fault
-from kafkamq.transport.record import Place, Record
+from kafkamq.transport.record import Record
 from kafkamq.transport.settings import producer_settings
-from kafkamq.types import MessageId, Outcome
+from kafkamq.types import MessageId, Outcome, PartitionId
 
 CONFIG = ServiceConfig(bootstrap_servers="memory://rereading")
 PARTITIONS = 2
@@ -314,7 +314,7 @@ def test_a_partition_that_does_not_answer_holds_up_no_other_one(
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + moments[0])
     monkeypatch.setattr(log_reader, "time", clock)
 
-    def plan(kind: str, _: object, place: Place | None) -> Fault | None:
+    def plan(kind: str, _: object, place: PartitionId | None) -> Fault | None:
         if (kind, place) != ("fetch", (CONFIG.message_topic, 1)):
             return None
         asked[0] += 1
@@ -368,7 +368,7 @@ def test_what_the_log_has_again_when_its_end_is_asked_for_is_read(
     reader = RecordReader(CONFIG, CONFIG.message_topic)
     ask = Follower.bounds
 
-    def bounds(follower: Follower, place: Place, **more: float) -> tuple[int, int]:
+    def bounds(follower: Follower, place: PartitionId, **more: float) -> tuple[int, int]:
         if ask(follower, place, **more)[1] < 6:
             write(cluster, 2 * PARTITIONS)
         return ask(follower, place, **more)

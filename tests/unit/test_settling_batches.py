@@ -45,9 +45,8 @@ from kafkamq.transport.errors import OutcomeUnknownError
 from kafkamq.transport.log_reader import Patience
 from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
 from kafkamq.transport.memory.state import UNKNOWN, Fault, LogRecord
-from kafkamq.transport.record import Place
 from kafkamq.transport.settings import producer_settings, transactional_settings
-from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome, expand
+from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome, PartitionId, expand
 
 CONFIG = ServiceConfig(bootstrap_servers="memory://settling-batches")
 PARTITIONS = 2
@@ -485,7 +484,7 @@ def fail_copies(logs: Logs, *fates: Fault | None, last: Fault | None = None) -> 
     """What becomes of the next copies, and of all that come then."""
     left = iter(fates)
 
-    def plan(kind: str, _: object, where: Place | None) -> Fault | None:
+    def plan(kind: str, _: object, where: PartitionId | None) -> Fault | None:
         is_copy = kind == "produce" and where is not None and where[0] == CONFIG.message_topic
         return next(left, last) if is_copy else None
 

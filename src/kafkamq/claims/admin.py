@@ -35,7 +35,7 @@ from kafkamq.claims.rules.steps import ClaimantConfig, End, Finish, Phase, Step
 from kafkamq.config import milliseconds, wait_seconds
 from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError
 from kafkamq.transport.clock import monotonic_ms
-from kafkamq.types import MarshalRecord, MarshalType
+from kafkamq.types import MarshalRecord, MarshalType, PartitionId
 
 Position: TypeAlias = int | str | datetime
 """An offset, ``"earliest"``, ``"latest"``, or the first message at or after a time."""
@@ -44,8 +44,6 @@ _PATIENCE_S = 5.0  # beyond the slowest member's heartbeat
 _MAX_DRIFT_S = 1.0
 _MAX_PAUSES = 3  # brokers whose clocks differ never agree
 _MIN_RESUME_MS = 10_000  # a change that failed early must still not leave the group paused
-Place = tuple[str, int]
-"""Topic and partition."""
 
 
 class ResetPhase(Enum):
@@ -73,8 +71,8 @@ class PositionChange:
 
     def __init__(
         self,
-        targets: Mapping[Place, int],
-        make_claimant: Callable[[Place], Claimant],
+        targets: Mapping[PartitionId, int],
+        make_claimant: Callable[[PartitionId], Claimant],
         *,
         group: str,
         client: str,
@@ -87,8 +85,8 @@ class PositionChange:
     ) -> None:
         self.phase = ResetPhase.PAUSING
         # Why each partition that was not moved was not; empty when all were.
-        self.failures: dict[Place, str] = {}
-        self.moved: dict[Place, int] = {}  # where each went, as the log says
+        self.failures: dict[PartitionId, str] = {}
+        self.moved: dict[PartitionId, int] = {}  # where each went, as the log says
         self._targets = dict(targets)
         self._make_claimant = make_claimant
         self._ids = (instance, client, group)
@@ -101,21 +99,21 @@ class PositionChange:
         self._open: dict[int, tuple[int, int]] = {}  # by ticket: coordination partition, offset
         self._unsent = list(self._pauses)
         self._write_after_ms = monotonic_ms
-        self._claimants: dict[Place, Claimant] = {}
-        self._next_try_ms: dict[Place, int] = {}
-        self._last_end: dict[Place, End] = {}
+        self._claimants: dict[PartitionId, Claimant] = {}
+        self._next_try_ms: dict[PartitionId, int] = {}
+        self._last_end: dict[PartitionId, End] = {}
         self.is_resumed = False  # the log says that the pause has ended
 
     @property
     def is_over(self) -> bool:
         return self.phase is ResetPhase.OVER
 
-    def claimant(self, place: Place) -> Claimant | None:
+    def claimant(self, place: PartitionId) -> Claimant | None:
         """Who is to be told what became of the steps for this partition."""
         return self._claimants.get(place)
 
     def on_offsets(
-        self, place: Place, earliest: int, latest: int, committed: int, *, monotonic_ms: int
+        self, place: PartitionId, earliest: int, latest: int, committed: int, *, monotonic_ms: int
     ) -> None:
         """Answer to a claimant's ``LookUp``: it goes through here, for the limits of the target."""
         self._targets[place] = min(max(self._targets[place], earliest), max(latest, earliest))
@@ -136,9 +134,9 @@ class PositionChange:
 
     def plan(
         self, monotonic_ms: int, now_s: float, *, random_unit: float = 0.5
-    ) -> list[tuple[Place | None, Step | WriteGroup]]:
+    ) -> list[tuple[PartitionId | None, Step | WriteGroup]]:
         """The steps to perform now, each with its claimant's partition; None: ``WriteGroup``."""
-        steps: list[tuple[Place | None, Step | WriteGroup]] = []
+        steps: list[tuple[PartitionId | None, Step | WriteGroup]] = []
         if self.phase is ResetPhase.PAUSING:
             # The pause outlasts everything, also what a member's wrong clock takes off.
             until_s = int(now_s) + 2 * (self._patience_ms // 1000) + 60
@@ -185,7 +183,7 @@ class PositionChange:
                 if monotonic_ms >= self._next_try_ms.get(place, monotonic_ms):
                     self._claimants[place] = self._make_claimant(place)
 
-    def _finished(self, place: Place, step: Finish, monotonic_ms: int) -> None:
+    def _finished(self, place: PartitionId, step: Finish, monotonic_ms: int) -> None:
         del self._claimants[place]
         self._last_end[place] = step.reason
         self._next_try_ms[place] = monotonic_ms + self._retry_ms
@@ -209,7 +207,7 @@ class PositionChange:
 
     def _write_groups(
         self,
-        steps: list[tuple[Place | None, Step | WriteGroup]],
+        steps: list[tuple[PartitionId | None, Step | WriteGroup]],
         expires_at_s: int,
         monotonic_ms: int,
         now_s: float,
@@ -304,10 +302,10 @@ class Admin:
 
     def set_position(
         self,
-        positions: Mapping[Place, Position],
+        positions: Mapping[PartitionId, Position],
         *,
         timeout: float | timedelta | None = None,
-    ) -> dict[Place, int]:
+    ) -> dict[PartitionId, int]:
         """Move positions of the group, all or nothing: pause, claim, release elsewhere, resume.
 
         When it returns, the pause is over; one that the group was under before goes on.
@@ -365,9 +363,9 @@ class Admin:
 
         engine.wait_until(is_read, timeout_s, f"writing a pause of group {self.group_id}")
 
-    def _resolve(self, positions: Mapping[Place, Position]) -> dict[Place, int]:
+    def _resolve(self, positions: Mapping[PartitionId, Position]) -> dict[PartitionId, int]:
         """Turn words and times into offsets."""
-        admin, found = self._engine.admin, dict[Place, int]()
+        admin, found = self._engine.admin, dict[PartitionId, int]()
         for topic in dict.fromkeys(topic for topic, _ in positions):
             check_id("topic", topic)
             count = require_work(admin, topic)
@@ -412,13 +410,13 @@ class _Change(Listener):
         engine: Engine,
         group: str,
         ids: tuple[str, str],
-        targets: Mapping[Place, int],
+        targets: Mapping[PartitionId, int],
         patience_ms: int,
     ) -> None:
         self._engine = engine
         self._group = group
         self._ids = ids
-        self._sessions: dict[Place, ClaimSession] = {}
+        self._sessions: dict[PartitionId, ClaimSession] = {}
         client, instance = ids
         logs = engine.log.logs
         numbers = sorted({engine.partition_of(topic) for topic, _ in targets})
@@ -444,7 +442,7 @@ class _Change(Listener):
             with self._engine.lock:
                 self._engine.remove_ticker(self._tick)
 
-    def result(self) -> dict[Place, int]:
+    def result(self) -> dict[PartitionId, int]:
         change, group = self._change, self._group
         still = "" if change.is_resumed else f"; group {group} is still paused: resume it"
         moved = ", ".join(f"{topic}[{number}]" for topic, number in sorted(change.moved))
@@ -465,7 +463,7 @@ class _Change(Listener):
             f" set them again{still}"
         )
 
-    def _claimant(self, place: Place) -> Claimant:
+    def _claimant(self, place: PartitionId) -> Claimant:
         topic, partition = place
         engine, (client, instance) = self._engine, self._ids
         config = ClaimantConfig(

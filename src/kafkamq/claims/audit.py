@@ -150,7 +150,7 @@ _MAX_INSTANCES = 1000
 _MAX_PARTITION = 2**31 - 1
 _ACTS = (MarshalType.HEARTBEAT, MarshalType.CLAIMING_MESSAGES)
 
-_Place = tuple[str, str, int]
+_GroupPartition = tuple[str, str, int]
 _Instance = tuple[str, str]
 
 
@@ -192,7 +192,7 @@ class ClaimAudit:
     def __init__(self, interval_s: float) -> None:
         """``interval_s``: the heartbeat interval of the topic's clients."""
         self._stale_ms = round(2000 * interval_s)
-        self._acts: dict[_Place, dict[_Instance, tuple[int, int]]] = {}
+        self._acts: dict[_GroupPartition, dict[_Instance, tuple[int, int]]] = {}
         self._last_ms = -1
         self.dual_claims: list[DualClaim] = []  # two owners at once; bounded
         self.clients: dict[tuple[str, str], ClientAudit] = {}  # by group and client

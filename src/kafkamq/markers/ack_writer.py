@@ -49,7 +49,7 @@ LINGER_MS = 5  # R30: verdicts that follow each other more closely are written t
 _SLICE_S = 0.25
 _ACK = Outcome.ACK
 _LEASE = attrgetter("_lease")
-_Place = tuple[int, int, tuple[bytes, int]]  # partition, offset, and of which log
+_MessageKey = tuple[int, int, tuple[bytes, int]]  # partition, offset, and of which log
 RENEWALS_PER_TIMEOUT = 3  # R7: KEEPALIVE at T/3
 MAX_SLEEP_MS = 1000
 MAX_BEAT_S = 15.0  # a keeper that has not beaten for so long is taken for hung
@@ -103,7 +103,7 @@ class AckWriter:
         self.state = state
         self._on_lease_lost = on_lease_lost
         self.queue_id = state.queue.queue_id
-        self._handed_out: dict[_Place, MarkersMessage] = {}  # if somebody wants to be told
+        self._handed_out: dict[_MessageKey, MarkersMessage] = {}  # if somebody wants to be told
         self.is_kept = False  # a keeper serves it
         self._waiting: dict[Bell, None] = {}  # of threads that wait for reports
         self.lost_leases = LostLeases(self.queue_id, on_lease_lost, state.queue.max_in_flight)

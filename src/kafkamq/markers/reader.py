@@ -27,7 +27,8 @@ from kafkamq.transport.commits import GroupOffsets, PendingCommit
 from kafkamq.transport.errors import is_retriable
 from kafkamq.transport.follower import COMMITTED
 from kafkamq.transport.job_thread import JobThread
-from kafkamq.transport.record import LOG_APPEND_TIME, Place, Record, take_only
+from kafkamq.transport.record import LOG_APPEND_TIME, Record, take_only
+from kafkamq.types import PartitionId
 
 __all__ = ["MessageReader"]
 
@@ -71,12 +72,12 @@ class _Owner:
     def __init__(self, reader: MessageReader) -> None:
         self.reader: MessageReader | None = reader
 
-    def assigned(self, places: Sequence[Place]) -> Mapping[Place, int]:
+    def assigned(self, places: Sequence[PartitionId]) -> Mapping[PartitionId, int]:
         if self.reader is not None:
             self.reader.assigned(places)
         return dict.fromkeys(places, COMMITTED)
 
-    def revoked(self, places: Sequence[Place], *, is_lost: bool) -> None:
+    def revoked(self, places: Sequence[PartitionId], *, is_lost: bool) -> None:
         if self.reader is not None:
             self.reader.revoked([number for _, number in places], is_lost=is_lost)
 
@@ -112,7 +113,7 @@ class MessageReader:
         self._fresh: set[int] = set()  # assigned, and not looked at for a former owner's STARTs
         self._looking: dict[int, float] = {}  # of these: asked about, and when it was assigned
         self._look_s = 0.0  # monotonic: nobody looks at them before
-        self._paused: set[Place] = set()
+        self._paused: set[PartitionId] = set()
         self._full_ms = 0  # since when there is no room for more; 0: there is
         self.positions = Positions(
             self._config, group_of_workers(self._config, self._queue), self._queue.queue_id
@@ -446,10 +447,10 @@ class MessageReader:
     def partitions(self) -> set[int]:
         return {number for _, number in self.group.places}
 
-    def _places(self, numbers: Iterable[int]) -> list[Place]:
+    def _places(self, numbers: Iterable[int]) -> list[PartitionId]:
         return [(self._topic, number) for number in numbers]
 
-    def _at(self, offsets: Mapping[int, int]) -> dict[Place, int]:
+    def _at(self, offsets: Mapping[int, int]) -> dict[PartitionId, int]:
         return {(self._topic, number): offset for number, offset in offsets.items()}
 
     def begin_commit(self, offsets: Mapping[int, int]) -> PendingCommit:
@@ -482,7 +483,7 @@ class MessageReader:
 
     # Membership.
 
-    def assigned(self, places: Sequence[Place]) -> None:
+    def assigned(self, places: Sequence[PartitionId]) -> None:
         """These are ours from now on (R7's 60 s begin): they are read where the group is."""
         state, partitions = self._state, [number for _, number in places]
         self._gained_s.update(dict.fromkeys(partitions, monotonic()))

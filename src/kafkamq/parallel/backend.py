@@ -16,7 +16,6 @@ from time import monotonic
 
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError
-from kafkamq.parallel.config import Partition
 from kafkamq.parallel.consumer import ParallelBase
 from kafkamq.parallel.engine import Engine, State
 from kafkamq.parallel.health import watch_engine
@@ -28,6 +27,7 @@ from kafkamq.queue.names import group_of_workers
 from kafkamq.queue.topic_consumer import MessageState, TopicConsumer, TopicMessage
 from kafkamq.runtime.rules.hanging import Slots
 from kafkamq.transport.clock import monotonic_ms
+from kafkamq.types import PartitionId
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -215,7 +215,7 @@ class OffsetsConsumer(TopicConsumer[_Held]):
         record._failure = Failure(message.delivery_count, None, "")
         self._move_on(slot, self._slots.retry(slot, record, monotonic_ms() + delay_ms))
 
-    def _revoked(self, partitions: list[Partition], _is_lost: bool) -> None:
+    def _revoked(self, partitions: list[PartitionId], _is_lost: bool) -> None:
         """Another member has these: what is held of them does not count any more."""
         gone = set(partitions)
         with self._changed:

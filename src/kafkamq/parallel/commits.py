@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from time import monotonic, sleep
 
 from kafkamq.errors import DeadlineExceededError, KafkaMQError, LeaseLostError
-from kafkamq.parallel.config import ParallelConfig, Partition, tell
+from kafkamq.parallel.config import ParallelConfig, tell
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.rules.flow import FlowLimits, MapVerdict, PartitionFlow, StallDetector
 from kafkamq.parallel.rules.offsets import Progress
@@ -30,6 +30,7 @@ from kafkamq.transport.errors import (
     kafka_error,
     meaning,
 )
+from kafkamq.types import PartitionId
 
 _TURN_S = 0.02  # who waits for a commit looks so often whether its thread must make it
 _SOON_S = 0.05  # until the next commit, while a map is too long
@@ -52,7 +53,7 @@ class Assignment:
     is_cut: bool = False
 
     @property
-    def place(self) -> Partition:
+    def place(self) -> PartitionId:
         place = self.partition.place
         assert isinstance(place, tuple)
         return place

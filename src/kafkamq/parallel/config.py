@@ -28,9 +28,7 @@ from kafkamq.runtime.middleware import Middleware, bound, surrounded
 from kafkamq.runtime.process_executor import Processes
 from kafkamq.runtime.rules.pace import FanOut
 from kafkamq.runtime.verdicts import Verdict
-
-Partition: TypeAlias = tuple[str, int]
-"""Topic and partition."""
+from kafkamq.types import PartitionId
 
 RetryDelay: TypeAlias = Callable[[ParallelRecord], float]
 """Seconds until a record that failed is tried again; ``record.attempt`` counts from 1."""
@@ -147,11 +145,11 @@ class ParallelOptions(TypedDict, total=False):
     """A handler raised: gets record and error, may return a verdict."""
     on_dead_letter: Callable[[ParallelRecord, str], object]
     """A dead letter is in Kafka: gets record and reason."""
-    on_committed: Callable[[Mapping[Partition, int]], object]
+    on_committed: Callable[[Mapping[PartitionId, int]], object]
     """Offsets are committed: gets them by (topic, partition)."""
-    on_assigned: Callable[[list[Partition]], object]
+    on_assigned: Callable[[list[PartitionId]], object]
     """Partitions came."""
-    on_revoked: Callable[[list[Partition], bool], object]
+    on_revoked: Callable[[list[PartitionId], bool], object]
     """Partitions went; with whether they were lost without notice."""
 
 
@@ -165,14 +163,14 @@ class Hooks:
     # A dead letter is in Kafka: gets the record and the reason.
     on_dead_letter: Callable[[ParallelRecord, str], object] | None = None
     # Offsets were committed: gets them by (topic, partition).
-    on_committed: Callable[[Mapping[Partition, int]], object] | None = None
+    on_committed: Callable[[Mapping[PartitionId, int]], object] | None = None
     # A record has held the committed offset back for ``stall_after``: gets topic, partition, offset
     # and seconds.
     on_stall: Callable[[str, int, int, float], object] | None = None
     # Partitions came: gets them as (topic, partition).
-    on_assigned: Callable[[list[Partition]], object] | None = None
+    on_assigned: Callable[[list[PartitionId]], object] | None = None
     # Partitions went: gets them, and whether they were lost without notice.
-    on_revoked: Callable[[list[Partition], bool], object] | None = None
+    on_revoked: Callable[[list[PartitionId], bool], object] | None = None
 
     def __post_init__(self) -> None:
         for each in fields(self):

@@ -24,7 +24,7 @@ from kafkamq.errors import (
     WireError,
 )
 from kafkamq.parallel.commits import Assignment, Committer
-from kafkamq.parallel.config import CommitMode, ParallelConfig, Partition, tell
+from kafkamq.parallel.config import CommitMode, ParallelConfig, tell
 from kafkamq.parallel.failure_policy import ParallelDeadLetters
 from kafkamq.parallel.record import ParallelRecord, make_records
 from kafkamq.parallel.results import ResultProducer
@@ -42,7 +42,7 @@ from kafkamq.transport.commits import CommitTurns, OffsetCommit
 from kafkamq.transport.errors import Meaning, is_retriable, meaning
 from kafkamq.transport.group_consumer import GroupConsumer
 from kafkamq.transport.record import Record
-from kafkamq.types import DeadLetterReason
+from kafkamq.types import DeadLetterReason, PartitionId
 
 MAX_POLL = 1000  # records of one poll
 TICK_S = 0.02  # the longest wait for records, and how often the rest is looked after
@@ -77,7 +77,7 @@ class Engine:
         self.ended = threading.Event()
         self.on_turn: Callable[[], None] = lambda: None  # each turn of the thread
         self.on_end: Callable[[], None] = lambda: None
-        self._assignments: dict[Partition, Assignment] = {}
+        self._assignments: dict[PartitionId, Assignment] = {}
         self._source = Source(config, self, self.stats)
         self._must_rewind = False
         self._is_leaving_late = False
@@ -265,7 +265,7 @@ class Engine:
         self._forget(list(begun))
         self.assigned(self._source.rewind(begun))
 
-    def _take_in(self, groups: Sequence[tuple[Partition, Sequence[Record]]]) -> None:
+    def _take_in(self, groups: Sequence[tuple[PartitionId, Sequence[Record]]]) -> None:
         crowded: Assignment | None = None
         for place, messages in groups:
             assignment = self._assignments.get(place)
@@ -368,7 +368,7 @@ class Engine:
             self._committer.request()  # a new group's start, before anything else happens to it
         tell("on_assigned", config.hooks.on_assigned, places)
 
-    def revoked(self, partitions: Sequence[Partition]) -> None:
+    def revoked(self, partitions: Sequence[PartitionId]) -> None:
         """Commit what is done of these, within the budget, and forget them."""
         assignments = [
             self._assignments[place] for place in partitions if place in self._assignments
@@ -389,7 +389,7 @@ class Engine:
         while self.work_queue.has_in_flight(partitions) and monotonic() < deadline_s:
             sleep(0.001)
 
-    def lost(self, partitions: Sequence[Partition]) -> None:
+    def lost(self, partitions: Sequence[PartitionId]) -> None:
         """Another member has these already: commit nothing of them."""
         if isinstance(self._committer, TransactionCommitter):
             self._committer.forget()
@@ -407,7 +407,7 @@ class Engine:
         tell("on_revoked", self.config.hooks.on_revoked, places, True)
         self.assigned([position])
 
-    def _forget(self, partitions: Sequence[Partition]) -> None:
+    def _forget(self, partitions: Sequence[PartitionId]) -> None:
         for place in partitions:
             assignment = self._assignments.pop(place, None)
             if assignment is not None:
@@ -450,7 +450,7 @@ class Source:
         self.commits = CommitTurns(self._group)
 
     @property
-    def ends(self) -> Mapping[Partition, int]:
+    def ends(self) -> Mapping[PartitionId, int]:
         return self._group.ends
 
     def subscribe(self) -> None:
@@ -473,7 +473,7 @@ class Source:
 
     # Reading.
 
-    def poll(self, limit: int, wait_s: float) -> list[tuple[Partition, Sequence[Record]]]:
+    def poll(self, limit: int, wait_s: float) -> list[tuple[PartitionId, Sequence[Record]]]:
         """Records by partition, in order; returns as soon as there are any."""
         self.commits.serve()
         self._note_member()
@@ -485,7 +485,7 @@ class Source:
             groups = [each for each in groups if each[0] not in others]  # of the log that is gone
         return groups
 
-    def _is_another_log(self, place: Partition) -> bool:
+    def _is_another_log(self, place: PartitionId) -> bool:
         """Read a partition on whose position is outside its log; True: the offsets are others'."""
         position = self._group.outside[place]
         try:
@@ -513,7 +513,7 @@ class Source:
             self.resume([place])  # the member knows of no pause any more
         return is_another
 
-    def _data_loss(self, place: Partition, position: int, low: int, high: int) -> str:
+    def _data_loss(self, place: PartitionId, position: int, low: int, high: int) -> str:
         where = f"{place[0]}[{place[1]}] of group {self._config.group_id!r}"
         if position < low:
             return (
@@ -525,22 +525,22 @@ class Source:
             " truncated or recreated"
         )
 
-    def rewind(self, begun: Mapping[Partition, int]) -> list[Position]:
+    def rewind(self, begun: Mapping[PartitionId, int]) -> list[Position]:
         """Read these again from what is committed; where nothing is, from where they began."""
         positions = self._find(list(begun), begun)
         self._group.place({(each.topic, each.partition): each.offset for each in positions})
         self.resume(begun)
         return positions
 
-    def pause(self, partitions: Iterable[Partition]) -> None:
+    def pause(self, partitions: Iterable[PartitionId]) -> None:
         """Fetch these no more; those that went meanwhile are left out."""
         self._group.pause(partitions)
 
-    def resume(self, partitions: Iterable[Partition]) -> None:
+    def resume(self, partitions: Iterable[PartitionId]) -> None:
         self._group.resume(partitions)
 
     def _find(
-        self, partitions: Sequence[Partition], begun: Mapping[Partition, int] | None = None
+        self, partitions: Sequence[PartitionId], begun: Mapping[PartitionId, int] | None = None
     ) -> list[Position]:
         """Ask the group's coordinator, and the log's ends where they matter.
 
@@ -560,7 +560,7 @@ class Source:
                 _log.info("where to read is not known yet", extra={"error": str(error)})
                 sleep(0.1)
 
-    def _position(self, found: OffsetCommit, begun: Mapping[Partition, int]) -> Position:
+    def _position(self, found: OffsetCommit, begun: Mapping[PartitionId, int]) -> Position:
         topic, partition, offset = found.topic, found.partition, found.offset
         if offset < 0:
             start = begun.get((topic, partition))
@@ -621,13 +621,13 @@ class Source:
 
     # Membership, told by the group consumer inside its calls.
 
-    def assigned(self, places: Sequence[Partition]) -> Mapping[Partition, int]:
+    def assigned(self, places: Sequence[PartitionId]) -> Mapping[PartitionId, int]:
         self._note_member()
         positions = self._find(places)
         self._member.assigned(positions)
         return {(each.topic, each.partition): each.offset for each in positions}
 
-    def revoked(self, places: Sequence[Partition], *, is_lost: bool) -> None:
+    def revoked(self, places: Sequence[PartitionId], *, is_lost: bool) -> None:
         """These go when this returns; they are another member's already, if they were lost."""
         if is_lost:
             self._member.lost(places)
@@ -641,13 +641,13 @@ class Source:
             self._group.close()
 
 
-def _by_partition(batch: Sequence[Record]) -> list[tuple[Partition, Sequence[Record]]]:
+def _by_partition(batch: Sequence[Record]) -> list[tuple[PartitionId, Sequence[Record]]]:
     first, last = batch[0], batch[-1]
     partitions = list(map(Record.partition, batch))
     topics = list(map(Record.topic, batch))
     if partitions.count(first.partition()) == len(batch) == topics.count(last.topic()):
         return [((first.topic() or "", first.partition() or 0), batch)]
-    groups: dict[Partition, list[Record]] = {}
+    groups: dict[PartitionId, list[Record]] = {}
     index = 0
     for place, run in groupby(zip(topics, partitions, strict=True)):
         end = index + sum(1 for _ in run)

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import TypeAlias, cast
+from typing import cast
 
 from kafkamq.errors import BrokerError, KafkaMQError, StateError
 from kafkamq.parallel.commits import Assignment, Committer, Plan
@@ -40,15 +40,15 @@ from kafkamq.transport.commits import CommitTurns
 from kafkamq.transport.errors import KafkaError, KafkaException, Meaning, broker_error, meaning
 from kafkamq.transport.record import Record
 from kafkamq.transport.transactions import TransactionalProducer
+from kafkamq.types import RecordId
 
 MAX_BLAMED = 10_000  # records remembered; more at once mean that Kafka refuses everything
 MAX_UNTOLD = 10_000  # results of a transaction that somebody wants to know of; then it is committed
 _COLLATERAL = (Meaning.PURGED, Meaning.OTHERS_FAULT)  # of another one's failure
 _GIVEN_UP = -1  # in place of attempts
-_Place: TypeAlias = tuple[str, int, int]
 
 
-def _place(record: ParallelRecord) -> _Place:
+def _place(record: ParallelRecord) -> RecordId:
     return record.topic, record.partition, record.offset
 
 
@@ -83,7 +83,7 @@ class TransactionCommitter(Committer):
         )  # whose results are in the transaction
         self._suspects: list[tuple[int, ParallelRecord, BaseException]] = []  # with sizes
         self._fatal: BaseException | None = None  # that no abort can mend
-        self._blamed: dict[_Place, tuple[int, BaseException]] = {}  # attempts, and the last error
+        self._blamed: dict[RecordId, tuple[int, BaseException]] = {}  # attempts, and the last error
         self.on_produced: OnProduced | None = None  # told behind the commit
         self._produced: list[Produced] = []  # what it is told then
 

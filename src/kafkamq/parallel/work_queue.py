@@ -14,7 +14,7 @@ from operator import length_hint
 from time import monotonic
 from typing import TypeAlias
 
-from kafkamq.parallel.config import ParallelConfig, Partition
+from kafkamq.parallel.config import ParallelConfig
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.rules.offsets import OffsetTracker
 from kafkamq.parallel.rules.shards import PartitionState, Run, Scheduler
@@ -22,6 +22,7 @@ from kafkamq.runtime.rules.hanging import Call
 from kafkamq.runtime.rules.pace import RateLimit, RunSize, Totals
 from kafkamq.runtime.work_queue import ParkedSlots, Slot, Waker
 from kafkamq.transport.clock import monotonic_ms
+from kafkamq.types import PartitionId
 
 MAX_TAKE = 512  # records in one worker's hands
 MAX_RUN = 64  # records of one shard in the hands of a process
@@ -278,7 +279,7 @@ class ParallelWorkQueue:
     # The owner of the consumer.
 
     def assign(
-        self, partition: Partition, tracker: OffsetTracker
+        self, partition: PartitionId, tracker: OffsetTracker
     ) -> PartitionState[ParallelRecord]:
         with self.lock:
             return self.scheduler.assign(partition, tracker)

@@ -43,8 +43,8 @@ SEND_TIMEOUT_S = 30.0  # how long a send waits while the queue is full
 _FOLD = 1000  # notes of a queue after which they are counted
 Notes: TypeAlias = "deque[tuple[int, float]]"  # of sends: partition and latency in seconds
 _TOGETHER = 500  # messages that ``send_many`` gives to the client at once
-Place = tuple[int, int, int]
-"""Where a message stands: partition and offset; and the broker's time in milliseconds."""
+_Receipt = tuple[int, int, int]
+"""Partition, offset and broker timestamp in milliseconds of a message that was written."""
 
 _SLICE_S = 0.25  # how often a waiting caller looks for wrong credentials
 _log = logging.getLogger(__name__)
@@ -296,7 +296,7 @@ class Delivery:
     def __init__(self, destination: Destination, id: str) -> None:
         self._destination = destination
         self._id = id
-        self._outcome: Place | KafkaError | None = None
+        self._outcome: _Receipt | KafkaError | None = None
         self._callbacks: list[Callable[[Delivery], None]] | None = None
 
     def done(self) -> bool:

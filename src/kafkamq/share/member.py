@@ -27,6 +27,7 @@ from kafkamq.transport.errors import (
     meaning,
 )
 from kafkamq.transport.record import AcknowledgeType, Record, TopicPartition
+from kafkamq.types import PartitionOffset
 
 _POLL_S = 0.25
 _TURN_S = 0.02  # how long verdicts are gathered
@@ -40,7 +41,6 @@ _UNKNOWN = (4, 8)
 _HANDLERS_OF_ONE = 12
 _HANDLERS_AT_LEAST = 4
 _log = logging.getLogger(__name__)
-_Place = tuple[int, int]
 
 
 class ShareMessage(TopicMessage["Member"]):
@@ -95,8 +95,8 @@ class Member:
         self._topic = topic
         self._owner = owner
         self._verdicts: queue.SimpleQueue[tuple[ShareMessage, int, bool]] = queue.SimpleQueue()
-        self._open: dict[_Place, ShareMessage] = {}
-        self._unconfirmed: dict[_Place, ShareMessage] = {}
+        self._open: dict[PartitionOffset, ShareMessage] = {}
+        self._unconfirmed: dict[PartitionOffset, ShareMessage] = {}
         self._closing = threading.Event()
         self._is_quiet = threading.Event()  # it fetches no more
         self._may_leave = threading.Event()
@@ -285,7 +285,7 @@ class Member:
             _log.warning("a member left in disorder", extra={"error": str(error)})
 
 
-def _place_of(message: ShareMessage) -> _Place:
+def _place_of(message: ShareMessage) -> PartitionOffset:
     place = message.message_id
     return place.partition, place.offset
 

@@ -27,9 +27,7 @@ _ADDED_S = 10.0  # brokers know of a partition that was added by then
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a marker stands, and its broker timestamp."""
-
+class RecordMetadata:
     offset: int
     timestamp_ms: int
 
@@ -38,7 +36,7 @@ class _Reports:
     """The delivery reports of some markers."""
 
     def __init__(self, count: int) -> None:
-        self.places: list[Place] = [Place(-1, -1)] * count
+        self.places: list[RecordMetadata] = [RecordMetadata(-1, -1)] * count
         self.missing = count
         self.log_ms = -1  # LogAppendTime of one of them; -1: not known
         self.error: KafkaError | None = None
@@ -49,7 +47,7 @@ class _Reports:
             self.error = self.error or error
         else:
             kind, timestamp_ms = message.timestamp()
-            self.places[number] = Place(message.offset() or 0, timestamp_ms)
+            self.places[number] = RecordMetadata(message.offset() or 0, timestamp_ms)
             if kind == LOG_APPEND_TIME:
                 self.log_ms = timestamp_ms
 
@@ -70,12 +68,12 @@ class MarkerLog:
         self._reader = LogReader(config)
         self._writing = threading.Lock()
 
-    def write(self, markers: Sequence[tuple[int, bytes, bytes]]) -> list[Place]:
+    def write(self, markers: Sequence[tuple[int, bytes, bytes]]) -> list[RecordMetadata]:
         """Write markers (partition, key, value) and wait until all are in the log."""
         with self._writing:
             return self._write(markers)
 
-    def _write(self, markers: Sequence[tuple[int, bytes, bytes]]) -> list[Place]:
+    def _write(self, markers: Sequence[tuple[int, bytes, bytes]]) -> list[RecordMetadata]:
         doing = f"writing to {self._topic}"
         added_s = time.monotonic() + _ADDED_S
         reports, written_ms = _Reports(len(markers)), monotonic_ms()

@@ -22,10 +22,7 @@ from kafkamq.errors import KafkaMQError
 from kafkamq.queue.wire import headers as names
 from kafkamq.queue.wire.headers import MessageHeaders, Origin, read_message_headers
 from kafkamq.testing.history import Ending, LogRecord, MessageHistory, Timeline, Why, read_timelines
-from kafkamq.types import DeadLetterReason, Marker, MarkerType
-
-Place = tuple[str, int, int]
-"""Topic, partition, offset."""
+from kafkamq.types import DeadLetterReason, Marker, MarkerType, RecordId
 
 _MAX_SHOWN = 20
 
@@ -39,7 +36,7 @@ class Problem:
     """A broken promise."""
 
     kind: str
-    place: Place  # of the message or SCHEDULE that it is about
+    place: RecordId  # of the message or SCHEDULE that it is about
     text: str
 
     def __str__(self) -> str:
@@ -85,7 +82,7 @@ class _Message:
 
     record: LogRecord
     headers: MessageHeaders
-    origin: Place  # of the first copy: itself, or what its header says
+    origin: RecordId  # of the first copy: itself, or what its header says
 
     @property
     def content(self) -> tuple[object, ...]:
@@ -103,7 +100,7 @@ class Checker:
         messages: Iterable[LogRecord],
         markers: Iterable[LogRecord],
         dead_letters: Iterable[LogRecord],
-        confirmed: Collection[Place] = (),
+        confirmed: Collection[RecordId] = (),
         deleted: Collection[tuple[int, int]] = (),
         max_deliveries: int = 5,
         max_lease_ms: int = 43_200_000,
@@ -113,7 +110,7 @@ class Checker:
         self._max_deliveries = max_deliveries
         self._must_be_settled = must_be_settled
         self._messages: dict[tuple[int, int], _Message] = {}
-        self._families: dict[Place, list[_Message]] = defaultdict(list)
+        self._families: dict[RecordId, list[_Message]] = defaultdict(list)
         self._message_topic = ""
         self._marker_topic = ""
         for record in messages:
@@ -123,21 +120,21 @@ class Checker:
         if marker_records:
             self._marker_topic = marker_records[0].topic
         self._confirmed = confirmed
-        self._places: set[Place] = set()
+        self._places: set[RecordId] = set()
         if confirmed:
             self._places = {(r.topic, r.partition, r.offset) for r in marker_records}
             self._places |= {(self._message_topic, *number) for number in self._messages}
         self._timelines = read_timelines(marker_records, max_lease_ms=max_lease_ms)
         self._histories = defaultdict[tuple[int, int], list[tuple[Timeline, MessageHistory]]](list)
-        self._buried: dict[Place, list[LogRecord]] = defaultdict(list)
+        self._buried: dict[RecordId, list[LogRecord]] = defaultdict(list)
         for record in dead_letters:
             self._take_dead_letter(record)
         # By the origin of the family: what the ENDs of trackers say must be there.
-        self._copies_due: dict[Place, Counter[int]] = defaultdict(Counter)
-        self._burials_due: dict[Place, list[tuple[int, frozenset[DeadLetterReason]]]] = defaultdict(
-            list
+        self._copies_due: dict[RecordId, Counter[int]] = defaultdict(Counter)
+        self._burials_due: dict[RecordId, list[tuple[int, frozenset[DeadLetterReason]]]] = (
+            defaultdict(list)
         )
-        self._fired: list[tuple[Place, Marker]] = []
+        self._fired: list[tuple[RecordId, Marker]] = []
 
     # ---- reading
 
@@ -161,7 +158,7 @@ class Checker:
             return
         self._buried[first.topic, first.partition, first.offset].append(record)
 
-    def _problem(self, kind: str, place: Place, text: str) -> None:
+    def _problem(self, kind: str, place: RecordId, text: str) -> None:
         self.verdict.problems.append(Problem(kind, place, text))
 
     # ---- judging
@@ -215,7 +212,9 @@ class Checker:
         if history.ending in (Ending.REDELIVERED, Ending.DEAD_LETTERED):
             self._check_settlement(timeline, history, place)
 
-    def _check_settlement(self, timeline: Timeline, history: MessageHistory, place: Place) -> None:
+    def _check_settlement(
+        self, timeline: Timeline, history: MessageHistory, place: RecordId
+    ) -> None:
         """An END of a tracker: could it be written, and what must there be because of it?"""
         at = f"END at {self._marker_topic}[{timeline.partition}]@{timeline.offsets[history.end]}"
         is_buried = history.ending is Ending.DEAD_LETTERED
@@ -256,7 +255,9 @@ class Checker:
             self.verdict.redelivered += 1
             self._copies_due[place][count + (history.why is not Why.RELEASED)] += 1
 
-    def _most_likely(self, timeline: Timeline, of: MessageHistory, place: Place) -> MessageHistory:
+    def _most_likely(
+        self, timeline: Timeline, of: MessageHistory, place: RecordId
+    ) -> MessageHistory:
         """Of the histories that explain an extra END (R12), the one that the copy fits."""
         for one in (of, *of.others):
             start = self._start(timeline, one)
@@ -325,7 +326,7 @@ class Checker:
         is_buried = history.ending is Ending.DEAD_LETTERED
         return bool(start.batches) and is_buried and self._is_payload_lost(place, start)
 
-    def _is_payload_lost(self, place: Place, start: Marker) -> bool:
+    def _is_payload_lost(self, place: RecordId, start: Marker) -> bool:
         """A dead letter of this delivery says that the payload is lost, and it can be."""
         return any(
             _reason_of(letter) == DeadLetterReason.PAYLOAD_LOST.value
@@ -351,7 +352,7 @@ class Checker:
 
     # ---- families: a message and its copies
 
-    def _check_family(self, place: Place, family: list[_Message]) -> None:
+    def _check_family(self, place: RecordId, family: list[_Message]) -> None:
         first = next((one for one in family if one.headers.origin is None), None)
         copies = [one for one in family if one is not first]
         self.verdict.sent += first is not None
@@ -369,7 +370,7 @@ class Checker:
         self.verdict.dead_lettered += letters > 0
         self.verdict.processed_twice += acks + letters > 1
 
-    def _acks_of(self, place: Place, message: _Message) -> int:
+    def _acks_of(self, place: RecordId, message: _Message) -> int:
         """Judges one record of the messages topic; how often it was acked."""
         record = message.record
         histories = self._histories.get((record.partition, record.offset), [])
@@ -401,7 +402,7 @@ class Checker:
             elif headers.id and firsts[content] > 1:
                 self._problem("unexplained", place, "the SCHEDULE fired more than once")
 
-    def _check_burials(self, place: Place) -> None:
+    def _check_burials(self, place: RecordId) -> None:
         due = list(self._burials_due.get(place, ()))
         for letter in self._buried.get(place, ()):
             reason = _reason_of(letter)
@@ -424,7 +425,7 @@ class Checker:
         for count, _ in due:
             self._problem("lost", place, f"its dead letter (delivery count {count}) is missing")
 
-    def _check_letter(self, place: Place, letter: LogRecord) -> None:
+    def _check_letter(self, place: RecordId, letter: LogRecord) -> None:
         family, headers = self._families.get(place), read_message_headers(letter.headers)
         is_lost = _header(letter, names.REASON) == DeadLetterReason.PAYLOAD_LOST.value.encode()
         is_unread = is_lost and headers.id == "/".join(map(str, place))  # by a START of a batch
@@ -458,7 +459,7 @@ def check_logs(
     messages: Iterable[LogRecord],
     markers: Iterable[LogRecord],
     dead_letters: Iterable[LogRecord],
-    confirmed: Collection[Place] = (),
+    confirmed: Collection[RecordId] = (),
     deleted: Collection[tuple[int, int]] = (),
     max_deliveries: int = 5,
     max_lease_ms: int = 43_200_000,

@@ -34,8 +34,8 @@ from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError, Sta
 from kafkamq.transport.clients import AdminClient, open_admin
 from kafkamq.transport.commits import CommittedOffsets, OffsetCommit
 from kafkamq.transport.errors import UNANSWERED, ErrorWatch, Meaning, broker_error, meaning
-from kafkamq.transport.record import Place
 from kafkamq.transport.settings import admin_settings
+from kafkamq.types import PartitionId
 
 T = TypeVar("T")
 _SLICE_S = 0.2
@@ -366,7 +366,7 @@ class Admin:
         return self._ask(doing, ask, attempt_s=_COORDINATOR_S)
 
     def committed(
-        self, requests: Sequence[tuple[str, Place]], *, stable: bool = True
+        self, requests: Sequence[tuple[str, PartitionId]], *, stable: bool = True
     ) -> list[OffsetCommit]:
         """Committed offsets: one per (group, partition) asked for, in that order.
 

@@ -27,8 +27,8 @@ from kafkamq.errors import StateError
 from kafkamq.transport.clients import Consumer, open_consumer
 from kafkamq.transport.errors import ErrorWatch, broker_error, is_fatal, is_retriable, kafka_error
 from kafkamq.transport.follower import REQUEST_S, Follower, partitions_of, targets_of
-from kafkamq.transport.record import Place
 from kafkamq.transport.settings import consumer_settings
+from kafkamq.types import PartitionId
 
 ANSWER_S = 60.0
 """librdkafka answers earlier, unless nobody polls."""
@@ -115,8 +115,8 @@ class GroupOffsets(Follower):
         return metadata
 
     def committed(
-        self, places: Iterable[Place], *, timeout_s: float = REQUEST_S
-    ) -> dict[Place, int]:
+        self, places: Iterable[PartitionId], *, timeout_s: float = REQUEST_S
+    ) -> dict[PartitionId, int]:
         """What the group has committed; negative: nothing.
 
         Raises:
@@ -126,7 +126,7 @@ class GroupOffsets(Follower):
         return {(each.topic, each.partition): each.offset for each in found}
 
     def committed_with_metadata(
-        self, places: Iterable[Place], *, timeout_s: float = REQUEST_S
+        self, places: Iterable[PartitionId], *, timeout_s: float = REQUEST_S
     ) -> list[OffsetCommit]:
         """As ``committed``; behind the metadata may stand some memory that was read with it."""
         try:
@@ -134,7 +134,7 @@ class GroupOffsets(Follower):
         except KafkaException as error:
             raise broker_error(error, "finding what the group has committed") from error
 
-    def commit(self, offsets: Mapping[Place, int]) -> None:
+    def commit(self, offsets: Mapping[PartitionId, int]) -> None:
         """Commit, and wait until Kafka has all of it."""
         doing = f"committing: {self._doing}"
         try:
@@ -143,7 +143,7 @@ class GroupOffsets(Follower):
         except KafkaException as error:
             raise broker_error(error, doing) from error
 
-    def commit_each(self, offsets: Mapping[Place, int]) -> dict[Place, KafkaError]:
+    def commit_each(self, offsets: Mapping[PartitionId, int]) -> dict[PartitionId, KafkaError]:
         """Commit, and wait for the answer: which partitions were refused, and why."""
         if not offsets:
             return {}
@@ -152,7 +152,7 @@ class GroupOffsets(Follower):
             (each.topic, each.partition): each.error for each in answer if each.error is not None
         }
 
-    def begin(self, offsets: Mapping[Place, int]) -> PendingCommit:
+    def begin(self, offsets: Mapping[PartitionId, int]) -> PendingCommit:
         """Begin to commit, by the thread that polls; the answer comes inside a later poll."""
         return self.begin_these(PendingCommit(targets_of(offsets)))
 
@@ -350,7 +350,7 @@ class CommittedOffsets:
         self._is_closed = False
 
     def read(
-        self, requests: Sequence[tuple[str, Place]], *, stable: bool, timeout_s: float
+        self, requests: Sequence[tuple[str, PartitionId]], *, stable: bool, timeout_s: float
     ) -> list[OffsetCommit]:
         """One answer per (group, partition), in that order; an offset below 0: nothing committed.
 

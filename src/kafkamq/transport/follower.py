@@ -27,8 +27,9 @@ from kafkamq.transport.errors import (
     meaning,
     raised_inside,
 )
-from kafkamq.transport.record import Place, Record, place_of
+from kafkamq.transport.record import Record, place_of
 from kafkamq.transport.settings import consumer_settings
+from kafkamq.types import PartitionId
 
 OnCommit: TypeAlias = Callable[[KafkaError | None, list[TopicPartition]], None]
 
@@ -76,13 +77,15 @@ class Follower:
             on_commit: Hears, inside ``poll``, the answers to commits that nobody waits for.
             **settings: The client's properties, ``_`` for ``.``.
         """
-        self.ends: dict[Place, int] = {}
-        self.outside: dict[Place, int] = {}
+        self.ends: dict[PartitionId, int] = {}
+        self.outside: dict[PartitionId, int] = {}
         self.watch = ErrorWatch(config.bootstrap_servers)
         self._doing = doing
         self._ignores = ignores
-        self._placed: dict[Place, int] = {}
-        self._moving: dict[Place, int] = {}  # where to read what is taken out and put in again
+        self._placed: dict[PartitionId, int] = {}
+        self._moving: dict[
+            PartitionId, int
+        ] = {}  # where to read what is taken out and put in again
         self._is_moved = True  # False: the client does not read what it is to read
         self._is_closed = False
         self._failure: BaseException | None = None  # raised when what came before it is taken
@@ -94,10 +97,10 @@ class Follower:
     # Where it reads.
 
     @property
-    def places(self) -> frozenset[Place]:
+    def places(self) -> frozenset[PartitionId]:
         return frozenset(self._placed).union(self._moving)
 
-    def place(self, positions: Mapping[Place, int]) -> None:
+    def place(self, positions: Mapping[PartitionId, int]) -> None:
         """Read these partitions from there, whether they are read already or not."""
         for place in positions:
             self.ends.pop(place, None)
@@ -106,7 +109,7 @@ class Follower:
         self._moving |= positions
         self._move(assigned)
 
-    def drop(self, places: Iterable[Place]) -> None:
+    def drop(self, places: Iterable[PartitionId]) -> None:
         """Read these no more; what was fetched of them is thrown away."""
         known = self.places & set(places)
         if not known:
@@ -115,13 +118,13 @@ class Follower:
         self._forget(known)
         self._move(assigned)
 
-    def _begin_move(self) -> set[Place]:
+    def _begin_move(self) -> set[PartitionId]:
         """What the client reads; the client is asked where a move was broken off."""
         assigned = set(self._placed) if self._is_moved else self._assigned_places()
         self._is_moved = False
         return assigned
 
-    def _move(self, assigned: set[Place]) -> None:
+    def _move(self, assigned: set[PartitionId]) -> None:
         """Take out and put in again; what an interrupt breaks off, the next call does."""
         moving = self._moving
         self._placed |= moving
@@ -136,10 +139,10 @@ class Follower:
         self._moving = {}
         self._is_moved = True
 
-    def _assigned_places(self) -> set[Place]:
+    def _assigned_places(self) -> set[PartitionId]:
         return {(each.topic, each.partition) for each in self.client.assignment()}
 
-    def _forget(self, places: Collection[Place]) -> None:
+    def _forget(self, places: Collection[PartitionId]) -> None:
         """A pause ends with the assignment, which librdkafka would remember."""
         for place in places:
             self.ends.pop(place, None)
@@ -148,16 +151,16 @@ class Follower:
             self._moving.pop(place, None)
         self.resume(places)
 
-    def pause(self, places: Iterable[Place]) -> None:
+    def pause(self, places: Iterable[PartitionId]) -> None:
         """Fetch these no more; those that are not read are passed."""
         self.client.pause(partitions_of(places))
 
-    def resume(self, places: Iterable[Place]) -> None:
+    def resume(self, places: Iterable[PartitionId]) -> None:
         partitions = partitions_of(places)
         if partitions:
             self.client.resume(partitions)
 
-    def positions(self, places: Iterable[Place]) -> dict[Place, int]:
+    def positions(self, places: Iterable[PartitionId]) -> dict[PartitionId, int]:
         """The next offsets to be polled; where none was polled, those that were told."""
         told = self._placed
         return {
@@ -252,7 +255,7 @@ class Follower:
 
     # Questions.
 
-    def bounds(self, place: Place, *, timeout_s: float = REQUEST_S) -> tuple[int, int]:
+    def bounds(self, place: PartitionId, *, timeout_s: float = REQUEST_S) -> tuple[int, int]:
         """The first offset of a partition, and the one behind the last that it may read."""
         topic, number = place
         doing = f"finding the ends of {topic}[{number}]"
@@ -269,10 +272,10 @@ class Follower:
             raise broker_error(KafkaError(KafkaError.LEADER_NOT_AVAILABLE), doing) from error
         return low, high
 
-    def _has(self, place: Place, timeout_s: float) -> bool:
+    def _has(self, place: PartitionId, timeout_s: float) -> bool:
         return place[1] < self.partition_count(place[0], timeout_s=timeout_s)
 
-    def known_end(self, place: Place) -> int:
+    def known_end(self, place: PartitionId) -> int:
         """Behind the last record, as the last fetch told; asks nobody. Negative: none was made."""
         _, end = self.client.get_watermark_offsets(TopicPartition(*place), cached=True)
         return end
@@ -353,9 +356,9 @@ class Follower:
             self.client.close()
 
 
-def partitions_of(places: Iterable[Place]) -> list[TopicPartition]:
+def partitions_of(places: Iterable[PartitionId]) -> list[TopicPartition]:
     return [TopicPartition(*place) for place in places]
 
 
-def targets_of(positions: Mapping[Place, int]) -> list[TopicPartition]:
+def targets_of(positions: Mapping[PartitionId, int]) -> list[TopicPartition]:
     return [TopicPartition(*place, offset) for place, offset in positions.items()]

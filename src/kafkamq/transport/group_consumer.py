@@ -18,8 +18,9 @@ from kafkamq.config import ServiceConfig
 from kafkamq.transport.commits import GroupOffsets
 from kafkamq.transport.errors import broker_error, is_retriable, kafka_error
 from kafkamq.transport.follower import COMMITTED, partitions_of, targets_of
-from kafkamq.transport.record import Place, Record, place_of
+from kafkamq.transport.record import Record, place_of
 from kafkamq.transport.settings import is_new_protocol
+from kafkamq.types import PartitionId
 
 __all__ = ["COMMITTED"]
 
@@ -32,13 +33,13 @@ _log = logging.getLogger(__name__)
 class Owner(Protocol):
     """Who is told of partitions that come and go, inside ``GroupConsumer.poll`` and ``close``."""
 
-    def assigned(self, places: Sequence[Place]) -> Mapping[Place, int]:
+    def assigned(self, places: Sequence[PartitionId]) -> Mapping[PartitionId, int]:
         """These are ours from now on; returns where to read them, or ``COMMITTED``.
 
         Those that are missing there stand still until they are placed.
         """
 
-    def revoked(self, places: Sequence[Place], *, is_lost: bool) -> None:
+    def revoked(self, places: Sequence[PartitionId], *, is_lost: bool) -> None:
         """These go when this returns; they are gone already, if they were lost."""
 
 
@@ -70,7 +71,7 @@ class GroupConsumer(GroupOffsets):
         self._owner = owner
         self._topics = list(topics)
         self._is_eager = is_eager(self.settings)
-        self._still: set[Place] = set()
+        self._still: set[PartitionId] = set()
         self._is_leaving = False
         self.is_joined = False
 
@@ -121,12 +122,15 @@ class GroupConsumer(GroupOffsets):
     # Where it reads.
 
     @property
-    def places(self) -> frozenset[Place]:
+    def places(self) -> frozenset[PartitionId]:
         """What is assigned: as the client knows it, also where a callback was interrupted."""
         return frozenset(self._moving).union(self._assigned_places())
 
     def place(
-        self, positions: Mapping[Place, int], *, others: Mapping[Place, int] | None = None
+        self,
+        positions: Mapping[PartitionId, int],
+        *,
+        others: Mapping[PartitionId, int] | None = None,
     ) -> None:
         """Read these partitions from there, if they are still this member's.
 
@@ -154,7 +158,7 @@ class GroupConsumer(GroupOffsets):
         self.resume(self._still & ours.keys())
         self._still -= ours.keys()
 
-    def _move(self, assigned: set[Place]) -> None:
+    def _move(self, assigned: set[PartitionId]) -> None:
         there = assigned & self._moving.keys()
         if there:
             self.client.incremental_unassign(partitions_of(there))
@@ -163,7 +167,7 @@ class GroupConsumer(GroupOffsets):
         self._moving = {}
         self._is_moved = True
 
-    def seek(self, positions: Mapping[Place, int]) -> dict[Place, int]:
+    def seek(self, positions: Mapping[PartitionId, int]) -> dict[PartitionId, int]:
         """Go on there; returns those where it cannot, as they are gone or stand still."""
         refused = {}
         for place, offset in positions.items():
@@ -202,7 +206,7 @@ class GroupConsumer(GroupOffsets):
         self._placed |= targets
         self._assign(targets)
 
-    def _assign(self, targets: Mapping[Place, int]) -> None:
+    def _assign(self, targets: Mapping[PartitionId, int]) -> None:
         if self._is_eager:
             self.client.assign(targets_of(targets))
         else:

@@ -25,8 +25,8 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DataLossError, DeadlineExceededError, KafkaMQError
 from kafkamq.transport.errors import Meaning, is_retriable, meaning
 from kafkamq.transport.follower import READER_GROUP, Follower
-from kafkamq.transport.record import Place
 from kafkamq.transport.record import Record as AnyRecord
+from kafkamq.types import PartitionId
 
 _log = logging.getLogger(__name__)
 _LOG_BEGIN = -2  # ListOffsets' names for the ends of a log
@@ -371,7 +371,7 @@ class RecordReader:
             del scans[number]
             follower.drop([self._place(number)])
 
-    def _place(self, partition: int) -> Place:
+    def _place(self, partition: int) -> PartitionId:
         return self._topic, partition
 
     def _is_over(self, partition: int, scan: _Scan) -> bool:

@@ -9,12 +9,9 @@ from typing import Any, Protocol, cast
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, AcknowledgeType, Message, TopicPartition
 
-from kafkamq.types import Headers
+from kafkamq.types import Headers, PartitionId
 
 __all__ = ["AcknowledgeType", "TopicPartition"]  # confluent-kafka's
-
-Place = tuple[str, int]
-"""Topic and partition."""
 
 Record = Message
 """A record as the client gives it; without a wrapper, as there are many."""
@@ -43,7 +40,7 @@ class RecordLike(Protocol):
     def set_headers(self, value: Any) -> None: ...
 
 
-def place_of(record: Record) -> Place:
+def place_of(record: Record) -> PartitionId:
     """The topic and the partition of a record, or of an event; ``("", -1)``: it has none."""
     partition = record.partition()
     return record.topic() or "", -1 if partition is None else partition

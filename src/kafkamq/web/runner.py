@@ -33,8 +33,8 @@ from kafkamq.queue.names import actions_group
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.errors import KafkaError, broker_error, is_fatal
 from kafkamq.transport.group_consumer import GroupConsumer
-from kafkamq.transport.record import Place
 from kafkamq.transport.transactions import NewRecord
+from kafkamq.types import PartitionId
 from kafkamq.web.actions import Actions
 from kafkamq.web.jobs import Action, Job
 
@@ -139,13 +139,13 @@ class Runner:
         self._actions.turn_error = str(broker_error(error, "waiting for a turn to run jobs"))
         return not is_fatal(error)
 
-    def assigned(self, places: Sequence[Place]) -> Mapping[Place, int]:
+    def assigned(self, places: Sequence[PartitionId]) -> Mapping[PartitionId, int]:
         """Take the turn; nothing is read as a member."""
         if places:
             self._turn.set()
         return {}
 
-    def revoked(self, places: Sequence[Place], *, is_lost: bool) -> None:
+    def revoked(self, places: Sequence[PartitionId], *, is_lost: bool) -> None:
         """Give the turn away."""
         del is_lost
         if places:

@@ -28,8 +28,8 @@ from enum import Enum
 
 from kafkamq.claims.rules.log import Owner
 from kafkamq.claims.rules.steps import End
+from kafkamq.types import PartitionId
 
-_Place = tuple[str, int]
 _TOO_SLOW = (End.BEHIND, End.STUCK)
 _RESTS = (*_TOO_SLOW, End.RIVAL, End.SHARED)
 _CONTESTED = (End.REFUSED, End.HELD)
@@ -71,7 +71,7 @@ class ClaimPolicy:
         self._rest_ms = rest_ms
         self._next_ms = -(2**62)
         self._stride = 1
-        self._resting: dict[_Place, int] = {}
+        self._resting: dict[PartitionId, int] = {}
         self._broken: set[str] = set()
         self._ask_ms = -(2**62)  # not asked before
         self._asked_with = -1  # how many were ours then

@@ -53,7 +53,7 @@ from kafkamq.types import RangeRecord, RangeType
 
 MAX_RANGES = 10_000  # of one partition that are not done; more are refused
 MAX_RANGE = 10_000_000  # offsets
-RangePlace = tuple[int, int, int]
+OffsetRange = tuple[int, int, int]
 """Partition, first and next offset of a range."""
 _Owner = tuple[str, str]
 RANGE_TOPIC = "kafkamq.ranges"
@@ -157,8 +157,8 @@ class _Notes:
 
 
 @dataclass(slots=True)
-class _Place:
-    """One partition; ``frontier`` is -1 while no record has told it."""
+class _PartitionClaims:
+    """The claims on one partition; ``frontier`` is -1 while no record has told it."""
 
     frontier: int = -1
     ranges: dict[int, HeldRange] = field(default_factory=dict)  # by their first offset
@@ -180,7 +180,7 @@ class RangeLog:
         self._stale_ms = round(2000 * interval_s)
         self._since_ms = None if since_s is None else round(since_s * 1000)
         self._clock = LogClock()
-        self._places: dict[int, _Place] = {}  # by partition
+        self._places: dict[int, _PartitionClaims] = {}  # by partition
         self._begin = -1  # the first offset that was read
         self.next_offset = 0
         self.refused = 0
@@ -193,7 +193,7 @@ class RangeLog:
         self._begin = offset if self._begin < 0 else self._begin
         if record is None or (record.group, record.topic) != (self.group, self.topic):
             return False
-        place = self._places.setdefault(record.partition, _Place())
+        place = self._places.setdefault(record.partition, _PartitionClaims())
         owner = (record.client, record.instance)
         if self._since_ms is not None:
             self._hear_frontier(place, record)
@@ -282,7 +282,7 @@ class RangeLog:
 
     # ---- rules
 
-    def _claim(self, place: _Place, record: RangeRecord, owner: _Owner, at: int) -> bool:
+    def _claim(self, place: _PartitionClaims, record: RangeRecord, owner: _Owner, at: int) -> bool:
         """Fold a claim; False: it is refused (RC2)."""
         known = place.ranges.get(record.first)
         if not self.is_warm or not 0 < record.next - record.first <= MAX_RANGE:
@@ -304,7 +304,7 @@ class RangeLog:
         place.frontier = max(place.frontier, record.next)
         return True
 
-    def _claimed_unjudged(self, place: _Place, record: RangeRecord, at: int) -> None:
+    def _claimed_unjudged(self, place: _PartitionClaims, record: RangeRecord, at: int) -> None:
         """While not all is known (RC3): whether it was accepted is seen by what others tell."""
         if not 0 < record.next - record.first <= MAX_RANGE:
             return
@@ -314,7 +314,7 @@ class RangeLog:
         elif len(place.claims) < MAX_RANGES:
             place.claims.append((at, record.first, record.next))
 
-    def _beat(self, place: _Place, record: RangeRecord, owner: _Owner, at: int) -> None:
+    def _beat(self, place: _PartitionClaims, record: RangeRecord, owner: _Owner, at: int) -> None:
         """Fold a heartbeat (RC3)."""
         known = place.ranges.get(record.first)
         if known is not None and self._is_of(known, record, owner):
@@ -330,7 +330,7 @@ class RangeLog:
             )  # fmt: skip
         place.frontier = max(place.frontier, record.frontier or -1, record.next or -1)
 
-    def _free(self, place: _Place, record: RangeRecord, owner: _Owner, at: int) -> None:
+    def _free(self, place: _PartitionClaims, record: RangeRecord, owner: _Owner, at: int) -> None:
         """Fold what is told of a range that nobody holds (RC4)."""
         now_ms, known = self._clock.now_ms, place.ranges.get(record.first)
         if known is not None and self._is_of(known, record, owner):
@@ -348,7 +348,7 @@ class RangeLog:
         else:
             self.ignored += 1
 
-    def _done(self, place: _Place, record: RangeRecord, owner: _Owner, at: int) -> bool:
+    def _done(self, place: _PartitionClaims, record: RangeRecord, owner: _Owner, at: int) -> bool:
         """Fold the end of a range, or of its beginning; False: it ends nothing (RC4)."""
         known = place.ranges.get(record.first)
         if known is None:
@@ -385,7 +385,7 @@ class RangeLog:
         if self._since_ms is not None:
             notes.add(first, at, self._clock.now_ms, self._stale_ms)
 
-    def _was_claimed_before(self, place: _Place, record: RangeRecord) -> bool:
+    def _was_claimed_before(self, place: _PartitionClaims, record: RangeRecord) -> bool:
         """Whether a range that this reader does not know was claimed before it began to read."""
         return (
             self._since_ms is not None
@@ -396,7 +396,7 @@ class RangeLog:
             and place.ended.are_known_to(record)
         )
 
-    def _hear_frontier(self, place: _Place, record: RangeRecord) -> None:
+    def _hear_frontier(self, place: _PartitionClaims, record: RangeRecord) -> None:
         """RC3: it only rises. 0: its sender knows of no claim either.
 
         The first sender that had read all before this reader's first record says where the frontier
@@ -410,7 +410,7 @@ class RangeLog:
             place.claims = None
         place.frontier = max(place.frontier, frontier)
 
-    def _overlaps(self, place: _Place, record: RangeRecord) -> bool:
+    def _overlaps(self, place: _PartitionClaims, record: RangeRecord) -> bool:
         return any(
             each.first < record.next and record.first < each.next for each in place.ranges.values()
         )
@@ -449,7 +449,7 @@ class RangeMember:
         self._interval_ms = interval_ms
         self._next_beat_ms = -(2**62)
         self._pending: list[RangeWrite] = []
-        self._confirmed_ms: dict[RangePlace, int] = {}
+        self._confirmed_ms: dict[OffsetRange, int] = {}
         self._is_leaving = False
 
     def held(self, partitions: Sequence[int]) -> list[tuple[int, HeldRange]]:
@@ -529,7 +529,7 @@ class RangeMember:
         now_s: float,
         ends: Mapping[int, int],
         bases: Mapping[int, int],
-    ) -> list[RangePlace]:
+    ) -> list[OffsetRange]:
         """Choose what to claim (RC6)."""
         most = self._ahead + 1
         busy = sum(each.first < ends[partition] for partition, each in held)
@@ -574,7 +574,7 @@ class RangeMember:
                 place = (partition, each.first, each.next)
                 yield self._write(RangeType.FREE, *place, monotonic_ms)
 
-    def end(self, type: RangeType, place: RangePlace, monotonic_ms: int) -> RangeWrite:
+    def end(self, type: RangeType, place: OffsetRange, monotonic_ms: int) -> RangeWrite:
         """Say that a range is done, or free."""
         write = self._write(type, *place, monotonic_ms)
         self._pending.append(write)
@@ -582,10 +582,10 @@ class RangeMember:
 
     def _free(
         self, now_s: float, ends: Mapping[int, int], bases: Mapping[int, int]
-    ) -> list[RangePlace]:
+    ) -> list[OffsetRange]:
         """List the ranges that may be claimed, in the order of RC6."""
-        abandoned: list[RangePlace] = []
-        fresh: list[RangePlace] = []
+        abandoned: list[OffsetRange] = []
+        fresh: list[OffsetRange] = []
         for partition, end in ends.items():
             left = self._log.abandoned(partition, now_s=now_s)
             abandoned += [(partition, each.first, each.next) for each in left]

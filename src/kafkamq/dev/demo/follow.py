@@ -15,12 +15,11 @@ from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.follower import Follower
-from kafkamq.transport.record import Place, Record, headers_of
-from kafkamq.types import Marker, MarkerType, Outcome, expand
+from kafkamq.transport.record import Record, headers_of
+from kafkamq.types import Marker, MarkerType, Outcome, PartitionId, PartitionOffset, expand
 
 BATCH = 2000
 POLL_S = 0.1
-_At = tuple[int, int]  # partition and offset
 
 
 @dataclass(slots=True)
@@ -30,17 +29,17 @@ class DemoRecorder:
     The verdict does not use it: that is a Spark SQL job over the whole logs (``verdict.py``).
     """
 
-    queue_of: dict[_At, str] = field(default_factory=dict)  # copies seen, by place
-    ended: dict[_At, Outcome] = field(default_factory=dict)  # by the END that counts
-    started: set[_At] = field(default_factory=set)
-    scheduled: set[_At] = field(default_factory=set)
-    fired: set[_At] = field(default_factory=set)
+    queue_of: dict[PartitionOffset, str] = field(default_factory=dict)  # copies seen, by place
+    ended: dict[PartitionOffset, Outcome] = field(default_factory=dict)  # by the END that counts
+    started: set[PartitionOffset] = field(default_factory=set)
+    scheduled: set[PartitionOffset] = field(default_factory=set)
+    fired: set[PartitionOffset] = field(default_factory=set)
     first_copies: Counter[str] = field(default_factory=Counter)
     dead: Counter[str] = field(default_factory=Counter)
     keepalives: int = 0
     ticks: int = 0
 
-    def message(self, place: _At, queue_id: str, *, is_first: bool) -> None:
+    def message(self, place: PartitionOffset, queue_id: str, *, is_first: bool) -> None:
         self.queue_of[place] = queue_id
         if is_first:
             self.first_copies[queue_id] += 1
@@ -48,7 +47,7 @@ class DemoRecorder:
     def dead_letter(self, queue_id: str) -> None:
         self.dead[queue_id] += 1
 
-    def marker(self, place: _At, marker: Marker) -> None:
+    def marker(self, place: PartitionOffset, marker: Marker) -> None:
         """A record of the markers topic, at ``place`` there."""
         if marker.type is MarkerType.TICK:
             self.ticks += 1
@@ -94,7 +93,7 @@ class DemoRecorder:
         return len(self.queue_of.keys() - self.ended.keys())
 
 
-def _at(marker: Marker) -> _At:
+def _at(marker: Marker) -> PartitionOffset:
     assert marker.message_id is not None  # the decoder refuses such STARTs and ENDs
     return marker.message_id.partition, marker.message_id.offset
 
@@ -198,7 +197,7 @@ class DemoFollower:
             self._recorder.marker(place, decode_slim(record.value()))
 
 
-def _beginnings(config: ServiceConfig, topics: Iterable[str]) -> dict[Place, int]:
+def _beginnings(config: ServiceConfig, topics: Iterable[str]) -> dict[PartitionId, int]:
     found = {}
     with Admin(config) as admin:
         for topic in topics:

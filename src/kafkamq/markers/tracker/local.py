@@ -47,8 +47,8 @@ from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import REFUSALS, OutcomeUnknownError, is_fatal, is_retriable, meaning
 from kafkamq.transport.follower import Follower
 from kafkamq.transport.group_consumer import COOPERATIVE, GroupConsumer
-from kafkamq.transport.record import LOG_APPEND_TIME, Place, Record
-from kafkamq.types import Marker
+from kafkamq.transport.record import LOG_APPEND_TIME, Record
+from kafkamq.types import Marker, PartitionId
 
 _log = logging.getLogger(__name__)
 
@@ -578,7 +578,7 @@ class MarkerReader:
             raise self._data_loss(place, position)
         return records
 
-    def _data_loss(self, place: Place, wanted: int) -> DataLossError:
+    def _data_loss(self, place: PartitionId, wanted: int) -> DataLossError:
         """Say how many records are gone, if the broker still tells."""
         where = f"{self._topic}[{place[1]}]"
         error_text = (
@@ -598,12 +598,12 @@ class MarkerReader:
 
     # The group, inside ``poll`` and ``close``.
 
-    def assigned(self, places: Sequence[Place]) -> Mapping[Place, int]:
+    def assigned(self, places: Sequence[PartitionId]) -> Mapping[PartitionId, int]:
         """The member never fetches."""
         self._on_assigned([number for _, number in places])
         return {}
 
-    def revoked(self, places: Sequence[Place], *, is_lost: bool) -> None:
+    def revoked(self, places: Sequence[PartitionId], *, is_lost: bool) -> None:
         """Read these no more, whether they were lost or are given back."""
         self._reader.drop(places)
         self._on_revoked([number for _, number in places])

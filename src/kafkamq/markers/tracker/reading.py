@@ -38,7 +38,7 @@ _FRESH_S = 0.5  # the age of an answer by which a log is looked for
 Span: TypeAlias = tuple[MessageId, int]
 """Messages of one page: bit i is the message at the id's offset + i; bit 0 is set."""
 
-_Place: TypeAlias = tuple[int, Sequence[int]]
+_PartitionOffsets: TypeAlias = tuple[int, Sequence[int]]
 """Partition and offsets, ascending."""
 
 _Read: TypeAlias = dict[int, dict[int, "Record | None"]]
@@ -246,7 +246,7 @@ class MessageLookup:
             log = one.partition, one.topic_id
             logs[log] = min(one.offset, logs.get(log, one.offset))
         source, known, awaited = self._known(logs)
-        places: list[_Place] = [
+        places: list[_PartitionOffsets] = [
             (one.partition, _offsets(one.offset, bits))
             if (one.partition, one.topic_id) in known
             else (one.partition, ())
@@ -467,7 +467,7 @@ class Rereader:
 
 def sweep(
     reader: RecordReader,
-    places: Sequence[_Place],
+    places: Sequence[_PartitionOffsets],
     left: dict[int, int],
     patience: Patience,
     *,
@@ -512,7 +512,7 @@ def sweep(
         size_bytes = sum(_size(records.values()) for records in found.values())
 
 
-def _is_read(place: _Place, found: _Read, left: Mapping[int, int]) -> bool:
+def _is_read(place: _PartitionOffsets, found: _Read, left: Mapping[int, int]) -> bool:
     """Whether a partition was read behind these offsets, or they are not had now."""
     partition, offsets = place
     if not offsets:
@@ -528,7 +528,7 @@ def _offsets(first: int, bits: int) -> Sequence[int]:
 
 
 def _missing(
-    places: Iterable[_Place], found: _Read, left: Mapping[int, int]
+    places: Iterable[_PartitionOffsets], found: _Read, left: Mapping[int, int]
 ) -> dict[int, list[int]]:
     """Offsets by partition that were not read and can be had, ascending."""
     wanted: dict[int, set[int]] = {}
@@ -552,7 +552,7 @@ def _size(records: Iterable[Record | None]) -> int:
     return size
 
 
-def _same(one: MessageId, place: _Place, found: _Read) -> Sequence[Record | None]:
+def _same(one: MessageId, place: _PartitionOffsets, found: _Read) -> Sequence[Record | None]:
     """The records of a span that are of its leader epoch, where both are known."""
     there = found.get(place[0], {})
     records = [there[offset] for offset in takewhile(there.__contains__, place[1])]

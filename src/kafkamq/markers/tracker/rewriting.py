@@ -65,8 +65,8 @@ _OVERHEAD_BYTES = 128  # of a record and its batch, beyond key, value and header
 _HEADER_BYTES = 8
 _PART_S = 2.0  # what preparing a part may take
 _COPY_BYTES = _OVERHEAD_BYTES + 400  # with an origin, which names a topic, and a count
-_Place = tuple[int, int, MessageId]
-"""Of a row: marker partition and offset of its START, and the message."""
+_RowKey = tuple[int, int, MessageId]
+"""A row's marker partition, the offset of its START, and its message."""
 
 _NOTHING = Marker(MarkerType.START)  # stands for a START that is gone
 _LOST = DeadLetterReason.PAYLOAD_LOST
@@ -130,7 +130,7 @@ class Rewriter:
         self._max_bytes = 0  # of the part that is prepared
         # The row that a broker refused last, by its place, and how often. It is the next one to be
         # written; if another one's refusal is remembered instead, it is refused once more.
-        self._refused: tuple[_Place | None, int] = None, 0
+        self._refused: tuple[_RowKey | None, int] = None, 0
         # Of the START that is rewritten: its topic, unless it is the namespace's (R37), what marks
         # our records there (R38), and why nothing can be written to it.
         self._topic, self._stamp, self._lack = "", b"", ""
@@ -487,7 +487,7 @@ class Rewriter:
         return partitions[int(self._random.random() * len(partitions))]
 
 
-def _place(partition: int, row: Settle | Carry) -> _Place:
+def _place(partition: int, row: Settle | Carry) -> _RowKey:
     return partition, row.start_offset, row.message_id
 
 

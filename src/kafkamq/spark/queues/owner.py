@@ -29,7 +29,8 @@ from kafkamq.transport.admin import Admin
 from kafkamq.transport.commits import metadata_of
 from kafkamq.transport.errors import TransactionAbortedError
 from kafkamq.transport.log_reader import LogRange, Record, log_reader
-from kafkamq.transport.record import Place, TopicPartition
+from kafkamq.transport.record import TopicPartition
+from kafkamq.types import PartitionId
 
 _TAKING_S = 60.0
 _COMMIT_S = 30.0
@@ -89,7 +90,7 @@ class QueueOwner:
         """Whether workers have joined the queue's group."""
         return bool(self._opened().group_assignments(self._group))
 
-    def commit(self, offsets: Mapping[Place, int]) -> None:
+    def commit(self, offsets: Mapping[PartitionId, int]) -> None:
         """Set the position of the queue's group, unless another query has started later.
 
         Raises:

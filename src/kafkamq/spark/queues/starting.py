@@ -41,7 +41,7 @@ from kafkamq.markers.wire.markers import (
 from kafkamq.queue.namespace import NamespaceFacts
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.keys import CHUNK_OFFSETS, join_key, marker_key, marker_partition
-from kafkamq.spark.marker_log import MarkerLog, Place
+from kafkamq.spark.marker_log import MarkerLog, RecordMetadata
 from kafkamq.spark.options import AcknowledgeOptions, SourceOptions
 from kafkamq.spark.queues.acks import ENDED, NACKED
 from kafkamq.transport.clock import monotonic_ms
@@ -194,7 +194,7 @@ class _History:
         return hold is not None and bool(hold.flags & DUE)
 
 
-_Started = tuple[Waiting, Place, bool]  # whether its START refers to it
+_Started = tuple[Waiting, RecordMetadata, bool]  # whether its START refers to it
 
 
 class Starter:
@@ -289,10 +289,10 @@ class Starter:
         log = topic_id, one.log[1]
         one.log = self._logs.setdefault(log, log)  # one object: batches are gathered by it
 
-    def _verdict(self, one: Waiting) -> Place:
-        return Place(NACKED if self._history.verdicts[one.place] else ENDED, 0)
+    def _verdict(self, one: Waiting) -> RecordMetadata:
+        return RecordMetadata(NACKED if self._history.verdicts[one.place] else ENDED, 0)
 
-    def _hand_out(self, one: Waiting, at: Place, is_reference: bool = False) -> None:
+    def _hand_out(self, one: Waiting, at: RecordMetadata, is_reference: bool = False) -> None:
         start = Start(one.log[0], one.route, at.offset, at.timestamp_ms, is_reference)
         self._handed.setdefault(one.partition, {}).setdefault(start, []).append(one.offset)
 

@@ -61,9 +61,7 @@ class Written(WriterCommitMessage):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Place:
-    """Which part of which batch a task is."""
-
+class _Task:
     sink: str
     batch: int
     run: str
@@ -82,7 +80,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 f"Spark does not tell the batch (task properties {BATCH_ID}, {QUERY_ID}, {RUN_ID}"
                 "): exactly-once writing needs a streaming query on PySpark 4.2"
             )
-        place = _Place(
+        place = _Task(
             sink=sink_name(self._options.sink_id or query, self._options.queue_id),
             batch=int(batch),
             run=run,
@@ -101,7 +99,7 @@ class BatchWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         batch = task_property(BATCH_ID)
         name = self._options.sink_id or (task_property(QUERY_ID) if batch else "")
-        place = _Place(
+        place = _Task(
             sink=sink_name(name or f"write-{self._token}", self._options.queue_id),
             batch=int(batch or 0),
             run=self._token,
@@ -118,7 +116,7 @@ def _task() -> int:
 
 
 def _write(
-    options: SinkOptions, place: _Place, batches: Iterator[pa.RecordBatch]
+    options: SinkOptions, place: _Task, batches: Iterator[pa.RecordBatch]
 ) -> WriterCommitMessage:
     if options.guarantee is Guarantee.AT_LEAST_ONCE:
         return _write_marked(options.config, place, _Targets(options), batches)
@@ -304,7 +302,7 @@ class _Messages:
 _ledgers: dict[tuple[object, ...], SinkLedger] = {}
 
 
-def _ledger(options: SinkOptions, place: _Place) -> SinkLedger:
+def _ledger(options: SinkOptions, place: _Task) -> SinkLedger:
     """This process's; a worker writes many batches in its life."""
     key = (os.getpid(), options.config.bootstrap_servers, *sorted(options.config.kafka.items()),
            options.config.namespace, options.ledger_topic, place.sink)  # fmt: skip
@@ -319,7 +317,7 @@ def _ledger(options: SinkOptions, place: _Place) -> SinkLedger:
 
 
 def _write_marked(
-    config: ServiceConfig, place: _Place, targets: _Targets, batches: Iterable[pa.RecordBatch]
+    config: ServiceConfig, place: _Task, targets: _Targets, batches: Iterable[pa.RecordBatch]
 ) -> WriterCommitMessage:
     """At least once: each row with a header that is equal on all its copies."""
     sender = _Plain(config)

@@ -57,9 +57,7 @@ _MAX_KEPT = 16  # folds in a process's memory
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Which log, and where folding began."""
-
+class _FoldKey:
     servers: str
     topic: str
     topic_id: str  # hexadecimal; empty: unknown, then nothing is kept
@@ -96,7 +94,7 @@ class FoldedLog:
         self._config = config
         self._skips_lost = skips_lost
         self._wanted = wanted
-        self._place = _Place(
+        self._place = _FoldKey(
             config.bootstrap_servers, wanted.topic, topic_id, wanted.partition, begin, query
         )
         self._chunks: dict[str, bytes] = {}

@@ -24,12 +24,12 @@ from kafkamq.transport.memory.state import (
     RETRY_S,
     Fault,
     Partition,
-    Place,
     Topic,
     Transaction,
     failure,
     kafka_error,
 )
+from kafkamq.types import PartitionId
 
 if TYPE_CHECKING:
     from kafkamq.transport.memory.cluster import MemoryKafka
@@ -117,7 +117,7 @@ class Client:
         timeout: float | None,
         prefix: str,
         *,
-        place: Place | None = None,
+        place: PartitionId | None = None,
         retriable: bool = False,
         down: int = KafkaError._TIMED_OUT,
     ) -> T:

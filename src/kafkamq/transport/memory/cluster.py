@@ -18,13 +18,13 @@ from confluent_kafka import KafkaError, TopicPartition, Uuid
 
 from kafkamq.transport.memory.state import (
     Partition,
-    Place,
     State,
     Topic,
     Transaction,
     failure,
     kafka_error,
 )
+from kafkamq.types import PartitionId
 
 _clusters: dict[str, MemoryKafka] = {}
 
@@ -177,8 +177,8 @@ class Member:
         self.id = member_id or f"{client.client_id}-{uuid.uuid4()}"
         self.client = client
         self.topics: list[str] = []  # that it wants
-        self.owned: set[Place] = set()  # it holds these until it says otherwise
-        self.assigned: set[Place] = set()  # to hold; of the consumer protocol: it may
+        self.owned: set[PartitionId] = set()  # it holds these until it says otherwise
+        self.assigned: set[PartitionId] = set()  # to hold; of the consumer protocol: it may
         self.epoch = 0  # the generation that it has been told of
         self.has_joined = False  # in this round
         self.is_removed = False  # the coordinator has dropped it; it does not know yet
@@ -200,7 +200,7 @@ class Group:
 
     # ---- classic: rounds
 
-    def join(self, member: Member, owned: set[Place]) -> None:
+    def join(self, member: Member, owned: set[PartitionId]) -> None:
         """A member asks for a place in the next generation."""
         self.members[member.id] = member
         member.has_joined, member.owned = True, owned
@@ -289,7 +289,7 @@ class Group:
             member.assigned = found[member.id]
             self._tell(member)
 
-    def heartbeat(self, member: Member, owned: set[Place]) -> set[Place]:
+    def heartbeat(self, member: Member, owned: set[PartitionId]) -> set[PartitionId]:
         """What the member may hold now, given what it holds."""
         released = member.owned - member.assigned - owned
         member.owned -= released
@@ -338,11 +338,11 @@ class Groups:
 
     def __init__(self, cluster: State) -> None:
         self._cluster = cluster
-        self.offsets: dict[str, dict[Place, Committed]] = {}
+        self.offsets: dict[str, dict[PartitionId, Committed]] = {}
         self.groups: dict[str, Group] = {}
         self.clients: dict[GroupClient, None] = {}  # those that are subscribed
-        self.on_kept: Callable[[str, Place, Committed], None] | None = None  # a test's
-        self.on_known: Callable[[str, Place, int], None] | None = None  # a test's, too
+        self.on_kept: Callable[[str, PartitionId, Committed], None] | None = None  # a test's
+        self.on_known: Callable[[str, PartitionId, int], None] | None = None  # a test's, too
 
     def group(self, name: str, *, is_classic: bool) -> Group:
         """The group, made when it is first asked for; an empty one takes the new protocol."""
@@ -355,13 +355,13 @@ class Groups:
 
     # ---- offsets
 
-    def keep(self, group: str, place: Place, committed: Committed) -> None:
+    def keep(self, group: str, place: PartitionId, committed: Committed) -> None:
         """Commit one offset."""
         self.offsets.setdefault(group, {})[place] = committed
         if self.on_kept is not None:
             self.on_kept(group, place, committed)
 
-    def keep_known(self, group: str, place: Place, committed: Committed) -> None:
+    def keep_known(self, group: str, place: PartitionId, committed: Committed) -> None:
         """Commit one offset of a transaction, whose outcome its client asks for."""
         self.keep(group, place, committed)
         if self.on_known is not None:
@@ -374,7 +374,7 @@ class Groups:
                 if each.error is None and each.offset >= 0:
                     self.on_known(group, (each.topic, each.partition), each.offset)
 
-    def committed(self, group: str, place: Place) -> Committed | None:
+    def committed(self, group: str, place: PartitionId) -> Committed | None:
         """What is committed; offsets of open transactions do not count yet."""
         return self.offsets.get(group, {}).get(place)
 
@@ -435,11 +435,11 @@ class Groups:
         group = self.groups.get(name)
         return group is None or group.is_classic
 
-    def describe(self, name: str) -> tuple[str, list[tuple[str, str, set[Place]]]]:
+    def describe(self, name: str) -> tuple[str, list[tuple[str, str, set[PartitionId]]]]:
         group = self.groups.get(name)
         members = [] if group is None else list(group.members.values())
         found = [
-            (each.id, each.client.client_id, each.assigned if each.epoch else set[Place]())
+            (each.id, each.client.client_id, each.assigned if each.epoch else set[PartitionId]())
             for each in members
         ]
         return self._state(name), found
@@ -472,7 +472,7 @@ class Groups:
             client.work(now_s)
 
 
-Assignment = dict[str, set[Place]]
+Assignment = dict[str, set[PartitionId]]
 """By member."""
 
 
@@ -480,7 +480,7 @@ def assign(
     strategy: str,
     counts: Mapping[str, int],
     topics: Mapping[str, Sequence[str]],
-    owned: Mapping[str, set[Place]],
+    owned: Mapping[str, set[PartitionId]],
 ) -> Assignment:
     """Spread partitions over members."""
     if strategy == "range":
@@ -503,7 +503,9 @@ def _range(counts: Mapping[str, int], topics: Mapping[str, Sequence[str]]) -> As
 
 
 def _sticky(
-    counts: Mapping[str, int], topics: Mapping[str, Sequence[str]], owned: Mapping[str, set[Place]]
+    counts: Mapping[str, int],
+    topics: Mapping[str, Sequence[str]],
+    owned: Mapping[str, set[PartitionId]],
 ) -> Assignment:
     places = [(topic, number) for topic in sorted(counts) for number in range(counts[topic])]
     found: Assignment = {member: set() for member in sorted(topics)}
@@ -545,7 +547,7 @@ class Transactions:
     """All transactional ids of a cluster; the caller holds its condition."""
 
     def __init__(
-        self, cluster: State, keep: Callable[[str, Place, tuple[int, str | None]], None]
+        self, cluster: State, keep: Callable[[str, PartitionId, tuple[int, str | None]], None]
     ) -> None:
         """``keep`` commits an offset of a group."""
         self._cluster = cluster
@@ -594,7 +596,7 @@ class Transactions:
             else:
                 self._cluster.due(each.open.began_s + each.timeout_s)
 
-    def has_pending_offset(self, group: str, place: Place) -> bool:
+    def has_pending_offset(self, group: str, place: PartitionId) -> bool:
         """Whether an open transaction holds an offset for it."""
         wanted = group, place
         return any(

@@ -20,7 +20,8 @@ from confluent_kafka import (
 
 from kafkamq.transport.memory.client import BROKER_ID
 from kafkamq.transport.memory.membership import Commits, Membership, committed_at
-from kafkamq.transport.memory.state import Partition, Place, failure, kafka_error
+from kafkamq.transport.memory.state import Partition, failure, kafka_error
+from kafkamq.types import PartitionId
 
 _ASK_S = 1.0
 _NO_TIMESTAMP = (0, -1)
@@ -59,10 +60,10 @@ class Consumer(Membership, Commits):
         self._is_committed = settings.get("isolation.level") != "read_uncommitted"
         self._tells_ends = str(settings.get("enable.partition.eof", "")).lower() == "true"
         self._reset = str(settings.get("auto.offset.reset", "latest"))
-        self._readings: dict[Place, _Reading] = {}
-        self._paused: set[Place] = set()
+        self._readings: dict[PartitionId, _Reading] = {}
+        self._paused: set[PartitionId] = set()
         self._events: deque[Message] = deque()
-        self._bounds: dict[Place, tuple[int, int]] = {}  # as the last fetch told
+        self._bounds: dict[PartitionId, tuple[int, int]] = {}  # as the last fetch told
         self._turn = 0
 
     def kill(self) -> None:
@@ -117,7 +118,7 @@ class Consumer(Membership, Commits):
             self._readings[each.topic, each.partition] = _Reading(each.offset)
         self.cluster.changed.notify_all()
 
-    def _drop(self, place: Place) -> None:
+    def _drop(self, place: PartitionId) -> None:
         del self._readings[place]
         if self._events:
             kept = [each for each in self._events if (each.topic(), each.partition()) != place]
@@ -214,7 +215,9 @@ class Consumer(Membership, Commits):
                 self._read_one(place, reading, found, count)
                 count -= len(found) - before
 
-    def _read_one(self, place: Place, reading: _Reading, found: list[Message], count: int) -> None:
+    def _read_one(
+        self, place: PartitionId, reading: _Reading, found: list[Message], count: int
+    ) -> None:
         cluster = self.cluster
         if cluster.faults.separates(self):
             return
@@ -260,7 +263,7 @@ class Consumer(Membership, Commits):
             reading.eof_at = end
             found.append(_event(place, end, KafkaError._PARTITION_EOF, _end_text(partition, end)))
 
-    def _is_placed(self, place: Place, reading: _Reading, partition: Partition) -> bool:
+    def _is_placed(self, place: PartitionId, reading: _Reading, partition: Partition) -> bool:
         """Whether a leader is known, and where to read; without an offset an event says why not."""
         faults = self.cluster.faults
         is_led = place not in faults.offline
@@ -285,7 +288,7 @@ class Consumer(Membership, Commits):
             reading.asks_s = now_s + _ASK_S
         self.cluster.due(max(now_s, reading.asks_s))
 
-    def _is_fetched(self, place: Place) -> bool:
+    def _is_fetched(self, place: PartitionId) -> bool:
         """Whether the first fetch from there has come back; the later ones run ahead."""
         now_s, reading = time.monotonic(), self._readings[place]
         if reading.ready_s < 0:
@@ -295,7 +298,7 @@ class Consumer(Membership, Commits):
             self.cluster.due(reading.ready_s)
         return reading.ready_s <= now_s
 
-    def _start(self, place: Place, reading: _Reading, partition: Partition) -> None:
+    def _start(self, place: PartitionId, reading: _Reading, partition: Partition) -> None:
         """Turn a logical offset into a place in the log."""
         wanted = reading.offset
         if wanted == OFFSET_BEGINNING:
@@ -309,10 +312,10 @@ class Consumer(Membership, Commits):
             else:
                 self._reset_to(place, reading, OFFSET_INVALID, _NO_COMMIT)
 
-    def _out_of_range(self, place: Place, reading: _Reading, offset: int) -> None:
+    def _out_of_range(self, place: PartitionId, reading: _Reading, offset: int) -> None:
         self._reset_to(place, reading, offset, _OUT_OF_RANGE)
 
-    def _reset_to(self, place: Place, reading: _Reading, offset: int, text: str) -> None:
+    def _reset_to(self, place: PartitionId, reading: _Reading, offset: int, text: str) -> None:
         """``auto.offset.reset``."""
         partition = self.cluster.partition(place)
         if self._reset == "error" or partition is None:
@@ -340,7 +343,7 @@ class Consumer(Membership, Commits):
             self.cluster.groups.answered(self._group, found)
             return found
 
-    def _is_undecided(self, places: Sequence[Place]) -> bool:
+    def _is_undecided(self, places: Sequence[PartitionId]) -> bool:
         """Whether an open transaction holds an offset: committed ones are told when it has ended.
 
         The broker answers with UNSTABLE_OFFSET_COMMIT, and the client asks again.
@@ -348,7 +351,7 @@ class Consumer(Membership, Commits):
         pending = self.cluster.transactions.has_pending_offset
         return self._is_committed and any(pending(self._group, place) for place in places)
 
-    def _committed(self, places: Sequence[Place]) -> list[TopicPartition]:
+    def _committed(self, places: Sequence[PartitionId]) -> list[TopicPartition]:
         answer = []
         for place in places:
             found = self.cluster.groups.committed(self._group, place)
@@ -399,7 +402,7 @@ class Consumer(Membership, Commits):
 
         return self._request("list_offsets", ask, timeout, prefix)
 
-    def _known_partition(self, place: Place, prefix: str) -> Partition:
+    def _known_partition(self, place: PartitionId, prefix: str) -> Partition:
         """The partition, as far as this client has heard of it."""
         found = self.cluster.partition(place)
         if found is None and self.known.get(place[0], 0) > place[1]:
@@ -409,7 +412,7 @@ class Consumer(Membership, Commits):
         return found
 
 
-def _event(place: Place, offset: int, code: int, text: str) -> Message:
+def _event(place: PartitionId, offset: int, code: int, text: str) -> Message:
     told: dict[str, Any] = {} if offset < 0 else {"offset": offset}
     return Message(
         topic=place[0],

@@ -16,8 +16,9 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, Message,
 
 from kafkamq.transport.memory.client import Client, encode_member, int_of
 from kafkamq.transport.memory.cluster import Group, Member
-from kafkamq.transport.memory.state import Fault, Place, failure, kafka_error
+from kafkamq.transport.memory.state import Fault, failure, kafka_error
 from kafkamq.transport.settings import is_new_protocol
+from kafkamq.types import PartitionId
 
 if TYPE_CHECKING:
     from kafkamq.transport.memory.cluster import MemoryKafka
@@ -40,8 +41,8 @@ class Membership:
     _learn: Callable[[str], int]
     _is_closed: bool
     _events: deque[Message]
-    _readings: dict[Place, Any]
-    _paused: set[Place]
+    _readings: dict[PartitionId, Any]
+    _paused: set[PartitionId]
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._group = str(settings["group.id"])
@@ -62,14 +63,14 @@ class Membership:
         self._generation = -1
         self._is_joining = False
         self._must_rejoin = False
-        self._owned: set[Place] = set()
-        self._steps: deque[tuple[str, list[Place], Callable[[], None] | None]] = deque()
+        self._owned: set[PartitionId] = set()
+        self._steps: deque[tuple[str, list[PartitionId], Callable[[], None] | None]] = deque()
         self._callbacks: dict[str, Any] = {}
         self._began_s = self._polled_s = time.monotonic()
         self._refreshes_s = self._away_since_s = math.inf
         self._missing: set[str] = set()  # of what is wanted
         self._is_calling = False  # a callback runs
-        self._went_paused: set[Place] = set()  # of what was revoked last
+        self._went_paused: set[PartitionId] = set()  # of what was revoked last
 
     @property
     def session_s(self) -> float:
@@ -165,7 +166,9 @@ class Membership:
             places = sorted(self._owned)
         return partial(self._run_step, kind, places, then)
 
-    def _run_step(self, kind: str, places: list[Place], then: Callable[[], None] | None) -> None:
+    def _run_step(
+        self, kind: str, places: list[PartitionId], then: Callable[[], None] | None
+    ) -> None:
         """Call back, do what the application did not, and go on; ``changed`` is not held."""
         parts = [TopicPartition(*place, OFFSET_INVALID) for place in places]
         self._has_assigned, self._is_calling = False, True
@@ -190,7 +193,9 @@ class Membership:
                 self.cluster.due(0.0)
                 self.cluster.changed.notify_all()
 
-    def _finish_step(self, kind: str, places: list[Place], parts: list[TopicPartition]) -> None:
+    def _finish_step(
+        self, kind: str, places: list[PartitionId], parts: list[TopicPartition]
+    ) -> None:
         if kind == "assign":
             self._owned = set(places) if self._is_eager else self._owned | set(places)
             if not self._has_assigned:
@@ -404,7 +409,7 @@ class Membership:
             self._take(member.assigned, then=self._rejoin)
         self.cluster.changed.notify_all()
 
-    def _take(self, allowed: Iterable[Place], then: Callable[[], None] | None = None) -> None:
+    def _take(self, allowed: Iterable[PartitionId], then: Callable[[], None] | None = None) -> None:
         """Callbacks from what is owned to what is allowed."""
         gone = sorted(self._owned.difference(allowed))
         added = sorted(set(allowed) - self._owned)
@@ -451,7 +456,7 @@ class Commits(Client):
     _member_id: str
     _is_joining: bool
     _finish_joining: Callable[[float, str], None]
-    _readings: dict[Place, Any]
+    _readings: dict[PartitionId, Any]
 
     def __init__(self, settings: Mapping[str, Any], logger: object = None) -> None:
         super().__init__(settings, logger)
@@ -557,7 +562,7 @@ def _refused(wanted: TopicPartition, error: KafkaError) -> TopicPartition:
     return refused
 
 
-def committed_at(place: Place, offset: int, metadata: str | None) -> TopicPartition:
+def committed_at(place: PartitionId, offset: int, metadata: str | None) -> TopicPartition:
     if metadata is None:
         return TopicPartition(*place, offset)
     return TopicPartition(*place, offset, metadata)

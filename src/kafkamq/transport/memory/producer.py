@@ -21,9 +21,9 @@ from kafkamq.transport.memory.state import (
     Fault,
     LogRecord,
     Partition,
-    Place,
     kafka_error,
 )
+from kafkamq.types import PartitionId
 
 _BATCH_BYTES = 70  # of a batch and a record besides what is in it
 _HEADER_BYTES = 4
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 class _Queued:
     """A record on its way."""
 
-    place: Place
+    place: PartitionId
     value: bytes | None
     key: bytes | None
     headers: list[tuple[str, bytes | None]] | None
@@ -89,7 +89,7 @@ class Producer(Transactional, Client):
         propagation_ms = int_of(settings, 30_000, "topic.metadata.propagation.max.ms")
         self._propagation_s = propagation_ms / 1000
         self._missing: dict[str, float] = {}  # topics, and since when
-        self._queues: dict[Place, deque[_Queued]] = {}
+        self._queues: dict[PartitionId, deque[_Queued]] = {}
         self._unanswered: list[_Queued] = []  # appended, though nobody will tell
         self._reports: deque[_Queued] = deque()
         self._count = 0

@@ -17,6 +17,8 @@ from confluent_kafka import (
     Uuid,
 )
 
+from kafkamq.types import PartitionId
+
 _LONGEST_WAIT_S = 1.0
 _LOOK_S = 0.02  # between two looks at faults; those who wait would wake each other without an end
 
@@ -40,7 +42,7 @@ class State:
         self._looks_s = 0.0
         self._backlog: dict[_Pumped, None] = {}
 
-    def partition(self, place: Place) -> Partition | None:
+    def partition(self, place: PartitionId) -> Partition | None:
         topic = self.topics.get(place[0])
         if topic is None or not 0 <= place[1] < len(topic.partitions):
             return None
@@ -78,9 +80,6 @@ class State:
             self._backlog.pop(producer, None)
 
 
-Place = tuple[str, int]
-"""Topic, partition."""
-
 TOPIC_DEFAULTS = {
     "cleanup.policy": "delete",
     "compression.type": "producer",
@@ -104,7 +103,7 @@ class Transaction:
     is_aborted: bool = False
     touched: dict[Partition, None] = field(default_factory=dict)
     # By group and place:
-    offsets: dict[tuple[str, Place], tuple[int, str | None]] = field(default_factory=dict)
+    offsets: dict[tuple[str, PartitionId], tuple[int, str | None]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -261,7 +260,7 @@ RETRIED = frozenset(
 
 RETRY_S = 0.1
 
-Plan = Callable[[str, object, "Place | None"], "Fault | None"]
+Plan = Callable[[str, object, "PartitionId | None"], "Fault | None"]
 
 
 class Faults:
@@ -294,15 +293,15 @@ class Faults:
         self.told: Callable[[str, int], int] | None = None
         self.has_ids: Callable[[], bool] = lambda: True
         self.is_down = False
-        self.offline: set[Place] = set()
+        self.offline: set[PartitionId] = set()
         self.hidden: set[tuple[object, str]] = set()
         self.cut: set[object] = set()
 
-    def separates(self, client: object, place: Place | None = None) -> bool:
+    def separates(self, client: object, place: PartitionId | None = None) -> bool:
         """Whether a request of this client, to this partition, finds no broker."""
         return self.is_down or client in self.cut or place in self.offline
 
-    def of(self, kind: str, client: object, place: Place | None = None) -> Fault | None:
+    def of(self, kind: str, client: object, place: PartitionId | None = None) -> Fault | None:
         """What becomes of a request."""
         return None if self.plan is None else self.plan(kind, client, place)
 

@@ -26,7 +26,8 @@ from kafkamq.queue.dead_letters import redriven_place
 from kafkamq.transport.admin import Admin, TopicInfo
 from kafkamq.transport.errors import is_fatal
 from kafkamq.transport.follower import Follower
-from kafkamq.transport.record import Place, Record, place_of
+from kafkamq.transport.record import Record, place_of
+from kafkamq.types import PartitionId
 from kafkamq.web.index.fold import Fold, MarkerLog
 from kafkamq.web.index.live import MAX_RUNS, Counts, MarkerLag, Picture, Run, open_runs
 from kafkamq.web.index.schema import delete_index, make_indexes, open_index, size_bytes
@@ -146,8 +147,8 @@ class Following:
         self._letters_id = topics[config.dead_letter_topic].topic_id
         self._statuses: dict[int, TrackerStatus] = {}
         self._moved_s: dict[int, float] = {}  # when each marker partition's clock was
-        self._ends: dict[Place, int] = {}  # what was there at the start
-        self._next: dict[Place, int] = {}
+        self._ends: dict[PartitionId, int] = {}  # what was there at the start
+        self._next: dict[PartitionId, int] = {}
         self._is_indexed = False
         self._read = 0
         self._written_s = self._pictured_s = time.monotonic()
@@ -173,7 +174,7 @@ class Following:
 
     # ---- where to read
 
-    def _positions(self) -> dict[Place, int]:
+    def _positions(self) -> dict[PartitionId, int]:
         kept = {
             (topic, number): (next_offset, restart)
             for topic, number, next_offset, restart in self._connection.execute(
@@ -181,7 +182,7 @@ class Following:
             )
         }
         oldest_ms = round(time.time() * 1000) - self._options.keep_ms
-        found: dict[Place, int] = {}
+        found: dict[PartitionId, int] = {}
         with Admin(self._config) as admin:
             for topic, info in self._topics.items():
                 bounds = admin.log_bounds(topic, range(info.partitions))
@@ -203,7 +204,7 @@ class Following:
                         self.fold.markers[number] = MarkerLog(tracker, self._next[place])
         return found
 
-    def _restart(self, place: Place) -> int:
+    def _restart(self, place: PartitionId) -> int:
         """Return where reading begins after the next start."""
         if place[0] == self._config.tracker_topic:
             return 0  # a status is kept in memory alone
@@ -237,7 +238,7 @@ class Following:
         """Return how many of the records that were there at the start are not read."""
         return sum(max(0, end - self._next[place]) for place, end in self._ends.items())
 
-    def _take(self, place: Place, records: Sequence[Record]) -> None:
+    def _take(self, place: PartitionId, records: Sequence[Record]) -> None:
         topic, number = place
         config, fold = self._config, self.fold
         if topic == config.marker_topic:
