@@ -33,7 +33,7 @@ class StateStore:
     limits: PageLimits = LIMITS
 
     def load(self, name: str) -> bytes:
-        """One chunk or page; counted."""
+        """Return one chunk or page; counted."""
         self.loads += 1
         return self.chunks[name]
 
@@ -53,7 +53,7 @@ class StateStore:
         carry_after_ms: int = NEVER,
         engine: tuple[str, int] | None = None,
     ) -> RedeliveryTracker:
-        """The tracker as it was saved."""
+        """Return the tracker as it was saved."""
         return restore_tracker(
             self.index,
             self.load,
@@ -65,7 +65,7 @@ class StateStore:
 
 
 def cut_batches(records: Batch, seed: int) -> list[Batch]:
-    """The log in batches of random sizes."""
+    """Return the log in batches of random sizes."""
     rng = random.Random(seed)
     largest = rng.choice((1, 5, 50, 300))
     batches = []
@@ -80,7 +80,7 @@ def cut_batches(records: Batch, seed: int) -> list[Batch]:
 def plan_of_batches(
     batches: Sequence[Batch], *, partition: int = 0, carry_after_ms: int = NEVER
 ) -> list[Sequence[Settle | Carry]]:
-    """What the core plans after each batch; for comparison with any other engine."""
+    """Return what the core plans after each batch; for comparison with any other engine."""
     first_offset = batches[0][0].offset if batches else 0
     tracker = RedeliveryTracker(first_offset, partition=partition, carry_after_ms=carry_after_ms)
     plans = []
@@ -146,7 +146,7 @@ def check_agreement(
 
 
 def _planned(tracker: RedeliveryTracker) -> list[Settle | Carry]:
-    """What it plans, one action for a message; its own order is that of R32."""
+    """Return what it plans, one action for a message; its own order is that of R32."""
     actions = list(tracker.plan())
     assert actions == sorted(actions, key=row_order), "by START, log, page and lowest bit"
     return sorted(each_message(actions), key=row_order)

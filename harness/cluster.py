@@ -108,7 +108,7 @@ class KafkaCluster:
         return ",".join(broker.bootstrap_servers for broker in self._brokers.values())
 
     def leader_of(self, topic: str, partition: int = 0, *, timeout_s: float = 30.0) -> int:
-        """The number of the broker that leads a partition now.
+        """Return the number of the broker that leads a partition now.
 
         Raises:
             DeadlineExceededError: nobody does.
@@ -121,7 +121,7 @@ class KafkaCluster:
         return self._ask(found, lambda leader: leader in self._brokers, timeout_s)
 
     def coordinator_of(self, group_id: str, *, timeout_s: float = 30.0) -> int:
-        """The number of the broker that coordinates a group."""
+        """Return the number of the broker that coordinates a group."""
 
         def found() -> int:
             admin = self._admin()  # kept: its futures end with it
@@ -132,7 +132,7 @@ class KafkaCluster:
         return self._ask(found, lambda number: number in self._brokers, timeout_s)
 
     def controller(self, *, timeout_s: float = 30.0) -> int:
-        """The number of the broker whose controller leads."""
+        """Return the number of the broker whose controller leads."""
 
         def found() -> int:
             admin = self._admin()  # kept: its futures end with it
@@ -246,7 +246,7 @@ class KafkaCluster:
         return self._folder / _name(number) / "data"
 
     def _admin(self) -> AdminClient:
-        """A new one each time: one that met a fault may take its time."""
+        """Return a new one each time: one that met a fault may take its time."""
         return AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
 
     def _ask(

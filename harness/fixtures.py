@@ -47,7 +47,7 @@ def kafka_cluster(_kafka_cluster: KafkaCluster) -> Iterator[KafkaCluster]:
 
 @pytest.fixture(scope="session")
 def schema_registry() -> Iterator[LocalRegistry]:
-    """A running schema registry, shared by the session: use subjects of your own."""
+    """Yield a running schema registry, shared by the session: use subjects of your own."""
     with LocalRegistry(
         cache_dir=cache_dir_from(os.environ), java=java_from(os.environ)
     ) as registry:

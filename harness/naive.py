@@ -276,7 +276,7 @@ class NaiveTracker:
         self.is_live = engine is None
 
     def state(self) -> NaiveState:
-        """The whole log, folded."""
+        """Return the whole log, folded."""
         state = NaiveState(self.partition, self.max_lease_ms, self.carry_after_ms)
         state.next_offset = self.first_offset
         for offset, timestamp_ms, marker in self.records:
@@ -284,7 +284,7 @@ class NaiveTracker:
         return state
 
     def wanted(self) -> list[Settle | Carry]:
-        """What ``plan`` would return, one action for a message, without asking for it."""
+        """Return what ``plan`` would return, one action for a message, without asking for it."""
         state = self.state()
         actions: list[Settle | Carry] = []
         for (of_schedule, message_id), entry in state.entries.items():
@@ -308,7 +308,7 @@ class NaiveTracker:
         return sorted(actions, key=row_order)
 
     def plan(self) -> list[Settle | Carry]:
-        """What is due or to be carried and not asked for, in START order."""
+        """Return what is due or to be carried and not asked for, in START order."""
         actions = self.wanted() if self.is_live else []
         self.ask(actions)
         return actions
@@ -328,7 +328,7 @@ class NaiveTracker:
         return min(offsets, default=state.next_offset)
 
     def in_progress(self) -> set[MessageId]:
-        """Messages with an entry."""
+        """Return messages with an entry."""
         return {message_id for of_schedule, message_id in self.state().entries if not of_schedule}
 
     def scheduled(self) -> set[MessageId]:

@@ -65,7 +65,7 @@ class Host:
         return ["nsenter", "-t", str(self.pid), "-n", "-m", f"--wd={Path.cwd()}", "--"]
 
     def run(self, *command: str) -> str:
-        """What a command prints.
+        """Return what a command prints.
 
         Raises:
             NetworkError: it failed.
@@ -84,7 +84,7 @@ class Host:
         self.run("mount", "-o", f"remount,size={size_bytes}", str(folder))
 
     def path_of(self, path: Path) -> Path:
-        """Where a file of this machine is for other machines."""
+        """Return where a file of this machine is for other machines."""
         return Path(f"/proc/{self.pid}/root") / path.relative_to("/")
 
     def end(self) -> None:
@@ -202,7 +202,7 @@ def _run(command: Sequence[str]) -> str:
 
 
 def _free_subnet() -> ipaddress.IPv4Network:
-    """A private /24 that this machine neither is in nor has a route to."""
+    """Return a private /24 that this machine neither is in nor has a route to."""
     taken = _run(["ip", "-4", "addr"]) + _run(["ip", "-4", "route"])
     while True:
         prefix = f"10.{random.randint(128, 254)}.{random.randint(0, 254)}."

@@ -92,7 +92,7 @@ class _Habits:
         return tuple(found)
 
     def held(self) -> tuple[MessageId, str]:
-        """A message and a consumer, often one that holds it."""
+        """Return a message and a consumer, often one that holds it."""
         if self.started and self.rng.random() < self.sense:
             return self.rng.choice(self.started[-10:])
         return self.rng.choice(self.messages), self.rng.choice(self.consumers)
@@ -147,7 +147,7 @@ class _Habits:
 def random_markers(
     seed: int, count: int = 500, *, partition: int = 0, batch_rate: float = 0.0
 ) -> list[MarkerRecord]:
-    """A random log of one marker partition; the same one for the same arguments.
+    """Return a random log of one marker partition; the same one for the same arguments.
 
     Args:
         seed: Names the log.

@@ -72,7 +72,7 @@ class LocalRegistry:
 
     @property
     def url(self) -> str:
-        """Where Confluent's clients reach it; the same over restarts."""
+        """Return where Confluent's clients reach it; the same over restarts."""
         if not self._ports:
             raise StateError("the registry has not been started")
         return f"http://{HOST}:{self._ports[0]}{_PATH}"
@@ -154,7 +154,7 @@ class LocalRegistry:
 
 
 def _fetched(cache_dir: Path | None) -> Path:
-    """The registry's jar, in the folder that its checked archive was unpacked into."""
+    """Return the registry's jar, in the folder that its checked archive was unpacked into."""
     cache = cache_folder(cache_dir)
     folder = cache / _ARCHIVE.removesuffix(".tar.gz")
     jar = folder / "quarkus-run.jar"
@@ -173,7 +173,7 @@ def _fetched(cache_dir: Path | None) -> Path:
 
 
 def _new_enough(java: str) -> str:
-    """The path of a Java that runs the registry: the named one, or one that Debian knows of."""
+    """Get the path of a Java that runs the registry: the named one, or one that Debian knows of."""
     for each in (java, *map(str, sorted(Path("/usr/lib/jvm").glob("*/bin/java")))):
         with contextlib.suppress(JavaError):
             path = java_command(each)

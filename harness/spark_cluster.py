@@ -88,7 +88,7 @@ class LocalSpark:
             return -1
 
     def logs(self) -> str:
-        """What the processes printed."""
+        """Return what the processes printed."""
         return "\n".join(path.read_text() for path in sorted(self._folder.glob("*.log")))
 
     def executors(self) -> list[int]:

@@ -234,7 +234,6 @@ def _track(part: Part, recorder: Recorder, stop: threading.Event) -> None:
 def _track_once(
     part: Part, settings: TrackerConfig, recorder: Recorder, stop: threading.Event
 ) -> bool:
-    """Whether to start again."""
     try:
         LocalTracker(part.config, settings).run(stop)
     except FencedError as error:

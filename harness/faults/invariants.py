@@ -101,7 +101,7 @@ class Report:
 
     @property
     def violations(self) -> Counter[str]:
-        """How many findings of each kind."""
+        """Return how many findings of each kind."""
         return Counter(finding.kind for finding in self.findings)
 
     def require_ok(self, context: str = "") -> None:
@@ -115,7 +115,7 @@ class Report:
             raise CheckFailedError(f"{context}{dict(self.violations)}\n{shown}")
 
     def row(self) -> dict[str, object]:
-        """The figures, for tables."""
+        """Return the figures, for tables."""
         return {
             "sent": self.sent,
             "received": self.received,
@@ -221,7 +221,8 @@ class _Run:
         self.report.findings.append(Finding(kind, text))
 
     def _is_innocent(self, letter: LogRecord) -> bool:
-        """Whether its worker did all it should in the last delivery, and it died all the same.
+        """Return whether its worker did all it should in the last delivery, and it died all the
+        same.
 
         Not so when no worker got it: its START was in the log, but a rebalance that outlasts the
         lease kept the offset from being committed.
@@ -474,7 +475,7 @@ class OpenEntries:
             self._last[partition] = last
 
     def passed_over(self, partition: int, position: int, end: int) -> int | None:
-        """Where an entry begins that begins before ``position`` and ends behind ``end``."""
+        """Return where an entry begins that begins before ``position`` and ends behind ``end``."""
         count = bisect_left(self._begins.get(partition, []), position)
         if not count:
             return None

@@ -41,7 +41,7 @@ class Part:
 
     @property
     def config(self) -> ServiceConfig:
-        """Where it plays."""
+        """Return where it plays."""
         return ServiceConfig(
             bootstrap_servers=self.bootstrap_servers, namespace=self.namespace, kafka=self.kafka
         )

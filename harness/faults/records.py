@@ -25,7 +25,7 @@ class NamespaceRecords:
 
 
 def read_namespace(config: ServiceConfig) -> NamespaceRecords:
-    """All records of a namespace, now."""
+    """Return all records of a namespace, now."""
     topics = (config.message_topic, config.marker_topic, config.dead_letter_topic)
     kafka = config.kafka
     return NamespaceRecords(
@@ -40,7 +40,7 @@ def read_records(
     timeout_s: float = 60.0,
     kafka: Mapping[str, str] | None = None,
 ) -> list[LogRecord]:
-    """All committed records of a topic that are there now, partition by partition in order.
+    """Return all committed records of a topic that are there now, partition by partition in order.
 
     Raises:
         DeadlineExceededError: the ends were not reached in time.
@@ -79,7 +79,9 @@ def read_records(
 def committed_positions(
     bootstrap_servers: str, group_id: str, topic: str, partitions: int
 ) -> Mapping[int, int]:
-    """What a group has committed in the partitions of a topic; where it has nothing, no entry."""
+    """Return what a group has committed in the partitions of a topic; where it has nothing, no
+    entry.
+    """
     wanted = [TopicPartition(topic, number) for number in range(partitions)]
     settings = {"bootstrap.servers": bootstrap_servers, "group.id": group_id, "log_level": 0}
     with contextlib.closing(Consumer(settings)) as consumer:
@@ -88,7 +90,7 @@ def committed_positions(
 
 
 def log_end(bootstrap_servers: str, topic: str, partition: int) -> int:
-    """The offset behind the last record of a partition, open transactions included."""
+    """Return the offset behind the last record of a partition, open transactions included."""
     settings = {
         "bootstrap.servers": bootstrap_servers,
         "group.id": "kafkamq.checker",

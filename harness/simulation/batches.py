@@ -221,7 +221,7 @@ class BatchTracker:
             self._error = error
 
     def _batch(self, reader: StreamReader, executor: _Executor, settling: RowSettling) -> bool:
-        """Whether there was something to read."""
+        """Return whether there was something to read."""
         from pyspark.sql.streaming.datasource import ReadAllAvailable
 
         checkpoint = self._checkpoint
@@ -292,7 +292,7 @@ class _Executor:
         driver.on_death.append(process.kill)
 
     def run(self, wanted: LogRange, state: _State) -> _Done:
-        """One task.
+        """Run one task.
 
         Raises:
             KafkaMQError: It failed, or its process did.
@@ -344,7 +344,7 @@ class _Worker:
         )
 
     def run(self, wanted: LogRange, state: _State) -> _Done:
-        """One task: read, and fold."""
+        """Run one task: read, and fold."""
         blocks = []
         for records in log_reader(self._config).read(wanted):
             rows = []

@@ -76,12 +76,12 @@ class SimulatedKafka:
 
     @property
     def cluster(self) -> MemoryKafka:
-        """The brokers."""
+        """Return the brokers."""
         assert self._cluster is not None, "it is open"
         return self._cluster
 
     def consumers(self, of: Process | None = None) -> list[Consumer]:
-        """Those that are open, of one process or of all that live."""
+        """Return those that are open, of one process or of all that live."""
         from kafkamq.transport.memory.consumer import Consumer
 
         alive = [
@@ -126,7 +126,7 @@ class SimulatedKafka:
         return [record for number in numbers for record in self.records(topic, number)[0]]
 
     def news(self, topic: str) -> list[LogRecord]:
-        """What was not asked for before."""
+        """Return what was not asked for before."""
         news: list[LogRecord] = []
         found = self.cluster.topics.get(topic)
         for number in range(len(found.partitions)) if found is not None else ():
@@ -176,12 +176,12 @@ class SimulatedKafka:
         self.cluster.due(0.0)
 
     def is_writing(self, process: Process) -> bool:
-        """Whether a client of it has records that are not sent yet."""
+        """Return whether a client of it has records that are not sent yet."""
         own = [client for client, owner in self._owners.items() if owner is process]
         return any(getattr(client, "waiting", None) for client in own)
 
     def factories(self) -> list[tuple[object, object]]:
-        """What opens clients, and what stands for it: who opens one is its owner."""
+        """Return what opens clients, and what stands for it: who opens one is its owner."""
 
         def owned(make: Callable[..., object]) -> Callable[..., object]:
             def open_client(*args: object, **kwargs: object) -> object:
@@ -249,7 +249,7 @@ class SimulatedKafka:
         return Fault(latency_s=latency_s) if latency_s else None
 
     def _is_within(self, duration_ms: int) -> bool:
-        """Whether so little of the run has passed."""
+        """Return whether so little of the run has passed."""
         return self._scheduler.now_ns < self._began_ns + duration_ms * 1_000_000
 
     def _told(self, topic: str, count: int) -> int:

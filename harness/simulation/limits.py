@@ -29,7 +29,7 @@ class Behaviour(Enum):
 
     @classmethod
     def of(cls, payload: bytes | None) -> Behaviour:
-        """What a payload says."""
+        """Return what a payload says."""
         return cls((payload or b"quick").split(b" ")[0].decode())
 
 
@@ -60,7 +60,7 @@ class Faults:
 
     @property
     def delays_answers(self) -> bool:
-        """Whether what was written may have no answer for long, or not be written for long."""
+        """Say whether what was written may have no answer for long, or not be written for long."""
         rates = self.lost_reply_rate, self.full_queue_rate, self.write_error_rate
         return bool(self.outages or self.fatal_errors or self.commit_ms or any(rates))
 
@@ -70,7 +70,7 @@ class Situation(Protocol):
 
     @property
     def faults(self) -> Faults:
-        """What goes wrong."""
+        """Return what goes wrong."""
 
     @property
     def preempt_every(self) -> int:
@@ -158,7 +158,7 @@ _UNUSUAL = tuple(each for each in Behaviour if each not in (Behaviour.QUICK, *_O
 
 
 def draw_limits(seed: int) -> Limits:
-    """What a seed is like."""
+    """Return what a seed is like."""
     limits, rng = _draw_limits(seed), random.Random(f"batches {seed}")
     faults, is_calm = limits.faults, limits.faults == Faults()
     if rng.random() >= 0.5:
@@ -192,7 +192,7 @@ def draw_limits(seed: int) -> Limits:
 
 
 def _draw_applications(seed: int, limits: Limits) -> Limits:
-    """Those that are slow or interrupted; and settling that cannot take all at once."""
+    """Return those that are slow or interrupted; and settling that cannot take all at once."""
     rng = random.Random(f"applications {seed}")
     if rng.random() < 0.2:
         faults = replace(limits.faults, interrupt_every=rng.choice((0, 50, 300)))

@@ -253,7 +253,7 @@ class Worker:
 
     @contextlib.contextmanager
     def _called(self) -> Iterator[None]:
-        """Where a signal may come; the application knows what to do."""
+        """Run the block where a signal may come; the application knows what to do."""
         self.is_called = True
         try:
             yield
@@ -268,7 +268,7 @@ class Worker:
 
     @property
     def kept(self) -> int:
-        """Messages that its consumer holds, and that nobody has."""
+        """Return messages that its consumer holds, and that nobody has."""
         held = 0 if self._consumer is None else self._consumer.in_flight
         return held - (self._got - self._settled)
 
@@ -419,5 +419,5 @@ class Tracker:
         tracker.close()
 
     def is_set(self) -> bool:
-        """Whether it is told to close: what is asked of the event that ends one."""
+        """Return whether it is told to close: what is asked of the event that ends one."""
         return self.is_closing

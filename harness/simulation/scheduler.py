@@ -155,7 +155,9 @@ class Scheduler:
     # ---- what simulated code does
 
     def now_s(self) -> float:
-        """The monotonic clock; looking takes a moment, and more in a loop that does only that."""
+        """Return the monotonic clock; looking takes a moment, and more in a loop that does only
+        that.
+        """
         self._looks += 1
         self.now_ns += _LOOK_NS
         if self._looks > _MANY_LOOKS:
@@ -240,7 +242,7 @@ class Scheduler:
     # ---- processes and threads
 
     def process(self, name: str) -> Process:
-        """A new process; ``spawn`` its first thread."""
+        """Return a new process; ``spawn`` its first thread."""
         process = Process(self, name, 1000 + len(self.processes))
         self.processes.append(process)
         return process
@@ -327,7 +329,7 @@ class Scheduler:
         raise SimulationOver
 
     def stacks(self) -> str:
-        """Where each thread stands."""
+        """Return where each thread stands."""
         lines = []
         tasks = [task for each in self.processes if each.is_alive for task in each.tasks]
         for task in tasks[:_MAX_STACKS]:
@@ -358,7 +360,7 @@ class Scheduler:
             raise error
 
     def _choose(self) -> Task | None:
-        """Whose turn it is; None: nobody's, ``run`` says why."""
+        """Return whose turn it is; None: nobody's, ``run`` says why."""
         self.turns += 1
         self._looks = 0
         self.now_ns += _TURN_NS

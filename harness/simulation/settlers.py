@@ -74,7 +74,7 @@ class Settler:
 def untrue(
     said: Sequence[Said], timelines: Mapping[int, Timeline], *, excuses: bool
 ) -> Iterator[tuple[PartitionOffset, str]]:
-    """What givers of verdicts were told and the log has otherwise; places, and texts.
+    """Yield what givers of verdicts were told and the log has otherwise; places, and texts.
 
     ``excuses``: clocks were set, or else nobody knows whether a lease had ended; as where a message
     has two STARTs, of which a giver knows one.
@@ -110,7 +110,7 @@ def untrue(
 
 
 def _has(timeline: Timeline, history: MessageHistory, outcome: Outcome) -> bool:
-    """Whether a verdict with this outcome counted."""
+    """Return whether a verdict with this outcome counted."""
     if outcome is Outcome.ACK:
         return history.ending is Ending.ACKED
     if outcome is Outcome.REJECT:

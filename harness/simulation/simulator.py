@@ -82,7 +82,7 @@ class Simulation(Report):
         self.verdict().require_ok(self.label)
 
     def judge(self) -> Verdict:
-        """What the logs say."""
+        """Return what the logs say."""
         return check_logs(
             messages=self.messages,
             markers=self.markers,
@@ -94,7 +94,7 @@ class Simulation(Report):
         )
 
     def verdict(self) -> Verdict:
-        """What the logs say, and whether users were told the truth."""
+        """Return what the logs say, and whether users were told the truth."""
         verdict = self.judge()
         first = [Problem(kind, _NOWHERE, text) for kind, text in self.troubles()]
         verdict.problems[:0] = [*first, *self._untrue(), *self._given_up()]
@@ -164,7 +164,7 @@ class _Run(Stage[_Actor]):
 
     @property
     def world(self) -> QueueWorld:
-        """What its processes share."""
+        """Return what its processes share."""
         return self._world
 
     def states_of(self, message: str, extra: Mapping[str, object]) -> Iterable[str]:
@@ -253,7 +253,7 @@ class _Run(Stage[_Actor]):
         self._positions[group, place] = max(offset, self._positions.get((group, place), 0))
 
     def is_settled(self) -> bool:
-        """Whether every message and every SCHEDULE has ended, by an END that came in time."""
+        """Say whether every message and every SCHEDULE has ended, by an END that came in time."""
         if not self._progress.is_settled(self.kafka, self.world.config):
             return False
         self._read_logs()
@@ -385,7 +385,7 @@ class _Progress:
         self._ended: set[tuple[bool, int, int]] = set()
 
     def is_settled(self, kafka: SimulatedKafka, config: ServiceConfig) -> bool:
-        """Whether every message and every SCHEDULE has ended."""
+        """Return whether every message and every SCHEDULE has ended."""
         for record in kafka.news(config.message_topic):
             self._open.add((False, record.partition, record.offset))
         for record in kafka.news(config.marker_topic):

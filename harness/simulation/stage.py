@@ -66,7 +66,7 @@ class Report(ABC):
         """
 
     def troubles(self) -> list[tuple[str, str]]:
-        """What must not be, whatever was done: a kind and a text each."""
+        """Return what must not be, whatever was done: a kind and a text each."""
         found = [("failed", each) for each in self.failures]
         if self.settled_s < 0:
             found.append(("stalled", "it never settled"))
@@ -100,7 +100,7 @@ class World:
     def start(
         self, name: str, main: Callable[[Process], None], on_end: Callable[[], None]
     ) -> Process:
-        """A process whose first thread runs ``main``; its other threads end with it."""
+        """Return a process whose first thread runs ``main``; its other threads end with it."""
         process = self.scheduler.process(name)
 
         def run() -> None:
@@ -144,11 +144,11 @@ class Stage(ABC, Generic[Actor]):
     @property
     @abstractmethod
     def world(self) -> World:
-        """What its processes share."""
+        """Return what its processes share."""
 
     @abstractmethod
     def states_of(self, message: str, extra: Mapping[str, object]) -> Iterable[str]:
-        """Which states a line of log tells of."""
+        """Return which states a line of log tells of."""
 
     @abstractmethod
     def prepare(self) -> None:
@@ -156,7 +156,7 @@ class Stage(ABC, Generic[Actor]):
 
     @abstractmethod
     def is_settled(self) -> bool:
-        """Whether nothing is left to do."""
+        """Return whether nothing is left to do."""
 
     @abstractmethod
     def keep(self) -> None:
@@ -312,7 +312,7 @@ class _Lines(logging.Handler):
 
 
 def _writes_beside(task: Task) -> bool:
-    """Whether another thread is inside of the producer whose client this one replaces."""
+    """Return whether another thread is inside of the producer whose client this one replaces."""
     renewing = next(each for each in _frames(sys._getframe()) if each.f_code.co_name == "_renew")
     producer = renewing.f_locals["self"]
     others = [each.greenlet.gr_frame for each in task.process.tasks if each is not task]

@@ -155,13 +155,13 @@ def without_inventions(markers: Sequence[LogRecord]) -> Iterator[LogRecord]:
 
 
 def is_invented(letter: LogRecord) -> bool:
-    """Whether a dead letter is of such a START."""
+    """Return whether a dead letter is of such a START."""
     origin = read_message_headers(letter.headers).origin
     return origin is not None and origin.offset >= FIRST_INVENTED
 
 
 def holds_batches(markers: Sequence[LogRecord]) -> bool:
-    """Whether some message of a START of several has no END."""
+    """Return whether some message of a START of several has no END."""
     is_open: dict[MessageId | None, bool] = {}
     for record in markers:
         marker = decode_marker(record.value)
@@ -174,7 +174,7 @@ def holds_batches(markers: Sequence[LogRecord]) -> bool:
 
 
 def acked(markers: Sequence[LogRecord]) -> set[MessageId | None]:
-    """Messages with an ACK in the logs, in time or not."""
+    """Return messages with an ACK in the logs, in time or not."""
     decoded = [decode_marker(record.value) for record in markers]
     return {
         each.message_id

@@ -146,7 +146,7 @@ class _Names:
                 self._by_id[id(real)] = double
 
     def of(self, value: object, singles: dict[int, object]) -> object:
-        """What to put in its place; itself: it stays."""
+        """Return what to put in its place; itself: it stays."""
         found = self._by_id.get(id(value), value)
         if found is not value:
             return found
@@ -165,7 +165,7 @@ class _Names:
         return value
 
     def _fresh(self, value: object) -> object:
-        """One as the module made it."""
+        """Return one as the module made it."""
         try:
             return type(value)()
         except TypeError:  # it needs arguments: the same ones, and nothing that has happened
@@ -179,7 +179,7 @@ class _Names:
 
 
 def _holds_real(value: object) -> bool:
-    """Whether an object of ours has a lock or the like."""
+    """Return whether an object of ours has a lock or the like."""
     kind = type(value)
     if not kind.__module__.startswith("kafkamq.") or isinstance(value, (type, FunctionType)):
         return False
@@ -213,7 +213,7 @@ def swapped(scheduler: Scheduler, others: Sequence[tuple[object, object]] = ()) 
 
 
 def leftovers(modules: Sequence[ModuleType]) -> list[str]:
-    """Where something real is left that a simulated thread could come upon."""
+    """Return where something real is left that a simulated thread could come upon."""
     found = []
     for module in modules:
         for name, value in vars(module).items():

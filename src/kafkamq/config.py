@@ -40,7 +40,7 @@ _TOPIC_NAME_LIMIT = "1-249 of letters, digits, '.', '_' and '-'"
 
 
 def milliseconds(value: float | timedelta, *, name: str, minimum: int = 0) -> int:
-    """A duration in seconds (or a timedelta) as whole milliseconds.
+    """Return a duration in seconds (or a timedelta) as whole milliseconds.
 
     Raises:
         ConfigError: not a number, not finite, or below ``minimum`` (milliseconds).
@@ -59,7 +59,8 @@ def milliseconds(value: float | timedelta, *, name: str, minimum: int = 0) -> in
 def wait_seconds(
     value: float | timedelta, *, name: str = "timeout", may_be_endless: bool = False
 ) -> float:
-    """How long to wait for an end, in seconds: what is left of a time may be negative, which is 0.
+    """Return how long to wait for an end, in seconds: what is left of a time may be negative, which
+    is 0.
 
     Raises:
         ConfigError: not a number, or not finite where it may not be endless (``math.inf``).
@@ -71,7 +72,7 @@ def wait_seconds(
 
 
 def utf8(value: str, *, name: str) -> bytes:
-    """A text as it travels.
+    """Return a text as it travels.
 
     Raises:
         ConfigError: no text, or with half a surrogate pair, which UTF-8 does not have.
@@ -85,7 +86,7 @@ def utf8(value: str, *, name: str) -> bytes:
 
 
 def one_of(kind: type[Choice], name: str, value: object) -> Choice:
-    """The member that has this value.
+    """Return the member that has this value.
 
     Raises:
         ConfigError: None has; names them.
@@ -179,7 +180,7 @@ class ServiceConfig:
 
     @property
     def topics(self) -> dict[str, str]:
-        """Its topics, by the names of the fields above."""
+        """Return its topics, by the names of the fields above."""
         return {name: getattr(self, name) for name in TOPICS}
 
 
@@ -279,7 +280,7 @@ class QueueConfig:
 
     @property
     def is_at_most_once(self) -> bool:
-        """Whether what is handed out counts as acknowledged before that."""
+        """Return whether what is handed out counts as acknowledged before that."""
         return self.delivery == "at-most-once"
 
     def _require_place(self) -> None:

@@ -10,7 +10,7 @@ __all__ = ["loader"]
 
 
 def loader(package: str, homes: Mapping[str, tuple[str, ...]]) -> Callable[[str], object]:
-    """The ``__getattr__`` of a package; ``homes`` has the names that each module gives."""
+    """Return the ``__getattr__`` of a package; ``homes`` has the names that each module gives."""
     home = {name: module for module, names in homes.items() for name in names}
 
     def load(name: str) -> object:

@@ -115,7 +115,7 @@ class MessageBatch:
     bits: int
 
     def message_ids(self) -> Iterator[MessageId]:
-        """The messages, by ascending offset."""
+        """Yield the messages, by ascending offset."""
         for number, bit in enumerate(bin(self.bits)[:1:-1]):
             if bit == "1":
                 offset = self.base_offset + number
@@ -153,7 +153,7 @@ class Marker:
 
 
 def expand(marker: Marker) -> Iterator[Marker]:
-    """The markers of one message each that one with batches means (R27); any other as it is."""
+    """Get the markers of one message each that one with batches means (R27); any other as it is."""
     if not marker.batches:
         yield marker
     for batch in marker.batches:

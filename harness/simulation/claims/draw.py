@@ -48,7 +48,7 @@ class ClaimLimits:
 
 
 def draw_claims(seed: int) -> ClaimLimits:
-    """What a seed is like."""
+    """Return what a seed is like."""
     rng = random.Random(f"claim limits {seed}")
     calm = rng.random() < 0.15
     use = rng.choice(tuple(ClaimUse))

@@ -41,7 +41,7 @@ CLAIM_STATES = frozenset([*_LINES, *_OF_LEDGERS])
 
 
 def number_of(value: bytes | None) -> int:
-    """The message's, in its value or its output."""
+    """Return the message's, in its value or its output."""
     return int((value or b"").split(b" ")[1])
 
 
@@ -102,7 +102,7 @@ class ClaimLedger:
         self.said.update(number_of(message.payload) for message in messages)
 
     def is_finished(self, message: ClaimedMessage) -> bool:
-        """Whether its commit was taken."""
+        """Return whether its commit was taken."""
         return self.done[number_of(message.payload)] > 0
 
     def settles(self, partition: int, first: int, end: int) -> None:
@@ -117,7 +117,7 @@ class ClaimLedger:
     # ---- what the logs say
 
     def numbers(self, partition: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Offsets of messages in a log, and their numbers."""
+        """Yield offsets of messages in a log, and their numbers."""
         log = self._kafka.cluster.topics[TOPIC].partitions[partition]
         for offset in range(max(start, log.start), min(end, log.end)):
             record = log.records[offset - log.start]
@@ -125,7 +125,7 @@ class ClaimLedger:
                 yield offset, number_of(record.value)
 
     def is_at_end(self, message: ClaimedMessage) -> bool:
-        """Whether nothing stands behind it."""
+        """Return whether nothing stands behind it."""
         log = self._kafka.cluster.topics[TOPIC].partitions[message.partition]
         return message.offset + 1 >= log.end
 
@@ -135,7 +135,7 @@ class ClaimLedger:
         return [number for partition in count for _, number in self.numbers(partition, 0, 1 << 60)]
 
     def missing(self) -> list[int]:
-        """What is in the logs and must still be handed out, or committed."""
+        """Return what is in the logs and must still be handed out, or committed."""
         if self._limits.use is ClaimUse.AT_MOST_ONCE:
             return []
         if self._limits.use is ClaimUse.RANGES:  # the group's positions tell whether they are done
@@ -199,5 +199,5 @@ class ClaimLedger:
 
 
 def of_claim_line(message: str) -> list[str]:
-    """The states that a line of log tells of."""
+    """Return the states that a line of log tells of."""
     return [state for state, begin in _LINES.items() if message.startswith(begin)]

@@ -52,7 +52,7 @@ class _Run(Stage[ClaimMember]):
 
     @property
     def world(self) -> ClaimWorld:
-        """What its processes share."""
+        """Return what its processes share."""
         return self._world
 
     def states_of(self, message: str, extra: Mapping[str, object]) -> Iterable[str]:

@@ -75,12 +75,14 @@ class ParallelLimits:
 
     @property
     def gives_up(self) -> bool:
-        """Whether a record may be given up."""
+        """Return whether a record may be given up."""
         return self.max_attempts is not None
 
     @property
     def is_quicker_than_revocations(self) -> bool:
-        """Whether a revocation waits for all that is in flight; what takes longer comes again."""
+        """Return whether a revocation waits for all that is in flight; what takes longer comes
+        again.
+        """
         takes_ms = self.work_ms * max(1, self.batch_size)
         if self.use is Use.STREAM:  # one result after the other
             takes_ms += TAKE_MS * self.concurrency
@@ -93,7 +95,7 @@ class ParallelLimits:
 
 
 def draw_parallel(seed: int) -> ParallelLimits:
-    """What a seed is like."""
+    """Return what a seed is like."""
     rng = random.Random(f"parallel limits {seed}")
     calm = rng.random() < 0.15
     use = rng.choice((Use.POLL, Use.POLL, Use.PRODUCE, Use.STREAM))
@@ -143,7 +145,7 @@ def draw_parallel(seed: int) -> ParallelLimits:
 
 
 def _most(manner: Manner) -> float:
-    """How many records may be so; a large result costs everybody's transaction."""
+    """Return how many records may be so; a large result costs everybody's transaction."""
     return 0.05 if manner is Manner.LARGE else 0.2
 
 

@@ -55,7 +55,7 @@ PARALLEL_STATES = frozenset([*_LINES, *_OF_LEDGERS])
 
 
 def number_of(value: bytes | None) -> int:
-    """The record's, in its value, its result or its dead letter."""
+    """Return the record's, in its value, its result or its dead letter."""
     return int((value or b"").split(b" ")[1])
 
 
@@ -97,16 +97,16 @@ class Ledger:
     # ---- what is so
 
     def log(self, partition: int) -> Partition:
-        """A partition that is worked on."""
+        """Return a partition that is worked on."""
         return self._kafka.cluster.topics[TOPIC].partitions[partition]
 
     @property
     def partitions(self) -> range:
-        """All of them."""
+        """Return all of them."""
         return range(len(self._kafka.cluster.topics[TOPIC].partitions))
 
     def is_done(self, number: int) -> bool:
-        """Whether nothing is left to do for a record."""
+        """Return whether nothing is left to do for a record."""
         if number in self.skipped or self.dead_letters[number]:
             return True
         if number in self.large and self._limits.on_exhausted == "skip" and self.ends[number]:
@@ -115,7 +115,7 @@ class Ledger:
         return well[number] > 0
 
     def numbers(self, partition: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Offsets of records in a log, and their numbers."""
+        """Yield offsets of records in a log, and their numbers."""
         log = self.log(partition)
         for offset in range(max(start, log.start), min(end, log.end)):
             record = log.records[offset - log.start]
@@ -123,7 +123,7 @@ class Ledger:
                 yield offset, number_of(record.value)
 
     def open_numbers(self) -> list[int]:
-        """What stands in the logs and is not done."""
+        """Return what stands in the logs and is not done."""
         self._read()
         return [
             number
@@ -340,5 +340,5 @@ class Ledger:
 
 
 def of_parallel_line(message: str) -> list[str]:
-    """The states that a line of log tells of."""
+    """Return the states that a line of log tells of."""
     return [state for state, begin in _LINES.items() if message.startswith(begin)]

@@ -54,7 +54,7 @@ class _Run(Stage[Member]):
 
     @property
     def world(self) -> ParallelWorld:
-        """What its processes share."""
+        """Return what its processes share."""
         return self._world
 
     def states_of(self, message: str, extra: Mapping[str, object]) -> Iterable[str]:

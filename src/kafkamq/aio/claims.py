@@ -46,7 +46,7 @@ class Cluster(Entered):
             self._sync = await in_thread(sync.Cluster, servers, **options)
 
     async def connected(self) -> sync.Cluster:
-        """The cluster underneath."""
+        """Return the cluster underneath."""
         await self
         assert self._sync is not None, "connected"
         return self._sync
@@ -103,7 +103,7 @@ class _Owner:
         self._closing: asyncio.Future[None] | None = None
 
     async def run(self, name: str, call: Callable[[], T]) -> T:
-        """Its result, or that of the call of this name that was cancelled before it."""
+        """Return its result, or that of the call of this name that was cancelled before it."""
         async with self._turn:
             pending = self._pending.get(name)
             if pending is None:
@@ -181,7 +181,7 @@ class Consumer(_Holder[sync.Consumer]):
         self._owner = _Owner()
 
     async def __aiter__(self) -> AsyncIterator[ClaimedMessage]:
-        """Messages, until ``stop``."""
+        """Yield messages, until ``stop``."""
         while not self._sync.is_stopped:
             message = await self.receive(_POLL_S)
             if message is not None:
@@ -322,7 +322,7 @@ class ClaimedRange:
     token: int = attribute("token", doc="Fencing token.")
 
     async def __aiter__(self) -> AsyncIterator[ClaimedMessage]:
-        """Its messages; waits for those that are not written yet, until ``stop``."""
+        """Yield its messages; waits for those that are not written yet, until ``stop``."""
         messages = self._messages = self._messages or iter(self._sync)
         name = f"messages of {self._sync.token}"
         while True:

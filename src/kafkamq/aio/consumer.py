@@ -44,17 +44,17 @@ class Consumer(Entered):
 
     @property
     def queue_id(self) -> str:
-        """The queue that it receives from."""
+        """Return the queue that it receives from."""
         return self._queue.queue_id
 
     @property
     def in_flight(self) -> int:
-        """Messages held: STARTed ahead, or handed out and without verdict."""
+        """Return messages held: STARTed ahead, or handed out and without verdict."""
         return 0 if self._sync is None else self._sync.in_flight
 
     @property
     def is_closed(self) -> bool:
-        """Whether ``close`` was called."""
+        """Return whether ``close`` was called."""
         return self._closed.is_set()
 
     async def receive(self, timeout: float | timedelta = 1.0) -> Message | None:
@@ -72,7 +72,7 @@ class Consumer(Entered):
         return await self._receive(lambda: self._connected().receive_many(n, timeout))
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        """Messages until the consumer is closed; retriable errors are retried."""
+        """Yield messages until the consumer is closed; retriable errors are retried."""
         timeout_s = self._queue.config.next_message_timeout_ms / 1000
         while not self._closed.is_set():
             try:

@@ -61,7 +61,7 @@ class Service:
 
     @property
     def sync_service(self) -> sync.Service:
-        """What is behind it."""
+        """Return what is behind it."""
         return self._sync
 
     config = shown(sync.Service.config)
@@ -98,7 +98,7 @@ class Queue:
         return self._sync.handler(**options)
 
     def producer(self) -> Producer:
-        """A producer. It connects at its first use, or when it is awaited or entered."""
+        """Return a producer. It connects at its first use, or when it is awaited or entered."""
         return Producer(self._sync)
 
     create_topics = twin(sync.Queue.create_topics)
@@ -113,7 +113,7 @@ class Queue:
     def consumer(
         self, *, on_lease_lost: OnLeaseLost | None = None, ordering: str | None = None
     ) -> Consumer:
-        """A worker. It connects at its first use, or when it is awaited or entered.
+        """Return a worker. It connects at its first use, or when it is awaited or entered.
 
         Args:
             on_lease_lost: A function or a coroutine function; runs in the event loop.
@@ -169,7 +169,7 @@ class Producer(Entered):
 
     @property
     def queue_id(self) -> str:
-        """The queue that it sends to."""
+        """Return the queue that it sends to."""
         return self._queue.queue_id
 
     async def send(

@@ -40,7 +40,7 @@ async def in_thread(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 def twin(
     method: Callable[Concatenate[Any, P], T],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """The coroutine of the same name and arguments; its class has ``_connected``.
+    """Return the coroutine of the same name and arguments; its class has ``_connected``.
 
     That is a coroutine, too, and gives what the method is called of, in a thread.
     """
@@ -54,7 +54,7 @@ def twin(
 
 
 def same(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """The method of the same name of what is ``_sync``: it waits for nothing."""
+    """Return the method of the same name of what is ``_sync``: it waits for nothing."""
 
     @functools.wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -65,12 +65,12 @@ def same(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, 
 
 
 def shown(get: Callable[[Any], T]) -> T:
-    """The property of the same name of what is ``_sync``."""
+    """Return the property of the same name of what is ``_sync``."""
     named = cast("property", get)
     assert named.fget is not None, "it can be read"
     return cast("T", attribute(named.fget.__name__, doc=named.__doc__))
 
 
 def attribute(name: str, *, doc: str | None) -> Any:
-    """The attribute of this name of what is ``_sync``."""
+    """Return the attribute of this name of what is ``_sync``."""
     return property(attrgetter(f"_sync.{name}"), doc=doc)

@@ -109,7 +109,7 @@ class PositionChange:
         return self.phase is ResetPhase.OVER
 
     def claimant(self, place: PartitionId) -> Claimant | None:
-        """Who is to be told what became of the steps for this partition."""
+        """Return who is to be told what became of the steps for this partition."""
         return self._claimants.get(place)
 
     def on_offsets(
@@ -135,7 +135,9 @@ class PositionChange:
     def plan(
         self, monotonic_ms: int, now_s: float, *, random_unit: float = 0.5
     ) -> list[tuple[PartitionId | None, Step | WriteGroup]]:
-        """The steps to perform now, each with its claimant's partition; None: ``WriteGroup``."""
+        """Return the steps to perform now, each with its claimant's partition; None:
+        ``WriteGroup``.
+        """
         steps: list[tuple[PartitionId | None, Step | WriteGroup]] = []
         if self.phase is ResetPhase.PAUSING:
             # The pause outlasts everything, also what a member's wrong clock takes off.
@@ -285,7 +287,7 @@ class Admin:
         self._write(0, timeout_s)
 
     def paused_until(self) -> float:
-        """When the pause ends, epoch s by the broker; 0.0: the group is not paused."""
+        """Return when the pause ends, epoch s by the broker; 0.0: the group is not paused."""
         return self._cluster.paused_until(self.group_id)
 
     def wait_until_free(self, timeout: float | timedelta = 60.0) -> None:

@@ -55,7 +55,7 @@ class TopicAudit:
     gaps: int = 0  # offsets without a record: transactions, or compaction
 
     def clients(self) -> dict[tuple[str, str], ClientAudit]:
-        """What all coordination partitions tell of each client, by group and client."""
+        """Return what all coordination partitions tell of each client, by group and client."""
         found: dict[tuple[str, str], ClientAudit] = {}
         for part in self.partitions.values():
             for key, seen in part.clients.items():

@@ -167,12 +167,12 @@ class Cluster:
 
     @property
     def coordination_topic(self) -> str:
-        """The topic that claims are written to."""
+        """Return the topic that claims are written to."""
         return self._engine.topic.name
 
     @property
     def heartbeat_interval(self) -> float:
-        """Seconds between two heartbeats; a silent owner is replaced after two of them."""
+        """Return seconds between two heartbeats; a silent owner is replaced after two of them."""
         return self._engine.interval_ms / 1000
 
     @property
@@ -196,7 +196,7 @@ class Cluster:
         self._engine.wait_until(lambda: self._engine.is_ready, timeout_s, "reading the claims")
 
     def member(self, client_id: str, group_id: str) -> Member:
-        """A member of a group.
+        """Return a member of a group.
 
         Args:
             client_id: Unique in the group; the same after a restart, to take up what was held.
@@ -226,7 +226,7 @@ class Cluster:
             ]
 
     def paused_until(self, group_id: str) -> float:
-        """When the group's pause ends, epoch s by the broker; 0.0: it is not paused."""
+        """Return when the group's pause ends, epoch s by the broker; 0.0: it is not paused."""
         with self._engine.lock:
             now_s = self._engine.now_s()
             until = max((log.paused_until(group_id) for log in self._engine.log.logs), default=0)
@@ -258,7 +258,7 @@ class Member:
         return f"Member({self.client_id}, {self.group_id})"
 
     def claim_of(self, topic: str, partition: int) -> Claim:
-        """What is known of a partition's claim in this group."""
+        """Return what is known of a partition's claim in this group."""
         engine = self._engine
         with engine.lock:
             log = engine.log.logs[engine.partition_of(topic)]
@@ -266,7 +266,7 @@ class Member:
             return log.claim(self.group_id, topic, partition, now_s=now_s)
 
     def claimed(self, topic: str, partition: int) -> bool:
-        """Whether somebody in this group holds a partition."""
+        """Return whether somebody in this group holds a partition."""
         return self.claim_of(topic, partition).is_valid
 
     def consumer(
@@ -285,7 +285,7 @@ class Member:
         on_claim: Callable[[str, int, int], None] | None = None,
         on_lost: Callable[[str, int, str], None] | None = None,
     ) -> Consumer:
-        """A consumer that claims partitions and reads what it holds.
+        """Return a consumer that claims partitions and reads what it holds.
 
         Args:
             topics: What to claim.

@@ -86,12 +86,12 @@ class ClaimedMessage:
 
     @property
     def headers(self) -> dict[str, bytes | None]:
-        """Headers by name, the last of each; none at all where a name is no text."""
+        """Return headers by name, the last of each; none at all where a name is no text."""
         return dict(headers_of(self._record))
 
     @property
     def commit_token(self) -> CommitToken:
-        """What ``Consumer.commit`` takes in place of this message."""
+        """Return what ``Consumer.commit`` takes in place of this message."""
         return CommitToken(self.topic, self.partition, self.offset, self.token)
 
     def commit(self) -> None:
@@ -118,12 +118,12 @@ class Batch:
 
     @property
     def first_offset(self) -> int:
-        """The offset of the first message."""
+        """Return the offset of the first message."""
         return self.messages[0].offset
 
     @property
     def next_offset(self) -> int:
-        """The offset behind the last message."""
+        """Return the offset behind the last message."""
         return self.messages[-1].offset + 1
 
     def __len__(self) -> int:
@@ -223,7 +223,7 @@ class PartitionReader:
     def next_buffer(
         self, credit_of: Callable[[tuple[str, int]], int] = lambda _: 1
     ) -> ClaimSession | None:
-        """Whose turn it is: a buffer with messages, which goes to the back of the line."""
+        """Return whose turn it is: a buffer with messages, which goes to the back of the line."""
         for session, buffer in self.buffers.items():
             if buffer and credit_of(session.place) > 0 and not _is_full(session, buffer[0].offset):
                 self.buffers[session] = self.buffers.pop(session)
@@ -267,7 +267,8 @@ class PartitionReader:
 
 
 def _is_full(session: ClaimSession, offset: int) -> bool:
-    """Whether too much is done behind a message without a verdict to hand out what comes next.
+    """Return whether too much is done behind a message without a verdict to hand out what comes
+    next.
 
     All of that is remembered until the verdict comes, and repeated after a crash.
     """
@@ -311,7 +312,7 @@ class AtMostOnceBatches:
     # ---- the application's thread
 
     def next_batch(self, timeout_s: float) -> Batch | None:
-        """A batch; None: there was none for ``timeout_s``."""
+        """Return a batch; None: there was none for ``timeout_s``."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             with self._engine.lock:
@@ -411,11 +412,12 @@ class Consumer(Holding):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether ``stop`` or ``close`` was called."""
+        """Return whether ``stop`` or ``close`` was called."""
         return self._is_stopped
 
     def receive(self, timeout: float | timedelta = 1.0) -> ClaimedMessage | None:
-        """The next message; None: there was none for ``timeout`` seconds, or ``stop`` was called.
+        """Return the next message; None: there was none for ``timeout`` seconds, or ``stop`` was
+        called.
 
         Raises:
             DataLossError: A position lies outside its log (``on_data_loss="raise"``).
@@ -439,7 +441,7 @@ class Consumer(Holding):
         return None
 
     def next_batch(self, timeout: float | timedelta = 1.0) -> Batch | None:
-        """The next messages of one partition, at most ``batch``; None as for ``receive``.
+        """Return the next messages of one partition, at most ``batch``; None as for ``receive``.
 
         At most once: when this returns a batch, the log says that it is behind the position, so
         nobody is handed any of it again; what came before it is done with.
@@ -534,7 +536,7 @@ class Consumer(Holding):
         return self._turn is not None or left_s > 0
 
     def _take_of(self, session: ClaimSession, limit: int) -> list[ClaimedMessage]:
-        """What was read under this claim, handed out now; none when the claim has ended."""
+        """Return what was read under this claim, handed out now; none when the claim has ended."""
         buffer = self._reader.buffers[session]
         found = [buffer.popleft() for _ in range(min(limit, len(buffer)))]
         return found if self._may_hand_out(session, [each.offset for each in found]) else []

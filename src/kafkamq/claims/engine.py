@@ -82,7 +82,7 @@ class Fence:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it still fences; else another took over, or it failed: give the claim up."""
+        """Say whether it still fences; else another took over, or it failed: give the claim up."""
         return not self._is_initialised or self.producer.is_ready
 
     def init(self, timeout_s: float) -> None:
@@ -105,7 +105,7 @@ class Fence:
 
     @contextmanager
     def transaction(self) -> Iterator[TransactionalProducer]:
-        """A transaction: committed when the block ends normally, else aborted.
+        """Yield a transaction: committed when the block ends normally, else aborted.
 
         Raises:
             LeaseLostError: The claim has ended, or ended before the commit.
@@ -283,7 +283,7 @@ class OffsetService:
         answer(counts)
 
     def fence(self, topic: str, partition: int) -> Fence:
-        """A fence for a partition that is about to be claimed."""
+        """Return a fence for a partition that is about to be claimed."""
         return Fence(self._config, self._group, topic, partition, self._membership)
 
     def end(self, fence: Fence) -> None:
@@ -313,7 +313,7 @@ class OffsetService:
                 self._answers.found(session, *offsets)
 
     def _fenced(self, sessions: Sequence[ClaimSession]) -> list[ClaimSession]:
-        """Those whose former owners can commit nothing any more."""
+        """Return those whose former owners can commit nothing any more."""
 
         def init(session: ClaimSession) -> bool:
             try:
@@ -452,7 +452,7 @@ class CoordinationLog:
 
     @property
     def bad_records(self) -> int:
-        """Records that were malformed, or of impossible partitions."""
+        """Return records that were malformed, or of impossible partitions."""
         return sum(log.malformed + log.impossible for log in self.logs)
 
     def open(self, since_s: float | None) -> None:
@@ -538,11 +538,11 @@ class Engine(LogEngine):
         return coordination_partition(topic, self.topic.partitions)
 
     def now_s(self) -> float:
-        """The broker's time, late by what a record takes to arrive."""
+        """Return the broker's time, late by what a record takes to arrive."""
         return self.clock.now_s()
 
     def offsets_of(self, group: str) -> OffsetService:
-        """The group's offsets; the first call makes a client and threads, and takes a while."""
+        """Get the group's offsets; the first call makes a client and threads, and takes a while."""
         if group not in self._offsets:
             self._offsets[group] = OffsetService(self.config, self.admin, group, self._answers)
         return self._offsets[group]
@@ -550,7 +550,7 @@ class Engine(LogEngine):
     def attempt(
         self, config: ClaimantConfig, listener: Listener, *, is_fenced: bool
     ) -> ClaimSession:
-        """A claimant that has written nothing yet."""
+        """Return a claimant that has written nothing yet."""
         number = self.partition_of(config.topic)
         peers = self.log.peers[number] if self.log.peers else None
         claimant = Claimant(self.log.logs[number], config, peers=peers)
@@ -567,7 +567,7 @@ class Engine(LogEngine):
         self.drive(session)
 
     def held_ages(self) -> dict[tuple[str, ...], float]:
-        """Seconds since the last heartbeat of what is held, by group, topic and partition."""
+        """Get seconds since the last heartbeat of what is held, by group, topic and partition."""
         with self.lock:
             now_s = self.clock.now_s()
             found: dict[tuple[str, ...], float] = {}

@@ -108,12 +108,14 @@ class Holding(Listener):
         return frozenset(self._complete)
 
     def positions(self) -> dict[tuple[str, int], int]:
-        """The next offset to consume, by topic and partition, of everything that is held now."""
+        """Return the next offset to consume, by topic and partition, of everything that is held
+        now.
+        """
         with self._engine.lock:
             return {place: session.claimant.position for place, session in self._held().items()}
 
     def is_held(self, topic: str, partition: int, token: int) -> bool:
-        """Whether that claim may be worked under at this moment."""
+        """Return whether that claim may be worked under at this moment."""
         with self._engine.lock:
             session = self._sessions.get((topic, partition))
             return (

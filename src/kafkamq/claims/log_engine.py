@@ -56,12 +56,12 @@ _MIN_INTERVALS_KEPT = 6  # readers begin three intervals back; the rest is for t
 
 
 def coordination_topic(config: ServiceConfig) -> str:
-    """Where the claims of a namespace's queues are written."""
+    """Return where the claims of a namespace's queues are written."""
     return f"{config.namespace}.claims"
 
 
 def heartbeat_s(queue: QueueConfig) -> float:
-    """The heartbeat interval of a queue's claims: two of them are its redelivery timeout."""
+    """Return the heartbeat interval of a queue's claims: two of them are its redelivery timeout."""
     return max(0.5, queue.redelivery_timeout_ms / 2000)
 
 
@@ -152,7 +152,7 @@ def check_rules(rules: str) -> None:
 
 
 def require_work(admin: Admin, topic: str) -> int:
-    """How many partitions a topic has whose partitions are claimed."""
+    """Return how many partitions a topic has whose partitions are claimed."""
     found = admin.topics([topic]).get(topic)
     if found is None:
         raise BrokerError(
@@ -186,7 +186,7 @@ def require_topic(admin: Admin, topic: str, *, rules: str, interval_ms: int) -> 
 
 
 def topic_findings(topic: TopicInfo, *, rules: str, interval_ms: int) -> Iterator[Finding]:
-    """What is wrong with an existing coordination topic."""
+    """Yield what is wrong with an existing coordination topic."""
     name, settings = topic.name, topic.settings
     policy = settings.get("cleanup.policy", "delete")
     if "compact" in policy:
@@ -247,12 +247,12 @@ class BrokerClock:
         self._seen_ms = monotonic_ms()
 
     def now_s(self) -> float:
-        """The broker's time, late by what a record takes to arrive."""
+        """Return the broker's time, late by what a record takes to arrive."""
         return (self._now_ms + monotonic_ms() - self._seen_ms) / 1000
 
 
 def follow(config: ServiceConfig, topic: str, **settings: Any) -> Follower:
-    """A reader that goes on when brokers or the topic are away for a while."""
+    """Return a reader that goes on when brokers or the topic are away for a while."""
     return Follower(
         config,
         f"reading {topic}",
@@ -529,6 +529,6 @@ class LogEngine(ABC):
 
 
 def interval_of(message: Record) -> int:
-    """The heartbeat interval that a record's sender goes by, in ms; 0: it does not say."""
+    """Return the heartbeat interval that a record's sender goes by, in ms; 0: it does not say."""
     value = dict(headers_of(message)).get(INTERVAL_HEADER)
     return int(value[:12]) if value is not None and value.isdigit() else 0

@@ -241,7 +241,7 @@ class ClaimedRange:
         return f"ClaimedRange({self.topic}[{self.partition}] {self.first}-{self.next})"
 
     def __iter__(self) -> Iterator[ClaimedMessage]:
-        """Its messages; waits for those that are not written yet, until ``stop``.
+        """Return its messages; waits for those that are not written yet, until ``stop``.
 
         It ends early when it would wait and another range that is held has messages; this one is
         given again when its next message is there.
@@ -388,7 +388,7 @@ class RangeClaims:
                 yield found
 
     def next_range(self, timeout: float | timedelta = 1.0) -> ClaimedRange | None:
-        """A range that is held, those with messages first; None: there was none in time.
+        """Return a range that is held, those with messages first; None: there was none in time.
 
         Raises:
             BrokerError: What no waiting can mend.
@@ -410,7 +410,7 @@ class RangeClaims:
         return None
 
     def _to_give(self) -> list[tuple[int, HeldRange]]:
-        """What the application does not have, and has messages for it."""
+        """Return what the application does not have, and has messages for it."""
         engine = self.engine
         with engine.lock:
             return [
@@ -434,7 +434,7 @@ class RangeClaims:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether ``stop`` or ``close`` was called."""
+        """Return whether ``stop`` or ``close`` was called."""
         return self._is_stopped
 
     def stop(self) -> None:
@@ -572,7 +572,7 @@ class RangeClaims:
             DONE.add(1, *self._labels)
 
     def _is_open(self, partition: int, first: int, end: int) -> bool:
-        """Whether a part of it is not done; other members may have done the rest."""
+        """Return whether a part of it is not done; other members may have done the rest."""
         return self.engine.state.is_open(partition, first, end)
 
     def _require(self, claimed: ClaimedRange) -> None:

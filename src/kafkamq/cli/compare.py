@@ -100,7 +100,7 @@ def _ends_by_sigterm() -> Iterator[None]:
 
 @contextmanager
 def _cluster(config: ServiceConfig | None) -> Iterator[tuple[ServiceConfig, str]]:
-    """The user's, or one that ends with the block; and its version."""
+    """Yield the user's, or one that ends with the block; and its version."""
     if config is not None:
         require_brokers(config)
         with Admin(config) as admin:
@@ -116,7 +116,7 @@ def _cluster(config: ServiceConfig | None) -> Iterator[tuple[ServiceConfig, str]
 
 
 def table_rows(found: Sequence[Measured]) -> list[tuple[str, ...]]:
-    """A name, and what each contender has; a dash where nothing was measured."""
+    """Return a name, and what each contender has; a dash where nothing was measured."""
     return [(name, *(tell(each) or "-" for each in found)) for name, tell in _ROWS]
 
 
@@ -172,7 +172,7 @@ _PLOTS: tuple[tuple[str, Callable[[Measured], float | None]], ...] = (
 
 
 def render(work: Work, found: Sequence[Measured], *, version: str = "") -> str:
-    """The page."""
+    """Return the page."""
     names = [each.contender for each in found]
     plots = "".join(figure(title, [pick(each) for each in found], names) for title, pick in _PLOTS)
     notes = "".join(

@@ -46,7 +46,7 @@ class Order(Enum):
 
 
 def load_handler(name: str) -> Callable[..., object]:
-    """The function that ``module:function`` names."""
+    """Return the function that ``module:function`` names."""
     found = load_named(name, "handler", form="module:function")
     if not callable(found):
         raise ConfigError(f"the handler {name!r} is no function")
@@ -54,7 +54,7 @@ def load_handler(name: str) -> Callable[..., object]:
 
 
 def at_once(text: str) -> int | str:
-    """What ``--concurrency`` says; the consumer refuses what is neither."""
+    """Return what ``--concurrency`` says; the consumer refuses what is neither."""
     return int(text) if text.isascii() and text.isdecimal() else text
 
 
@@ -130,7 +130,7 @@ def consume(
 
 
 def load_worker(name: str) -> Worker:
-    """The worker that ``module:worker`` names."""
+    """Return the worker that ``module:worker`` names."""
     found = load_named(name, "worker", form="module:worker")
     if not isinstance(found, Worker):
         raise ConfigError(f"{name} is a {type(found).__name__}: it must be a kafkamq.Worker")
@@ -157,7 +157,7 @@ def work(
 
 
 def load_named(name: str, what: str, *, form: str) -> object:
-    """What stands in a module under a name, which may have dots."""
+    """Return what stands in a module under a name, which may have dots."""
     module_name, colon, path = name.partition(":")
     if not (module_name and colon and path):
         raise ConfigError(f"the {what} is {name!r}: name it as {form}")

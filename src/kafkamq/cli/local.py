@@ -203,7 +203,7 @@ def _stay() -> None:
 
 
 def _from_file(file: Path, seed: int) -> list[Planned]:
-    """The user's messages, with the demo's own fields ``queue`` and ``demo``."""
+    """Return the user's messages, with the demo's own fields ``queue`` and ``demo``."""
     try:
         with file.open(encoding="utf-8") as lines:
             read = list(read_lines(lines, source=str(file), extra_fields=DEMO_FIELDS))

@@ -102,7 +102,7 @@ _VARIABLE, _KAFKA_VARIABLE = "kafkamq_", "kafkamq_kafka__"
 
 
 def parse_properties(values: Sequence[str]) -> dict[str, str]:
-    """The ``--property name=value`` options as a mapping."""
+    """Return the ``--property name=value`` options as a mapping."""
     result = {}
     for text in values:
         name, equals, value = text.partition("=")
@@ -144,7 +144,7 @@ def load_settings(
 
 
 def service_config(settings: CliSettings) -> ServiceConfig:
-    """The library's settings from the commands' settings."""
+    """Return the library's settings from the commands' settings."""
     if not settings.bootstrap_servers:
         raise ConfigError(
             "no broker is named: pass --bootstrap-servers HOST:PORT, set "
@@ -160,7 +160,7 @@ def service_config(settings: CliSettings) -> ServiceConfig:
 
 
 def _environment() -> dict[str, Any]:
-    """The fields that the environment sets, Kafka's properties with their dots."""
+    """Return the fields that the environment sets, Kafka's properties with their dots."""
     values: dict[str, Any] = {}
     kafka: dict[str, str] = {}
     for variable, value in os.environ.items():
@@ -190,7 +190,9 @@ def _json_object(text: str) -> dict[str, str]:
 
 
 def _property_name(variable: str) -> str:
-    """Kafka's name of what follows the two underscores; one property has an underscore itself."""
+    """Return Kafka's name of what follows the two underscores; one property has an underscore
+    itself.
+    """
     return variable if variable == "log_level" else variable.replace("_", ".")
 
 

@@ -51,7 +51,7 @@ def prepare_stdout() -> None:
 
 
 def output() -> Console:
-    """The console for data; built at each use, because tests and pipes replace stdout.
+    """Return the console for data; built at each use, because tests and pipes replace stdout.
 
     What is not read on a terminal is as wide as it needs to be.
     """
@@ -112,7 +112,7 @@ def time_of(timestamp_ms: int) -> str:
 
 
 def text_of(data: bytes | None) -> str:
-    """A payload, key or header value for a table's cell: text if it is text, else its size."""
+    """Get a payload, key or header value for a table's cell: text if it is text, else its size."""
     if data is None:
         return "null"
     try:
@@ -127,7 +127,7 @@ def text_of(data: bytes | None) -> str:
 
 
 def bytes_fields(name: str, data: bytes | None) -> dict[str, str | None]:
-    """Bytes for JSON: ``{name: text}``, or ``{name_base64: ...}`` when they are no UTF-8."""
+    """Return bytes for JSON: ``{name: text}``, or ``{name_base64: ...}`` when they are no UTF-8."""
     if data is None:
         return {name: None}
     try:
@@ -137,7 +137,7 @@ def bytes_fields(name: str, data: bytes | None) -> dict[str, str | None]:
 
 
 def headers_object(headers: Mapping[str, bytes | None]) -> dict[str, Any]:
-    """Headers for JSON: texts, or ``{"base64": ...}`` for what is no UTF-8."""
+    """Return headers for JSON: texts, or ``{"base64": ...}`` for what is no UTF-8."""
     result: dict[str, Any] = {}
     for name, value in headers.items():
         fields = bytes_fields("base64", value)
@@ -149,7 +149,7 @@ def headers_object(headers: Mapping[str, bytes | None]) -> dict[str, Any]:
 
 @contextmanager
 def progress(title: str, total: int | None, *, quiet: bool = False) -> Iterator[Advance]:
-    """A progress bar on stderr while the block runs; nothing when stderr is no terminal."""
+    """Yield a progress bar on stderr while the block runs; nothing when stderr is no terminal."""
     console = errors()
     bar = Progress(
         SpinnerColumn(),

@@ -33,7 +33,7 @@ def document(title: str, body: str) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table; numbers stand right, None is a dash."""
+    """Return a table; numbers stand right, None is a dash."""
     if not rows:
         return "<p>None.</p>"
     numeric = [
@@ -62,7 +62,7 @@ def figure(title: str, values: Sequence[float | None], names: Sequence[str]) -> 
 
 
 def chart(values: Sequence[float | None], names: Sequence[str]) -> str:
-    """A bar chart as SVG: a name below each bar, its value above while there is room."""
+    """Return a bar chart as SVG: a name below each bar, its value above while there is room."""
     top = max((value for value in values if value is not None), default=0)
     if not top:
         return "<p>None.</p>"

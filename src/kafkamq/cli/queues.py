@@ -53,7 +53,7 @@ _PAUSE_S = 0.5
 
 
 def service(config: ServiceConfig) -> Service:
-    """The library's entry for a namespace."""
+    """Return the library's entry for a namespace."""
     return Service(config.bootstrap_servers, config.namespace, kafka=config.kafka, **config.topics)
 
 
@@ -198,7 +198,7 @@ def _send_all(
 def _queue_batch(
     producer: Producer, messages: Iterator[OutgoingMessage]
 ) -> tuple[list[Delivery], KafkaMQError | None]:
-    """The sends of one batch, and why there are no more of them, if something went wrong."""
+    """Return the sends of one batch, and why there are no more of them, if something went wrong."""
     deliveries: list[Delivery] = []
     try:
         for message in islice(messages, SEND_BATCH):
@@ -404,7 +404,8 @@ def _show(message: Message, verdict: Verdict, *, as_json: bool) -> None:
 def is_used(
     config: ServiceConfig, queue: QueueConfig, stopping: threading.Event, patience: float
 ) -> bool:
-    """Whether to consume a queue: at once if it was ever used, or when its first message comes.
+    """Return whether to consume a queue: at once if it was ever used, or when its first message
+    comes.
 
     Until then there is a warning and no group, so that a mistyped name leaves nothing behind.
     """

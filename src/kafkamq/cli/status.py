@@ -114,7 +114,7 @@ def stat(
 
 
 def _worker(host: str, port: int) -> list[dict[str, Any]]:
-    """What a process says of each queue that it receives from."""
+    """Return what a process says of each queue that it receives from."""
     text = ask(host, port, "/metrics").decode(errors="replace")
     if "kafkamq_" not in text:
         raise not_ours(port)
@@ -234,7 +234,7 @@ def _loops(host: str, port: int, path: str) -> dict[str, Any]:
 
 
 def ask(host: str, port: int, path: str) -> bytes:
-    """What a process answers at its metrics port."""
+    """Return what a process answers at its metrics port."""
     connection = HTTPConnection(host, port, timeout=_TIMEOUT_S)
     try:
         connection.request("GET", path)

@@ -48,7 +48,7 @@ class Handler:
         self._record = recorder.record_call
 
     def handle(self, payload: bytes | None, attempt: int) -> bool:
-        """Whether the message is done; False: it is to be given back."""
+        """Return whether the message is done; False: it is to be given back."""
         number, us, fails = decode(payload or b"")
         self._record("begin", number, attempt)
         if us:

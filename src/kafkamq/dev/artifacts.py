@@ -107,7 +107,8 @@ def fetch_kafka(
     ivy_settings: Path | None = None,
     on_progress: Progress | None = None,
 ) -> KafkaJars:
-    """The jars of ``version``, from the cache or, what is missing, from the public repository.
+    """Return the jars of ``version``, from the cache or, what is missing, from the public
+    repository.
 
     Args:
         version: As published, for example ``4.2.1``.
@@ -152,7 +153,8 @@ def fetch_modules(
     ivy_settings: Path | None = None,
     on_progress: Progress | None = None,
 ) -> Path:
-    """The folder ``name`` of the cache, which holds the jars of a list, each of them checked.
+    """Return the folder ``name`` of the cache, which holds the jars of a list, each of them
+    checked.
 
     Raises:
         ArtifactError, JavaError: as `fetch_kafka`.
@@ -180,7 +182,7 @@ def fetch_modules(
 
 
 def cache_folder(cache_dir: Path | None) -> Path:
-    """The cache: the named folder, or ``~/.cache/kafkamq``."""
+    """Return the cache: the named folder, or ``~/.cache/kafkamq``."""
     return (cache_dir or Path.home() / ".cache" / "kafkamq").absolute()
 
 
@@ -259,7 +261,7 @@ def format_list(version: str, modules: Iterable[Module]) -> str:
 
 
 def committed_list(version: str) -> tuple[Module, ...] | None:
-    """The list that comes with this package, or None for a version without one."""
+    """Return the list that comes with this package, or None for a version without one."""
     path = _LISTS / f"kafka-{version}.txt"
     if not path.is_file():
         return None
@@ -378,7 +380,7 @@ class Ivy:
 
 
 def fetched(work: Path) -> list[tuple[Module, Path]]:
-    """The modules that runs with this work folder have fetched, and their jars."""
+    """Return the modules that runs with this work folder have fetched, and their jars."""
     return [(Module(*jar.parts[-4:-1]), jar) for jar in sorted((work / "out").glob("*/*/*/*.jar"))]
 
 

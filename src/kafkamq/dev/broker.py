@@ -115,13 +115,13 @@ class LocalKafka:
 
     @property
     def bootstrap_servers(self) -> str:
-        """The address for clients; the same over restarts."""
+        """Return the address for clients; the same over restarts."""
         if self._ports is None:
             raise StateError("the broker has not been started")
         return f"{self._host}:{self._ports[0]}"
 
     def address_of(self, listener: str) -> str:
-        """The address of one of the ``listeners``; the same over restarts.
+        """Return the address of one of the ``listeners``; the same over restarts.
 
         Raises:
             StateError: the broker has not been started.
@@ -132,7 +132,7 @@ class LocalKafka:
         return one.advertised or f"{self._host}:{port}"
 
     def port_of(self, listener: str) -> int:
-        """Where one of the ``listeners`` listens, wherever it sends clients to.
+        """Return where one of the ``listeners`` listens, wherever it sends clients to.
 
         Raises:
             StateError, ConfigError: as `address_of`.
@@ -146,7 +146,7 @@ class LocalKafka:
 
     @property
     def data_dir(self) -> Path:
-        """The folder with the data, the properties and the log of the broker."""
+        """Return the folder with the data, the properties and the log of the broker."""
         if self._folder is None:
             raise StateError("the broker has not been started, or its folder has been removed")
         return self._folder
@@ -162,7 +162,7 @@ class LocalKafka:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process exists; a paused one does."""
+        """Return whether the process exists; a paused one does."""
         return self._process is not None and self._process.is_running
 
     # Its life
@@ -379,7 +379,7 @@ def _size(path: Path) -> int:
 
 
 def new_cluster_id() -> str:
-    """A random cluster id, as Kafka writes them."""
+    """Return a random cluster id, as Kafka writes them."""
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode("ascii").rstrip("=")
     return "k" + cluster[1:]  # a leading hyphen would look like an option
 
@@ -393,7 +393,7 @@ def _is_open(host: str, port: int) -> bool:
 
 
 def _answers(bootstrap_servers: str, *, timeout_s: float) -> bool:
-    """Whether a client gets metadata with a live broker in it; an open port says too little."""
+    """Say whether a client gets metadata with a live broker in it; an open port says too little."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
@@ -405,7 +405,7 @@ def _answers(bootstrap_servers: str, *, timeout_s: float) -> bool:
 
 
 def errors_in(text: str) -> str:
-    """The last errors and the exceptions below them; the end of the log when it has none."""
+    """Return the last errors and the exceptions below them; the end of the log when it has none."""
     chosen: list[str] = []
     is_error = False
     for line in text.splitlines():
@@ -523,7 +523,7 @@ def server_properties(
     listeners: Sequence[tuple[Listener, int]] = (),
     node: Node | None = None,
 ) -> dict[str, str]:
-    """All properties of the broker; ``overrides`` win over our defaults.
+    """Return all properties of the broker; ``overrides`` win over our defaults.
 
     Raises:
         ConfigError: an override is one of `OWNED`, or the data folder's path has a comma.
@@ -562,7 +562,7 @@ def server_properties(
 
 
 def format_properties(properties: Mapping[str, str]) -> str:
-    """The text of a Java properties file, in ASCII, with everything escaped that needs it."""
+    """Get the text of a Java properties file, in ASCII, with everything escaped that needs it."""
     return "".join(
         f"{_escape(name, is_key=True)}={_escape(value)}\n" for name, value in properties.items()
     )

@@ -169,7 +169,7 @@ class Orders:
 
     @property
     def config(self) -> ServiceConfig:
-        """The namespace that the first line names."""
+        """Return the namespace that the first line names."""
         names = ("bootstrap_servers", "namespace", "kafka")
         return ServiceConfig(**{name: self.first[name] for name in names if name in self.first})
 

@@ -35,7 +35,7 @@ class JavaError(KafkaMQError):
 
 
 def cache_dir_from(environ: Mapping[str, str]) -> Path | None:
-    """The folder for downloads: ``KAFKAMQ_CACHE``, else ``kafkamq`` in ``XDG_CACHE_HOME``.
+    """Return the folder for downloads: ``KAFKAMQ_CACHE``, else ``kafkamq`` in ``XDG_CACHE_HOME``.
 
     None means the default of `fetch_kafka`, ``~/.cache/kafkamq``.
     """
@@ -47,13 +47,13 @@ def cache_dir_from(environ: Mapping[str, str]) -> Path | None:
 
 
 def java_from(environ: Mapping[str, str]) -> str:
-    """The Java to run: that of ``JAVA_HOME`` (as Spark does), else the one on the path."""
+    """Return the Java to run: that of ``JAVA_HOME`` (as Spark does), else the one on the path."""
     home = environ.get("JAVA_HOME")
     return str(Path(home) / "bin" / "java") if home else "java"
 
 
 def parse_java_version(output: str) -> int:
-    """The major version in what ``java -version`` prints; 0 when it names none.
+    """Return the major version in what ``java -version`` prints; 0 when it names none.
 
     Up to Java 8 the major version was the second number: ``1.8.0_392``.
     """
@@ -66,7 +66,7 @@ def parse_java_version(output: str) -> int:
 
 @functools.lru_cache(maxsize=8)
 def java_command(java: str = "java") -> str:
-    """The path of a usable Java."""
+    """Return the path of a usable Java."""
     path = shutil.which(java)
     if path is None:
         raise JavaError(f"No Java found as {java!r}. {_HINT}")

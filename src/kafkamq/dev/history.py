@@ -73,7 +73,7 @@ class Recorder:
 
 
 def digest(payload: bytes | None) -> str:
-    """What stands for a payload in a history."""
+    """Return what stands for a payload in a history."""
     return "null" if payload is None else hashlib.sha256(payload).hexdigest()[:16]
 
 
@@ -85,7 +85,7 @@ class HistoryReader:
         self._read: dict[Path, int] = {}  # whole lines of each file, in bytes
 
     def read(self) -> list[Event]:
-        """The events that are new, file by file.
+        """Return the events that are new, file by file.
 
         Raises:
             HistoryError: a whole line is broken; what a killed process has begun to write is none.
@@ -109,7 +109,7 @@ class HistoryReader:
 
 
 def read_histories(folder: Path | str) -> list[Event]:
-    """All events of all processes, by time.
+    """Return all events of all processes, by time.
 
     Raises:
         HistoryError: as `HistoryReader.read`.
@@ -118,7 +118,9 @@ def read_histories(folder: Path | str) -> list[Event]:
 
 
 def under_way(events: Iterable[Event]) -> dict[str, int]:
-    """How many calls of handlers each process has begun and not ended, by events in its order."""
+    """Return how many calls of handlers each process has begun and not ended, by events in its
+    order.
+    """
     begun: dict[str, set[tuple[object, int]]] = {}
     for event in events:
         if event.op in ("begin", "end", "fail"):

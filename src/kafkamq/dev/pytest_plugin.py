@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def kafka_broker(request: pytest.FixtureRequest) -> Iterator[LocalKafka]:
-    """A running broker, shared by the session: use topic names of your own."""
+    """Yield a running broker, shared by the session: use topic names of your own."""
     # Plugins load in every test run where this package is installed; most need no Kafka.
     from kafkamq.dev.artifacts import DEFAULT_VERSION
     from kafkamq.dev.broker import LocalKafka
@@ -42,6 +42,6 @@ def kafka_broker(request: pytest.FixtureRequest) -> Iterator[LocalKafka]:
 
 
 def chosen_version(config: pytest.Config, default: str) -> str:
-    """The version of Kafka that the session's options name."""
+    """Return the version of Kafka that the session's options name."""
     chosen = config.getoption("--kafka-version") or config.getini("kafkamq_kafka_version")
     return str(chosen or default)

@@ -46,7 +46,7 @@ def start(command: list[str]) -> int:
 
 
 def exit_code(status: int) -> int:
-    """An exit code as shells give it: 128 + n after signal n."""
+    """Return an exit code as shells give it: 128 + n after signal n."""
     code = os.waitstatus_to_exitcode(status)
     return 128 - code if code < 0 else code
 

@@ -320,7 +320,7 @@ class AckWriter:
         return self.state.leases.extend(message._lease, extension_ms, now_ms)
 
     def own_lease(self, message: MarkersMessage) -> Lease:
-        """A lease of this message alone, which is held; with the lock held."""
+        """Return a lease of this message alone, which is held; with the lock held."""
         leases, lease, offset = self.state.leases, message._lease, message.offset
         if len(lease.offsets) > 1:
             own = leases.apart(lease, offset)
@@ -575,7 +575,7 @@ class AckWriter:
                 raise writer.watch.deadline(f"confirming {count} verdicts", timeout_s)
 
     def _is_all_reported(self) -> bool:
-        """Whether each END that was written is in the log, by its own report, or given up."""
+        """Say whether each END that was written is in the log, by its own report, or given up."""
         return not (self.state.leases.has_verdicts or self._under_way or self._failed)
 
     def _await(self, message: MarkersMessage, part: Lease) -> None:

@@ -51,7 +51,7 @@ class _MarkersBackend:
     def stored_payload(
         self, config: ServiceConfig, record: RecordLike, queue_id: str
     ) -> StoredMessage | None:
-        """A message of the shared topic, or the SCHEDULE of a delayed one."""
+        """Return a message of the shared topic, or the SCHEDULE of a delayed one."""
         if record.topic() != config.marker_topic:
             return StoredMessage(record.key() or b"", record.value(), headers_of(record))
         try:

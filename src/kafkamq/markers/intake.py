@@ -154,7 +154,7 @@ class Intake:
         self._helper.end()
 
     def _do(self, step: Callable[[], None]) -> bool:
-        """Whether it succeeded; what went wrong the next ``receive`` raises."""
+        """Return whether it succeeded; what went wrong the next ``receive`` raises."""
         try:
             step()
         except KafkaMQError as error:
@@ -214,7 +214,9 @@ class Intake:
             self._block_s = _BLOCK_S
 
     def _poll_room(self, wanted: int) -> int:
-        """How many own messages a poll may bring; what may not be STARTed yet has a bound, too."""
+        """Return how many own messages a poll may bring; what may not be STARTed yet has a bound,
+        too.
+        """
         pipeline = self.pipeline
         return max(0, min(wanted - pipeline.startable_count, 2 * wanted + MANY - len(pipeline)))
 
@@ -231,7 +233,7 @@ class Intake:
         self._has_more = count >= MANY and self.pipeline.startable_count < wanted
 
     def _wanted(self) -> int:
-        """Messages that are asked for now, or will be soon."""
+        """Return messages that are asked for now, or will be soon."""
         if self._no_more.is_set():
             return 0
         demand = self.demand
@@ -369,7 +371,7 @@ class Intake:
 
     @property
     def _is_early(self) -> bool:
-        """Whether STARTs or a commit failed just now."""
+        """Return whether STARTs or a commit failed just now."""
         return time.monotonic() < self._retry_s
 
     def _send_commit(self, covered: Covered[MarkersMessage], starts: dict[int, int]) -> None:
@@ -434,7 +436,7 @@ class Intake:
         self._given_up = [each for each in self._given_up if not each.is_answered]
 
     def _is_still_ours(self, run: MessageRun) -> bool:
-        """Whether a run may be handed out whose partition went while it was being committed."""
+        """Say whether a run may be handed out whose partition went while it was being committed."""
         is_again = self.pipeline.is_polled_again(run)
         if is_again:  # its messages are others by now, which have leases of their own
             self._starter.give_up([run])
@@ -467,7 +469,9 @@ class Intake:
     # Exactly once.
 
     def _has_gathered(self, wanted: int) -> bool:
-        """Whether a transaction may begin: it is full, or has waited for more as long as it may."""
+        """Return whether a transaction may begin: it is full, or has waited for more as long as it
+        may.
+        """
         now_ms = monotonic_ms()
         self._gather_ms = self._gather_ms or now_ms
         count = self.pipeline.startable_count

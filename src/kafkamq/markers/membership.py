@@ -53,7 +53,7 @@ def open_member(config: ServiceConfig, queue: QueueConfig, owner: Owner) -> Grou
 
 
 def max_idle_ms(settings: Mapping[str, object]) -> int:
-    """How long a member may go without receiving, as Kafka has it for every consumer."""
+    """Return how long a member may go without receiving, as Kafka has it for every consumer."""
     return int(str(settings.get("max.poll.interval.ms", MAX_POLL_INTERVAL_MS)))
 
 
@@ -61,7 +61,7 @@ def max_idle_ms(settings: Mapping[str, object]) -> int:
 
 
 def session_ms_for(redelivery_timeout_ms: int) -> int:
-    """The session of a queue's workers: 0.6 of its redelivery timeout, within 6 s and 10 s."""
+    """Get the session of a queue's workers: 0.6 of its redelivery timeout, within 6 s and 10 s."""
     return max(MIN_SESSION_MS, min(MAX_SESSION_MS, _longest_ms(redelivery_timeout_ms)))
 
 
@@ -70,7 +70,7 @@ def _longest_ms(redelivery_timeout_ms: int) -> int:
 
 
 def session_problem(config: ServiceConfig, redelivery_timeout_ms: int) -> str:
-    """What is wrong with a session that the user has set, and what to write; empty: nothing."""
+    """Say what is wrong with a session that the user has set, and what to write; empty: nothing."""
     value = str(config.kafka.get("session.timeout.ms", ""))
     if not value.isdecimal():  # none, or the client says what is wrong with it
         return ""
@@ -80,7 +80,7 @@ def session_problem(config: ServiceConfig, redelivery_timeout_ms: int) -> str:
 def broker_session_problems(
     config: ServiceConfig, broker: Mapping[str, str], redelivery_timeout_ms: int
 ) -> list[str]:
-    """What a broker's settings do to the sessions of workers with this redelivery timeout."""
+    """Say what a broker's settings do to the sessions of workers with this redelivery timeout."""
     if is_new_protocol(config.kafka):
         least_ms, name = _least(broker)
         end = "on the brokers: a worker sets its group's session as low as that"
@@ -110,7 +110,9 @@ def _problem(name: str, session_ms: int, redelivery_timeout_ms: int, end: str) -
 
 
 def _least(broker: Mapping[str, str]) -> tuple[int, str]:
-    """The shortest session that a group of these brokers may have (KIP-848), and what says so."""
+    """Return the shortest session that a group of these brokers may have (KIP-848), and what says
+    so.
+    """
     return max(
         (int(broker.get(_BROKER_MIN, "45000")), _BROKER_MIN),
         (int(broker.get(_BROKER_MIN_BEAT, "5000")) * _BEATS, f"{_BEATS} x {_BROKER_MIN_BEAT}"),

@@ -70,12 +70,12 @@ class MarkersMessage(Message):
 
     @property
     def key(self) -> bytes | None:
-        """The sender's key, without the queue id; None: it gave none."""
+        """Return the sender's key, without the queue id; None: it gave none."""
         return split_key(self._record.key())[1]
 
     @property
     def message_id(self) -> MessageId:
-        """Where this copy stands; a redelivered message has another one."""
+        """Return where this copy stands; a redelivered message has another one."""
         lease = self._lease
         return MessageId(lease.partition, self.offset, *lease.log)
 
@@ -118,7 +118,7 @@ class AnyTopicMessage(MarkersMessage):
 
     @property
     def key(self) -> bytes | None:
-        """The sender's key; None: it gave none."""
+        """Return the sender's key; None: it gave none."""
         key: bytes | None = self._record.key()
         return key
 
@@ -126,7 +126,7 @@ class AnyTopicMessage(MarkersMessage):
 def messages_of(
     ack_writer: MarkersAcknowledger, records: Sequence[Record], stamp: bytes
 ) -> list[MarkersMessage]:
-    """The queue's of these: not the copies for other queues of the topic."""
+    """Return the queue's of these: not the copies for other queues of the topic."""
     messages: list[MarkersMessage] = []
     theirs = 0
     for record, headers in zip(records, all_headers(records), strict=True):

@@ -52,7 +52,7 @@ class MarkerPartition:
 
     @property
     def lag(self) -> int | None:
-        """Records that the tracker has not folded yet."""
+        """Return records that the tracker has not folded yet."""
         return None if self.status is None else max(0, self.end - self.status.position)
 
 
@@ -186,7 +186,7 @@ def _positions(
 
 
 def _distance(bounds: _Bounds, positions: Mapping[int, int] | None = None) -> int:
-    """Offsets up to the ends: of messages, and of control records."""
+    """Return offsets up to the ends: of messages, and of control records."""
     places = positions or {}
     return sum(
         max(0, end - max(start, places.get(partition, start)))
@@ -213,7 +213,7 @@ class _Backlog:
         self.waiting[queue_id] += offset >= position
 
     def behind(self, positions: Mapping[int, int]) -> int:
-        """Messages of all queues from these positions on."""
+        """Return messages of all queues from these positions on."""
         return sum(
             len(offsets) - bisect_left(offsets, positions.get(partition, 0))
             for partition, offsets in self._offsets.items()
@@ -223,7 +223,7 @@ class _Backlog:
 def _read_backlog(
     config: ServiceConfig, bounds: _Bounds, positions: _Positions, max_scanned: int
 ) -> _Backlog | None:
-    """The messages behind the queues' positions; None: there are too many to read.
+    """Return the messages behind the queues' positions; None: there are too many to read.
 
     Queues that nobody has received from yet are found when the whole topic may be read; in a longer
     one only what lies behind the first position is.
@@ -251,7 +251,7 @@ def _read(
     max_scanned: int,
     visit: Callable[[Record], None],
 ) -> int | None:
-    """How many records there are from ``starts`` on, each shown to ``visit``.
+    """Return how many records there are from ``starts`` on, each shown to ``visit``.
 
     None: too many to read, or retention moved on meanwhile.
     """
@@ -284,7 +284,7 @@ class Check:
 def cluster_checks(
     config: ServiceConfig, *, max_lease_ms: int, redelivery_timeout_ms: int = 10_000
 ) -> Iterator[Check]:
-    """One check after another; what cannot be asked is a refusal that ends them."""
+    """Yield one check after another; what cannot be asked is a refusal that ends them."""
     try:
         require_brokers(config)
         with Admin(config, timeout_s=_CHECK_TIMEOUT_S) as admin:
@@ -307,7 +307,7 @@ def cluster_checks(
 def _sessions(
     config: ServiceConfig, cluster: ClusterInfo, redelivery_timeout_ms: int
 ) -> Iterator[Check]:
-    """How soon the group of a queue notices that a worker is dead."""
+    """Yield how soon the group of a queue notices that a worker is dead."""
     problems = [session_problem(config, redelivery_timeout_ms)]
     problems += broker_session_problems(config, cluster.settings, redelivery_timeout_ms)
     for problem in filter(None, problems):
@@ -315,7 +315,7 @@ def _sessions(
 
 
 def _messages(config: ServiceConfig, cluster: ClusterInfo, max_lease_ms: int) -> Iterator[Check]:
-    """What depends on how long messages are kept, and who works on their queues."""
+    """Yield what depends on how long messages are kept, and who works on their queues."""
     with Admin(config, timeout_s=_CHECK_TIMEOUT_S) as admin:
         messages = admin.topics([config.message_topic]).get(config.message_topic)
     if messages is None:  # it is said elsewhere
@@ -338,7 +338,7 @@ def _messages(config: ServiceConfig, cluster: ClusterInfo, max_lease_ms: int) ->
 def _groups_checked(
     config: ServiceConfig, cluster: ClusterInfo, retention_ms: int
 ) -> Iterator[Check]:
-    """What Kafka forgets of groups, and queues that two groups work on."""
+    """Yield what Kafka forgets of groups, and queues that two groups work on."""
     kept_min = int(cluster.settings.get("offsets.retention.minutes", "10080"))
     if not 0 <= retention_ms <= kept_min * 60_000:
         yield Check(
@@ -359,7 +359,7 @@ def _groups_checked(
 
 
 def kafka_version(config: ServiceConfig, cluster: ClusterInfo) -> str:
-    """The release of one broker; where it does not tell, what its settings give away."""
+    """Return the release of one broker; where it does not tell, what its settings give away."""
     for address in cluster.brokers.values():
         release = broker_release(config, address)
         if release is not None:
@@ -396,7 +396,7 @@ class QueueSearch:
         return tuple(sorted(self._seen))
 
     def is_used(self) -> bool:
-        """Whether it has a group, a message or a marker, or there is too much to read."""
+        """Return whether it has a group, a message or a marker, or there is too much to read."""
         return (
             self._group in self._admin.groups()
             or self.has_new_message()
@@ -404,7 +404,7 @@ class QueueSearch:
         )
 
     def has_new_message(self) -> bool:
-        """Whether a message of it came since this was asked last; the first time: ever."""
+        """Return whether a message of it came since this was asked last; the first time: ever."""
         return self._is_in(self._config.message_topic, _queue_of_message)
 
     def _is_in(self, topic: str, queue_of: Callable[[Record], str]) -> bool:

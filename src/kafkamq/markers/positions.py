@@ -91,7 +91,7 @@ class Positions:
         self._started_ms = max(self._started_ms, log_ms)
 
     def is_known(self, partition: int) -> bool:
-        """Whether the partition's position was noted since ``forget``."""
+        """Return whether the partition's position was noted since ``forget``."""
         return partition in self._known
 
     def forget(self, partitions: Collection[int]) -> None:
@@ -194,7 +194,8 @@ class Positions:
     # What is read back.
 
     def find(self, partitions: Collection[int], topic_id: bytes) -> dict[int, GroupPosition]:
-        """What the ledger knows of these partitions of the topic with that id; absent: nothing.
+        """Return what the ledger knows of these partitions of the topic with that id; absent:
+        nothing.
 
         Raises:
             BrokerError, DeadlineExceededError: No answer; ask again.
@@ -221,7 +222,8 @@ class Positions:
         }
 
     def _ledger_starts(self, partitions: Collection[int]) -> dict[int, int]:
-        """Where the ledger's partitions begin that may hold these: others keep theirs there, too.
+        """Return where the ledger's partitions begin that may hold these: others keep theirs there,
+        too.
 
         Sinks and redriven dead letters leave records by the million.
         """
@@ -243,7 +245,7 @@ class Positions:
             return None
 
     def started_since(self, positions: Mapping[int, GroupPosition]) -> MessageSet:
-        """Messages of the queue at or above these positions whose STARTs are in the log.
+        """Return messages of the queue at or above these positions whose STARTs are in the log.
 
         Reads a minute or two of the markers for each time at which positions were written, or the
         first message above one came, if that was later: from before that time until no such START
@@ -264,7 +266,8 @@ class Positions:
         return started
 
     def _with_messages(self, positions: Mapping[int, GroupPosition]) -> dict[int, GroupPosition]:
-        """Those above which there are messages; no START of these is older than the first one.
+        """Return those above which there are messages; no START of these is older than the first
+        one.
 
         A position can be much older: its queue had nothing to do until shortly before the end.
         """
@@ -316,7 +319,7 @@ class Positions:
         return queue_key == self._queue_key or bool(not queue_key and marker.batches)
 
     def overtaken(self, first: Mapping[int, int], since_ms: int) -> Overtaken:
-        """What a former owner had STARTed, which was killed before it committed the offsets.
+        """Return what a former owner had STARTed, which was killed before it committed the offsets.
 
         A START of ours may come when the lease of the first one is over: then a tracker brings the
         message back, whatever becomes of ours. Verdicts of a worker say that the position was set
@@ -371,7 +374,7 @@ class Positions:
     def _recent_markers(
         self, first: Mapping[int, int], since_ms: int, until_s: float
     ) -> tuple[int, dict[int, int], dict[int, int]]:
-        """Their latest time, and from where to where those of these messages are."""
+        """Return their latest time, and from where to where those of these messages are."""
         topic = self._config.marker_topic
         with Admin(self._config, until_s=until_s) as admin:
             count = admin.require_topic(topic).partitions
@@ -411,7 +414,9 @@ def _messages_of(marker: Marker) -> Iterator[MessageBatch]:
 
 
 def _times(positions: Collection[GroupPosition]) -> list[tuple[int, int]]:
-    """When positions were written: from, to. What lies between these times can be months of log."""
+    """Return when positions were written: from, to. What lies between these times can be months of
+    log.
+    """
     times: list[tuple[int, int]] = []
     for at_ms in sorted(position.at_ms for position in positions):
         if times and at_ms - times[-1][1] <= 2 * MARGIN_MS:

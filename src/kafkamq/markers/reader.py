@@ -282,7 +282,9 @@ class MessageReader:
                 self._fresh.discard(number)
 
     def _may_be_begun(self, run: Run[MarkersMessage]) -> bool:
-        """Whether a former owner may have STARTed its first message, and ours may come too late."""
+        """Return whether a former owner may have STARTed its first message, and ours may come too
+        late.
+        """
         kind, time_ms = run.messages[0]._record.timestamp()
         now_ms = self._state.broker_ms()
         if kind != LOG_APPEND_TIME or now_ms is None:
@@ -591,7 +593,7 @@ class Helper:
 
     @property
     def client(self) -> GroupOffsets:
-        """What knows the group's offsets without being a member; for questions alone."""
+        """Return what knows the group's offsets without being a member; for questions alone."""
         if self._client is None:
             self._client = self._open_client()
         return self._client

@@ -177,7 +177,7 @@ class Starter:
         return is_last_delivery(count, self._max_deliveries)
 
     def _count(self, wanted: int, is_last: bool) -> int:
-        """How many of the next messages make a batch: a last delivery is one by itself (R6)."""
+        """Say how many of the next messages make a batch: a last delivery is one by itself (R6)."""
         if is_last:
             return 1
         if self._is_at_most_once:
@@ -202,7 +202,7 @@ class Starter:
         return count
 
     def _outlives(self, first: Record, last: Record, oldest_ms: int | None) -> bool:
-        """Whether STARTs may refer to these messages and those between them (R28)."""
+        """Return whether STARTs may refer to these messages and those between them (R28)."""
         if oldest_ms is None or not self._state.facts.message_topic_id:
             return False
         # R13: without topic id and epoch nothing tells a message from another in its place.
@@ -280,7 +280,8 @@ class Starter:
         oldest_ms: int | None,
         now_ms: int,
     ) -> bool:
-        """Whether its first STARTs are in several marker partitions; then it is STARTed in parts.
+        """Return whether its first STARTs are in several marker partitions; then it is STARTed in
+        parts.
 
         Marker partitions may have been added since (R26): a second START and the END go where the
         first START is, or nobody would end that one.
@@ -324,7 +325,7 @@ class Starter:
         )
 
     def _encoded(self, message: MarkersMessage, identity: bytes) -> bytes:
-        """A START of one message, with its payload unless that is too large (R11)."""
+        """Return a START of one message, with its payload unless that is too large (R11)."""
         encoder, record = self._state.encoder, message._record
         max_bytes = min(self._state.facts.max_marker_bytes, MAX_MARKER_BYTES)
         key, value = self._key_of(record), record.value()
@@ -336,7 +337,7 @@ class Starter:
         return encode_reference(encoder, identity, key, *known, max_bytes)
 
     def _key_of(self, record: Record) -> bytes:
-        """The message's key as markers have it: the queue's id is in front."""
+        """Return the message's key as markers have it: the queue's id is in front."""
         key: bytes | None = record.key()
         return join_key(self._queue_key, key) if self._state.queue.topic else key or b""
 
@@ -361,16 +362,16 @@ class Starter:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether STARTs are under way that are not late."""
+        """Return whether STARTs are under way that are not late."""
         return len(self._unreported) > self._late_count
 
     @property
     def oldest_ms(self) -> int:
-        """When the oldest of these was written; monotonic."""
+        """Return when the oldest of these was written; monotonic."""
         return next(iter(self._unreported)).written_ms
 
     def late_partitions(self, patience_ms: int) -> set[int]:
-        """Partitions of the messages with STARTs to marker partitions that do not answer."""
+        """Return partitions of the messages with STARTs to marker partitions that do not answer."""
         until_ms = monotonic_ms() - patience_ms
         self._late_count = 0
         if not self._unreported or next(iter(self._unreported)).written_ms > until_ms:

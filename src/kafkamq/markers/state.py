@@ -148,11 +148,13 @@ class ConsumerState:
             self.encoder = self._new_encoder()
 
     def broker_ms(self) -> int | None:
-        """The brokers' time, as the ages of messages are judged by it (R28); None: not known."""
+        """Return the brokers' time, as the ages of messages are judged by it (R28); None: not
+        known.
+        """
         return self.namespace.broker_clock.now_ms(time.time_ns() // NS_PER_MS, monotonic_ms())
 
     def now_ms(self) -> int:
-        """The brokers' time, as well as it is known."""
+        """Return the brokers' time, as well as it is known."""
         return self.broker_ms() or time.time_ns() // NS_PER_MS
 
     def _new_encoder(self) -> StartEncoder:

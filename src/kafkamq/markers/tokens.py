@@ -198,7 +198,7 @@ class HandOver:
     # Holding.
 
     def _begin(self, message: MarkersMessage, now_ms: int) -> Lease:
-        """The message's own lease, which nothing renews from here on; with the lock held."""
+        """Return the message's own lease, which nothing renews from here on; with the lock held."""
         self._require_held(message)
         self._text(message)  # or nobody could settle it
         if not self._consumer.leases.may_hand_out(message._lease, now_ms):
@@ -395,7 +395,7 @@ class Settler:
             raise _refusal(token, fate, fates.is_due(token.message_id))
 
     def is_settled(self, text: str, *, timeout_s: float = 30.0) -> bool:
-        """Whether the message has a verdict that counts, or went to others."""
+        """Return whether the message has a verdict that counts, or went to others."""
         token = self._checked(text)
         _, fate = self._read(token, None, time.monotonic() + timeout_s)
         return fate.first is not None
@@ -414,7 +414,7 @@ class Settler:
     # The token.
 
     def _checked(self, text: str) -> MessageToken:
-        """The token, which is of this queue and of the topics that are there."""
+        """Return the token, which is of this queue and of the topics that are there."""
         self._require_open()
         token = decode_token(text)
         namespace, queue_id = self._namespace.config.namespace, self._queue.queue_id
@@ -510,7 +510,9 @@ class Settler:
         return fate, fates.is_due(token.message_id)
 
     def _read(self, token: MessageToken, end: int | None, deadline_s: float) -> tuple[Fates, Fate]:
-        """The markers from the START to ``end``, or to the log's end, folded for this message."""
+        """Return the markers from the START to ``end``, or to the log's end, folded for this
+        message.
+        """
         if not self._reading.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
             raise _unread(token)
         try:

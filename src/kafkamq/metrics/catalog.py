@@ -175,7 +175,7 @@ def register(named: Mapping[str, object]) -> None:
 
 
 def families() -> tuple[Family, ...]:
-    """All of them, in the order in which they were made."""
+    """Return all of them, in the order in which they were made."""
     return tuple(_all.values())
 
 

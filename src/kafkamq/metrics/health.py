@@ -33,7 +33,7 @@ class Watched(Protocol):
     """Something whose state is asked for."""
 
     def state(self) -> LoopState:
-        """How it is now; must not wait."""
+        """Return how it is now; must not wait."""
 
 
 class HandlerPool(Protocol):
@@ -43,10 +43,10 @@ class HandlerPool(Protocol):
         """For how long nothing has ended although every slot is at it; 0: it works."""
 
     def is_ready(self, now_s: float) -> bool:
-        """Whether it does not hang, or not for long."""
+        """Return whether it does not hang, or not for long."""
 
     def describe(self, now_s: float) -> str:
-        """What is wrong, for people to read; empty while there is nothing to say."""
+        """Return what is wrong, for people to read; empty while there is nothing to say."""
 
 
 class Loop:
@@ -119,17 +119,17 @@ class Health:
             self._loops = [other for other in self._loops if other is not loop]
 
     def states(self) -> list[LoopState]:
-        """All of them now."""
+        """Return all of them now."""
         with self._lock:
             loops = list(self._loops)
         return [loop.state() for loop in loops]
 
     def is_live(self) -> bool:
-        """Whether every loop turns."""
+        """Return whether every loop turns."""
         return all(state.is_live for state in self.states())
 
     def is_ready(self) -> bool:
-        """Whether there is a loop, and all of them turn and can work."""
+        """Return whether there is a loop, and all of them turn and can work."""
         states = self.states()
         return bool(states) and all(state.is_live and state.is_ready for state in states)
 

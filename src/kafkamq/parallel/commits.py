@@ -65,7 +65,7 @@ class Plan:
     commits: list[OffsetCommit] = field(default_factory=list)
 
     def is_current(self) -> bool:
-        """Whether all of its assignments last, with the logs that they are of."""
+        """Return whether all of its assignments last, with the logs that they are of."""
         return all(
             assignment.partition.phase is not PartitionPhase.CLOSED
             for assignment, _, _ in self.parts
@@ -120,7 +120,7 @@ def plan_commits(
 
 
 def _cut(progress: Progress, chars: int, limits: FlowLimits) -> tuple[str, int]:
-    """The map of as much of the progress as may be committed, and the last offset in it."""
+    """Return the map of as much of the progress as may be committed, and the last offset in it."""
     base, end = progress.committable_offset, progress.highest_succeeded
     while end >= base:
         # Its length goes by its range, more or less: a little less than that, until it fits.

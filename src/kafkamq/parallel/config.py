@@ -289,12 +289,12 @@ class ParallelConfig:
 
     @property
     def has_dead_letters(self) -> bool:
-        """Whether there is a place for what is given up."""
+        """Return whether there is a place for what is given up."""
         return bool(self.dead_letter_topic) or self.dead_letter_writer is not None
 
     @property
     def gives_up(self) -> bool:
-        """Whether there is a choice of what becomes of a record that is given up."""
+        """Return whether there is a choice of what becomes of a record that is given up."""
         return self.has_dead_letters or self.on_exhausted is not None
 
     @property
@@ -393,7 +393,7 @@ def _require(is_fine: bool, name: str, value: object, wanted: str) -> None:
 
 
 def tell(name: str, hook: Callable[..., object] | None, *facts: object) -> object:
-    """What the hook returns; None also where there is none, or it failed."""
+    """Return what the hook returns; None also where there is none, or it failed."""
     if hook is None:
         return None
     try:

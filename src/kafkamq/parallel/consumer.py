@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 def ending(timeout: float | timedelta, drain: float | timedelta = 0.0) -> tuple[float, float]:
-    """What an end takes at most, in s: for handlers, and before that for what was polled.
+    """Return what an end takes at most, in s: for handlers, and before that for what was polled.
 
     Raises:
         ConfigError: One of them is no time.
@@ -101,7 +101,7 @@ class ParallelBase:
 
     @property
     def _slack_s(self) -> float:
-        """How long the end may take, handlers aside."""
+        """Return how long the end may take, handlers aside."""
         return 2 * self._config.commit_timeout_ms / 1000 + 10.0
 
     @property
@@ -109,7 +109,7 @@ class ParallelBase:
         return self._engine.failure
 
     def health(self) -> Health:
-        """Its state, for probes; from any thread, at once."""
+        """Return its state, for probes; from any thread, at once."""
         return health_of(self._engine)
 
     def pause(self) -> None:

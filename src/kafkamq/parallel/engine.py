@@ -153,7 +153,7 @@ class Engine:
 
     @property
     def is_ending(self) -> bool:
-        """Whether it drains, closes or has failed."""
+        """Return whether it drains, closes or has failed."""
         return self._is_ending.is_set()
 
     def commit_soon(self) -> None:
@@ -474,7 +474,7 @@ class Source:
     # Reading.
 
     def poll(self, limit: int, wait_s: float) -> list[tuple[PartitionId, Sequence[Record]]]:
-        """Records by partition, in order; returns as soon as there are any."""
+        """Return records by partition, in order; returns as soon as there are any."""
         self.commits.serve()
         self._note_member()
         with self.commits.inside():

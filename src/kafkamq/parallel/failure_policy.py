@@ -59,7 +59,8 @@ class FailurePolicy:
     hold: Hold  # takes over a dead letter that Kafka has refused, or not confirmed in time
 
     def apply(self, record: ParallelRecord, outcome: object) -> Steps[int | None]:
-        """When a record is due again (monotonic ms) whose handler raised or returned ``outcome``.
+        """Return when a record is due again (monotonic ms) whose handler raised or returned
+        ``outcome``.
 
         None: it is done. One whose result is ``Unwritten``, or whose body nobody can read now, is
         tried again, whatever the policy says.
@@ -226,7 +227,7 @@ class ParallelDeadLetters:
         return self._writer.write(letter.form, partial(self.is_open, record))
 
     def is_open(self, record: ParallelRecord) -> bool:
-        """Whether its dead letter is still for this consumer to write."""
+        """Return whether its dead letter is still for this consumer to write."""
         is_waiting = record._is_ours and record not in self._kept
         return is_waiting and record._assignment.tracker.is_open(record.offset)
 

@@ -99,7 +99,7 @@ class Health:
 
 
 def health_of(engine: Engine) -> Health:
-    """The engine at this moment; from any thread, at once."""
+    """Return the engine at this moment; from any thread, at once."""
     slots = engine.slots()
     now_s = monotonic()
     stats, scheduler = engine.stats, engine.work_queue.scheduler

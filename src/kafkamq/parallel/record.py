@@ -71,12 +71,12 @@ class ParallelRecord:
 
     @property
     def _is_ours(self) -> bool:
-        """Whether its partition is still assigned as it was when this was polled."""
+        """Return whether its partition is still assigned as it was when this was polled."""
         return self._assignment.phase is not PartitionPhase.CLOSED
 
     @property
     def value(self) -> bytes | None:
-        """The payload; None: a tombstone."""
+        """Return the payload; None: a tombstone."""
         value: bytes | None = self._raw.value()
         return value
 
@@ -98,17 +98,17 @@ class ParallelRecord:
 
     @property
     def headers(self) -> list[tuple[str, bytes | None]]:
-        """Its headers, in order; names may repeat."""
+        """Return its headers, in order; names may repeat."""
         return list(headers_of(self._raw))
 
     @property
     def timestamp_ms(self) -> int:
-        """Its timestamp; -1: it has none."""
+        """Return its timestamp; -1: it has none."""
         return self._raw.timestamp()[1]
 
     @property
     def attempt(self) -> int:
-        """Which attempt this is, from 1; a restart or another owner begins again."""
+        """Return which attempt this is, from 1; a restart or another owner begins again."""
         return 1 if self._failure is None else self._failure.attempts + 1
 
     @property
@@ -121,16 +121,16 @@ class ParallelRecord:
 
     @property
     def last_error(self) -> BaseException | None:
-        """What the attempt before raised, if this one is not the first."""
+        """Return what the attempt before raised, if this one is not the first."""
         return None if self._failure is None else self._failure.error
 
     @property
     def is_given_up(self) -> bool:
-        """Whether it is a dead letter already, or is skipped."""
+        """Return whether it is a dead letter already, or is skipped."""
         return self._failure is not None and self._failure.is_given_up
 
     def fields(self) -> tuple[object, ...]:
-        """Those of a ``PlainRecord``: the same for another process."""
+        """Return those of a ``PlainRecord``: the same for another process."""
         raw = self._raw
         return (
             sys.intern(raw.topic() or ""),  # it is sent once for many

@@ -211,7 +211,7 @@ class Handling:
         return await take_async(self._acknowledge(run, record, outcome))
 
     def _acknowledge(self, run: PoolRun, record: ParallelRecord, outcome: object) -> Steps[bool]:
-        """A result for the publisher, or what the retry policy makes of it.
+        """Return a result for the publisher, or what the retry policy makes of it.
 
         Says whether the run goes on behind the record.
         """
@@ -383,7 +383,8 @@ def _failed_send(error: Exception) -> Exception | Unwritten:
 
 
 def _waves(runs: Sequence[PoolRun]) -> Iterator[Outputs]:
-    """What may be sent at once: behind a record that failed before, nothing that is in its order.
+    """Yield what may be sent at once: behind a record that failed before, nothing that is in its
+    order.
 
     So what has to be done again for its sake is done again once: runs are put off meanwhile.
     """
@@ -580,7 +581,7 @@ class ProducedStream:
 
 
 async def taken_async(results: Iterator[T | None]) -> AsyncIterator[T]:
-    """What ``results`` of a stream gives without waiting, on an event loop."""
+    """Yield what ``results`` of a stream gives without waiting, on an event loop."""
     with closing(results):  # type: ignore[type-var]  # it is a generator
         for each in results:
             if each is None:

@@ -208,7 +208,7 @@ class ParallelWorkQueue:
         return at != 0
 
     def _has_lingered(self, now_s: float) -> bool:
-        """Whether a list that is not full has waited long enough."""
+        """Return whether a list that is not full has waited long enough."""
         if self._batch_since_s is None:
             self._batch_since_s = now_s
         return now_s - self._batch_since_s >= self._batch_linger_s
@@ -355,12 +355,14 @@ class ParallelWorkQueue:
                         pass
 
     def has_in_flight(self, partitions: Sequence[PartitionState[ParallelRecord]]) -> bool:
-        """Whether workers are at records of these partitions, or their results are not taken."""
+        """Return whether workers are at records of these partitions, or their results are not
+        taken.
+        """
         with self.lock:
             return any(partition.in_flight_count for partition in partitions)
 
     def find(self, partition: PartitionState[ParallelRecord], offset: int) -> ParallelRecord | None:
-        """A record that is open, wherever it is."""
+        """Return a record that is open, wherever it is."""
         with self.lock:
             # What a worker took last may be done: it stays there until the worker takes more.
             if not partition.tracker.is_open(offset):
@@ -439,7 +441,7 @@ class ParallelWorkQueue:
 
 
 def _at(worker: PoolWorker) -> ParallelRecord | None:
-    """The record that a worker is at, the first one of a list; None: it is between two."""
+    """Return the record that a worker is at, the first one of a list; None: it is between two."""
     current, runs = worker.current, worker.runs
     if current is not None and current[0] in runs:
         records = current[0].records

@@ -69,13 +69,13 @@ class QueueBackend(Protocol):
     def open_consumer(
         self, connections: Connections, queue: QueueConfig, plan: ConsumerPlan
     ) -> Consumer:
-        """A consumer that has begun to work; ``plan.ordering`` is one that the backend has."""
+        """Get a consumer that has begun to work; ``plan.ordering`` is one that the backend has."""
 
     def open_producer(self, connections: Connections, queue: QueueConfig) -> Producer:
-        """A producer; errors as for ``open_consumer``."""
+        """Return a producer; errors as for ``open_consumer``."""
 
     def open_settler(self, connections: Connections, queue: QueueConfig) -> Settler:
-        """What gives verdicts by token; asked of backends that have them."""
+        """Return what gives verdicts by token; asked of backends that have them."""
 
     def create_topics(
         self, config: ServiceConfig, queue: QueueConfig, *, partitions: int, replication_factor: int
@@ -85,7 +85,7 @@ class QueueBackend(Protocol):
     def stored_payload(
         self, config: ServiceConfig, record: RecordLike, queue_id: str
     ) -> StoredMessage | None:
-        """The message of a record that a dead letter refers to (R11); None: it is none."""
+        """Return the message of a record that a dead letter refers to (R11); None: it is none."""
 
 
 def load(backend: Backend) -> QueueBackend:
@@ -94,7 +94,7 @@ def load(backend: Backend) -> QueueBackend:
 
 
 def check_order(queue: QueueConfig, plan: ConsumerPlan) -> str:
-    """The order that is kept among records."""
+    """Return the order that is kept among records."""
     ordering = plan.ordering or default_order(queue.backend)
     require(queue.backend, order_feature(ordering), f"queue {queue.queue_id!r}: {ordering=}")
     return ordering
@@ -143,7 +143,7 @@ class Connections:
             raise StateError(f"the service of namespace {self.config.namespace!r} is closed")
 
     def sender(self, queue: QueueConfig) -> Sender:
-        """The one that all producers to a queue's topic share: the namespace's, or its own."""
+        """Get the one that all producers to a queue's topic share: the namespace's, or its own."""
         with self._lock:
             name = _name_of(queue)
             sender = self._senders.get(name)
@@ -152,7 +152,7 @@ class Connections:
             return sender
 
     def settler(self, queue: QueueConfig, make: Callable[[], Settler]) -> Settler:
-        """The one that gives verdicts by token on a queue's messages."""
+        """Return the one that gives verdicts by token on a queue's messages."""
         with self._lock:
             if queue not in self._settlers:
                 self._settlers[queue] = make()

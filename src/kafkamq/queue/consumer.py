@@ -127,28 +127,28 @@ class Consumer(ABC):
 
     @property
     def queue_id(self) -> str:
-        """The queue that it receives from."""
+        """Return the queue that it receives from."""
         return self._queue.queue_id
 
     @property
     @abstractmethod
     def in_flight(self) -> int:
-        """Messages held: fetched ahead, or handed out and without verdict."""
+        """Return messages held: fetched ahead, or handed out and without verdict."""
 
     @property
     @abstractmethod
     def is_closed(self) -> bool:
-        """Whether ``close`` has run."""
+        """Return whether ``close`` has run."""
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has ended by a failure, so that no receive can succeed any more."""
+        """Return whether it has ended by a failure, so that no receive can succeed any more."""
         return False
 
     # Receiving.
 
     def receive(self, timeout: float | timedelta = 1.0) -> Message | None:
-        """The next message, or None when none came in time.
+        """Return the next message, or None when none came in time.
 
         Some may be fetched ahead; ``close`` gives those back.
 
@@ -173,7 +173,7 @@ class Consumer(ABC):
         """
 
     def __iter__(self) -> Iterator[Message]:
-        """Messages until the consumer is closed; retriable errors are retried."""
+        """Return messages until the consumer is closed; retriable errors are retried."""
         # No generator: an interrupt as it goes on would come after its message was given away.
         return iter(self._next, None)
 
@@ -306,7 +306,7 @@ class LostLeases:
                 self._more_late = max(0, self._more_late - 1)
 
     def take_late(self) -> LeaseLostError | None:
-        """The verdicts that came late since, each named once."""
+        """Return the verdicts that came late since, each named once."""
         with self._changed:
             late, self._late = self._late, []
             more, self._more_late = self._more_late, 0

@@ -52,7 +52,7 @@ class Selection:
     ids: frozenset[str] = field(default_factory=frozenset)
 
     def __contains__(self, letter: object) -> bool:
-        """Whether a dead letter is meant."""
+        """Return whether a dead letter is meant."""
         return (
             isinstance(letter, DeadLetter)
             and (not self.queue_id or letter.queue_id == self.queue_id)
@@ -116,7 +116,9 @@ def redrive_transactional_id(config: ServiceConfig) -> str:
 
 
 def read_dead_letters(config: ServiceConfig) -> Iterator[DeadLetter]:
-    """All dead letters of a namespace, partition by partition interleaved, each in log order."""
+    """Yield all dead letters of a namespace, partition by partition interleaved, each in log
+    order.
+    """
     done, topic_id = _read_done(config)
     for record in scan(config, config.dead_letter_topic):
         yield dead_letter_of(record, done, topic_id)
@@ -253,7 +255,7 @@ class _Writer:
         self._done: set[bytes] = set()  # keys of the ledger, as of the last ``init`` of ours
 
     def is_done(self, letter: DeadLetter) -> bool:
-        """Whether somebody has redriven it since the scan of dead letters began."""
+        """Return whether somebody has redriven it since the scan of dead letters began."""
         return self._done_key(letter) in self._done
 
     def add(self, letter: DeadLetter) -> None:
@@ -278,7 +280,9 @@ class _Writer:
             self.flush()
 
     def has_redriven(self, count: float) -> bool:
-        """Whether it is so many; what is pending is written where that would make it so many."""
+        """Return whether it is so many; what is pending is written where that would make it so
+        many.
+        """
         if self._report.redriven + len(self._pending) >= count:
             self.flush()
         return self._report.redriven >= count
@@ -328,7 +332,7 @@ class _Writer:
     def _left(
         self, pending: list[tuple[DeadLetter, StoredMessage]], *, may_be_ours: bool
     ) -> list[tuple[DeadLetter, StoredMessage]]:
-        """What nobody has redriven; the rest is counted."""
+        """Return what nobody has redriven; the rest is counted."""
         left = [item for item in pending if not self.is_done(item[0])]
         gone = len(pending) - len(left)
         if gone and may_be_ours:
@@ -397,14 +401,16 @@ class _Writer:
         return topic, partition, key, message.payload, (*headers, (REDRIVEN_FROM, place.encode()))
 
     def _topic_of(self, letter: DeadLetter) -> str:
-        """Where its queue's messages stand: the namespace's topic, or one of the queue's own."""
+        """Return where its queue's messages stand: the namespace's topic, or one of the queue's
+        own.
+        """
         own = "" if letter.origin is None else letter.origin.topic
         if own in ("", self._config.message_topic, self._config.marker_topic):
             return self._config.message_topic
         return own
 
     def _partitions_of(self, topic: str) -> int:
-        """The number of a topic's partitions; 0 where there is no such topic."""
+        """Return the number of a topic's partitions; 0 where there is no such topic."""
         if topic not in self._partitions:
             with Admin(self._config) as admin:
                 found = admin.topics([topic]).get(topic)
@@ -420,7 +426,7 @@ class _Writer:
         return self._config.ledger_topic, partition, key, b"%d" % int(time.time() * 1000), ()
 
     def _message(self, letter: DeadLetter) -> StoredMessage | None:
-        """What the letter has, and its original where it refers to that; None: that is gone."""
+        """Say what the letter has, and its original where it refers to that; None: that is gone."""
         if letter.payload_at is None:
             if letter.payload is None and letter.reason == DeadLetterReason.PAYLOAD_LOST.value:
                 return None
@@ -432,7 +438,7 @@ class _Writer:
 
 
 def done_key(topic_id: bytes, partition: int, offset: int) -> bytes:
-    """The ledger's key of a redriven dead letter; a recreated topic has another id (R13)."""
+    """Return the ledger's key of a redriven dead letter; a recreated topic has another id (R13)."""
     return f"{_KEY_PREFIX}/{topic_id.hex()}/{partition}/{offset}".encode()
 
 
@@ -469,7 +475,7 @@ def _read_done(config: ServiceConfig) -> tuple[set[bytes], bytes]:
 
 
 def dead_letter_of(record: Record, done: Set[bytes], topic_id: bytes) -> DeadLetter:
-    """What a record of the dead letters topic says; total. ``done``: keys of the ledger."""
+    """Return what a record of the dead letters topic says; total. ``done``: keys of the ledger."""
     readable = headers_or_none(record)
     raw_headers = readable or ()
     read = read_message_headers(raw_headers)

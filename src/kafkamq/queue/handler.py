@@ -302,7 +302,7 @@ class Binder:
         return [parse(message) for parse in self._parse]
 
     def is_ready(self, message: MessageLike) -> bool:
-        """Whether ``arguments`` asks nobody, and so never waits."""
+        """Return whether ``arguments`` asks nobody, and so never waits."""
         if self._deserializer is None:
             return True
         payload = message.payload
@@ -322,7 +322,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def is_async_function(function: Callable[..., Any]) -> bool:
-    """Whether a call of it has to be awaited: a function, a partial of one, or an object."""
+    """Return whether a call of it has to be awaited: a function, a partial of one, or an object."""
     while isinstance(function, functools.partial):
         function = function.func
     call = getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__
@@ -351,7 +351,7 @@ def refuse_generator(function: Callable[..., Any], *, may_yield: bool = False) -
 
 
 def _layers(function: Any) -> Iterator[Any]:
-    """What stands in front of a handler's body, and that: partials, decorators and objects.
+    """Yield what stands in front of a handler's body, and that: partials, decorators and objects.
 
     Decorators of ``contextlib`` and ``functools.lru_cache`` run nothing of what the function
     returns. Others may: what they return is looked at when they are called (``unfinished``).
@@ -388,7 +388,7 @@ def _is_plainly_a_body(annotation: Any) -> bool:
 
 
 def _element(annotation: Any, where: str) -> Any:
-    """What a list of a batch handler has in it; None: messages."""
+    """Return what a list of a batch handler has in it; None: messages."""
     if annotation is None or annotation in (list, Sequence):
         return None
     if get_origin(annotation) not in (list, Sequence):
@@ -398,7 +398,7 @@ def _element(annotation: Any, where: str) -> Any:
 
 
 def wants_body(function: Callable[..., Any], *, of_lists: bool = False) -> bool:
-    """Whether a handler of records is annotated so that it plainly wants a record's value."""
+    """Say whether a handler of records is annotated so that it plainly wants a record's value."""
     try:
         hints = _hints(function)
         parameters = inspect.signature(function).parameters.values()
@@ -421,7 +421,7 @@ def _is_body(annotation: Any) -> bool:
 
 
 def _is_json(annotation: Any) -> bool:
-    """What ``convert`` makes of JSON, models aside."""
+    """Return what ``convert`` makes of JSON, models aside."""
     is_plain = (get_origin(annotation) or annotation) in _JSON_TYPES or is_union(annotation)
     return is_plain or dataclasses.is_dataclass(annotation) or typing.is_typeddict(annotation)
 

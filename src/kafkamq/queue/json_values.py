@@ -153,7 +153,7 @@ def _is_enum(kind: Any) -> bool:
 
 
 def _in_json(value: Any) -> Any:
-    """A value of a ``Literal`` as JSON has it."""
+    """Return a value of a ``Literal`` as JSON has it."""
     return value.value if isinstance(value, enum.Enum) else value
 
 
@@ -177,7 +177,7 @@ def _object(value: dict[str, Any], kinds: tuple[Any, ...], where: str) -> dict[A
 
 
 def _key(name: str, annotation: Any, where: str) -> Any:
-    """A key of an object, which JSON has as a text."""
+    """Return a key of an object, which JSON has as a text."""
     kind = _unwrapped(annotation)
     if kind in (str, Any, object):
         return name
@@ -218,7 +218,7 @@ def _fits(value: Any, wanted: Any) -> bool:
 
 
 def _several(value: Any, kind: Any, items: tuple[Any, ...], where: str) -> Any:
-    """A list, as it is or as another collection."""
+    """Return a list, as it is or as another collection."""
     if not isinstance(value, list):
         raise BodyError(f"{where} is {_kind(value)}: it must be {_name(kind)}")
     if kind is tuple and items and items[-1] is not Ellipsis:
@@ -238,7 +238,7 @@ def _several(value: Any, kind: Any, items: tuple[Any, ...], where: str) -> Any:
 
 
 def _scalar(value: Any, kind: Any, where: str) -> Any:
-    """A value that JSON has as a text or a number."""
+    """Return a value that JSON has as a text or a number."""
     if type(value) is kind:  # not out of JSON
         return value
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -265,7 +265,7 @@ def _model(value: Any, kind: Any, where: str) -> Any:
 
 
 def without_input(error: ValueError) -> str:
-    """What pydantic says, without what was in the payload."""
+    """Return what pydantic says, without what was in the payload."""
     errors = getattr(error, "errors", None)
     if errors is None:
         return type(error).__name__

@@ -45,7 +45,7 @@ class Acknowledger(Protocol):
         """Hand a message over to another process, which has its token (``Message.hold``)."""
 
     def has_verdict(self, message: Any) -> bool:
-        """Whether a verdict was given already."""
+        """Return whether a verdict was given already."""
 
 
 class Message:  # no ABC: isinstance would cost several times as much, for every message
@@ -76,24 +76,24 @@ class Message:  # no ABC: isinstance would cost several times as much, for every
 
     @property
     def payload(self) -> bytes | None:
-        """What the sender gave; None is a null payload."""
+        """Return what the sender gave; None is a null payload."""
         value: bytes | None = self._record.value()
         return value
 
     @property
     def key(self) -> bytes | None:
-        """The sender's key; None: it gave none."""
+        """Return the sender's key; None: it gave none."""
         key: bytes | None = self._record.key()
         return key
 
     @property
     def headers(self) -> Mapping[str, bytes | None]:
-        """The sender's headers; the last of a name counts (``raw_headers`` has all)."""
+        """Return the sender's headers; the last of a name counts (``raw_headers`` has all)."""
         return dict(self._own_headers().user)
 
     @property
     def raw_headers(self) -> Headers:
-        """All headers of the record in their order, the protocol's own among them."""
+        """Return all headers of the record in their order, the protocol's own among them."""
         if self._headers is None:
             self._headers = headers_of(self._record)
         if isinstance(self._headers, bytes):
@@ -102,12 +102,11 @@ class Message:  # no ABC: isinstance would cost several times as much, for every
 
     @property
     def id(self) -> str:
-        """The label that travels with every copy; empty when the sender gave none."""
+        """Return the label that travels with every copy; empty when the sender gave none."""
         return self._own_headers().id
 
     @property
     def queue_id(self) -> str:
-        """Its queue."""
         return self._acknowledger.queue_id
 
     @property
@@ -117,23 +116,23 @@ class Message:  # no ABC: isinstance would cost several times as much, for every
 
     @property
     def timestamp_ms(self) -> int:
-        """The broker's time when this copy was appended."""
+        """Return the broker's time when this copy was appended."""
         return self._record.timestamp()[1]
 
     @property
     def topic(self) -> str:
-        """The topic that this copy stands in."""
+        """Return the topic that this copy stands in."""
         return self._record.topic() or ""
 
     @property
     def message_id(self) -> MessageId:
-        """Where this copy stands; a copy that is written for a redelivery has another place."""
+        """Say where this copy stands; a copy that is written for a redelivery has another place."""
         return MessageId(self._record.partition() or 0, self._record.offset() or 0)
 
     @property
     @abstractmethod
     def deadline(self) -> float:
-        """When the lease ends unless it is renewed, in seconds of ``time.monotonic()``.
+        """Return when the lease ends unless it is renewed, in seconds of ``time.monotonic()``.
 
         Infinite where nothing ends by time. Leases go on while the machine is suspended, where
         that clock may stand still: then the deadline comes nearer.
@@ -249,7 +248,9 @@ class Message:  # no ABC: isinstance would cost several times as much, for every
 
     @property
     def is_shared(self) -> bool:
-        """Whether verdicts may come from elsewhere, so that those given here wait for the log."""
+        """Return whether verdicts may come from elsewhere, so that those given here wait for the
+        log.
+        """
         return False
 
     def __enter__(self) -> Message:

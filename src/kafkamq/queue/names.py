@@ -13,22 +13,24 @@ from kafkamq.config import QueueConfig, ServiceConfig
 
 
 def group_of(config: ServiceConfig, queue_id: str) -> str:
-    """The consumer group of a queue's workers; no namespace or topic has a slash in its name."""
+    """Return the consumer group of a queue's workers; no namespace or topic has a slash in its
+    name.
+    """
     return f"kafkamq/{config.namespace}/{queue_id}"
 
 
 def group_of_workers(config: ServiceConfig, queue: QueueConfig) -> str:
-    """The group that a queue's settings name, or else its own."""
+    """Return the group that a queue's settings name, or else its own."""
     return queue.group_id or group_of(config, queue.queue_id)
 
 
 def actions_topic(config: ServiceConfig) -> str:
-    """The topic of what operators have done by ``kafkamq web``, made at their first action."""
+    """Get the topic of what operators have done by ``kafkamq web``, made at their first action."""
     return f"{config.namespace}.actions"
 
 
 def actions_group(config: ServiceConfig) -> str:
-    """The group whose member that has the actions topic runs its jobs."""
+    """Return the group whose member that has the actions topic runs its jobs."""
     return f"kafkamq.{actions_topic(config)}"
 
 
@@ -48,7 +50,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def uuid7() -> str:
-    """A UUID of version 7: ordered by its making, with 61 random bits for each millisecond.
+    """Return a UUID of version 7: ordered by its making, with 61 random bits for each millisecond.
 
     Those of one millisecond count on from a random number (RFC 9562, section 6.2, method 1). They
     come in blocks, whose ids differ in their last digits only: these are taken from a table.
@@ -63,7 +65,7 @@ def uuid7() -> str:
 
 
 def _begin() -> str:
-    """The first id of a block: of a new millisecond, or of one that has more than a block."""
+    """Get the first id of a block: of a new millisecond, or of one that has more than a block."""
     time_ns = time.time_ns()
     from_ns, until_ns, _, head, blocks = _latest[0]
     if not from_ns <= time_ns < until_ns:

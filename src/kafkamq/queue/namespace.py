@@ -68,7 +68,7 @@ class NamespaceFacts:
         )
 
     def are_of_another_topic(self, former: NamespaceFacts) -> bool:
-        """Whether the messages' topic was recreated since ``former``.
+        """Return whether the messages' topic was recreated since ``former``.
 
         A topic whose id one of the two does not know is no other one: brokers begin to tell ids,
         or some of them do, while they are upgraded.
@@ -94,7 +94,7 @@ class Namespace:
         self._is_closed = False
 
     def facts(self) -> NamespaceFacts:
-        """The latest facts; asks when nothing is known yet."""
+        """Return the latest facts; asks when nothing is known yet."""
         facts = self._facts
         if facts is not None:
             return facts
@@ -117,7 +117,7 @@ class Namespace:
         return facts
 
     def is_first_look(self, queue_id: str, group: str) -> bool:
-        """Whether nobody has asked this before, of a queue and its group."""
+        """Return whether nobody has asked this before, of a queue and its group."""
         found = queue_id, group
         is_first = found not in self._looked
         self._looked.add(found)
@@ -157,7 +157,7 @@ class Namespace:
         return Admin(self.config, timeout_s=CONNECT_TIMEOUT_S, is_over=lambda: self._is_closed)
 
     def ask_again(self) -> NamespaceFacts:
-        """The facts of now; the same object while nothing has changed."""
+        """Return the facts of now; the same object while nothing has changed."""
         began_s = time.monotonic()
         facts = self._ask()
         with self._lock:
@@ -192,7 +192,7 @@ class QueueTopic(Namespace):
         self._queue = queue
 
     def require(self, max_lease_ms: int) -> NamespaceFacts:
-        """The facts; a topic of any kind will do."""
+        """Return the facts; a topic of any kind will do."""
         del max_lease_ms
         return self.facts()
 
@@ -308,7 +308,7 @@ def check_name(config: ServiceConfig, topic: str) -> None:
 
 
 def check_any_topic(config: ServiceConfig, *, max_lease_ms: int) -> list[Finding]:
-    """What is wrong with ``config.message_topic`` as a queue, and the commands that mend it."""
+    """Say what is wrong with ``config.message_topic`` as a queue, and the commands that mend it."""
     name = config.message_topic
     with Admin(config, timeout_s=CONNECT_TIMEOUT_S) as admin:
         topic = admin.topics([name]).get(name)

@@ -79,12 +79,14 @@ class Producer:
 
     @property
     def queue_id(self) -> str:
-        """The queue that it sends to."""
+        """Return the queue that it sends to."""
         return self._queue.queue_id
 
     @property
     def is_full(self) -> bool:
-        """Whether ``send`` would wait, because Kafka takes messages more slowly than they come."""
+        """Return whether ``send`` would wait, because Kafka takes messages more slowly than they
+        come.
+        """
         return self._sender.is_full
 
     def send(
@@ -300,11 +302,11 @@ class Delivery:
         self._callbacks: list[Callable[[Delivery], None]] | None = None
 
     def done(self) -> bool:
-        """Whether Kafka has confirmed or failed it."""
+        """Return whether Kafka has confirmed or failed it."""
         return self._outcome is not None
 
     def result(self, timeout: float | timedelta | None = None) -> SentMessage:
-        """Where the message stands; waits for it.
+        """Return where the message stands; waits for it.
 
         Args:
             timeout: Seconds; None: until Kafka has decided.

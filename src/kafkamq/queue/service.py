@@ -87,7 +87,7 @@ class Service:
 
     @property
     def config(self) -> ServiceConfig:
-        """Where it is and what its topics are called."""
+        """Return where it is and what its topics are called."""
         return self._config
 
     def create_topics(
@@ -134,7 +134,7 @@ class Service:
         null_keys: str = QueueConfig.null_keys,
         dead_letter_writer: DeadLetterWriter | None = None,
     ) -> Queue:
-        """A queue; it exists as soon as something is sent to it. Asks Kafka nothing.
+        """Return a queue; it exists as soon as something is sent to it. Asks Kafka nothing.
 
         Args:
             queue_id: Its name, any text without NUL.
@@ -188,16 +188,16 @@ class Service:
 
     @property
     def cluster(self) -> ServiceConfig | None:
-        """Where the brokers are; None: there are none (``testing.MemoryService``)."""
+        """Return where the brokers are; None: there are none (``testing.MemoryService``)."""
         return self.config
 
     @property
     def handlers(self) -> list[HandlerSpec]:
-        """What ``Queue.handler`` has registered; a ``Worker`` runs them."""
+        """Return what ``Queue.handler`` has registered; a ``Worker`` runs them."""
         return self._handlers
 
     def open_consumer(self, spec: HandlerSpec, plan: ConsumerPlan) -> Consumer:
-        """A consumer for a handler; for ``Worker``."""
+        """Return a consumer for a handler; for ``Worker``."""
         return self._queue(spec.queue).open_consumer(plan)
 
     def close(self, timeout: float | timedelta = 30.0) -> None:
@@ -214,7 +214,7 @@ class Service:
 
 
 def _checked(queue: QueueConfig) -> QueueConfig:
-    """A queue whose backend has what its settings ask for."""
+    """Return a queue whose backend has what its settings ask for."""
     for feature, name, is_asked in (
         (Feature.EXACTLY_ONCE, "exactly_once", queue.exactly_once),
         (Feature.AT_MOST_ONCE, "delivery='at-most-once'", queue.is_at_most_once),
@@ -251,16 +251,16 @@ class Queue:
 
     @property
     def queue_id(self) -> str:
-        """Its name."""
+        """Return its name."""
         return self._config.queue_id
 
     @property
     def config(self) -> QueueConfig:
-        """How it is worked on."""
+        """Return how it is worked on."""
         return self._config
 
     def producer(self) -> Producer:
-        """A producer; all of a service share one connection, which the service owns.
+        """Return a producer; all of a service share one connection, which the service owns.
 
         Raises:
             BrokerError: The topics do not exist (says how to create them), wrong credentials.
@@ -273,7 +273,7 @@ class Queue:
     def consumer(
         self, *, on_lease_lost: Callable[[Message], None] | None = None, ordering: str | None = None
     ) -> Consumer:
-        """A worker of the queue, with connections of its own; errors as for ``producer``.
+        """Return a worker of the queue, with connections of its own; errors as for ``producer``.
 
         Args:
             on_lease_lost: Called with a message whose lease ended while it was handed out, or

@@ -57,7 +57,7 @@ class TopicAcknowledger(Acknowledger, Protocol):
     """The consumer of such messages."""
 
     def moment_s(self, clock_ms: float) -> float:
-        """A moment of its clock in seconds of ``time.monotonic()``."""
+        """Return a moment of its clock in seconds of ``time.monotonic()``."""
 
 
 class MessageState(Enum):
@@ -135,7 +135,7 @@ class TopicConsumer(Consumer, Generic[M]):
         """Put what is there into ``_ready``, up to ``n``; with ``_changed`` held; never waits."""
 
     def _may_hand_out(self, message: M) -> bool:
-        """Whether it can still be worked on; if not, the backend gives it back itself."""
+        """Return whether it can still be worked on; if not, the backend gives it back itself."""
         del message
         return True
 
@@ -148,7 +148,7 @@ class TopicConsumer(Consumer, Generic[M]):
         self._done(message)
 
     def _is_ours(self, message: M) -> bool:
-        """Whether a verdict on it still counts."""
+        """Return whether a verdict on it still counts."""
         del message
         return True
 
@@ -189,7 +189,7 @@ class TopicConsumer(Consumer, Generic[M]):
         """Hold it longer; where nothing ends by time there is nothing to do."""
 
     def _now_ms(self) -> int:
-        """The clock that deadlines are of."""
+        """Return the clock that deadlines are of."""
         return monotonic_ms()
 
     def moment_s(self, clock_ms: float) -> float:
@@ -204,12 +204,12 @@ class TopicConsumer(Consumer, Generic[M]):
 
     @property
     def in_flight(self) -> int:
-        """Messages held: fetched ahead, or handed out and without verdict."""
+        """Return messages held: fetched ahead, or handed out and without verdict."""
         return len(self._held) + len(self._ready)
 
     @property
     def is_closed(self) -> bool:
-        """Whether ``close`` has run."""
+        """Return whether ``close`` has run."""
         return self._has_closed
 
     def receive_many(self, n: int, timeout: float | timedelta = 1.0) -> list[Message]:

@@ -147,7 +147,7 @@ def _settings(
 def check_topics(
     config: ServiceConfig, *, max_lease_ms: int = 43_200_000, timeout_s: float = 30.0
 ) -> list[Finding]:
-    """What is wrong with the topics of a namespace, refusals first (R23, R25)."""
+    """Return what is wrong with the topics of a namespace, refusals first (R23, R25)."""
     with Admin(config, timeout_s=timeout_s) as admin:
         return _findings(admin, config, max_lease_ms)
 

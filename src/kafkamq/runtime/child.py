@@ -71,7 +71,7 @@ _BEGUN, _DONE, _HELD = map(int, (Step.BEGUN, Step.DONE, Step.HELD))  # plain one
 
 
 def progress_of(cell: int, number: int) -> tuple[int, Step]:
-    """The last record of that run that was begun, and how far it is; (0, WAITING): none was."""
+    """Get the last record of that run that was begun, and how far it is; (0, WAITING): none was."""
     if cell >> (_INDEX_BITS + _STEP_BITS) != number:
         return 0, Step.WAITING
     return (cell >> _STEP_BITS) & ((1 << _INDEX_BITS) - 1), Step(cell & ((1 << _STEP_BITS) - 1))
@@ -122,7 +122,7 @@ def remote_call(
 def start_child(
     target: Callable[..., None], *args: object, name: str
 ) -> tuple[BaseProcess, Connection]:
-    """A process that calls ``target`` with its end of a pipe and ``args``; and our end.
+    """Return a process that calls ``target`` with its end of a pipe and ``args``; and our end.
 
     The target calls ``leave_signals_to_parent`` first.
     """
@@ -386,7 +386,7 @@ def serve(
 
 
 def _packed(outcome: object) -> tuple[object, bytes]:
-    """An outcome for another process: pickled, or an error that says why it cannot be."""
+    """Return an outcome for another process: pickled, or an error that says why it cannot be."""
     try:
         return outcome, pickle.dumps(outcome)
     except Exception as failure:  # noqa: BLE001 - whatever pickle or the class says
@@ -400,7 +400,7 @@ def _packed(outcome: object) -> tuple[object, bytes]:
 
 
 def _packed_bare(error: BaseException) -> tuple[BaseException, bytes]:
-    """An error of the same kind with its text alone: ``retry_on`` asks for the kind."""
+    """Return an error of the same kind with its text alone: ``retry_on`` asks for the kind."""
     kind, error_text = type(error), _error_text(error)
     try:
         bare = kind.__new__(kind)

@@ -121,7 +121,7 @@ class Calls:
                 kind[0] = kind_of(outcome)
 
     def is_spent(self, message: Message) -> bool:
-        """Whether it had its attempts, and its worker died over the last one."""
+        """Return whether it had its attempts, and its worker died over the last one."""
         most = self.spec.max_attempts
         return most is not None and message.delivery_count > most
 
@@ -157,7 +157,9 @@ class Calls:
     def _verdict_on(
         self, message: Message, outcome: object
     ) -> tuple[Verdict, BaseException | None]:
-        """What follows from an outcome by the handler's retry policy, and the handler's error."""
+        """Return what follows from an outcome by the handler's retry policy, and the handler's
+        error.
+        """
         spec, queue, count = self.spec, self.spec.queue, message.delivery_count
         verdict, error = understood(outcome, spec.retry_on)
         if queue.is_at_most_once and not isinstance(verdict, Ack):
@@ -304,7 +306,7 @@ class MessageQueue(Inbox[Message, Message]):
         return runs
 
     def next_messages(self) -> list[Message]:
-        """Those of the next call, with the lock held; none: it is not time for one."""
+        """Return those of the next call, with the lock held; none: it is not time for one."""
         ready = self.ready
         if not ready or self.is_stopped or self._stopping.is_set():
             return []
@@ -495,7 +497,7 @@ class RemoteMessages(MessageQueue):
 def processes_for(
     spec: HandlerSpec, middleware: Sequence[Middleware], owner: object, *, is_ahead: bool
 ) -> Processes:
-    """The processes of a queue's handler, which take ``RemoteMessages``; as ``remote_call``."""
+    """Get the processes of a queue's handler, which take ``RemoteMessages``; as ``remote_call``."""
     is_list = bool(spec.batch_size)
     call = remote_call(
         (spec.function, spec.deserializer, tuple(middleware)),

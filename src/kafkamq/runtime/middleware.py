@@ -159,7 +159,7 @@ def bound(
 def _of_list(
     binder: Binder, messages: list[Any]
 ) -> tuple[list[list[Any]], Callable[[object], object]]:
-    """The arguments, none if no body can be read; and what makes the whole list's outcome."""
+    """Get the arguments, none if no body can be read; and what makes the whole list's outcome."""
     rows: list[list[Any]] = []
     refused: dict[int, Exception] = {}  # by their places in the list
     for at, message in enumerate(messages):

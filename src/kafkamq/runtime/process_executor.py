@@ -493,7 +493,7 @@ class _Port(Generic[R]):
         self._end(number, tried, 0)
 
     def _blame(self, process: _Process, number: int) -> Exception | None:
-        """What the record that a handler was at has to do with the end; None: nothing."""
+        """Return what the record that a handler was at has to do with the end; None: nothing."""
         if process.late is not None:
             if number != process.late:
                 return None

@@ -41,7 +41,8 @@ def is_available() -> bool:
 
 
 def trace_headers(queue_id: str | None = None) -> dict[str, bytes]:
-    """Headers for ``send`` that name the span that is current; empty without the SDK or a span.
+    """Return headers for ``send`` that name the span that is current; empty without the SDK or a
+    span.
 
     With a queue's name they name a span of this send, ``send QUEUE``, which begins and ends here.
     """
@@ -85,7 +86,7 @@ class Telemetry:
 
     @contextmanager
     def delivery(self, message: Any, began_s: float | None = None) -> Iterator[list[str]]:
-        """A span around a handler; the caller puts the outcome into the list.
+        """Yield a span around a handler; the caller puts the outcome into the list.
 
         Of one that was called elsewhere: ``began_s``, by ``time.monotonic()``.
         """

@@ -195,7 +195,9 @@ class ThreadExecutor(Generic[R]):
                         replaced[number] = claim
 
     def _has_too_many_left(self) -> bool:
-        """Whether no more threads may be left alone: then the queue is told, in another thread."""
+        """Return whether no more threads may be left alone: then the queue is told, in another
+        thread.
+        """
         self._left = [thread for thread in self._left if thread.is_alive()]
         if len(self._left) < max_left(len(self._slots)):
             return False
@@ -230,7 +232,7 @@ class ThreadExecutor(Generic[R]):
 
 
 def _taken(claim: list[Any]) -> Any:
-    """What a handler is at, taken from it; None: nothing."""
+    """Return what a handler is at, taken from it; None: nothing."""
     try:
         return claim.pop()
     except IndexError:

@@ -39,14 +39,16 @@ _LAZY = (
 
 
 def is_verdict(outcome: object) -> bool:
-    """Whether it says what becomes of the record: an error, a verdict, or the class of one."""
+    """Say whether it says what becomes of the record: an error, a verdict, or the class of one."""
     return isinstance(outcome, (BaseException, *VERDICTS)) or _is_class_of_verdict(outcome)
 
 
 def understood(
     outcome: object, retry_on: RetryOn | None = None
 ) -> tuple[Verdict, BaseException | None]:
-    """The verdict that an outcome means, its parts checked; and the error, if it is a failure."""
+    """Return the verdict that an outcome means, its parts checked; and the error, if it is a
+    failure.
+    """
     if outcome is None:
         return Ack(), None
     if isinstance(outcome, BodyError):
@@ -72,12 +74,12 @@ def understood(
 
 
 def awaited(outcome: object) -> object:
-    """The outcome; an error in place of work that nobody would do (``unfinished``)."""
+    """Return the outcome; an error in place of work that nobody would do (``unfinished``)."""
     return outcome if outcome is None else unfinished(outcome) or outcome
 
 
 def unfinished(outcome: object) -> ConfigError | None:
-    """The error of a handler that returned work which it should have done; None: it did not.
+    """Return the error of a handler that returned work which it should have done; None: it did not.
 
     What it returned ends at some other time, or never: a coroutine or a generator has not even
     begun.
@@ -135,7 +137,7 @@ def _is_class_of_verdict(outcome: object) -> bool:
 
 
 def outcomes_of(result: object, count: int) -> Sequence[object]:
-    """The outcome of each of ``count`` records of a list."""
+    """Return the outcome of each of ``count`` records of a list."""
     if result is None or is_verdict(result):
         return [result] * count
     if isinstance(result, Sequence) and not isinstance(result, str | bytes):

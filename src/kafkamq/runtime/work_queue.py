@@ -53,7 +53,7 @@ class Run(Protocol[R]):
 
     @property
     def records(self) -> list[R]:
-        """Those that are left to it."""
+        """Return those that are left to it."""
 
     @property
     def is_serial(self) -> bool:
@@ -65,7 +65,9 @@ class Run(Protocol[R]):
 
     @property
     def failed(self) -> list[tuple[R, int]] | None:
-        """What of it is to be tried again, with the times of the next attempts; None: nothing."""
+        """Return what of it is to be tried again, with the times of the next attempts; None:
+        nothing.
+        """
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -98,7 +100,7 @@ class Slot(Generic[R]):
 
 
 def take_list(slot: Slot[R]) -> tuple[list[Any], list[R]]:
-    """All that the slot has taken, as one list; nobody relieves it of that any more."""
+    """Return all that the slot has taken, as one list; nobody relieves it of that any more."""
     runs = list(slot.pending)
     return runs, [record for run in runs for record in run.records]
 
@@ -134,12 +136,12 @@ class ParkedSlots:
 
     @property
     def limit(self) -> int:
-        """How many may be at work."""
+        """Return how many may be at work."""
         return self._count - self._kept
 
     @property
     def busy(self) -> int:
-        """How many do not wait."""
+        """Return how many do not wait."""
         return self._count - len(self._parked)
 
     @property
@@ -149,7 +151,7 @@ class ParkedSlots:
 
     @property
     def wakeable(self) -> int:
-        """How many of them may be woken."""
+        """Return how many of them may be woken."""
         return max(0, len(self._parked) - self._kept)
 
     def park(self, slot: Any) -> None:
@@ -191,14 +193,14 @@ class WorkQueue(Protocol[R_contra]):
 
     @property
     def limit(self) -> int:
-        """How many slots may be at work at once."""
+        """Return how many slots may be at work at once."""
 
     @property
     def has_backlog(self) -> bool:
         """There is something to do for another slot."""
 
     def make_slot(self) -> Any:
-        """A slot of the kind that it needs."""
+        """Return a slot of the kind that it needs."""
 
     def join(self, slots: Sequence[Any], waker: Waker) -> None:
         """These will work; once."""
@@ -213,7 +215,7 @@ class WorkQueue(Protocol[R_contra]):
         """
 
     def acknowledge(self, slot: Any, run: Any, record: R_contra, outcome: object) -> bool:
-        """What a handler returned or raised; False: its run ends here. May wait."""
+        """Return what a handler returned or raised; False: its run ends here. May wait."""
 
     async def acknowledge_async(
         self, slot: Any, run: Any, record: R_contra, outcome: object
@@ -233,7 +235,7 @@ class WorkQueue(Protocol[R_contra]):
         """The end does not wait any longer for the handler of these."""
 
     def calls(self, slots: Sequence[Any]) -> list[Call]:
-        """What slots are at."""
+        """Return what slots are at."""
 
     def fail(self, error: BaseException) -> None:
         """A slot cannot go on, by no fault of its handler."""
@@ -343,7 +345,7 @@ class Executor(Protocol):
         """Do not wait for handlers any more; end them, where that is possible."""
 
     def slots(self) -> Slots:
-        """What its slots are at; from any thread."""
+        """Return what its slots are at; from any thread."""
 
 
 def enter(owner: object) -> None:
@@ -352,5 +354,5 @@ def enter(owner: object) -> None:
 
 
 def is_inside(owner: object) -> bool:
-    """Whether a handler or hook of this owner is running here."""
+    """Return whether a handler or hook of this owner is running here."""
     return _owner.get() is owner

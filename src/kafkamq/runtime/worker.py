@@ -54,14 +54,14 @@ class HandlerSource(Protocol):
 
     @property
     def handlers(self) -> list[HandlerSpec]:
-        """What was registered on its queues."""
+        """Return what was registered on its queues."""
 
     @property
     def cluster(self) -> ServiceConfig | None:
-        """Where its brokers are; None: it needs none."""
+        """Return where its brokers are; None: it needs none."""
 
     def open_consumer(self, spec: HandlerSpec, plan: ConsumerPlan) -> Consumer:
-        """A consumer for a handler."""
+        """Return a consumer for a handler."""
 
 
 class Worker:
@@ -126,7 +126,7 @@ class Worker:
 
     @property
     def handled(self) -> int:
-        """Messages that have got their verdicts."""
+        """Return messages that have got their verdicts."""
         return sum([feeder.handled for feeder in (*self._feeders, *self._stopped)])
 
     @property
@@ -135,7 +135,7 @@ class Worker:
 
     @property
     def service_config(self) -> ServiceConfig | None:
-        """Where its service is; None: in memory."""
+        """Return where its service is; None: in memory."""
         return self._service.cluster
 
     @property
@@ -210,7 +210,7 @@ class Worker:
         return feeder
 
     def _executor(self, spec: HandlerSpec, calls: Calls, queue: MessageQueue) -> Executor:
-        """Who calls the handler; of processes the first has begun, and so can the others."""
+        """Return who calls the handler; of processes the first has begun, and so can the others."""
         if spec.processes:
             try:
                 is_ahead = _may_take_ahead(spec)
@@ -498,6 +498,8 @@ class Feeder:
 
 
 def _may_take_ahead(spec: HandlerSpec) -> bool:
-    """Whether messages may wait in this process: not where their lease runs, or they are gone."""
+    """Return whether messages may wait in this process: not where their lease runs, or they are
+    gone.
+    """
     is_held = spec.queue.backend is not Backend.SHARE and not spec.queue.is_at_most_once
     return is_held and spec.max_rate is None

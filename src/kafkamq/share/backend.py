@@ -242,7 +242,7 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
             message.member.acknowledge(message, AcknowledgeType.RELEASE)
 
     def _must_move(self, message: ShareMessage) -> bool:
-        """Whether another process, which knows nothing of ``_unseen``, would give it up."""
+        """Return whether another process, which knows nothing of ``_unseen``, would give it up."""
         return self._moves.is_near_last(message) or message._count >= self._max_deliveries
 
     def put_back(self, messages: Sequence[Message]) -> None:
@@ -378,11 +378,11 @@ class Moves:
         return len(self._open)
 
     def is_last(self, message: ShareMessage) -> bool:
-        """Whether the broker gives it up after this delivery."""
+        """Return whether the broker gives it up after this delivery."""
         return message.broker_count >= self._limit
 
     def is_near_last(self, message: ShareMessage) -> bool:
-        """Whether the next delivery would be the last one."""
+        """Return whether the next delivery would be the last one."""
         return message.broker_count + 1 >= self._limit
 
     def bury(self, message: ShareMessage, verdict: Verdict) -> None:

@@ -63,7 +63,7 @@ class ShareMessage(TopicMessage["Member"]):
 
     @property
     def key_of_place(self) -> tuple[int, int, int]:
-        """What names its record; in a topic that was created again it has another time."""
+        """Return what names its record; in a topic that was created again it has another time."""
         place = self.message_id
         return place.partition, place.offset, self.timestamp_ms
 
@@ -81,7 +81,7 @@ class Batch(Protocol):
         """The broker did not take these verdicts."""
 
     def has_room(self) -> bool:
-        """Whether more may be fetched."""
+        """Return whether more may be fetched."""
 
     def failed(self, member: Member, error: BaseException) -> None:
         """It has ended by that."""
@@ -302,21 +302,21 @@ def _as_ours(error: BaseException) -> BaseException:
 
 
 def first_members(concurrency: int) -> int:
-    """How many to begin with, for so many handlers at once; 0: unknown."""
+    """Return how many to begin with, for so many handlers at once; 0: unknown."""
     if not concurrency:
         return _UNKNOWN[0]
     return max(1, min(4, concurrency // _HANDLERS_OF_ONE))
 
 
 def max_members(concurrency: int) -> int:
-    """How many there may be, for so many handlers at once; 0: unknown."""
+    """Return how many there may be, for so many handlers at once; 0: unknown."""
     if not concurrency:
         return _UNKNOWN[1]
     return max(1, min(MAX_MEMBERS, concurrency // _HANDLERS_AT_LEAST))
 
 
 def members_to_add(held_since_ms: Sequence[int | None], *, maximum: int, now_ms: int) -> int:
-    """How many more, when somebody waits for messages and there are none."""
+    """Return how many more, when somebody waits for messages and there are none."""
     count = len(held_since_ms)
     for since_ms in held_since_ms:
         if since_ms is None or now_ms - since_ms < HELD_BACK_MS:

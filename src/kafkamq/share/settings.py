@@ -40,7 +40,9 @@ class ShareLimits:
         return self.handed_out(wanted) + 1 if self.is_of_group else self.max_deliveries
 
     def handed_out(self, wanted: int) -> int:
-        """How often a message is handed out: the broker's last delivery is for the dead letter."""
+        """Return how often a message is handed out: the broker's last delivery is for the dead
+        letter.
+        """
         return min(wanted, self.max_deliveries - 1)
 
 
@@ -71,7 +73,7 @@ def read_limits(admin: Admin, group_id: str) -> ShareLimits:
 
 
 def _is_older(config: ServiceConfig, addresses: Sequence[str]) -> bool:
-    """Whether a broker says that it is; one that does not say is taken to be new enough."""
+    """Return whether a broker says that it is; one that does not say is taken to be new enough."""
     release = broker_release(config, addresses[0]) if addresses else None
     if release is None:
         return False
@@ -80,7 +82,7 @@ def _is_older(config: ServiceConfig, addresses: Sequence[str]) -> bool:
 
 
 def share_lock_ms(queue: QueueConfig, limits: ShareLimits) -> int:
-    """The lock that a queue gets: its redelivery timeout, raised to what the broker allows."""
+    """Get the lock that a queue gets: its redelivery timeout, raised to what the broker allows."""
     wanted = queue.redelivery_timeout_ms
     if wanted > limits.max_lock_ms:
         others = ", ".join(each.value for each in backends_with((Feature.LONG_HANDLERS,)))

@@ -34,16 +34,16 @@ class _Part:
 
     @property
     def first(self) -> int:
-        """The place of the first message, or how far there is none."""
+        """Return the place of the first message, or how far there is none."""
         return self.own[0].offset if self.own else self.position
 
     @property
     def ready(self) -> int:
-        """Messages in front of the first last delivery."""
+        """Return messages in front of the first last delivery."""
         return self.index(self.last[0]) if self.last else len(self.own)
 
     def index(self, offset: int) -> int:
-        """How many messages lie before an offset."""
+        """Return how many messages lie before an offset."""
         return bisect_left(self.own, offset, key=_OFFSET)
 
     def begin_at(self, offset: int) -> None:
@@ -79,7 +79,7 @@ class Backlog:
         self._parts.clear()
 
     def cut(self, starts: Mapping[int, int], ends: Mapping[int, int], rows: int) -> dict[int, int]:
-        """Where a batch of about ``rows`` messages ends in each partition, with even shares."""
+        """Say where a batch of about ``rows`` messages ends in each partition, with even shares."""
         parts = {
             number: self._part(number, starts[number])
             for number in sorted(ends)
@@ -96,14 +96,18 @@ class Backlog:
         return {**starts, **cuts}
 
     def messages(self, number: int, start: int, end: int) -> list[Waiting] | None:
-        """The queue's messages between two offsets that no batch before holds; None: not known."""
+        """Return the queue's messages between two offsets that no batch before holds; None: not
+        known.
+        """
         part = self._parts.get(number)
         if part is None or part.begin > start or part.position < end:
             return None
         return part.own[part.index(start) : part.index(end)]
 
     def begins(self, starts: Mapping[int, int]) -> dict[int, int]:
-        """Where the next batch begins in each partition: only other queues' messages are before."""
+        """Return where the next batch begins in each partition: only other queues' messages are
+        before.
+        """
         return {
             number: max(start, self._parts[number].first) if number in self._parts else start
             for number, start in starts.items()
@@ -119,7 +123,9 @@ class Backlog:
     def _shared_out(
         self, parts: Mapping[int, _Part], ends: Mapping[int, int], rows: int
     ) -> dict[int, int]:
-        """How many messages the batch takes of each partition; at least one where there is one."""
+        """Return how many messages the batch takes of each partition; at least one where there is
+        one.
+        """
         taken = dict.fromkeys(parts, 0)
         active = list(parts)
         left = rows

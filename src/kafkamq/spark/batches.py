@@ -34,6 +34,6 @@ class Batch(int):
 
 
 def task_property(name: str) -> str:
-    """What Spark has told this task; empty: nothing, or it is no task."""
+    """Return what Spark has told this task; empty: nothing, or it is no task."""
     context = TaskContext.get()
     return (None if context is None else context.getLocalProperty(name)) or ""

@@ -92,7 +92,7 @@ class Block:
         return len(self._columns[0])
 
     def count(self, outcome: Outcome) -> int:
-        """Messages and SCHEDULEs that have an END with this outcome."""
+        """Return messages and SCHEDULEs that have an END with this outcome."""
         outcomes = self._columns[9]
         more = sum(
             sum(each.bits.bit_count() for each in batches) - 1
@@ -102,7 +102,7 @@ class Block:
         return outcomes.count(outcome) + outcomes.count(outcome + _OF_SCHEDULE) + more
 
     def __iter__(self) -> Iterator[FoldRow]:
-        """The rows, in their order."""
+        """Yield the rows, in their order."""
         logs, consumers, batches = self._logs, self._consumers, self._batches
         for at, (
             offset,
@@ -168,7 +168,7 @@ def encode_actions(actions: Sequence[Settle | Carry]) -> bytes:
 
 
 def decode_actions(data: bytes) -> list[Settle | Carry]:
-    """What ``encode_actions`` was given."""
+    """Return what ``encode_actions`` was given."""
     if not data:
         return []
     columns, table = unpack(data)

@@ -84,7 +84,9 @@ class CheckpointNote:
         return self.tasks if batch >= self.since else self.tasks_before
 
     def cut(self, tasks: int, *, since: int) -> CheckpointNote:
-        """The next note of a sink: another number of slots, from a batch that has not run yet."""
+        """Return the next note of a sink: another number of slots, from a batch that has not run
+        yet.
+        """
         return replace(
             self,
             tasks=tasks,
@@ -95,14 +97,14 @@ class CheckpointNote:
         )
 
     def moved(self, tasks: int, starting: dict[int, int]) -> CheckpointNote:
-        """The next note of a tracker, whose state begins again in a folder of its own."""
+        """Return the next note of a tracker, whose state begins again in a folder of its own."""
         number = self.number + 1
         folder = f"state-{number}"
         return replace(self, tasks=tasks, starting=starting, folder=folder, number=number)
 
 
 def read_note(spark: SparkSession, checkpoint: str, *, topic: str) -> CheckpointNote | None:
-    """The note of a checkpoint; None: the folder is new, or holds none."""
+    """Return the note of a checkpoint; None: the folder is new, or holds none."""
     files, folder = _folder(spark, checkpoint)
     number = max((int(found[1] or 1) for found in _matches(files, folder)), default=0)
     if not number:
@@ -158,7 +160,7 @@ def last_batch(spark: SparkSession, checkpoint: str) -> int:
 
 
 def is_settled(spark: SparkSession, checkpoint: str) -> bool:
-    """Whether Spark knows every batch that it has planned to be done: none will be repeated."""
+    """Say whether Spark knows every batch that it has planned to be done: none will be repeated."""
     return last_batch(spark, checkpoint) == _last(spark, checkpoint, "commits")
 
 
@@ -184,7 +186,7 @@ def _matches(files: Any, folder: Any) -> list[re.Match[str]]:
 
 
 def _names(files: Any, folder: Any) -> list[str]:
-    """What is in a folder; nothing, if there is none."""
+    """Return what is in a folder; nothing, if there is none."""
     if not files.exists(folder):
         return []
     return [status.getPath().getName() for status in files.listStatus(folder)]

@@ -46,7 +46,9 @@ class HeldClaims(Protocol):
 
 
 def claimed_assign(held: HeldClaims, topic: str) -> ClaimedAssign:
-    """What is held of a topic now, for one streaming query; later claims are for another one."""
+    """Return what is held of a topic now, for one streaming query; later claims are for another
+    one.
+    """
     claims, positions = held.claims, held.positions()
     tokens = {
         number: token
@@ -93,7 +95,7 @@ class ClaimedAssign:
         return json.dumps({self.topic: {str(number): at for number, at in offsets.items()}})
 
     def lost(self) -> list[int]:
-        """Partitions that are not held any more under the same token."""
+        """Return partitions that are not held any more under the same token."""
         return [
             number
             for number, token in sorted(self.tokens.items())

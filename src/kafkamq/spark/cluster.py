@@ -41,7 +41,7 @@ def _spark_class(name: str) -> list[str]:
 
 
 def master_command(*, host: str, port: int, web_port: int) -> list[str]:
-    """The program and arguments of a master."""
+    """Return the program and arguments of a master."""
     ports = ["--port", str(port), "--webui-port", str(web_port)]
     return [*_spark_class(_MASTER), "--host", host, *ports]
 
@@ -49,7 +49,7 @@ def master_command(*, host: str, port: int, web_port: int) -> list[str]:
 def worker_command(
     master: str, *, cores: int, memory: str, host: str = "", work_folder: str = ""
 ) -> list[str]:
-    """The program and arguments of a worker.
+    """Return the program and arguments of a worker.
 
     Raises:
         ConfigError: The master is no address, the memory no size, or PySpark is not installed.
@@ -68,7 +68,7 @@ def worker_command(
 
 
 def daemon_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a master or a worker: this Python, and a small heap."""
+    """Return the environment of a master or a worker: this Python, and a small heap."""
     return {
         "SPARK_DAEMON_MEMORY": "256m",
         **environment,

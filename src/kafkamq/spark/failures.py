@@ -57,14 +57,16 @@ def spark_failure(error: BaseException) -> KafkaMQError:
 
 
 def spark_errors() -> tuple[type[BaseException], ...]:
-    """What calls of Spark raise; of Spark Connect alone, where there is no py4j, too."""
+    """Return what calls of Spark raise; of Spark Connect alone, where there is no py4j, too."""
     from pyspark.errors import PySparkException
 
     return PySparkException, *jvm_errors()
 
 
 def jvm_errors() -> tuple[type[BaseException], ...]:
-    """What calls of a JVM raise; where py4j is not installed, with Spark Connect alone, less."""
+    """Return what calls of a JVM raise; where py4j is not installed, with Spark Connect alone,
+    less.
+    """
     try:
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # no hints
     except ImportError:
@@ -73,7 +75,7 @@ def jvm_errors() -> tuple[type[BaseException], ...]:
 
 
 def is_spark_gone() -> bool:
-    """Whether this process had a JVM of Spark's and has it no more."""
+    """Return whether this process had a JVM of Spark's and has it no more."""
     try:
         from pyspark import SparkContext
     except ImportError:  # of Spark Connect alone
@@ -89,7 +91,7 @@ def is_spark_gone() -> bool:
 
 
 def advised(error: KafkaMQError, checkpoint: str) -> KafkaMQError:
-    """The failure of a tracker's query before its first batch, with what may be the matter."""
+    """Get the failure of a tracker's query before its first batch, with what may be the matter."""
     if not isinstance(error, QueryFailedError) or str(error).endswith(_NO_ROOM):
         return error
     return QueryFailedError(

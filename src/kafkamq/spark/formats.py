@@ -97,7 +97,7 @@ _registered: WeakKeyDictionary[SparkSession, ServiceConfig] = WeakKeyDictionary(
 
 
 def registered_config(spark: SparkSession) -> ServiceConfig:
-    """What ``format("kafkamq")`` was registered with in this session."""
+    """Return what ``format("kafkamq")`` was registered with in this session."""
     found = _registered.get(spark)
     if found is None:
         raise ConfigError(
@@ -115,7 +115,7 @@ class _BatchReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One task for each range."""
+        """Return one task for each range."""
         return [RangePartition(wanted) for wanted in batch_ranges(self._options, self._pushed)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -142,7 +142,7 @@ class KafkaSource(DataSource):
         return FORMAT
 
     def schema(self) -> str:
-        """The columns of the view."""
+        """Return the columns of the view."""
         options = parse_source_options(self.options, self.service)
         columns = columns_of(options.view, options.include_headers)
         return ", ".join(f"{name} {kind}" for name, kind in columns)

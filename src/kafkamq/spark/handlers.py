@@ -138,7 +138,7 @@ _ACKED = _Done("ack")
 
 
 def _given(message: StreamMessage) -> _Done:
-    """The verdict that a row has before, else an ack."""
+    """Return the verdict that a row has before, else an ack."""
     verdict = message.row.get("verdict")
     return _Done(verdict, None, message.row.get("reason")) if verdict else _ACKED
 
@@ -167,7 +167,7 @@ def _messages(part: pa.RecordBatch) -> list[StreamMessage]:
 
 
 def _shards(messages: Sequence[StreamMessage]) -> list[_Shard]:
-    """What must run one after the other: messages of one key; each without a key by itself."""
+    """Say what must run one after the other: messages of one key; each without a key by itself."""
     shards: list[_Shard] = []
     by_key: dict[bytes, _Shard] = {}
     for index, message in enumerate(messages):

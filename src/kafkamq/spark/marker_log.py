@@ -95,11 +95,13 @@ class MarkerLog:
         return reports.places
 
     def broker_ms(self) -> int | None:
-        """The brokers' time, as the ages of messages are judged by it (R28); None: not known."""
+        """Return the brokers' time, as the ages of messages are judged by it (R28); None: not
+        known.
+        """
         return self._namespace.broker_clock.now_ms(time.time_ns() // NS_PER_MS, monotonic_ms())
 
     def facts(self) -> NamespaceFacts:
-        """What the topics are like; asked for again now and then."""
+        """Return what the topics are like; asked for again now and then."""
         self._namespace.refresh_if_old(IDENTITY_AGE_S)
         return self._namespace.facts()
 
@@ -108,7 +110,7 @@ class MarkerLog:
         return self._reader.log_ends(self._topic, partitions)
 
     def reached(self, partitions: Sequence[int], at_ms: int) -> set[int]:
-        """Those of these partitions that have a marker of this broker time or later."""
+        """Return those of these partitions that have a marker of this broker time or later."""
         return self._reader.reached(self._topic, partitions, at_ms)
 
     def tops(self, partitions: Collection[int]) -> dict[int, int]:

@@ -68,12 +68,12 @@ class SourceOptions:
 
     @property
     def is_folded(self) -> bool:
-        """Whether rows follow from the whole log before them, not from one record each."""
+        """Return whether rows follow from the whole log before them, not from one record each."""
         return self.view in ("deliveries", "in_flight")
 
 
 def chosen_partitions(options: SourceOptions, count: int) -> list[int]:
-    """Which of a topic's ``count`` partitions a query reads."""
+    """Return which of a topic's ``count`` partitions a query reads."""
     if options.partitions is None:
         return list(range(count))
     if max(options.partitions, default=0) >= count:
@@ -229,7 +229,7 @@ def _place(given: Mapping[str, str], end: str, default: str) -> str | Offsets | 
 
 
 def _of_topic(name: str, place: str | Offsets | int, topic: str) -> str | Offsets | int:
-    """Offsets of the topic that is read; those of another one would be passed over."""
+    """Return offsets of the topic that is read; those of another one would be passed over."""
     others = sorted(set(place) - {topic}) if isinstance(place, dict) else []
     if others:
         raise ConfigError(f"{name} names topic {others[0]!r}: the query reads {topic!r}")
@@ -237,7 +237,7 @@ def _of_topic(name: str, place: str | Offsets | int, topic: str) -> str | Offset
 
 
 def parse_timestamp_ms(name: str, text: str) -> int:
-    """Milliseconds since 1970, or a time in ISO 8601 (UTC unless it says otherwise)."""
+    """Return milliseconds since 1970, or a time in ISO 8601 (UTC unless it says otherwise)."""
     if text.isascii() and text.isdigit():
         return int(text)
     try:

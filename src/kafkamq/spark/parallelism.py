@@ -84,7 +84,7 @@ def _mix(value: int, word: int) -> int:
 
 
 def group_key(topic: str, partition: int, tasks: int) -> str:
-    """The group key of a marker partition: of ``tasks`` shuffle partitions, for p mod tasks."""
+    """Get the group key of a marker partition: of ``tasks`` shuffle partitions, for p mod tasks."""
     for salt in count():
         key = f"{topic}/{partition}/{salt}"
         if spark_hash(key) % tasks == partition % tasks:

@@ -171,7 +171,9 @@ def _row(
 
 
 def _fields(message: Any) -> dict[str, Any]:
-    """A Protobuf message as a row; a field that knows whether it is set is null where it is not."""
+    """Return a Protobuf message as a row; a field that knows whether it is set is null where it is
+    not.
+    """
     row: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
@@ -202,7 +204,7 @@ def _value(field: Any, value: Any) -> Any:
 
 
 def body_type(schema: Schema) -> StructType:
-    """The columns that bodies of a schema have.
+    """Return the columns that bodies of a schema have.
 
     Raises:
         ConfigError: It has what no column can hold.

@@ -70,13 +70,15 @@ def _state_bytes(operator: Mapping[str, Any]) -> int:
 
 
 def _backlog(source: Mapping[str, Any]) -> int:
-    """Records between the end of the batch and the end of the log, where the source tells both."""
+    """Return records between the end of the batch and the end of the log, where the source tells
+    both.
+    """
     ends, latest = (_offsets(source.get(name)) for name in ("endOffset", "latestOffset"))
     return sum(max(0, at - ends.get(place, 0)) for place, at in latest.items())
 
 
 def _offsets(value: object) -> dict[tuple[str, str], int]:
-    """Kafka's form, ``{topic: {partition: offset}}``; nothing for other sources."""
+    """Return Kafka's form, ``{topic: {partition: offset}}``; nothing for other sources."""
     if isinstance(value, str):
         try:
             value = json.loads(value)

@@ -285,7 +285,7 @@ def _insert(table: str, columns: Sequence[str], frame: DataFrame, batch: Batch) 
 
 
 def _follows_from_messages(frame: DataFrame) -> bool:
-    """Whether rows that are made again are the same: no Python, no chance, no other table."""
+    """Say whether rows that are made again are the same: no Python, no chance, no other table."""
     jvm: Any = frame.sparkSession._jvm
     patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
     plan = frame._jdf.queryExecution().analyzed()
@@ -361,7 +361,7 @@ def _committing(
 def _note(
     spark: SparkSession, config: ServiceConfig, checkpoint: str, slots: int | None
 ) -> CheckpointNote:
-    """The checkpoint's note: written when it is new, followed by another for other slots."""
+    """Return the checkpoint's note: written when it is new, followed by another for other slots."""
     note = read_note(spark, checkpoint, topic=config.ledger_topic)
     if note is None:
         count = slots or cores(spark)

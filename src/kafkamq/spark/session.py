@@ -66,7 +66,9 @@ _NOISE = re.compile(
 
 
 def has_session() -> bool:
-    """Whether this process has a session, in whichever thread: who finds one must not stop it."""
+    """Return whether this process has a session, in whichever thread: who finds one must not stop
+    it.
+    """
     from pyspark import SparkContext
 
     return SparkContext._active_spark_context is not None
@@ -132,7 +134,7 @@ _built: SparkContext | None = None  # of the session that build_session made
 
 
 def _beside(ours: Mapping[str, str], settings: Mapping[str, str] | None) -> SparkSession:
-    """A session of our own on the context that somebody else made."""
+    """Return a session of our own on the context that somebody else made."""
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.getOrCreate().newSession()
@@ -246,7 +248,7 @@ def active(spark: SparkSession) -> Iterator[None]:
 
 
 def session_settings(*, master: str, driver_memory: str) -> dict[str, str]:
-    """The Spark properties that kafkamq sets, by name."""
+    """Return the Spark properties that kafkamq sets, by name."""
     settings = {
         "spark.driver.memory": driver_memory,
         "spark.driver.extraJavaOptions": f"{_JAVA_OPTIONS} -Dlog4j2.configurationFile={_LOGGING}",
@@ -287,7 +289,9 @@ def stream_settings(tasks: int) -> dict[str, str]:
 
 
 def _worker_path() -> str:
-    """Where workers on this machine find kafkamq and what is beside it, installed or in a tree."""
+    """Return where workers on this machine find kafkamq and what is beside it, installed or in a
+    tree.
+    """
     package_folder = str(Path(__file__).resolve().parents[2])
     own = (sys.prefix, sys.base_prefix)  # a worker finds these by itself
     others = [entry for entry in sys.path if entry and not entry.startswith(own)]
@@ -316,7 +320,7 @@ def _package_version(name: str, lowest: tuple[int, ...], below: tuple[int, ...] 
 
 
 def _version_of(name: str) -> str | None:
-    """The installer's word; else the module's, as Spark's own images and archives have it."""
+    """Get the installer's word; else the module's, as Spark's own images and archives have it."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -35,7 +35,7 @@ _NO_ICEBERG = "Iceberg has no runtime for Spark 4.2 yet: use a Delta table"
 
 
 def check_table(frame: DataFrame, table: str) -> list[str]:
-    """The table's columns, which the rows must have, the origin among them.
+    """Return the table's columns, which the rows must have, the origin among them.
 
     Raises:
         ConfigError: It cannot be merged into, or the rows do not fit it.
@@ -155,7 +155,7 @@ def _accepted(frame: DataFrame) -> DataFrame:
 
 
 def origin_ranges(frame: DataFrame) -> str:
-    """Where the batch's origins are, as a condition on the table; empty: there are no rows.
+    """Return where the batch's origins are, as a condition on the table; empty: there are no rows.
 
     Raises:
         ConfigError: A row has no origin.

@@ -46,7 +46,7 @@ class Views:
         return self.view("dead_letters")
 
     def deliveries(self) -> DataFrame:
-        """One row per attempt: a copy of a message that a worker STARTed.
+        """Return one row per attempt: a copy of a message that a worker STARTed.
 
         It ends with the first END that names it: a worker's verdict (ACK, NACK, REJECT, RELEASE),
         or a tracker's (REDELIVERED, DEAD_LETTERED) when none came. What has not ended has null
@@ -55,14 +55,14 @@ class Views:
         return self.view("deliveries")
 
     def in_flight(self) -> DataFrame:
-        """What a tracker still has to do with: held, waiting, scheduled or due, by log time.
+        """Return what a tracker still has to do with: held, waiting, scheduled or due, by log time.
 
         Computed by the tracker's own rules from the position that a tracker has committed.
         """
         return self.view("in_flight")
 
     def view(self, name: str) -> DataFrame:
-        """A view by its name."""
+        """Return a view by its name."""
         return self._spark.read.format(self._format).option("view", name).load()
 
 

@@ -86,7 +86,7 @@ class _Message:
 
     @property
     def content(self) -> tuple[object, ...]:
-        """What every copy has in common (R14)."""
+        """Return what every copy has in common (R14)."""
         record = self.record
         return (record.key, record.value, self.headers.id, self.headers.user)
 
@@ -281,7 +281,7 @@ class Checker:
     def _reasons(
         self, timeline: Timeline, history: MessageHistory, start: Marker
     ) -> tuple[bool, frozenset[DeadLetterReason]]:
-        """Whether it had to die, and the reasons that its dead letter may name (R14)."""
+        """Return whether it had to die, and the reasons that its dead letter may name (R14)."""
         reasons: set[DeadLetterReason] = set()
         limit = start.max_deliveries or self._max_deliveries
         if history.why is Why.REJECTED:
@@ -305,7 +305,7 @@ class Checker:
         return bool(reasons), frozenset(reasons)
 
     def _start(self, timeline: Timeline, history: MessageHistory) -> Marker:
-        """What a history begins with; for batches the message says the rest (R29)."""
+        """Return what a history begins with; for batches the message says the rest (R29)."""
         start = timeline.marker(history.begin)
         message = self._messages.get((history.message_id.partition, history.message_id.offset))
         if message is None or not start.batches or self._is_unread(timeline, history):
@@ -320,7 +320,9 @@ class Checker:
         )
 
     def _is_unread(self, timeline: Timeline, history: MessageHistory) -> bool:
-        """Whether its START was of a batch, and its message lost: nobody has read its headers."""
+        """Return whether its START was of a batch, and its message lost: nobody has read its
+        headers.
+        """
         start, one = timeline.marker(history.begin), history.message_id
         place = (self._message_topic, one.partition, one.offset)
         is_buried = history.ending is Ending.DEAD_LETTERED

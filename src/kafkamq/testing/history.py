@@ -40,7 +40,7 @@ class LogRecord:
 
 
 def record_of(message: Record) -> LogRecord:
-    """A record that was consumed with confluent-kafka, for `check_logs`."""
+    """Return a record that was consumed with confluent-kafka, for `check_logs`."""
     kind, timestamp_ms = message.timestamp()
     return LogRecord(
         message.topic(),
@@ -107,7 +107,7 @@ class MessageHistory:
 
     @property
     def is_explained(self) -> bool:
-        """Whether a tracker could settle it where it did: it was due before the END."""
+        """Return whether a tracker could settle it where it did: it was due before the END."""
         return self.why is not None and self.due < self.end
 
 
@@ -190,17 +190,18 @@ class Timeline:
             self.of_message.setdefault((of_schedule, message_id), []).append(at)
 
     def marker(self, at: int) -> Marker:
-        """The marker of an index that concerns a message."""
+        """Return the marker of an index that concerns a message."""
         marker = self.records[at]
         assert marker is not None, "indices of messages are of markers"
         return marker
 
     def before(self, history: MessageHistory) -> int:
-        """The clock before a history's END: all that the tracker can have known."""
+        """Return the clock before a history's END: all that the tracker can have known."""
         return self.clocks[history.end - 1] if history.end > 0 else 0
 
     def was_remembered(self, history: MessageHistory) -> bool:
-        """Whether any tracker that was alive must have known the END before this history (R12).
+        """Return whether any tracker that was alive must have known the END before this history
+        (R12).
 
         It did if the START came within 60 s of log time, and no engine started in between: each
         start shows by its TICK.
@@ -272,7 +273,8 @@ class Timeline:
         starts: list[int],
         after: int,
     ) -> MessageHistory:
-        """The history that begins with the first START; after an END, any that explains the next.
+        """Return the history that begins with the first START; after an END, any that explains the
+        next.
 
         A tracker that was started again between them knows only the later START (R12).
         """
@@ -415,7 +417,7 @@ def _ending(outcome: Outcome, of_schedule: bool) -> Ending:
 def read_timelines(
     markers: Iterable[LogRecord], *, max_lease_ms: int = 43_200_000
 ) -> dict[int, Timeline]:
-    """The records of a markers topic, in any order, by partition."""
+    """Return the records of a markers topic, in any order, by partition."""
     timelines: dict[int, Timeline] = {}
     for record in sorted(markers, key=lambda record: (record.partition, record.offset)):
         timeline = timelines.get(record.partition)

@@ -114,7 +114,7 @@ class MemoryService(Service):
         self._backend.shared_partitions = partitions
 
     def dead_letters(self, queue_id: str | None = None) -> list[MemoryDeadLetter]:
-        """What was given up, of one queue or of all, in order."""
+        """Return what was given up, of one queue or of all, in order."""
         found: list[MemoryDeadLetter] = []
         for queue in self._backend.queues():
             if queue_id in (None, queue.queue_id):
@@ -307,7 +307,7 @@ class _MemoryConsumer(TopicConsumer[_Held]):
         return math.inf
 
     def _is_alive(self, message: _Held) -> bool:
-        """Whether it may be handed out; if not, it is seen to."""
+        """Return whether it may be handed out; if not, it is seen to."""
         del message
         return True
 

@@ -28,7 +28,7 @@ class Clock:
         self._lock = threading.Lock()
 
     def now_ms(self) -> int:
-        """What it shows."""
+        """Return what it shows."""
         return self._now_ms
 
     def advance(self, seconds: float | timedelta) -> None:
@@ -85,7 +85,7 @@ class MemoryRecord:
         return 0.0
 
     def origin(self) -> Origin:
-        """Where its first copy stands."""
+        """Return where its first copy stands."""
         known = read_message_headers(self.fields).origin
         if known is not None and known.topic == self.log:
             return known
@@ -108,7 +108,7 @@ class MemoryDeadLetter:
 
     @property
     def error(self) -> str:
-        """The text for people."""
+        """Return the text for people."""
         return (self.headers.get("kafkamq-error") or b"").decode()
 
     @property
@@ -169,7 +169,7 @@ class MemoryQueue:
     def record(
         self, log: str, number: int, key: bytes | None, payload: bytes | None, headers: Headers
     ) -> MemoryRecord:
-        """The next one of a partition."""
+        """Return the next one of a partition."""
         offset = self._offsets[log, number]
         self._offsets[log, number] += 1
         return MemoryRecord(log, number, offset, key, payload, headers, self.clock.now_ms())

@@ -63,7 +63,7 @@ class TopicInfo:
 
     @property
     def max_message_bytes(self) -> int:
-        """The largest batch that it takes."""
+        """Return the largest batch that it takes."""
         return int(self.settings.get("max.message.bytes", "1048588"))
 
     @property
@@ -73,7 +73,7 @@ class TopicInfo:
 
     @property
     def kept_ms(self) -> int:
-        """How long it keeps every record; 0: some go earlier, by size or by key."""
+        """Return how long it keeps every record; 0: some go earlier, by size or by key."""
         by_size = int(self.settings.get("retention.bytes", "-1")) >= 0
         by_key = "compact" in self.settings.get("cleanup.policy", "delete")
         return 0 if by_size or by_key else self.retention_ms
@@ -139,11 +139,13 @@ class Admin:
 
     @property
     def client(self) -> AdminClient:
-        """The client underneath, for requests that have no method here; see ``wait``."""
+        """Return the client underneath, for requests that have no method here; see ``wait``."""
         return self._client
 
     def wait(self, future: Future[T], doing: str, *, timeout_s: float = 0.0) -> T:
-        """The result of one of the client's futures, within ``timeout_s`` or this Admin's bound."""
+        """Return the result of one of the client's futures, within ``timeout_s`` or this Admin's
+        bound.
+        """
         return self._wait(self._client, future, doing, timeout_s or self._timeout_s)
 
     def _wait(self, client: AdminClient, future: Future[T], doing: str, timeout_s: float) -> T:
@@ -215,7 +217,7 @@ class Admin:
         return self._ask("describing the cluster", ask)
 
     def topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
-        """What these topics are; those that do not exist are absent."""
+        """Return what these topics are; those that do not exist are absent."""
         doing = f"describing topics {', '.join(names)}"
 
         def ask(attempt: _Attempt) -> dict[str, TopicInfo]:
@@ -254,7 +256,7 @@ class Admin:
         return self._ask(doing, ask)
 
     def require_topic(self, name: str) -> TopicInfo:
-        """What one topic is.
+        """Return what one topic is.
 
         Raises:
             BrokerError: It does not exist; says how to create it.
@@ -268,12 +270,12 @@ class Admin:
         return found
 
     def topic_id(self, name: str) -> bytes:
-        """The id of one topic; empty: the broker does not tell."""
+        """Return the id of one topic; empty: the broker does not tell."""
         (future,) = self.client.describe_topics(TopicCollection([name])).values()
         return uuid_bytes(self.wait(future, f"describing topic {name}").topic_id)
 
     def rights_on(self, topic: str) -> frozenset[str]:
-        """What this principal may do with a topic, by Kafka's names; empty: nobody tells."""
+        """Return what this principal may do with a topic, by Kafka's names; empty: nobody tells."""
         doing = f"asking for rights on topic {topic}"
         (future,) = self.client.describe_topics(
             TopicCollection([topic]), include_authorized_operations=True
@@ -317,7 +319,7 @@ class Admin:
         return tuple(created)
 
     def group_settings(self, group: str) -> dict[str, str]:
-        """The settings of a group itself."""
+        """Return the settings of a group itself."""
         resource = ConfigResource(ResourceType.GROUP, group)
         (future,) = self.client.describe_configs([resource]).values()
         return _values(self.wait(future, f"describing group {group}"))
@@ -337,7 +339,7 @@ class Admin:
         return self._ask("listing the groups", _groups)
 
     def group_assignments(self, group: str) -> list[frozenset[str]]:
-        """The topics that each member of a group reads now; empty without such a group.
+        """Return the topics that each member of a group reads now; empty without such a group.
 
         Asked only of a group that is listed, when every broker has answered just now: while its
         coordinator comes or goes, librdkafka's question about a group can end the process.
@@ -413,7 +415,7 @@ class Admin:
         return self._ask(f"reading the ends of {topic}", ask)
 
     def latest_times(self, topic: str, partitions: Sequence[int]) -> dict[int, int]:
-        """The latest timestamp in each partition (ms); absent: there is none.
+        """Return the latest timestamp in each partition (ms); absent: there is none.
 
         Brokers before Kafka 3.0 cannot tell: of these all are absent.
         """
@@ -453,12 +455,12 @@ class _Attempt:
     timeout_s: float
 
     def wait(self, future: Future[T]) -> T:
-        """The result; a little longer than the request's own timeout."""
+        """Return the result; a little longer than the request's own timeout."""
         return self.admin._wait(self.client, future, self.doing, self.timeout_s + _SLICE_S)
 
 
 def _groups(attempt: _Attempt) -> frozenset[str]:
-    """A question that goes to every broker, and to no coordinator."""
+    """Return a question that goes to every broker, and to no coordinator."""
     listing = attempt.client.list_consumer_groups(request_timeout=attempt.timeout_s)
     found = attempt.wait(listing)
     for failure in found.errors:
@@ -501,7 +503,7 @@ def _values(entries: Mapping[str, Any]) -> dict[str, str]:
 
 
 def uuid_bytes(topic_id: object) -> bytes:
-    """The 16 bytes of confluent_kafka's Uuid, which offers them as two signed numbers."""
+    """Return the 16 bytes of confluent_kafka's Uuid, which offers them as two signed numbers."""
     most = getattr(topic_id, "get_most_significant_bits", None)
     least = getattr(topic_id, "get_least_significant_bits", None)
     if most is None or least is None:

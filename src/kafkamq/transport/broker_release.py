@@ -51,7 +51,7 @@ _RELEASES = (
 
 
 def encode_request(client: str, version: str) -> bytes:
-    """The request with its length; ``client`` and ``version`` name who asks."""
+    """Return the request with its length; ``client`` and ``version`` name who asks."""
     header = struct.pack(">hhih", _KEY, _VERSION, 1, -1) + b"\0"  # no client id, no tags
     body = _compact(client) + _compact(version) + b"\0"
     return struct.pack(">i", len(header) + len(body)) + header + body
@@ -64,7 +64,7 @@ def _compact(text: str) -> bytes:
 
 
 def release_of(response: bytes) -> str:
-    """The release that answered, as "4.2"; "4.2 or newer" beyond those that are known.
+    """Return the release that answered, as "4.2"; "4.2 or newer" beyond those that are known.
 
     The features that a broker supports come before those in use, which have the same names.
     """

@@ -49,7 +49,7 @@ class _InterruptibleAdminClient(_AdminClient):
 
 
 def open_consumer(settings: Mapping[str, object], watch: ErrorWatch | None = None) -> Consumer:
-    """A consumer, which connects by itself; raises ConfigError where its settings cannot be."""
+    """Get a consumer, which connects by itself; raises ConfigError where its settings cannot be."""
     if _is_memory(settings):
         from kafkamq.transport.memory.consumer import Consumer as MemoryConsumer
 
@@ -58,7 +58,7 @@ def open_consumer(settings: Mapping[str, object], watch: ErrorWatch | None = Non
 
 
 def open_producer(settings: Mapping[str, object], watch: ErrorWatch | None = None) -> Producer:
-    """A producer, opened as a consumer is; transactional if the settings name an id."""
+    """Return a producer, opened as a consumer is; transactional if the settings name an id."""
     if _is_memory(settings):
         from kafkamq.transport.memory.producer import Producer as MemoryProducer
 
@@ -69,7 +69,7 @@ def open_producer(settings: Mapping[str, object], watch: ErrorWatch | None = Non
 def open_admin(
     settings: Mapping[str, object], watch: ErrorWatch | None = None, *, quiet: bool = False
 ) -> AdminClient:
-    """An admin client, as ``open_consumer`` opens a consumer; ``quiet``: it logs nothing."""
+    """Return an admin client, as ``open_consumer`` opens a consumer; ``quiet``: it logs nothing."""
     if _is_memory(settings):
         from kafkamq.transport.memory.admin import AdminClient as MemoryAdminClient
 
@@ -78,7 +78,7 @@ def open_admin(
 
 
 def open_share_consumer(settings: Mapping[str, object]) -> ShareConsumer:
-    """A member of a share group; librdkafka's alone."""
+    """Return a member of a share group; librdkafka's alone."""
     return ShareConsumer(dict(settings))
 
 
@@ -184,7 +184,7 @@ class Consumer(Protocol):
         """Read nothing."""
 
     def assignment(self) -> list[TopicPartition]:
-        """What is assigned, by partition."""
+        """Return what is assigned, by partition."""
 
     def seek(self, partition: TopicPartition) -> None:
         """Go on at another offset; raises ``_STATE`` where the partition is not being read."""
@@ -199,7 +199,7 @@ class Consumer(Protocol):
         """Hand out records of these again."""
 
     def poll(self, timeout: float = -1) -> Message | None:
-        """The next record or event, or None when the time is over; serves callbacks.
+        """Return the next record or event, or None when the time is over; serves callbacks.
 
         Events are messages with an error: ``_PARTITION_EOF`` (where asked for),
         ``_AUTO_OFFSET_RESET`` and others.
@@ -224,12 +224,14 @@ class Consumer(Protocol):
     def committed(
         self, partitions: list[TopicPartition], timeout: float = -1
     ) -> list[TopicPartition]:
-        """What the group has committed; -1001: nothing. read_committed waits for transactions."""
+        """Return what the group has committed; -1001: nothing. read_committed waits for
+        transactions.
+        """
 
     def get_watermark_offsets(
         self, partition: TopicPartition, timeout: float = -1, cached: bool = False
     ) -> tuple[int, int]:
-        """The first offset, and the one behind the last record that this reader may see.
+        """Return the first offset, and the one behind the last record that this reader may see.
 
         ``cached``: as the last fetch told, -1001 where none has.
         """
@@ -237,16 +239,16 @@ class Consumer(Protocol):
     def offsets_for_times(
         self, partitions: list[TopicPartition], timeout: float = -1
     ) -> list[TopicPartition]:
-        """The first offsets whose records are not older than these times (ms); -1: the end."""
+        """Get the first offsets whose records are not older than these times (ms); -1: the end."""
 
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
         """Metadata of one topic or all; the client knows new partitions from then on."""
 
     def consumer_group_metadata(self) -> Any:
-        """The member as of now, for ``send_offsets_to_transaction``."""
+        """Return the member as of now, for ``send_offsets_to_transaction``."""
 
     def memberid(self) -> str | None:
-        """The name that the group gave; empty: it is no member."""
+        """Return the name that the group gave; empty: it is no member."""
 
     def close(self) -> None:
         """Leave the group, by way of its callbacks, and end; other calls raise RuntimeError."""
@@ -290,7 +292,7 @@ class Producer(Protocol):
         """Give up what is queued and under way; the next ``poll`` reports it as failed."""
 
     def __len__(self) -> int:
-        """Records and reports that are under way."""
+        """Return records and reports that are under way."""
 
     def init_transactions(self, timeout: float = -1) -> None:
         """Fence earlier producers of the id and end what they had under way.
@@ -335,7 +337,7 @@ class AdminClient(Protocol):
         """Ids and partitions by topic."""
 
     def describe_configs(self, resources: list[Any], **kwargs: Any) -> dict[Any, Future[Any]]:
-        """The effective settings of topics, brokers or groups."""
+        """Return the effective settings of topics, brokers or groups."""
 
     def incremental_alter_configs(
         self, resources: list[Any], **kwargs: Any
@@ -349,7 +351,7 @@ class AdminClient(Protocol):
         """The same."""
 
     def list_consumer_groups(self, **kwargs: Any) -> Future[Any]:
-        """All groups with members or committed offsets."""
+        """Return all groups with members or committed offsets."""
 
     def describe_consumer_groups(
         self, group_ids: list[str], **kwargs: Any

@@ -10,7 +10,7 @@ NS_PER_MS = 1_000_000
 
 
 def _clock() -> Callable[[], int]:
-    """The brokers' time goes on while a machine is suspended, and so must this one.
+    """Return the brokers' time goes on while a machine is suspended, and so must this one.
 
     On Linux that is CLOCK_BOOTTIME; on macOS it is CLOCK_MONOTONIC, which Python's own monotonic
     clock is not there.
@@ -27,7 +27,7 @@ now_ns = _clock()
 
 
 def monotonic_ms() -> int:
-    """Milliseconds of a clock that never goes back or stops; never compared with log time."""
+    """Get milliseconds of a clock that never goes back or stops; never compared with log time."""
     return now_ns() // NS_PER_MS
 
 

@@ -75,7 +75,7 @@ class PendingCommit:
         return self._answered.is_set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it is answered, for a thread that does not poll."""
+        """Return whether it is answered, for a thread that does not poll."""
         return self._answered.wait(timeout_s)
 
     def answer(self, error: KafkaError | None) -> None:
@@ -110,14 +110,14 @@ class GroupOffsets(Follower):
         )
 
     def membership(self) -> bytes:
-        """What fences a member's transactions once the group has gone on without it (R22)."""
+        """Say what fences a member's transactions once the group has gone on without it (R22)."""
         metadata: bytes = self.client.consumer_group_metadata()
         return metadata
 
     def committed(
         self, places: Iterable[PartitionId], *, timeout_s: float = REQUEST_S
     ) -> dict[PartitionId, int]:
-        """What the group has committed; negative: nothing.
+        """Return what the group has committed; negative: nothing.
 
         Raises:
             BrokerError, DeadlineExceededError: No answer, or the group has moved on.
@@ -239,7 +239,7 @@ class CommitTurns:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """A poll, or the end of the client: callbacks come in it."""
+        """Yield a poll, or the end of the client: callbacks come in it."""
         if self._is_resting:
             with self._commits_here:  # a commit that waits for the client would wait forever
                 self._is_resting = False
@@ -285,7 +285,8 @@ class CommitTurns:
                     self._group.begin_these(pending)
 
     def _is_refused(self, pending: PendingCommit) -> bool:
-        """Whether a partition of it has gone, or its log: brokers take any offset of any member.
+        """Return whether a partition of it has gone, or its log: brokers take any offset of any
+        member.
 
         Of a log that was replaced, records that nobody has read would count as done.
         """
@@ -352,7 +353,8 @@ class CommittedOffsets:
     def read(
         self, requests: Sequence[tuple[str, PartitionId]], *, stable: bool, timeout_s: float
     ) -> list[OffsetCommit]:
-        """One answer per (group, partition), in that order; an offset below 0: nothing committed.
+        """Return one answer per (group, partition), in that order; an offset below 0: nothing
+        committed.
 
         Raises:
             BrokerError, DeadlineExceededError: One of the groups could not be asked in time.

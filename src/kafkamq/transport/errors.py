@@ -197,7 +197,7 @@ def kafka_error(error: KafkaError | KafkaException) -> KafkaError:
 
 
 def raised_error(error: KafkaException | SystemError) -> KafkaException:
-    """The fatal error that librdkafka raised out of ``poll`` or ``flush`` of a producer.
+    """Return the fatal error that librdkafka raised out of ``poll`` or ``flush`` of a producer.
 
     It never reaches ``error_cb``. Where delivery reports were served by the same call, Python wraps
     it into a SystemError (a callback "returned a result with an exception set").
@@ -212,7 +212,8 @@ def raised_error(error: KafkaException | SystemError) -> KafkaException:
 
 
 def raised_inside(error: SystemError) -> BaseException:
-    """What a callback of a consumer's client raised: ours raise nothing but what interrupts them.
+    """Return what a callback of a consumer's client raised: ours raise nothing but what interrupts
+    them.
 
     Python wraps it, or confluent-kafka loses it; what is lost is taken for Ctrl-C.
     """
@@ -234,7 +235,7 @@ def meaning(error: BaseException | KafkaError) -> Meaning:
 
 
 def is_retriable(error: BaseException | KafkaError, *, or_missing: bool = False) -> bool:
-    """Whether the same call may succeed later, with nothing mended but the cluster.
+    """Return whether the same call may succeed later, with nothing mended but the cluster.
 
     Of an event that a reader polls: whether polling on is all that is needed.
     """
@@ -251,12 +252,14 @@ def is_retriable(error: BaseException | KafkaError, *, or_missing: bool = False)
 
 
 def is_fatal(error: KafkaError) -> bool:
-    """Whether waiting mends nothing: credentials or rights are refused, or the client has ended."""
+    """Return whether waiting mends nothing: credentials or rights are refused, or the client has
+    ended.
+    """
     return has_ended(error) or meaning(error) in REFUSALS
 
 
 def has_ended(error: KafkaError | KafkaException) -> bool:
-    """Whether the error ended its client, or says that another one did."""
+    """Return whether the error ended its client, or says that another one did."""
     inner = kafka_error(error)
     return inner.fatal() or meaning(inner) is Meaning.FATAL
 
@@ -349,14 +352,16 @@ class ErrorWatch:
         return self._down_since is not None
 
     def deadline(self, doing: str, timeout_s: float) -> DeadlineExceededError:
-        """The error to raise when a bounded wait is over: names the servers and the last cause."""
+        """Return the error to raise when a bounded wait is over: names the servers and the last
+        cause.
+        """
         text = f"{doing} did not end within {timeout_s:g} s at {self._servers}"
         if self._down_since is not None or self._transport is not None:
             text = f"{text}: no broker answers{self._cause()}; {_HINTS['_ALL_BROKERS_DOWN']}"
         return DeadlineExceededError(text)
 
     def silence(self) -> DeadlineExceededError:
-        """The error of a client that never had an answer."""
+        """Return the error of a client that never had an answer."""
         text = f"no broker answers at {self._servers}{self._cause()}"
         return DeadlineExceededError(f"{text}; {_HINTS['_ALL_BROKERS_DOWN']}")
 

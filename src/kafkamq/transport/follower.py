@@ -119,7 +119,7 @@ class Follower:
         self._move(assigned)
 
     def _begin_move(self) -> set[PartitionId]:
-        """What the client reads; the client is asked where a move was broken off."""
+        """Return what the client reads; the client is asked where a move was broken off."""
         assigned = set(self._placed) if self._is_moved else self._assigned_places()
         self._is_moved = False
         return assigned
@@ -161,7 +161,7 @@ class Follower:
             self.client.resume(partitions)
 
     def positions(self, places: Iterable[PartitionId]) -> dict[PartitionId, int]:
-        """The next offsets to be polled; where none was polled, those that were told."""
+        """Return the next offsets to be polled; where none was polled, those that were told."""
         told = self._placed
         return {
             place: each.offset if each.offset >= 0 else told.get(place, COMMITTED)
@@ -256,7 +256,7 @@ class Follower:
     # Questions.
 
     def bounds(self, place: PartitionId, *, timeout_s: float = REQUEST_S) -> tuple[int, int]:
-        """The first offset of a partition, and the one behind the last that it may read."""
+        """Return the first offset of a partition, and the one behind the last that it may read."""
         topic, number = place
         doing = f"finding the ends of {topic}[{number}]"
         try:
@@ -283,7 +283,8 @@ class Follower:
     def offsets_for_times(
         self, topic: str, times_ms: Mapping[int, int], *, timeout_s: float = REQUEST_S
     ) -> dict[int, int]:
-        """The first offsets of these partitions whose times are not before those; -1: none is.
+        """Return the first offsets of these partitions whose times are not before those; -1: none
+        is.
 
         A time of -1 asks for the end of what may be read, -2 for the start.
         """
@@ -346,7 +347,7 @@ class Follower:
             raise broker_error(error, doing) from error
 
     def deadline(self, timeout_s: float) -> DeadlineExceededError:
-        """The error to raise when a bounded wait for records is over."""
+        """Return the error to raise when a bounded wait for records is over."""
         return self.watch.deadline(self._doing, timeout_s)
 
     def close(self) -> None:

@@ -100,7 +100,7 @@ class GroupConsumer(GroupOffsets):
 
     @property
     def is_member(self) -> bool:
-        """Whether the group has taken this process in; any thread may ask."""
+        """Return whether the group has taken this process in; any thread may ask."""
         try:
             return self.is_joined and bool(self.client.memberid())
         except RuntimeError:  # closed meanwhile
@@ -123,7 +123,7 @@ class GroupConsumer(GroupOffsets):
 
     @property
     def places(self) -> frozenset[PartitionId]:
-        """What is assigned: as the client knows it, also where a callback was interrupted."""
+        """Say what is assigned: as the client knows it, also where a callback was interrupted."""
         return frozenset(self._moving).union(self._assigned_places())
 
     def place(
@@ -226,6 +226,6 @@ class GroupConsumer(GroupOffsets):
 
 
 def is_eager(settings: Mapping[str, object]) -> bool:
-    """Whether a member that is set so gives up all its partitions before it gets new ones."""
+    """Say whether a member that is set so gives up all its partitions before it gets new ones."""
     strategy = str(settings.get("partition.assignment.strategy", ""))
     return not is_new_protocol(settings) and "cooperative" not in strategy

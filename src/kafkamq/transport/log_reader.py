@@ -104,7 +104,7 @@ class LogReader(Follower):
         return found | self.log_ends(topic, behind)
 
     def reached(self, topic: str, partitions: Sequence[int], at_ms: int) -> set[int]:
-        """Those that have a record whose time is not before ``at_ms``."""
+        """Return those that have a record whose time is not before ``at_ms``."""
         found = self._offsets(topic, partitions, max(0, at_ms))
         return {number for number, offset in found.items() if offset >= 0}
 
@@ -129,7 +129,7 @@ class LogReader(Follower):
     def read(
         self, wanted: LogRange, *, skips_lost: bool = False, stall_s: float = _STALL_S
     ) -> Iterator[list[Record]]:
-        """The committed records of a range, in offset order, some thousand at a time.
+        """Yield the committed records of a range, in offset order, some thousand at a time.
 
         Args:
             wanted: The range.
@@ -206,7 +206,7 @@ def scan(
     ends: Mapping[int, int] | None = None,
     until_s: float = math.inf,
 ) -> Generator[AnyRecord, None, None]:
-    """The committed records of a topic up to the end of each partition, each in log order.
+    """Yield the committed records of a topic up to the end of each partition, each in log order.
 
     Args:
         config: Of the client.
@@ -287,7 +287,7 @@ class RecordReader:
         self._answers = Answers()  # of partitions
 
     def read(self, partition: int, offset: int, *, timeout_s: float = 30.0) -> AnyRecord | None:
-        """The record at one offset, or None; also when it lies beyond the log's end."""
+        """Return the record at one offset, or None; also when it lies beyond the log's end."""
         wanted = {partition: (offset,)}
         for _, found in self.sweep(wanted, timeout_s=timeout_s, patience=self._patience):
             return found[offset]
@@ -349,7 +349,7 @@ class RecordReader:
         patience: Patience | None,
         left: dict[int, int] | None,
     ) -> Iterator[tuple[int, dict[int, AnyRecord | None]]]:
-        """What one poll gives; scans that are over go."""
+        """Yield what one poll gives; scans that are over go."""
         for number, records in groupby(follower.poll(MAX_READ, _WAIT_S), AnyRecord.partition):
             if number not in scans:
                 continue
@@ -375,7 +375,7 @@ class RecordReader:
         return self._topic, partition
 
     def _is_over(self, partition: int, scan: _Scan) -> bool:
-        """Whether what remains is not to be had now."""
+        """Return whether what remains is not to be had now."""
         return scan.is_at_end or self._answers.is_given_up(partition, scan.answered_s)
 
     def _passed(
@@ -386,7 +386,7 @@ class RecordReader:
         patience: Patience | None,
         is_sure: bool,
     ) -> dict[int, AnyRecord | None]:
-        """The wanted offsets that are known now to have no record; goes on from there.
+        """Return the wanted offsets that are known now to have no record; goes on from there.
 
         ``is_sure``: Raise where nobody can tell; else it is no answer.
         """
@@ -449,21 +449,23 @@ class _Scan:
 
     @property
     def target(self) -> int:
-        """The next offset that is wanted."""
+        """Return the next offset that is wanted."""
         return self._offsets[self._at] if self.remains else _NONE
 
     @property
     def remains(self) -> bool:
-        """Whether more is wanted."""
+        """Return whether more is wanted."""
         return self._at < len(self._offsets)
 
     @property
     def is_far(self) -> bool:
-        """Whether seeking the target is cheaper than reading up to it."""
+        """Return whether seeking the target is cheaper than reading up to it."""
         return self.remains and self.target - self.position > MAX_READ_THROUGH
 
     def take(self, records: Iterable[AnyRecord]) -> dict[int, AnyRecord | None]:
-        """What is wanted of these records; they also show which offsets before them are gone."""
+        """Return what is wanted of these records; they also show which offsets before them are
+        gone.
+        """
         records = list(records)
         offsets = [each.offset() or 0 for each in records]  # None: of events alone
         if not offsets:
@@ -493,7 +495,7 @@ class _Scan:
         return passed
 
     def pass_to(self, position: int, *, is_end: bool) -> list[int]:
-        """The log has nothing wanted before ``position``, which may be its end."""
+        """Return the log has nothing wanted before ``position``, which may be its end."""
         self.answered_s = time.monotonic()
         self.position = position
         passed = self._wanted_to(position)
@@ -541,7 +543,9 @@ class Patience:
         self._cleared_s = -_CLEARING_S  # monotonic: when searches were looked through
 
     def is_over(self, where: Hashable, offset: int = 0, end: int = 0) -> bool:
-        """Whether it was looked for in vain for long enough; the first call begins the search."""
+        """Return whether it was looked for in vain for long enough; the first call begins the
+        search.
+        """
         return self.over_from(where, offset, end) <= offset
 
     def over_from(self, where: Hashable, offset: int = 0, end: int = 0) -> int:
@@ -578,7 +582,7 @@ class Patience:
                 self._keep(where, time.monotonic(), end)
 
     def _keep(self, where: Hashable, now_s: float, end: int) -> list[_Search]:
-        """The searches in a log that are still asked for, and for what it does not have."""
+        """Return the searches in a log that are still asked for, and for what it does not have."""
         before = self._searches.get(where, [])
         kept = [each for each in before if now_s - each.last_s < _MEMORY_S and each.offset >= end]
         self._count += len(kept) - len(before)
@@ -608,11 +612,11 @@ class Answers:
         self._rest_until_s: dict[Hashable, float] = {}  # monotonic
 
     def is_resting(self, where: Hashable) -> bool:
-        """Whether a log is not to be read yet."""
+        """Return whether a log is not to be read yet."""
         return time.monotonic() < self._rest_until_s.get(where, 0.0)
 
     def is_given_up(self, where: Hashable, since_s: float) -> bool:
-        """Whether a log that has not answered since then is waited for no more."""
+        """Return whether a log that has not answered since then is waited for no more."""
         if time.monotonic() - since_s <= self._waits_s.get(where, _FIRST_WAIT_S):
             return False
         self.give_up(where)

@@ -41,13 +41,13 @@ class RecordLike(Protocol):
 
 
 def place_of(record: Record) -> PartitionId:
-    """The topic and the partition of a record, or of an event; ``("", -1)``: it has none."""
+    """Return the topic and the partition of a record, or of an event; ``("", -1)``: it has none."""
     partition = record.partition()
     return record.topic() or "", -1 if partition is None else partition
 
 
 def headers_or_none(record: RecordLike) -> Headers | None:
-    """The headers of a consumed record, in order; None: confluent-kafka can't give them.
+    """Return the headers of a consumed record, in order; None: confluent-kafka can't give them.
 
     Kafka lets names be any bytes; the client decodes all of a record's headers or none of them. It
     fails once, and hands out null pointers when it is asked again: so the record's headers are
@@ -62,7 +62,7 @@ def headers_or_none(record: RecordLike) -> Headers | None:
 
 
 def headers_of(record: RecordLike) -> Headers:
-    """The headers of a consumed record; none, with a warning, when a name is not UTF-8."""
+    """Return the headers of a consumed record; none, with a warning, when a name is not UTF-8."""
     headers = headers_or_none(record)
     return _unreadable(record) if headers is None else headers
 

@@ -132,17 +132,19 @@ _SECRET = re.compile(
 
 
 def is_secret(name: str) -> bool:
-    """Whether a property's value must never be shown."""
+    """Return whether a property's value must never be shown."""
     return bool(_SECRET.search(name))
 
 
 def is_new_protocol(settings: Mapping[str, object]) -> bool:
-    """Whether groups are Kafka 4's (KIP-848): what members may set there is the brokers' own."""
+    """Return whether groups are Kafka 4's (KIP-848): what members may set there is the brokers'
+    own.
+    """
     return str(settings.get("group.protocol", "")).lower() == "consumer"  # as librdkafka reads it
 
 
 def size_limit(config: ServiceConfig, topic: str) -> str:
-    """What a record of this topic may have been too large for, for people."""
+    """Return what a record of this topic may have been too large for, for people."""
     own = config.kafka.get("message.max.bytes")
     limit = f"max.message.bytes of {topic}"
     return limit if own is None else f"{limit}, or message.max.bytes ({own}) in the kafka settings"

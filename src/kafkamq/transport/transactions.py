@@ -108,7 +108,7 @@ class TransactionalProducer:
 
     @property
     def is_ready(self) -> bool:
-        """Whether ``begin`` may be called without ``init``."""
+        """Return whether ``begin`` may be called without ``init``."""
         return self._is_ready
 
     def init(self, *, timeout_s: float = 30.0) -> None:
@@ -222,7 +222,9 @@ class TransactionalProducer:
                     raise self._failed(error, f"producing to {topic}[{partition}]") from error
 
     def _is_known_now(self, topic: str, error: KafkaError) -> bool:
-        """Whether a partition that is new to the client may be known now; it looks seldom (R26)."""
+        """Return whether a partition that is new to the client may be known now; it looks seldom
+        (R26).
+        """
         if meaning(error) is not Meaning.NO_PARTITION:
             return False
         with suppress(KafkaException):

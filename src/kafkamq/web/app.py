@@ -373,7 +373,9 @@ def _action_pages(site: Site) -> list[Any]:
 
     @get("/api/redrive", sync_to_thread=True)
     def api_dry_run(request: _Request) -> _Data:
-        """How many dead letters a job with this filter would send back, and up to 20 of them."""
+        """Return how many dead letters a job with this filter would send back, and up to 20 of
+        them.
+        """
         site.require_operator(request)
         return site.operations.dry_run(LetterFilter.of_texts(request.query_params))
 
@@ -394,7 +396,7 @@ def _action_pages(site: Site) -> list[Any]:
 
     @get("/api/actions", sync_to_thread=True)
     def api_trail(before: FromQuery[int] = 0) -> _Data:
-        """What operators have done, the newest first."""
+        """Return what operators have done, the newest first."""
         return site.actions.entries(before)
 
     @get("/send", sync_to_thread=True, include_in_schema=False)
@@ -426,7 +428,9 @@ def _api(site: Site) -> list[Any]:
 
     @get("/api/state", sync_to_thread=True)
     def state(request: _Request) -> _Data:
-        """How far the index is; for operators the token that each POST needs as X-CSRF-Token."""
+        """Return how far the index is; for operators the token that each POST needs as
+        X-CSRF-Token.
+        """
         return views.state() | {"csrf": request.scope["state"]["csrf"]}
 
     @get("/api/queues", sync_to_thread=True)
@@ -438,12 +442,12 @@ def _api(site: Site) -> list[Any]:
 
     @get("/api/queue", sync_to_thread=True)
     def queue(name: FromQuery[str]) -> _Data:
-        """One queue: what is open, what waits, why messages failed."""
+        """Return one queue: what is open, what waits, why messages failed."""
         return _found(views.queue(name))
 
     @get("/api/find", sync_to_thread=True)
     def find(q: FromQuery[str]) -> _Data:
-        """Messages and dead letters by id, key, or partition:offset."""
+        """Return messages and dead letters by id, key, or partition:offset."""
         return {"found": views.find(q)}
 
     @get("/api/message/{log:int}/{partition:int}/{offset:int}", sync_to_thread=True)
@@ -454,7 +458,7 @@ def _api(site: Site) -> list[Any]:
         offset: FromPath[int],
         payload: FromQuery[str] = "",
     ) -> _Data:
-        """A message's life; log is 0 messages, 1 markers (a delayed one), 2 dead letters."""
+        """Return a message's life; log is 0 messages, 1 markers (a delayed one), 2 dead letters."""
         return _found(site.message(request, (log, partition, offset), payload))
 
     return [state, queues, queue, find, message]
@@ -470,17 +474,17 @@ def _more_api(site: Site) -> list[Any]:
 
     @get("/api/workers", sync_to_thread=True)
     def workers(consumer: FromQuery[str] = "") -> _Data:
-        """Who holds what."""
+        """Return who holds what."""
         return views.workers(consumer=consumer)
 
     @get("/api/trackers", sync_to_thread=True)
     def trackers() -> _Data:
-        """What the tracker said last of each marker partition."""
+        """Return what the tracker said last of each marker partition."""
         return views.trackers()
 
     @get("/api/health", sync_to_thread=True)
     def health() -> _Data:
-        """What ``kafkamq doctor`` says of the cluster."""
+        """Return what ``kafkamq doctor`` says of the cluster."""
         return views.health()
 
     return [letters, workers, trackers, health]

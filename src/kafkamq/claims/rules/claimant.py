@@ -135,7 +135,7 @@ def start_position(
     latest_offset: int | None = None,
     take_larger: bool = False,
 ) -> StartPosition:
-    """Where a new owner begins.
+    """Return where a new owner begins.
 
     The coordination log's offset when it is known (> 0), else Kafka's committed one, else the
     log's start; never before that. Beyond the log's end it is clamped to the end.
@@ -347,7 +347,7 @@ class Claimant:
 
     @property
     def lease_until_ms(self) -> int:
-        """When the right to hand out ends, by the monotonic clock (C2)."""
+        """Return when the right to hand out ends, by the monotonic clock (C2)."""
         return self._lease_from_ms + self.config.lease_ms
 
     def is_live(self, monotonic_ms: int) -> bool:
@@ -355,7 +355,9 @@ class Claimant:
         return self.phase is Phase.OWNING and monotonic_ms < self.lease_until_ms
 
     def wake_ms(self) -> int | None:
-        """When ``plan`` has something to do at the latest, if nothing happens; None: nothing."""
+        """Return when ``plan`` has something to do at the latest, if nothing happens; None:
+        nothing.
+        """
         phase, writer, times = self.phase, self._writer, []
         if phase is Phase.OVER:
             return None
@@ -521,7 +523,7 @@ class Claimant:
         random_unit: float = 0.5,
         wall_s: float | None = None,
     ) -> list[Step]:
-        """The steps to perform now; each is named once."""
+        """Return the steps to perform now; each is named once."""
         claim = self._claim(now_s)
         self._observe(claim, monotonic_ms, now_s)
         is_idle = not self._offsets.outstanding and self._batch is None

@@ -102,7 +102,7 @@ class Claim:
 
     @property
     def is_valid(self) -> bool:
-        """Whether somebody holds the partition."""
+        """Return whether somebody holds the partition."""
         return self.state in (ClaimState.FRESH, ClaimState.UNKNOWN)
 
 
@@ -157,7 +157,7 @@ class Entry:
         self.visits = 0
 
     def offsets(self) -> tuple[int, int]:
-        """The smallest and the largest offset that may be the true one."""
+        """Return the smallest and the largest offset that may be the true one."""
         found = [c.offset for c in (self.contenders or {}).values() if c.offset is not None]
         if not found:
             return self.offset, max(self.offset, self.max_offset)
@@ -213,7 +213,7 @@ class PeerRules:
         return True
 
     def state(self, entry: Entry, now_s: float) -> tuple[ClaimState, float]:
-        """The state and the age at the observer's ``now_s``."""
+        """Return the state and the age at the observer's ``now_s``."""
         if not entry.heartbeat_s:
             return ClaimState.FREE, float("inf")
         age_s = floor(now_s) - entry.heartbeat_s
@@ -329,7 +329,7 @@ class SafeRules:
         return True
 
     def state(self, entry: Entry, now_s: float) -> tuple[ClaimState, float]:
-        """The state and the age; ``now_s`` is the broker's time, as well as it is known."""
+        """Return the state and the age; ``now_s`` is the broker's time, as well as it is known."""
         if not entry.is_held:
             return ClaimState.FREE, float("inf")
         age_ms = self._clock.at(now_s) - entry.beat_ms
@@ -348,7 +348,7 @@ class SafeRules:
         return not (entry.is_held and now_ms - entry.beat_ms < self._stale_ms)
 
     def rivals(self, entry: Entry, now_s: float) -> int:
-        """How many other clients may hold it."""
+        """Return how many other clients may hold it."""
         if entry.contenders is None:
             return 0
         live = self._live(entry, self._clock.at(now_s))
@@ -448,7 +448,7 @@ class SafeRules:
         return owner if len(contenders) < _MAX_CONTENDERS else _OTHERS
 
     def _live(self, entry: Entry, now_ms: int) -> list[Owner]:
-        """Who may hold it at ``now_ms``."""
+        """Return who may hold it at ``now_ms``."""
         return [
             owner
             for owner, contender in (entry.contenders or {}).items()
@@ -569,7 +569,7 @@ class ClaimLog:
             self._fold(record, offset)
 
     def claim(self, group: str, topic: str, partition: int, *, now_s: float) -> Claim:
-        """The claim of one partition at ``now_s``.
+        """Return the claim of one partition at ``now_s``.
 
         ``now_s`` is the observer's clock under ``peer``, and the broker's time, as well as it is
         known, under ``safe``.
@@ -620,7 +620,7 @@ class ClaimLog:
             yield self.claim(group, topic, partition, now_s=now_s)
 
     def paused_until(self, group: str) -> int:
-        """When the group's pause ends, epoch s; 0: it was never paused."""
+        """Return when the group's pause ends, epoch s; 0: it was never paused."""
         return self._paused.get(group, 0)
 
     def is_paused(self, group: str, *, now_s: float) -> bool:

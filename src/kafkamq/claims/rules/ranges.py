@@ -151,7 +151,7 @@ class _Notes:
             del noted[oldest]
 
     def are_known_to(self, record: RangeRecord) -> bool:
-        """Whether the sender had read what is noted of the range."""
+        """Return whether the sender had read what is noted of the range."""
         noted_at, _ = self._noted.get(record.first, (-1, 0))
         return record.seen >= self._horizon and record.seen > noted_at
 
@@ -217,7 +217,7 @@ class RangeLog:
         return self._clock.now_ms - self._since_ms >= self._stale_ms
 
     def frontier(self, partition: int) -> int:
-        """The first offset that nobody has claimed; -1: nobody has claimed anything."""
+        """Return the first offset that nobody has claimed; -1: nobody has claimed anything."""
         place = self._places.get(partition)
         return -1 if place is None else place.frontier
 
@@ -230,20 +230,20 @@ class RangeLog:
 
     @property
     def partitions(self) -> list[int]:
-        """The partitions of which something is known."""
+        """Return the partitions of which something is known."""
         return sorted(self._places)
 
     def open_ranges(self, partition: int) -> list[HeldRange]:
-        """All ranges that are not done, held or free."""
+        """Return all ranges that are not done, held or free."""
         place = self._places.get(partition)
         return [] if place is None else sorted(place.ranges.values(), key=lambda each: each.first)
 
     def age_s(self, each: HeldRange, *, now_s: float) -> float:
-        """How long a range's owner is silent at the broker's ``now_s``."""
+        """Return how long a range's owner is silent at the broker's ``now_s``."""
         return max(0, self._clock.at(now_s) - each.beat_ms) / 1000
 
     def is_open(self, partition: int, first: int, end: int) -> bool:
-        """Whether a range that is not done has one of these offsets."""
+        """Return whether a range that is not done has one of these offsets."""
         ranges = self.open_ranges(partition)
         return any(each.first < end and first < each.next for each in ranges)
 
@@ -252,7 +252,7 @@ class RangeLog:
         return [each for each in found if each.owner[1] == instance and not each.is_free]
 
     def abandoned(self, partition: int, *, now_s: float) -> list[HeldRange]:
-        """What was freed, or whose owner is silent at the broker's ``now_s``."""
+        """Return what was freed, or whose owner is silent at the broker's ``now_s``."""
         now_ms = self._clock.at(now_s)
         return [
             each
@@ -370,7 +370,7 @@ class RangeLog:
         return is_theirs and known.next == record.next
 
     def _is_sure(self, known: HeldRange, record: RangeRecord) -> bool:
-        """Whether its sender had read the claim that made this its owner."""
+        """Return whether its sender had read the claim that made this its owner."""
         return not known.is_hearsay or record.seen > known.unsure_at
 
     def _belongs(self, known: HeldRange, record: RangeRecord, owner: _Owner) -> None:
@@ -386,7 +386,9 @@ class RangeLog:
             notes.add(first, at, self._clock.now_ms, self._stale_ms)
 
     def _was_claimed_before(self, place: _PartitionClaims, record: RangeRecord) -> bool:
-        """Whether a range that this reader does not know was claimed before it began to read."""
+        """Return whether a range that this reader does not know was claimed before it began to
+        read.
+        """
         return (
             self._since_ms is not None
             and 0 < record.next - record.first <= MAX_RANGE

@@ -92,7 +92,7 @@ class ClaimantConfig:
 
     @property
     def patience_ms(self) -> int:
-        """How long verdicts are awaited when a claim is given up."""
+        """Return how long verdicts are awaited when a claim is given up."""
         return self.interval_ms // 4
 
 

@@ -52,7 +52,7 @@ _TYPES = {type.value: type for type in MarshalType}
 
 
 def decode(value: str) -> MarshalRecord:
-    """One record from its text.
+    """Return one record from its text.
 
     Raises:
         WireError: the Go client would not read it either.
@@ -86,7 +86,7 @@ def decode(value: str) -> MarshalRecord:
 
 
 def encode(record: MarshalRecord) -> str:
-    """The text of one record, as the Go client would write it.
+    """Return the text of one record, as the Go client would write it.
 
     Raises:
         WireError: no reader could read it: an id with a ``/``, a number outside int64, or a
@@ -116,7 +116,7 @@ def encode(record: MarshalRecord) -> str:
 
 
 def decode_value(value: bytes | None) -> MarshalRecord:
-    """One record from a Kafka record's value; the reverse of ``encode_value``."""
+    """Return one record from a Kafka record's value; the reverse of ``encode_value``."""
     if value is None:
         raise WireError("a coordination record is null")
     if len(value) > MAX_RECORD_LENGTH:
@@ -125,7 +125,7 @@ def decode_value(value: bytes | None) -> MarshalRecord:
 
 
 def encode_value(record: MarshalRecord) -> bytes:
-    """The value of a Kafka record; its key is null."""
+    """Return the value of a Kafka record; its key is null."""
     return _to_bytes(encode(record))
 
 

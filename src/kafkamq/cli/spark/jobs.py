@@ -54,7 +54,7 @@ Until = Annotated[
 
 
 def parse_moment(text: str, *, option: str) -> int | None:
-    """A moment in milliseconds; None for an empty text."""
+    """Return a moment in milliseconds; None for an empty text."""
     from kafkamq.spark.options import parse_timestamp_ms
 
     return parse_timestamp_ms(option, text) if text else None
@@ -140,7 +140,7 @@ def _try(spark: SparkSession, statement: str, limit: int, *, as_json: bool) -> b
 
 
 def _line(prompt: str) -> str:
-    """A line of the terminal, with its end; empty: Ctrl-D."""
+    """Return a line of the terminal, with its end; empty: Ctrl-D."""
     with suppress(ImportError):
         import readline  # noqa: F401 - input() edits lines and remembers them with it
     try:
@@ -392,7 +392,7 @@ def _print_consumers(found: Audit) -> None:
 
 
 def render(audit: Audit, *, made_ms: int) -> str:
-    """One HTML page with tables and plots, nothing from elsewhere."""
+    """Return one HTML page with tables and plots, nothing from elsewhere."""
     queues = "\n".join(_queue(queue, audit) for queue in audit.queues)
     span = (
         f"Attempts from {time_of(audit.begin_ms)} to {time_of(audit.end_ms)} (broker time)"

@@ -64,7 +64,7 @@ def check_condition(condition: str, *, option: str) -> None:
 
 
 def _checked(text: str, option: str) -> list[str]:
-    """The tokens without comments and blanks; quotes and parentheses close."""
+    """Return the tokens without comments and blanks; quotes and parentheses close."""
     tokens: list[str] = []
     closing: list[tuple[str, int]] = []
     for match in _TOKEN.finditer(text):

@@ -70,7 +70,8 @@ def parse_slow(text: str) -> Slow:
 
 
 def _field(default: Any, flag: str, says: str, low: float = 0, high: float = 0, **more: Any) -> Any:
-    """A field of `Work` and the option of ``kafkamq compare`` that sets it; ``high`` 0: no limits.
+    """Return a field of `Work` and the option of ``kafkamq compare`` that sets it; ``high`` 0: no
+    limits.
 
     ``parse`` makes the value of the option's text, which is ``text`` by default.
     """
@@ -170,7 +171,7 @@ def backend_of_contender(contender: Contender) -> Backend | None:
 
 
 def ordering_of(contender: Contender, work: Work) -> str:
-    """What stays in order: the first that its backend has, or nothing when none is wanted."""
+    """Say what stays in order: the first that its backend has, or nothing when none is wanted."""
     backend = backend_of_contender(contender)
     if backend is None:
         return "partition"
@@ -178,7 +179,7 @@ def ordering_of(contender: Contender, work: Work) -> str:
 
 
 def handlers_at_once(contender: Contender, work: Work) -> int:
-    """How many handlers can run at the same time."""
+    """Return how many handlers can run at the same time."""
     every = work.processes * work.concurrency
     if contender is Contender.GROUP:
         return work.partitions
@@ -186,7 +187,7 @@ def handlers_at_once(contender: Contender, work: Work) -> int:
 
 
 def phases(work: Work, contender: Contender, *, first: int = 0) -> list[Phase]:
-    """All that a contender is measured by, in this order; numbers go on from phase to phase.
+    """Return all that a contender is measured by, in this order; numbers go on from phase to phase.
 
     The recovery has a few rounds of messages for each handler that can run at once, so that it
     takes everybody the same time.
@@ -244,7 +245,7 @@ def decode(payload: bytes) -> tuple[int, int, int]:
 
 
 def ideal_s(items: Sequence[Item], at_once: int) -> float:
-    """How long these take when so many handlers are busy all the time."""
+    """Return how long these take when so many handlers are busy all the time."""
     longest_us = max(item.us for item in items)
     return max(sum(item.us for item in items) / at_once, longest_us) / 1e6
 
@@ -304,7 +305,7 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 
 def judge(items: Sequence[Item], events: Iterable[Event], *, begin_s: float) -> PhaseFacts:
-    """What became of these messages, in the order of sending, by events in any order."""
+    """Return what became of these messages, in the order of sending, by events in any order."""
     wanted = {item.number: item for item in items}
     ours = sorted(
         (event for event in events if event["id"] in wanted), key=lambda event: event.time_s
@@ -336,7 +337,9 @@ def judge(items: Sequence[Item], events: Iterable[Event], *, begin_s: float) -> 
 def keys_in_order(
     items: Iterable[Item], begins: Mapping[int, float], ends: Mapping[int, float]
 ) -> tuple[int, int]:
-    """How many keys there are, and of how many all messages were worked on one after the other."""
+    """Return how many keys there are, and of how many all messages were worked on one after the
+    other.
+    """
     last: dict[str, float] = {}
     wrong: set[str] = set()
     for item in items:
@@ -350,7 +353,9 @@ def keys_in_order(
 
 
 def max_busy(events: Iterable[Event]) -> int:
-    """The most handlers that ran at once; ``events`` by time. A killed process's end with it."""
+    """Return the most handlers that ran at once; ``events`` by time. A killed process's end with
+    it.
+    """
     busy = most = 0
     running: set[tuple[str, int, int]] = set()
     for event in events:

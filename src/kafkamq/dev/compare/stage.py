@@ -85,7 +85,7 @@ class Stage:
 
     @staticmethod
     def _session(contender: Contender, work: Work) -> dict[str, str]:
-        """The session timeout that decides when a dead process's partitions go to others."""
+        """Return the session timeout that decides when a dead process's partitions go to others."""
         if contender is Contender.SHARE:  # the broker's
             return {}
         return {"session.timeout.ms": str(int(max(MIN_SESSION_S, work.lease_s) * 1000))}
@@ -287,7 +287,7 @@ Written = tuple[int, int]
 
 
 def ends_of(config: ServiceConfig, prefix: str) -> Ends:
-    """The ends of all topics that begin so, and of Kafka's own that groups write to."""
+    """Return the ends of all topics that begin so, and of Kafka's own that groups write to."""
     found: Ends = {}
     with Admin(config) as admin:
         topics = [
@@ -302,7 +302,7 @@ def ends_of(config: ServiceConfig, prefix: str) -> Ends:
 
 
 def settled_ends(config: ServiceConfig, prefix: str) -> Ends:
-    """The ends of logs when they have not moved for a while, or after a few seconds."""
+    """Return the ends of logs when they have not moved for a while, or after a few seconds."""
     deadline_s = time.monotonic() + _SETTLE_S
     ends, since_s = ends_of(config, prefix), time.monotonic()
     while time.monotonic() < deadline_s and time.monotonic() - since_s < _QUIET_S:
@@ -316,7 +316,7 @@ def settled_ends(config: ServiceConfig, prefix: str) -> Ends:
 def written_between(
     config: ServiceConfig, prefix: str, before: Ends, after: Ends, *, messages: str
 ) -> Written | None:
-    """What was written in between for this prefix, first copies of messages not counted.
+    """Return what was written in between for this prefix, first copies of messages not counted.
 
     Records of topics with the prefix count, and those of Kafka's own whose key names it.
 

@@ -69,7 +69,7 @@ class DemoRecorder:
 
     @property
     def sent(self) -> int:
-        """Messages that were sent: first copies, and delayed ones that are still to come."""
+        """Return messages that were sent: first copies, and delayed ones that are still to come."""
         return sum(self.first_copies.values()) + len(self.scheduled - self.fired)
 
     @property
@@ -82,7 +82,7 @@ class DemoRecorder:
         return sum(1 for found in self.ended.values() if found is outcome)
 
     def is_settled(self, planned: int) -> bool:
-        """Whether all of ``planned`` messages are in the logs and nothing is open."""
+        """Return whether all of ``planned`` messages are in the logs and nothing is open."""
         return (
             self.sent >= planned
             and self.scheduled <= self.fired
@@ -130,7 +130,7 @@ class DemoFollower:
         self._thread.start()
 
     def snapshot(self) -> Snapshot:
-        """The counts now; raises what ended the thread."""
+        """Return the counts now; raises what ended the thread."""
         if self._error is not None:
             raise self._error
         with self._lock:

@@ -50,7 +50,7 @@ def _ask(spark: SparkSession, config: ServiceConfig, histories: str) -> list[dic
 
 
 def demo_session(name: str, folder: Path, *, messages: int) -> SparkSession:
-    """The session of the process ``name``, sized for so many messages in all."""
+    """Return the session of the process ``name``, sized for so many messages in all."""
     files = folder / f"spark-{name}"  # Spark leaves files behind when it ends with us
     files.mkdir()
     usual = session_settings(master=MASTER, driver_memory=DRIVER_MEMORY)

@@ -37,7 +37,7 @@ class Planned:
 
 
 def kind_of(value: bytes | None) -> Kind:
-    """The kind that a header names; whatever it does not know is normal."""
+    """Return the kind that a header names; whatever it does not know is normal."""
     for kind in Kind:
         if value == kind.value.encode():
             return kind
@@ -65,7 +65,9 @@ def synthetic(count: int, seed: int) -> list[Planned]:
 def from_input(
     messages: Sequence[tuple[str | None, Kind | None, OutgoingMessage]], seed: int
 ) -> list[Planned]:
-    """The user's messages; what names no queue or kind is dealt out, delays stay as they are."""
+    """Return the user's messages; what names no queue or kind is dealt out, delays stay as they
+    are.
+    """
     return list(_prepared(messages, seed, may_delay=False))
 
 
@@ -104,7 +106,9 @@ def _prepared(
 
 
 def _drawn(count: int, seed: int, *, may_delay: bool) -> tuple[dict[int, Kind], dict[int, float]]:
-    """Which of ``count`` messages are special: at least one of each sort, if there are enough."""
+    """Return which of ``count`` messages are special: at least one of each sort, if there are
+    enough.
+    """
     chance = random.Random(seed)
     poison, slow, delayed = (
         max(1, round(count * share)) for share in (POISON_SHARE, SLOW_SHARE, DELAYED_SHARE)

@@ -223,7 +223,7 @@ _KEPT = ("clocked", "fates", "followed")  # used more than once
 
 
 def verdict_rows(spark: SparkSession) -> list[dict[str, Any]]:
-    """The verdict's rows: one per queue, and one with an empty ``queue`` for all together."""
+    """Get the verdict's rows: one per queue, and one with an empty ``queue`` for all together."""
     for name, query in STEPS.items():
         frame = spark.sql(query)
         if name in _KEPT:
@@ -274,7 +274,7 @@ class Verdict:
 
     @property
     def failures(self) -> list[str]:
-        """What is wrong, in words; empty: all is well."""
+        """Return what is wrong, in words; empty: all is well."""
         if self.errors:
             return list(self.errors)
         total = self.total

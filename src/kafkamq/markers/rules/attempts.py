@@ -105,7 +105,7 @@ class Attempts:
         return ended
 
     def open(self) -> Iterator[OpenAttempt]:
-        """What a tracker still has to do with, by the partition's clock."""
+        """Yield what a tracker still has to do with, by the partition's clock."""
         now_ms = self.tracker.clock_ms
         for of_schedule, found in ((False, self.attempts), (True, self.schedules)):
             for message_id, attempt in found.items():
@@ -254,12 +254,14 @@ class Fates:
             self._fold(offset, message_id, replace(marker, message_id=message_id, batches=()))
 
     def is_held(self, message_id: MessageId) -> bool:
-        """Whether a worker's verdict on it would count now."""
+        """Return whether a worker's verdict on it would count now."""
         hold = self._tracker.hold_of(message_id)
         return hold is not None and hold.holder is not None
 
     def is_due(self, message_id: MessageId) -> bool:
-        """Whether its lease has ended, or what it waited for is over, and no END says so yet."""
+        """Return whether its lease has ended, or what it waited for is over, and no END says so
+        yet.
+        """
         return _found(self._tracker.hold_of(message_id)) == DUE
 
     def held(self, message_id: MessageId) -> tuple[str, int]:

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 def gather(items: Iterable[Item]) -> list[tuple[tuple[MessageBatch, ...], list[Item]]]:
-    """The batches of each marker that is needed to name these, and what these batches mean."""
+    """Get the batches of each marker that is needed to name these, and what these batches mean."""
     chunks: dict[tuple[int, tuple[bytes, int], int], list[Item]] = {}
     last_log: object = None
     last_partition = last_chunk = -1
@@ -96,7 +96,7 @@ def union(batches: Sequence[MessageBatch]) -> MessageBatch:
 
 
 def batch_of(partition: int, log: tuple[bytes, int], offsets: Sequence[int]) -> MessageBatch:
-    """Messages of one chunk, ascending, by topic id and leader epoch."""
+    """Return messages of one chunk, ascending, by topic id and leader epoch."""
     first = offsets[0]
     span = offsets[-1] - first + 1
     if span == len(offsets):
@@ -110,7 +110,7 @@ def batch_of(partition: int, log: tuple[bytes, int], offsets: Sequence[int]) -> 
 
 
 def oldest_by_reference_ms(now_ms: int, *, max_lease_ms: int, retention_ms: int) -> int:
-    """Messages that are as old as this, or younger, may be STARTed by reference (R28).
+    """Return messages that are as old as this, or younger, may be STARTed by reference (R28).
 
     Args:
         now_ms: The brokers' time.
@@ -123,7 +123,7 @@ def oldest_by_reference_ms(now_ms: int, *, max_lease_ms: int, retention_ms: int)
 
 
 def delay_by_reference_ms(delay_ms: int, time_ms: int, now_ms: int, *, retention_ms: int) -> int:
-    """A NACK's delay, cut to half of what a message of that time has left (R28)."""
+    """Return a NACK's delay, cut to half of what a message of that time has left (R28)."""
     if retention_ms < 0:
         return delay_ms
     return max(0, min(delay_ms, (time_ms + retention_ms - now_ms) // 2))
@@ -171,7 +171,7 @@ class MessageSet:
             self._chunks[chunk] = self._chunks.get(chunk, 0) | bits
 
     def end(self, partition: int) -> int:
-        """The offset behind the last one of this partition; 0: there is none."""
+        """Return the offset behind the last one of this partition; 0: there is none."""
         return max(
             (
                 number * CHUNK_OFFSETS + bits.bit_length()

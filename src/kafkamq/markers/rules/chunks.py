@@ -78,7 +78,7 @@ class Chunk:
         return self.stored is not None
 
     def dump(self, ended: Ended | None, holds: Iterable[tuple[int, Hold]]) -> bytes:
-        """The chunk as bytes for the store, and what is known of it from here on.
+        """Return the chunk as bytes for the store, and what is known of it from here on.
 
         ``holds`` go with their pages within the chunk; holders by their numbers, -1 is none.
         """
@@ -119,7 +119,7 @@ class Chunk:
 def read_chunk(
     data: bytes, holders: Mapping[int, Holder]
 ) -> tuple[int, tuple[int, ...], list[tuple[int, Hold]]]:
-    """What ``dump`` wrote: when the last one ended, the ended ones, the holds.
+    """Return what ``dump`` wrote: when the last one ended, the ended ones, the holds.
 
     References of the holders are not counted again, and no hold knows when it wakes.
     """

@@ -57,7 +57,7 @@ class Carry:
 
 
 def action_of(leaf: Leaf, page: int, hold: Hold, now_ms: int) -> Settle | Carry:
-    """A copy of what is to be done for a hold of this page, at this moment of its log clock."""
+    """Get a copy of what is to be done for a hold of this page, at this moment of its log clock."""
     of_schedule, topic_id, leader_epoch, partition = leaf.log.key
     at = (hold.bits & -hold.bits).bit_length() - 1
     message_id = MessageId(partition, page * PAGE_BITS + at, topic_id, leader_epoch)
@@ -109,7 +109,9 @@ def settled_of(
 
 
 def row_order(action: Settle | Carry) -> tuple[int, bytes, int, int, int]:
-    """Where it stands among the rows of a settlement (R32): START offset, log and chunk, bits."""
+    """Return where it stands among the rows of a settlement (R32): START offset, log and chunk,
+    bits.
+    """
     of = action.message_id
     return action.start_offset, of.topic_id, of.leader_epoch, of.partition, of.offset
 
@@ -134,7 +136,7 @@ class Rows:
         return self._ends[-1] if self._ends else 0
 
     def part(self, begin: int, end: int | None = None) -> Sequence[Settle | Carry]:
-        """The actions of these rows (half-open); the first and the last one may be cut."""
+        """Return the actions of these rows (half-open); the first and the last one may be cut."""
         end = len(self) if end is None else min(end, len(self))
         if begin >= end:
             return ()
@@ -192,7 +194,7 @@ class DeadLetter:
 def decide(
     settle: Settle, start: Marker, *, start_timestamp_ms: int, max_deliveries: int, error: str = ""
 ) -> Copy | DeadLetter:
-    """What to do with a due message, judged on its START or SCHEDULE (R14, R18).
+    """Return what to do with a due message, judged on its START or SCHEDULE (R14, R18).
 
     Args:
         settle: The action of the tracker.

@@ -34,7 +34,7 @@ _LATEST_MS = 0x7FFF_FFFF_FFFF_FFFF  # that a marker can name
 
 
 def is_last_delivery(delivery_count: int, max_deliveries: int) -> bool:
-    """Whether this delivery must be STARTed alone (R6)."""
+    """Return whether this delivery must be STARTed alone (R6)."""
     return delivery_count >= max_deliveries > 1
 
 
@@ -77,7 +77,7 @@ class LastDeliveries:
             self._alone = self._alone_holder = None
 
     def enter(self, holder: Holder, monotonic_ms: int) -> bool:
-        """Whether ordinary messages may be STARTed now; True: until ``entered``."""
+        """Return whether ordinary messages may be STARTed now; True: until ``entered``."""
         if self._is_taken(monotonic_ms) or any(
             other != id(holder) and (monotonic_ms - since_ms) % (_PRESS_MS + _YIELD_MS) < _PRESS_MS
             for other, (since_ms, _) in self._claims.items()
@@ -88,7 +88,7 @@ class LastDeliveries:
         return True
 
     def enter_last(self, holder: Holder, monotonic_ms: int) -> bool:
-        """Whether a last delivery may be STARTed now; asking keeps the others waiting."""
+        """Return whether a last delivery may be STARTed now; asking keeps the others waiting."""
         taken = self._is_taken(monotonic_ms)
         if holder.open_count:  # its own messages come first: nobody waits for those
             self._claims.pop(id(holder), None)
@@ -158,7 +158,7 @@ def expires_at_ms(ttl_ms: int | None, origin_timestamp_ms: int) -> int:
 
 
 def has_expired(expiry_ms: int, start_log_ms: int) -> bool:
-    """Whether a message had expired when it was STARTed, by the broker's clock (R10)."""
+    """Return whether a message had expired when it was STARTed, by the broker's clock (R10)."""
     return 0 < expiry_ms < start_log_ms
 
 
@@ -170,7 +170,7 @@ def nack_delay_ms(
     retention_ms: int,
     random_unit: float,
 ) -> int:
-    """The delay that an END(NACK) carries (R8).
+    """Return the delay that an END(NACK) carries (R8).
 
     Args:
         requested_ms: What the application asked for; None: the queue's back-off.

@@ -119,7 +119,7 @@ class Consumer:
         self.renewals += 1
 
     def until_ms(self, first: int, timeout_ms: int) -> int:
-        """The latest end that renewals from this number on set for a lease of this timeout."""
+        """Get the latest end that renewals from this number on set for a lease of this timeout."""
         own_ms = self._own_ms + timeout_ms if self._own >= first else -1
         at = bisect_left(self._numbers, first)
         return max(own_ms, self._untils[at]) if at < len(self._untils) else own_ms
@@ -189,7 +189,7 @@ class Holders:
     def join(
         self, consumer_id: str, timeout_ms: int, max_lease_ms: int, deadline_ms: int
     ) -> Holder:
-        """The holder for an entry whose own deadline has just been set to ``deadline_ms``."""
+        """Get the holder for an entry whose own deadline has just been set to ``deadline_ms``."""
         holder = self._by_terms.get((consumer_id, timeout_ms, max_lease_ms))
         if holder is not None and holder.renewed_until_ms <= deadline_ms:
             if holder.references == 0:
@@ -211,7 +211,7 @@ class Holders:
         renewed_ms: int = -1,
         until_ms: int = -1,
     ) -> Holder:
-        """A new holder of entries, or one as a state store had it; these in their order."""
+        """Return a new holder of entries, or one as a state store had it; these in their order."""
         consumer = self._consumers.setdefault(consumer_id, Consumer())
         consumer.renewed_ms = max(consumer.renewed_ms, renewed_ms)
         holder = Holder(number, consumer_id, timeout_ms, max_lease_ms, consumer, until_ms)
@@ -307,7 +307,7 @@ class Leaf:
         self.first_offset = min([hold.start_offset for hold in self.holds], default=NEVER)
 
     def middle(self) -> int:
-        """Where to cut it in two; a page stays whole."""
+        """Return where to cut it in two; a page stays whole."""
         pages = self.pages
         middle = pages[len(pages) // 2]
         return bisect_left(pages, middle) or bisect_right(pages, middle)
@@ -379,7 +379,7 @@ class HoldLog:
         return leaves[bisect_right(self.firsts, page) - 1]  # before the first: it is in none
 
     def has_ended(self, page: int, bits: int, now_ms: int) -> int:
-        """Those of these messages that have ended and are remembered (R12)."""
+        """Return those of these messages that have ended and are remembered (R12)."""
         ended = self.ended.get(page // _CHUNK_PAGES)
         if ended is None or now_ms > ended.last_ms + ENDED_MEMORY_MS:
             return 0

@@ -185,7 +185,7 @@ class Lease:
 
     @property
     def deadline_ms(self) -> int:
-        """When it ends unless it is renewed; monotonic."""
+        """Return when it ends unless it is renewed; monotonic."""
         return self.deadline_ns // _NS_PER_MS
 
     @deadline_ms.setter
@@ -199,12 +199,14 @@ class Lease:
         return batch_of(self.partition, self.log, self.offsets)
 
     def held_batch(self) -> MessageBatch | None:
-        """Those of its messages that have no verdict; None: there is none any more."""
+        """Return those of its messages that have no verdict; None: there is none any more."""
         held = sorted(self.held)  # once: an ACK takes messages out of it without a lock
         return batch_of(self.partition, self.log, held) if held else None
 
     def take_held(self) -> Collection[int]:
-        """The messages without a verdict, which get none any more; broken off, it is repeated."""
+        """Return the messages without a verdict, which get none any more; broken off, it is
+        repeated.
+        """
         lost = self.lost = set(self.lost)
         for offset in list(self.held):  # one by one: each goes here or to an ACK
             lost.add(offset)
@@ -217,11 +219,12 @@ class Lease:
         return lost
 
     def holds(self, offset: int) -> bool:
-        """Whether this message was handed out, or may be, and has no verdict."""
+        """Return whether this message was handed out, or may be, and has no verdict."""
         return self.state is _HELD and offset in self.held
 
     def is_over(self, monotonic_ms: int) -> bool:
-        """Whether nothing that happens to this process can count against the message any more.
+        """Return whether nothing that happens to this process can count against the message any
+        more.
 
         A verdict alone does not do: until its END is in the log it dies with the process.
         """
@@ -245,11 +248,11 @@ class Renewal:
 
     @property
     def is_by_id(self) -> bool:
-        """Whether it names messages, so that its writer holds them from then on."""
+        """Return whether it names messages, so that its writer holds them from then on."""
         return self.message_id is not None or bool(self.batches)
 
     def names(self, lease: Lease) -> bool:
-        """Whether it renews a part of its leases; one that was acked before is in no batch."""
+        """Say whether it renews a part of its leases; one that was acked before is in no batch."""
         if not self.batches:
             return True
         return any(
@@ -305,7 +308,7 @@ class Leases:
 
     @property
     def has_verdicts(self) -> bool:
-        """Whether verdicts may have been given that were not collected."""
+        """Return whether verdicts may have been given that were not collected."""
         return bool(self._noted or self._settled)
 
     def open(self) -> tuple[Lease, ...]:
@@ -331,7 +334,7 @@ class Leases:
 
     @property
     def may_be_lapsed(self) -> bool:
-        """Whether ``is_lapsed`` can be true of any message: seldom."""
+        """Return whether ``is_lapsed`` can be true of any message: seldom."""
         return bool(self._first_starts or self._answered)
 
     def is_lapsed(self, message_id: MessageId, monotonic_ms: int) -> bool:
@@ -417,7 +420,7 @@ class Leases:
         lease.state = _STARTED
 
     def _first_of(self, lease: Lease) -> FirstStart | None:
-        """What is known of a former START of these; of several the one that ends first."""
+        """Return what is known of a former START of these; of several the one that ends first."""
         found = map(self._first_starts.get, lease.message_ids())
         known = [first for first in found if first is not None]
         return min(known, key=lambda first: first.deadline_ms) if known else None
@@ -455,7 +458,9 @@ class Leases:
         self._id_is_spent = True
 
     def may_hand_out(self, lease: Lease, monotonic_ms: int) -> bool:
-        """Whether it stands; otherwise it is LOST and a tracker brings its messages back (R5)."""
+        """Return whether it stands; otherwise it is LOST and a tracker brings its messages back
+        (R5).
+        """
         if lease.state is _HELD and monotonic_ms < lease.deadline_ms:
             return True
         if lease.state is _HELD:
@@ -497,7 +502,7 @@ class Leases:
     # Renewal (R7).
 
     def plan_renewals(self, monotonic_ms: int) -> list[Renewal]:
-        """The KEEPALIVEs to write now; the shell asks every T/3."""
+        """Return the KEEPALIVEs to write now; the shell asks every T/3."""
         self._drop_old_partitions(monotonic_ms)
         self._number += 1
         self.look_again()  # what is named is what has no verdict
@@ -505,7 +510,7 @@ class Leases:
         return self._written(self.renewals_of(held, monotonic_ms))
 
     def renewals_of(self, held: Iterable[Lease], now_ms: int) -> list[Renewal]:
-        """The fewest KEEPALIVEs that renew these, each of which had messages a moment ago."""
+        """Get the fewest KEEPALIVEs that renew these, each of which had messages a moment ago."""
         together, named = defaultdict[int, list[Lease]](list), defaultdict[int, list[Lease]](list)
         single: list[Renewal] = []
         for lease in held:
@@ -544,7 +549,7 @@ class Leases:
         return renewals
 
     def apart(self, lease: Lease, offset: int) -> Lease:
-        """A lease of this message of ``lease`` alone, which still has it, too.
+        """Return a lease of this message of ``lease`` alone, which still has it, too.
 
         The caller takes it out there, uses this one, and then ``keep``s it.
         """
@@ -556,7 +561,7 @@ class Leases:
         self._look_ms = min(self._look_ms, lease.deadline_ms)
 
     def extend(self, lease: Lease, extension_ms: int, monotonic_ms: int) -> Renewal | None:
-        """A KEEPALIVE of one message for at least ``extension_ms``, up to its max_lease.
+        """Return a KEEPALIVE of one message for at least ``extension_ms``, up to its max_lease.
 
         None when the lease, which is of this message alone, is not held any more.
         """
@@ -736,7 +741,7 @@ class Leases:
             lease.state = _ACKNOWLEDGED  # last, as in ``_lose``
 
     def _part(self, lease: Lease, offsets: Sequence[int], verdict: Verdict) -> Lease:
-        """What has this verdict; of all messages it is the lease itself."""
+        """Return what has this verdict; of all messages it is the lease itself."""
         if len(offsets) == len(lease.offsets):
             lease.verdict = verdict
             return lease

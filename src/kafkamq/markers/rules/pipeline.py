@@ -117,12 +117,12 @@ class Pipeline(Generic[Message]):
 
     @property
     def uncommitted_count(self) -> int:
-        """Records, those of other queues included, that were polled since the last commit."""
+        """Get records, those of other queues included, that were polled since the last commit."""
         return self._uncommitted
 
     @property
     def waiting(self) -> Collection[int]:
-        """Partitions of which nothing is STARTed until ``go_on``."""
+        """Return partitions of which nothing is STARTed until ``go_on``."""
         return self._waiting.keys()
 
     @property
@@ -131,7 +131,7 @@ class Pipeline(Generic[Message]):
 
     @property
     def is_set_back(self) -> bool:
-        """Whether a partition is to be committed again, though nothing of it is new."""
+        """Return whether a partition is to be committed again, though nothing of it is new."""
         return _UNKNOWN in self._committed.values()
 
     @property
@@ -140,7 +140,7 @@ class Pipeline(Generic[Message]):
 
     @property
     def covered(self) -> Covered[Message]:
-        """What the commit that is under way is about."""
+        """Return what the commit that is under way is about."""
         assert self._covered is not None, "a commit has set out"
         return self._covered
 
@@ -274,7 +274,7 @@ class Pipeline(Generic[Message]):
         return taken
 
     def is_stale(self, monotonic_ms: int) -> bool:
-        """Whether what is next was polled too long ago to be STARTed (R5): fetch it again."""
+        """Say whether what is next was polled too long ago to be STARTed (R5): fetch it again."""
         head = next(iter(self.upcoming()), None)
         return head is not None and monotonic_ms - head.polled_ms > MAX_AGE_MS
 
@@ -295,7 +295,7 @@ class Pipeline(Generic[Message]):
         run.state = _IN_LOG
 
     def committable(self) -> Covered[Message]:
-        """What may be committed and is not, and the runs in front of it."""
+        """Return what may be committed and is not, and the runs in front of it."""
         offsets: dict[int, int] = {}
         runs: list[Run[Message]] = []
         waiting: dict[int, int] = {}  # partition -> first own offset without START
@@ -346,7 +346,7 @@ class Pipeline(Generic[Message]):
         return gone, positions
 
     def is_polled_again(self, run: Run[Message]) -> bool | None:
-        """Whether a run that is adrift has come again with its partition; None: nothing has."""
+        """Say whether a run that is adrift has come again with its partition; None: nothing has."""
         begun = self._begun.get(run.partition)
         return None if begun is None else begun <= run.offsets[-1]
 

@@ -366,7 +366,7 @@ class RedeliveryTracker:
             self._fall_due(leaf, hold, DueCause.LEASE_ENDED, deadline_ms)
 
     def changes_at(self, hold: Hold, of_schedule: bool = False) -> int:
-        """The last moment at which the hold is still what it is; later it is due or carried."""
+        """Get the last moment at which the hold is still what it is; later it is due or carried."""
         holder = hold.holder
         deadline_ms = hold.deadline_ms
         if holder is not None:
@@ -410,7 +410,7 @@ class RedeliveryTracker:
     # ---- what to do
 
     def plan(self, limit: int = MAX_PLAN) -> Sequence[Settle | Carry]:
-        """What is due or to be carried and not asked for, at most ``limit`` messages (R16).
+        """Return what is due or to be carried and not asked for, at most ``limit`` messages (R16).
 
         An action is a copy of a hold's bits (R32); they come by START offset, then by message. What
         it returns counts as asked (soft state, R15). Empty until the engine is live (R17).
@@ -481,11 +481,11 @@ class RedeliveryTracker:
         return self.table.open
 
     def due_count(self) -> int:
-        """Messages with an action that is wanted or asked for and not settled."""
+        """Return messages with an action that is wanted or asked for and not settled."""
         return self.table.unsettled
 
     def in_progress(self) -> set[MessageId]:
-        """Messages that are open, whatever their state; SCHEDULEs are not among them."""
+        """Return messages that are open, whatever their state; SCHEDULEs are not among them."""
         return self.table.identities(of_schedule=False)
 
     def scheduled(self) -> set[MessageId]:
@@ -493,7 +493,7 @@ class RedeliveryTracker:
         return self.table.identities(of_schedule=True)
 
     def hold_of(self, message_id: MessageId, *, of_schedule: bool = False) -> Hold | None:
-        """What is known of one message while it is open; not to be changed."""
+        """Return what is known of one message while it is open; not to be changed."""
         page, at = divmod(message_id.offset, PAGE_BITS)
         log = self.table.find(log_key(message_id, of_schedule), page)
         leaf = None if log is None else log.leaf(page)

@@ -59,7 +59,7 @@ def _page_id(number: int) -> str:
 
 
 def take_snapshot(tracker: RedeliveryTracker, limits: PageLimits = LIMITS) -> Snapshot:
-    """What changed since the last snapshot; the tracker goes on as it is."""
+    """Return what changed since the last snapshot; the tracker goes on as it is."""
     table, pages = tracker.table, tracker.table.pages
     here = table.here()
     gone = [each.key for each in table.chunks.values() if each.is_here and each.key not in here]
@@ -159,7 +159,8 @@ def restore_tracker(
     carry_after_ms: int = NEVER,
     engine: tuple[str, int] | None = None,
 ) -> RedeliveryTracker:
-    """The tracker that a snapshot describes; ``load_chunk`` fetches chunks and pages when needed.
+    """Return the tracker that a snapshot describes; ``load_chunk`` fetches chunks and pages when
+    needed.
 
     It is live only for the engine that was live when the snapshot was taken (R17).
 

@@ -98,7 +98,9 @@ class HoldTable:
     # ---- holds
 
     def find(self, key: LogKey, page: int, makes: bool = False) -> HoldLog | None:
-        """The log, with what the store has of the page's chunk; ``makes`` one if there is none."""
+        """Return the log, with what the store has of the page's chunk; ``makes`` one if there is
+        none.
+        """
         if self.chunks or self.pages.closed:
             self._fetch((*key, page // _CHUNK_PAGES))
         log = self.logs.get(key)
@@ -179,7 +181,7 @@ class HoldTable:
             self._size -= 1
 
     def _cut(self, leaf: Leaf, at: int, index: int, page: int) -> Leaf:
-        """A new leaf that begins with this page and takes over what is from ``at`` on."""
+        """Return a new leaf that begins with this page and takes over what is from ``at`` on."""
         right = self._new_leaf(leaf.log, index, page)
         if at < len(leaf.holds):
             leaf.give(at, right)
@@ -269,7 +271,7 @@ class HoldTable:
         self._firsts = self._pushed(self._firsts, offset, leaf)
 
     def _pushed(self, heap: _Heap, value: int, leaf: Leaf) -> _Heap:
-        """The heap with one pair more, now and then without those that count no more."""
+        """Return the heap with one pair more, now and then without those that count no more."""
         if len(heap) > 2 * self._size + _MIN_STALE:
             is_wake = heap is self._wakes
             heap = [
@@ -282,7 +284,9 @@ class HoldTable:
         return heap
 
     def next_change_ms(self) -> int:
-        """A lower bound of the time at which an open hold changes by itself; NEVER: none does."""
+        """Return a lower bound of the time at which an open hold changes by itself; NEVER: none
+        does.
+        """
         wakes = self._wakes
         while wakes and not (wakes[0][2].holds and wakes[0][2].wake_ms == wakes[0][0]):
             heappop(wakes)
@@ -397,7 +401,9 @@ class HoldTable:
                 self._load(chunk)
 
     def here(self) -> dict[ChunkKey, tuple[Ended | None, list[tuple[int, Hold]]]]:
-        """What is not in the store alone, by chunks: ends and holds, by page within the chunk."""
+        """Return what is not in the store alone, by chunks: ends and holds, by page within the
+        chunk.
+        """
         found: dict[ChunkKey, tuple[Ended | None, list[tuple[int, Hold]]]] = {}
         for key, log in self.logs.items():
             for number, ended in log.ended.items():

@@ -124,7 +124,7 @@ class TickPolicy:
         return is_read_soon or estimate_ms - clock_ms >= wake.deadline_ms - wake.warn_ms
 
     def has_passed(self, monotonic_ms: int, clock_ms: int, wake: Wake) -> bool:
-        """Whether the log's clock has passed, by the engine's estimate, what is waited for."""
+        """Say whether the log's clock has passed, by the engine's estimate, what is waited for."""
         deadline_ms = wake.deadline_ms
         return deadline_ms is not None and self._estimate_ms(monotonic_ms, clock_ms) > deadline_ms
 

@@ -41,7 +41,7 @@ class LedgerKey:
 
     @classmethod
     def of_markers(cls, config: ServiceConfig, partition: int) -> LedgerKey:
-        """The ledger of a marker partition, the same for every engine: R22."""
+        """Return the ledger of a marker partition, the same for every engine: R22."""
         topic = config.marker_topic
         return cls(f"kafkamq.{topic}.{partition}", topic, partition)
 
@@ -85,12 +85,12 @@ class Ledger:
 
     @property
     def is_open(self) -> bool:
-        """Whether transactions can start: opened, and not fenced or broken since."""
+        """Return whether transactions can start: opened, and not fenced or broken since."""
         return self._is_read and self.producer.is_ready
 
     @property
     def is_resting(self) -> bool:
-        """Whether ``rest`` ended its client, and ``resume`` may make another one."""
+        """Return whether ``rest`` ended its client, and ``resume`` may make another one."""
         return self._rests
 
     def open(self, *, timeout_s: float = 30.0) -> Position | None:
@@ -168,7 +168,7 @@ class Ledger:
         return last.rows_done if last is not None and last.batch == batch else 0
 
     def is_past(self, batch: int) -> bool:
-        """Whether this start of this engine has committed rows of a later batch already."""
+        """Return whether this start of this engine has committed rows of a later batch already."""
         last = self._own()
         return last is not None and last.batch > batch
 
@@ -254,7 +254,7 @@ class Ledger:
         return self.last if self.is_last(self.engine, self.epoch) else None
 
     def is_last(self, engine: str, epoch: int) -> bool:
-        """Whether what it held when it was read last is of this start."""
+        """Return whether what it held when it was read last is of this start."""
         last = self.last
         return last is not None and (last.engine, last.epoch) == (engine, epoch)
 
@@ -348,7 +348,7 @@ class OpenLedgers:
 def read_positions(
     config: ServiceConfig, keys: Sequence[LedgerKey], *, timeout_s: float = 30.0
 ) -> dict[LedgerKey, Position]:
-    """What the ledgers hold, without fencing anybody; a key without a commit is absent.
+    """Return what the ledgers hold, without fencing anybody; a key without a commit is absent.
 
     Raises:
         WireError: Something that is not ours was committed under one of the ids.
@@ -377,7 +377,7 @@ def read_ledgers(
 
 
 def is_later_start(error: Exception) -> bool:
-    """Whether a ledger holds a later start than ours: no try of this one will do.
+    """Return whether a ledger holds a later start than ours: no try of this one will do.
 
     Any other ``FencedError`` says no more than that our client has ended. A start that was killed
     may have asked for the id before it died, and its request arrives behind ours; or the broker was
@@ -392,7 +392,7 @@ def latest(positions: Sequence[Position]) -> Position | None:
 
 
 def newest_start(admin: Admin, keys: Sequence[LedgerKey]) -> Position | None:
-    """What the latest start of any engine has written; None: nobody has started yet.
+    """Return what the latest start of any engine has written; None: nobody has started yet.
 
     A start writes its epoch to id 0 before any other (R22), so id 0 alone holds the largest. Where
     it holds none, it may be lost, because an operator has deleted its group or Kafka has dropped

@@ -193,7 +193,7 @@ class LocalTracker:
 
     @property
     def is_live(self) -> bool:
-        """Whether it has partitions, and has read its own TICK in each of them (R17)."""
+        """Return whether it has partitions, and has read its own TICK in each of them (R17)."""
         parts = list(self._partitions.values())
         return bool(parts) and all(
             part.phase is Phase.READING and part.core.is_live for part in parts
@@ -205,7 +205,7 @@ class LocalTracker:
 
     @property
     def is_over(self) -> bool:
-        """Whether it was closed, or has stopped because of an error."""
+        """Return whether it was closed, or has stopped because of an error."""
         return self._is_closed
 
     @property
@@ -213,7 +213,7 @@ class LocalTracker:
         return frozenset(self._partitions)
 
     def statuses(self) -> list[TrackerStatus]:
-        """The last status of each partition; any thread may ask."""
+        """Return the last status of each partition; any thread may ask."""
         statuses = [part.last_status for part in list(self._partitions.values())]
         return [status for status in statuses if status is not None]
 
@@ -365,7 +365,7 @@ class LocalTracker:
             self._settle(part, actions)
 
     def _turns(self) -> int:
-        """How many partitions share the place of one open ledger."""
+        """Return how many partitions share the place of one open ledger."""
         return -(-len(self._partitions) // MAX_OPEN)
 
     def _tick_done(self, part: TrackedPartition, _number: int, offset: int) -> None:
@@ -493,7 +493,7 @@ def _placed(error: UnsupportedVersionError, topic: str, number: int, offset: int
 
 
 def tracker_group(config: ServiceConfig) -> str:
-    """The group through which replicas of the local tracker share the markers partitions."""
+    """Return the group through which replicas of the local tracker share the markers partitions."""
     return f"kafkamq.{config.marker_topic}.tracker"
 
 
@@ -537,16 +537,18 @@ class MarkerReader:
 
     @property
     def is_member(self) -> bool:
-        """Whether the group has taken this process in; any thread may ask."""
+        """Return whether the group has taken this process in; any thread may ask."""
         return self._member.is_member
 
     def membership(self) -> bytes:
-        """What fences this member's transactions when the group has gone on without it (R22)."""
+        """Return what fences this member's transactions when the group has gone on without it
+        (R22).
+        """
         return self._member.membership()
 
     @property
     def ends(self) -> Mapping[int, int]:
-        """Partitions that the last poll has read to their end, and that offset."""
+        """Return partitions that the last poll has read to their end, and that offset."""
         return {number: offset for (_, number), offset in self._reader.ends.items()}
 
     def begin(self, number: int, offset: int) -> None:

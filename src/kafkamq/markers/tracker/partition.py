@@ -64,7 +64,7 @@ class Awaited:
         return sum(size_of(row) for _, rows in self._actions for row in rows)
 
     def take(self) -> list[Settle | Carry]:
-        """Those whose time has come."""
+        """Return those whose time has come."""
         now_s, found = time.monotonic(), list[Settle | Carry]()
         while self._actions and self._actions[0][0] < now_s:
             found += self._actions.popleft()[1]
@@ -128,7 +128,7 @@ class TrackedPartition:
     # ---- the life of an ownership
 
     def may_try(self) -> bool:
-        """Whether the pause after the last failure is over."""
+        """Return whether the pause after the last failure is over."""
         return time.monotonic() >= self._retry_s
 
     def failed(self) -> None:
@@ -216,7 +216,7 @@ class TrackedPartition:
     # ---- settling
 
     def plan(self) -> Sequence[Settle | Carry]:
-        """What to settle now; empty while a settlement is under way, or after a failure."""
+        """Return what to settle now; empty while a settlement is under way, or after a failure."""
         if self.is_busy or self.phase is not Phase.READING or not self.may_try():
             return ()
         self.core.aborted(self.awaited.take())
@@ -230,7 +230,7 @@ class TrackedPartition:
         self._kept_from = offset
 
     def position(self) -> int:
-        """Where a restart begins (R20)."""
+        """Return where a restart begins (R20)."""
         committable = self.core.committable_offset()
         if self._kept_from >= 0:
             return min(committable, self._kept_from)
@@ -241,7 +241,7 @@ class TrackedPartition:
         return committable
 
     def wants_position(self, turns: int = 1) -> bool:
-        """Whether the position should be written without actions (R22).
+        """Return whether the position should be written without actions (R22).
 
         ``turns``: So many partitions share an open ledger, and one after the other writes: each
         pauses so many times as long, or else ledgers would be opened for positions all the time.
@@ -255,7 +255,7 @@ class TrackedPartition:
         return since_s > refresh_s or self.position() != self._written
 
     def is_behind(self) -> bool:
-        """Whether the ledger's position is an older one than the tracker's."""
+        """Return whether the ledger's position is an older one than the tracker's."""
         return self.phase is Phase.READING and self.position() != self._written
 
     def settled(self, position: int, report: SettleReport) -> None:
@@ -271,7 +271,7 @@ class TrackedPartition:
     # ---- status
 
     def status(self) -> TrackerStatus | None:
-        """The status record (R24); None while there is nothing new to say."""
+        """Return the status record (R24); None while there is nothing new to say."""
         if self.phase is not Phase.READING or self.ledger is None:
             return None
         wake = self.core.next_wake()
@@ -302,7 +302,9 @@ class TrackedPartition:
 
 
 def sign_of(config: ServiceConfig, partitions: Iterable[TrackedPartition]) -> Sign | None:
-    """A replica's sign of life, for all of them: they are one engine (R36). None: it has none."""
+    """Return a replica's sign of life, for all of them: they are one engine (R36). None: it has
+    none.
+    """
     ledgers = [part.ledger for part in partitions if part.phase is Phase.READING]
     epoch = max((ledger.epoch for ledger in ledgers if ledger is not None), default=0)
     if not epoch:

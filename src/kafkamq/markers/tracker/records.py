@@ -342,7 +342,7 @@ class Quarantine:
 
     @property
     def is_full(self) -> bool:
-        """Whether so many are on their way that no more should be read."""
+        """Return whether so many are on their way that no more should be read."""
         return len(self._pending) >= _MAX_PENDING
 
     @property

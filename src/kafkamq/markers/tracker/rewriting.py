@@ -136,7 +136,8 @@ class Rewriter:
         self._topic, self._stamp, self._lack = "", b"", ""
 
     def part(self, partition: int, window: Sequence[FoundAction], *, max_bytes: int) -> Part:
-        """The records of as many rows of a window as one transaction may hold (R16), at least one.
+        """Return the records of as many rows of a window as one transaction may hold (R16), at
+        least one.
 
         Args:
             partition: Of the markers, that the rows are of.
@@ -169,7 +170,9 @@ class Rewriter:
         self._refused = place, 1 + (times if place == refused else 0)
 
     def _rewrite_action(self, part: Part, found: FoundAction) -> bool:
-        """The records of as many messages of an action as the part has room for; is there more?"""
+        """Return the records of as many messages of an action as the part has room for; is there
+        more?
+        """
         row, start, known = found.row, found.start, found.known
         if isinstance(row, Settle) and row.cause is DueCause.ALREADY_ENDED:
             for number in range(known):
@@ -203,7 +206,9 @@ class Rewriter:
         part.rows += size_of(row)
 
     def _usual(self, part: Part, found: FoundAction) -> Copy | None:
-        """What becomes of those messages of a batch that say nothing by which they are judged."""
+        """Return what becomes of those messages of a batch that say nothing by which they are
+        judged.
+        """
         row, start = found.row, found.start
         if start is None or self._topic or not (start.batches and found.refers):
             return None
@@ -219,7 +224,7 @@ class Rewriter:
         return usual if isinstance(usual, Copy) else None
 
     def _aim(self, start: Marker | None) -> bool:
-        """Where the copies of this START's messages go; None: the namespace's topic.
+        """Return where the copies of this START's messages go; None: the namespace's topic.
 
         False: that is awaited. Whoever writes STARTs chooses the topic, so no error of it is ours.
         """
@@ -246,7 +251,7 @@ class Rewriter:
         return True
 
     def _is_refused(self, part: Part, start_offset: int) -> bool:
-        """Whether one of the START's messages was too large."""
+        """Return whether one of the START's messages was too large."""
         place, _ = self._refused
         return place is not None and place[:2] == (part.partition, start_offset)
 
@@ -300,7 +305,7 @@ class Rewriter:
         part.end_batch(Outcome.REDELIVERED, "", first, taken ^ other)
 
     def _rewrite(self, part: Part, found: Found) -> bool:
-        """The records of one row; False: nobody leads the partition where its copy must go."""
+        """Get the records of one row; False: nobody leads the partition where its copy must go."""
         row, start, error = found.row, found.start, found.error
         refused, refusals = self._refused
         if refusals and _place(part.partition, row) != refused:
@@ -341,7 +346,7 @@ class Rewriter:
         return True
 
     def _copy(self, part: Part, row: Settle, start: Marker, found: Found, copy: Copy) -> bool:
-        """A copy at the queue's tail and its END; False: the topic would refuse it."""
+        """Return a copy at the queue's tail and its END; False: the topic would refuse it."""
         topic, count, value = self._messages, copy.delivery_count, found.value
         origin, key = self._origin(found), start.key
         to_key: bytes | None = key
@@ -363,7 +368,7 @@ class Rewriter:
         return True
 
     def _carry(self, part: Part, row: Carry, start: Marker, found: Found) -> bool:
-        """A SCHEDULE again, with what remains of its delay (R19)."""
+        """Return a SCHEDULE again, with what remains of its delay (R19)."""
         first = row.message_id
         value = encode_schedule(
             start.key,
@@ -447,7 +452,7 @@ class Rewriter:
                 part.add(self._config.marker_topic, part.partition, key, value)
 
     def _origin(self, found: Found) -> Origin:
-        """Where the message stands, for headers of one that names no first copy."""
+        """Return where the message stands, for headers of one that names no first copy."""
         row, start = found.row, found.start
         topic, timestamp_ms = self._topic or self._config.message_topic, 0
         if row.of_schedule:
@@ -464,7 +469,7 @@ class Rewriter:
         return Origin(self._config.marker_topic, part.partition, at, timestamp_ms)
 
     def _has_no_leader(self, row: Settle | Carry, start: Marker | None) -> bool:
-        """Whether nobody leads the partition where a copy of the message must go."""
+        """Return whether nobody leads the partition where a copy of the message must go."""
         lost = self._messages.leaderless
         if self._lack or start is None:
             return False
@@ -473,7 +478,7 @@ class Rewriter:
         return self._is_to(lost, start.key)
 
     def _is_to(self, partitions: Container[int], key: bytes | None) -> bool:
-        """Whether a copy with this key goes to one of these, and to no other one."""
+        """Return whether a copy with this key goes to one of these, and to no other one."""
         is_given = key is not None and split_key(key)[1] is not None
         return is_given and key_partition(key or b"", self._messages.partitions) in partitions
 

@@ -255,7 +255,7 @@ class Settlement:
     _is_behind_refusal: bool = False  # the last transaction had a record that was too large
 
     def left_s(self) -> float:
-        """What is left of the bound; a little at least, so that a last attempt can end."""
+        """Return what is left of the bound; a little at least, so that a last attempt can end."""
         return max(0.5, self.deadline_s - time.monotonic())
 
     def attempt(self, *, reopen: bool) -> BrokerError | None:
@@ -343,7 +343,7 @@ class Settlement:
         time.sleep(_LOOK_S)
 
     def _write(self, part: Part) -> bool:
-        """One part, in one transaction (R15); False: something in it is too large (R11)."""
+        """Return one part, in one transaction (R15); False: something in it is too large (R11)."""
         ledger, settler = self.ledger, self.settler
         producer, began_s = ledger.producer, time.monotonic()
         ledger.begin()
@@ -367,7 +367,9 @@ class Settlement:
         return True
 
     def _is_too_large(self, part: Part, error: Exception) -> bool:
-        """Whether a record was refused for its size, or for nothing but that one before it was."""
+        """Return whether a record was refused for its size, or for nothing but that one before it
+        was.
+        """
         if isinstance(error, (FencedError, OutcomeUnknownError, DeadlineExceededError)):
             return False
         ledger = self.ledger
@@ -397,7 +399,7 @@ class Settlement:
         self.report.transactions += 1
 
     def _writing_s(self) -> float:
-        """What a transaction may take: never a rest of the bound that is too short for it."""
+        """Say what a transaction may take: never a rest of the bound that is too short for it."""
         return max(_WRITE_S, self.deadline_s - time.monotonic())
 
     def not_done(self, cause: BrokerError) -> BrokerError:

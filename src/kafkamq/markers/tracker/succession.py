@@ -75,26 +75,26 @@ class Succession:
 
     @property
     def is_chosen(self) -> bool:
-        """Whether it is this one's turn to take over, or to join those that are active."""
+        """Return whether it is this one's turn to take over, or to join those that are active."""
         return self._has_joined or self._rules.phase is Phase.CHOSEN
 
     @property
     def is_succeeded(self) -> bool:
-        """Whether a later start than ours gives signs."""
+        """Return whether a later start than ours gives signs."""
         return self._rules.phase is Phase.SUCCEEDED
 
     @property
     def seen_epoch(self) -> int:
-        """The largest epoch of any sign; a start takes a larger one."""
+        """Return the largest epoch of any sign; a start takes a larger one."""
         return self._seen_epoch
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether it has read what was there when it began."""
+        """Return whether it has read what was there when it began."""
         return self._is_caught_up
 
     def hears(self, engine: str) -> bool:
-        """Whether another start of an engine gave a sign since this one began."""
+        """Return whether another start of an engine gave a sign since this one began."""
         return engine in self._heard
 
     def wait(self, timeout_s: float) -> bool:

@@ -112,7 +112,7 @@ class PartitionStarter:
         return Started(ledger, position, f"{ENGINE}-{secrets.token_hex(8)}")
 
     def _choose(self, number: int) -> int:
-        """The epoch to start with; 0: wait for the owner of partition 0."""
+        """Return the epoch to start with; 0: wait for the owner of partition 0."""
         keys = [self._key(0)]
         with self._lock:
             own = self._epoch
@@ -142,7 +142,7 @@ class PartitionStarter:
         return LedgerKey.of_markers(self._config, number)
 
     def _checked_position(self, number: int, last: Position | None) -> int:
-        """Where to read from; never jumps (R23)."""
+        """Return where to read from; never jumps (R23)."""
         topic = self._config.marker_topic
         deadline_s = time.monotonic() + _END_GRACE_S
         first, end = self._admin.log_bounds(topic, [number])[number]
@@ -154,7 +154,7 @@ class PartitionStarter:
         return first if last is None else position
 
     def _told(self, number: int, default: int) -> int:
-        """Where the last tracker was, for a partition without a position in its ledger."""
+        """Return where the last tracker was, for a partition without a position in its ledger."""
         with self._telling:
             if self._told_positions is None:
                 self._told_positions = told_positions(self._config)
@@ -162,7 +162,7 @@ class PartitionStarter:
 
 
 def _is_foreign(last: Position | None, epoch: int) -> bool:
-    """Whether a ledger holds a later start than ours, or another engine's of the same epoch."""
+    """Say whether a ledger holds a later start than ours, or another engine's of the same epoch."""
     if last is None:
         return False
     return last.epoch > epoch or (last.epoch == epoch and last.engine != ENGINE)

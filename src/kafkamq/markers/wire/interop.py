@@ -51,12 +51,12 @@ class ForeignRecord:
 
 
 def encode_foreign_message(queue_id: str, payload: bytes) -> ForeignRecord:
-    """A message record as kafka-mq-go's producer sends it."""
+    """Return a message record as kafka-mq-go's producer sends it."""
     return ForeignRecord(join_key(queue_id), payload)
 
 
 def encode_foreign_marker(queue_id: str, marker: Marker) -> ForeignRecord:
-    """A marker record as kafka-mq-go's consumer writes it.
+    """Return a marker record as kafka-mq-go's consumer writes it.
 
     Raises:
         WireError: the marker has a type or an outcome that kafka-mq-go does not know.
@@ -89,8 +89,8 @@ def decode_foreign_marker(key: bytes | None, value: bytes | None) -> tuple[bytes
 
 
 def is_foreign_start(start: Marker) -> bool:
-    """Whether its workers wrote this START: it says neither who holds the message nor since when,
-    and nothing of what the message's headers say.
+    """Return whether its workers wrote this START: it says neither who holds the message nor since
+    when, and nothing of what the message's headers say.
     """
     return not (start.consumer_id or start.headers or start.message_timestamp_ms)
 
@@ -103,7 +103,7 @@ def completed_start(
     *,
     read: MessageHeaders | None = None,
 ) -> Marker:
-    """A START that says nothing of the message itself, with what its own record says.
+    """Return a START that says nothing of the message itself, with what its own record says.
 
     One of its workers; or one with batches (R29).
 
@@ -162,7 +162,7 @@ def _key(message_id: MessageId) -> bytes:
 
 
 def decode_kmq_marker(key: bytes | None, value: bytes | None) -> Marker | None:
-    """The marker of a record, or None for a null marker. A START is by reference.
+    """Return the marker of a record, or None for a null marker. A START is by reference.
 
     Raises:
         WireError: key or value has another layout.
@@ -186,7 +186,7 @@ def decode_kmq_marker(key: bytes | None, value: bytes | None) -> Marker | None:
 
 
 def encode_redelivery_count(count: int) -> bytes:
-    """The header's value: one byte if it fits (signed), else int32 big-endian.
+    """Return the header's value: one byte if it fits (signed), else int32 big-endian.
 
     Raises:
         WireError: the count is negative or over 2^31 - 1.

@@ -49,7 +49,7 @@ _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{0,249}")
 
 
 def topic_name(name: str) -> str:
-    """The name, if a topic can have it, or none.
+    """Return the name, if a topic can have it, or none.
 
     Raises:
         WireError: it is another text.
@@ -60,7 +60,8 @@ def topic_name(name: str) -> str:
 
 
 def checked(value: int, maximum: int = MAX_INT64) -> int:
-    """A number that readers believe; one that they do not must not be written: they would pass it.
+    """Return a number that readers believe; one that they do not must not be written: they would
+    pass it.
 
     Raises:
         WireError: it is negative or larger.
@@ -71,7 +72,7 @@ def checked(value: int, maximum: int = MAX_INT64) -> int:
 
 
 def checked_log(partition: int, topic_id: bytes, leader_epoch: int) -> tuple[int, bytes, int]:
-    """What identifies a log, if readers believe it.
+    """Return what identifies a log, if readers believe it.
 
     Raises:
         WireError: a number is outside its range, or the topic's id has another size.
@@ -102,7 +103,7 @@ def _message_id(message_id: MessageId) -> bytes:
 
 
 def encode_identity(partition: int, offset: int, topic_id: bytes, leader_epoch: int) -> bytes:
-    """A message's identity as its markers hold it, for those who write several of them.
+    """Return a message's identity as its markers hold it, for those who write several of them.
 
     It is always written: an id of partition 0, offset 0 is there, but empty.
     """
@@ -175,7 +176,7 @@ class StartEncoder:
         message_timestamp_ms: int = 0,
         by_reference: bool = False,
     ) -> bytes:
-        """The START of one message.
+        """Return the START of one message.
 
         Args:
             message_id: Identity of the message record.
@@ -250,7 +251,7 @@ def encode_start(
     max_lease_ms: int = 0,
     message_topic: str = "",
 ) -> bytes:
-    """One START; ``StartEncoder`` is the quicker form for many of one consumer."""
+    """Return one START; ``StartEncoder`` is the quicker form for many of one consumer."""
     encoder = StartEncoder(
         consumer_id=consumer_id,
         redeliver_after_ms=redeliver_after_ms,
@@ -279,7 +280,7 @@ def encode_end(
     reason: str = "",
     of_schedule: bool = False,
 ) -> bytes:
-    """An END (R8).
+    """Return an END (R8).
 
     Args:
         message_id: Identity of the message, or of the SCHEDULE.
@@ -324,7 +325,7 @@ def _verdict(outcome: Outcome, consumer_id: str, delay_ms: int, of_schedule: boo
 def encode_keepalive(
     message_id: MessageId | None, *, consumer_id: str = "", redeliver_after_ms: int
 ) -> bytes:
-    """A KEEPALIVE of one message, or with None of all leases of ``consumer_id`` (R7).
+    """Return a KEEPALIVE of one message, or with None of all leases of ``consumer_id`` (R7).
 
     Raises:
         WireError: neither is given, or a number is outside its range.
@@ -354,7 +355,8 @@ def encode_schedule(
     consumer_id: str = "",
     first: MessageId | None = None,
 ) -> bytes:
-    """A SCHEDULE: a message that is not in the queue before ``redeliver_after_ms`` have passed.
+    """Return a SCHEDULE: a message that is not in the queue before ``redeliver_after_ms`` have
+    passed.
 
     Args:
         key: The whole record key.
@@ -383,7 +385,7 @@ def encode_schedule(
 
 
 def encode_tick(engine_id: str, engine_epoch: int) -> bytes:
-    """A TICK of an engine (R4, R17)."""
+    """Return a TICK of an engine (R4, R17)."""
     engine, epoch = _consumer(engine_id), checked(engine_epoch)
     return pb.Marker(type=pb.TICK, consumer_id=engine, engine_epoch=epoch).SerializeToString()
 
@@ -417,7 +419,8 @@ def check_named(batches: Collection[MessageBatch]) -> None:
 
 
 def encode_named(items: Sequence[Item], *, together: bool) -> Iterator[tuple[bytes, list[Item]]]:
-    """Who is meant by each marker that is needed to name these, as ``encode_known_end`` takes it.
+    """Yield who is meant by each marker that is needed to name these, as ``encode_known_end`` takes
+    it.
 
     ``together``: in batches, where there are several.
     """
@@ -430,7 +433,8 @@ def encode_named(items: Sequence[Item], *, together: bool) -> Iterator[tuple[byt
 
 
 def encode_batch_start(encoder: StartEncoder, batches: Sequence[MessageBatch], key: bytes) -> bytes:
-    """A START of messages that stay where they are (R28); ``key`` names their queue, or is empty.
+    """Return a START of messages that stay where they are (R28); ``key`` names their queue, or is
+    empty.
 
     Raises:
         WireError: the batches cannot be encoded, or it is too large for any reader.
@@ -452,7 +456,7 @@ def encode_reference(
     message_timestamp_ms: int,
     max_bytes: int,
 ) -> bytes:
-    """A START by reference (R11), as ``StartEncoder.encode_known`` takes it.
+    """Return a START by reference (R11), as ``StartEncoder.encode_known`` takes it.
 
     Who reads it takes key, headers and payload from the message. Where key and headers make it
     larger than ``max_bytes``, only the queue id stays of them, for who looks at the markers.
@@ -494,7 +498,7 @@ def _members(bits: int) -> tuple[list[int], bytes]:
 
 
 def _runs(bits: int) -> Iterator[int]:
-    """How many are taken, skipped, taken ... from the lowest bit on; the first may be 0."""
+    """Yield how many are taken, skipped, taken ... from the lowest bit on; the first may be 0."""
     text = bin(bits)[:1:-1]
     begin, is_taken = 0, True
     while begin < len(text):

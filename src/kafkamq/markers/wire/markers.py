@@ -86,7 +86,7 @@ _parse = pb.Marker.FromString
 def decode_marker(
     data: bytes | None, *, topic: str = "", partition: int = -1, offset: int = -1
 ) -> Marker:
-    """The marker in a record's value; where the record stands only serves the error text.
+    """Return the marker in a record's value; where the record stands only serves the error text.
 
     Raises:
         WireError: the bytes are no marker; ``UnsupportedVersionError`` for a newer version's.
@@ -154,7 +154,7 @@ def _other_version(version: int) -> WireError:
 def _decode_batched(
     message: pb.Marker, wire_batches: Sequence[pb.MessageBatch], slim: bool, size: int
 ) -> Marker:
-    """A marker of version 1; of a START the messages say what else it would (R29)."""
+    """Return a marker of version 1; of a START the messages say what else it would (R29)."""
     if size > MAX_BATCH_BYTES:
         raise WireError(f"{size} bytes are too many for batches ({MAX_BATCH_BYTES} at most)")
     kind: int = message.type
@@ -188,7 +188,7 @@ def _decode_batched(
 
 
 def decode_batches(batches: Sequence[pb.MessageBatch]) -> tuple[MessageBatch, ...]:
-    """The batches of a marker, at most one of each chunk.
+    """Return the batches of a marker, at most one of each chunk.
 
     Raises:
         WireError: they are too many, name too many messages, or one is malformed.

@@ -36,13 +36,15 @@ class JsonForm:
     max_bytes: int  # of the text
 
     def write(self, values: Mapping[str, int | str | bool | None]) -> str:
-        """The compact text, in ASCII; the values are checked already."""
+        """Return the compact text, in ASCII; the values are checked already."""
         text = json.dumps({self.version_field: self.version, **values}, separators=(",", ":"))
         self._require_size(len(text))
         return text
 
     def read(self, text: str | bytes) -> dict[str, object]:
-        """The fields, unknown ones among them; a newer version is an UnsupportedVersionError."""
+        """Return the fields, unknown ones among them; a newer version is an
+        UnsupportedVersionError.
+        """
         self._require_size(len(text))
         try:
             found: object = json.loads(text)
@@ -61,7 +63,7 @@ class JsonForm:
         return found
 
     def number(self, value: object, field: str) -> int:
-        """A number from 0 to 2^63 - 1."""
+        """Return a number from 0 to 2^63 - 1."""
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_INT64:
             raise WireError(f"{field} of {self.name} must be a number from 0 to 2^63 - 1")
         return value
@@ -70,7 +72,7 @@ class JsonForm:
         return None if value is None else self.number(value, field)
 
     def text(self, value: object, field: str) -> str:
-        """A text of at most 1024 characters."""
+        """Return a text of at most 1024 characters."""
         if not isinstance(value, str) or len(value) > _MAX_TEXT:
             raise WireError(
                 f"{field} of {self.name} must be text of at most {_MAX_TEXT} characters"
@@ -194,14 +196,14 @@ class Sign:
 
 
 def sign_key(sign: Sign) -> bytes:
-    """The record key: one for all that are active, one for each engine that stands by."""
+    """Return the record key: one for all that are active, one for each engine that stands by."""
     if sign.kind in (SignKind.ACTIVE, SignKind.ENDED):
         return f"{sign.topic}/active".encode()
     return f"{sign.topic}/standby/{sign.engine}".encode()
 
 
 def is_sign_key(key: bytes | None) -> bool:
-    """Whether a record of the tracker topic is a sign, and no status."""
+    """Return whether a record of the tracker topic is a sign, and no status."""
     return key is not None and (key.endswith(b"/active") or b"/standby/" in key)
 
 
@@ -265,7 +267,7 @@ def encode_position(position: Position) -> str:
 
 
 def decode_position(metadata: str | None) -> Position | None:
-    """The reverse; None when nothing was committed there yet (no or empty metadata).
+    """Return the reverse; None when nothing was committed there yet (no or empty metadata).
 
     One trailing NUL is stripped: confluent-kafka sends it.
 
@@ -299,7 +301,7 @@ class GroupPosition:
 
 
 def position_prefix(group: str) -> bytes:
-    """What the record keys of a group begin with; the number of the partition follows."""
+    """Return what the record keys of a group begin with; the number of the partition follows."""
     return b"kafkamq-position\0%s\0" % group.encode()
 
 

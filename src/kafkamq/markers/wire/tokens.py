@@ -52,7 +52,7 @@ class MessageToken:
     message_ms: int = -1
 
     def encode(self) -> str:
-        """Its text: characters of URLs and file names alone."""
+        """Return its text: characters of URLs and file names alone."""
         one = self.message_id
         data = _NUMBERS.pack(
             one.partition,
@@ -75,7 +75,7 @@ class MessageToken:
 
 
 def decode_token(text: str) -> MessageToken:
-    """What ``MessageToken.encode`` gave.
+    """Return what ``MessageToken.encode`` gave.
 
     Raises:
         ConfigError: It is no token, damaged, or of a newer version.

@@ -66,7 +66,7 @@ class PartitionFlow:
 
     @property
     def max_open(self) -> int:
-        """How many records may be polled and not done, as large as they are of late."""
+        """Return how many records may be polled and not done, as large as they are of late."""
         return self._max_open
 
     @property
@@ -82,7 +82,7 @@ class PartitionFlow:
         self._max_open = max(1, min(self._limits.max_open, int(fitting)))
 
     def fetch(self, open_count: int) -> bool:
-        """Whether to fetch on, with so many records polled and not done."""
+        """Return whether to fetch on, with so many records polled and not done."""
         if self._is_fetching:
             self._is_fetching = open_count < self.max_open
         else:
@@ -90,7 +90,7 @@ class PartitionFlow:
         return self._is_fetching
 
     def judge_map(self, chars: int, progress: Progress) -> MapVerdict:
-        """The map of that progress, of so many characters (0: none is needed)."""
+        """Return the map of that progress, of so many characters (0: none is needed)."""
         ceiling = progress.highest_succeeded if chars > self._limits.max_free_map_chars else None
         return MapVerdict(chars <= self._limits.max_map_chars, ceiling)
 

@@ -41,7 +41,8 @@ class Progress:
 
     @property
     def needs_map(self) -> bool:
-        """Whether something is done beyond ``committable_offset``; if not, the offset says all.
+        """Return whether something is done beyond ``committable_offset``; if not, the offset says
+        all.
 
         At offset 0 the format has no map that says "nothing is done": it would be -1's.
         """
@@ -81,12 +82,12 @@ class OffsetTracker:
 
     @property
     def highest_succeeded(self) -> int:
-        """The highest offset that is done; the one before the base when none is."""
+        """Return the highest offset that is done; the one before the base when none is."""
         return self._highest_succeeded
 
     @property
     def open_count(self) -> int:
-        """Offsets polled and not done: what the owner holds in memory."""
+        """Return offsets polled and not done: what the owner holds in memory."""
         return len(self._open) - len(self._restored)
 
     @property
@@ -97,12 +98,14 @@ class OffsetTracker:
         return min(next(iter(self._open), self._next_offset), self._next_offset)
 
     def first_open(self) -> int | None:
-        """The record that holds the committable offset back; None: all that was polled is done."""
+        """Return the record that holds the committable offset back; None: all that was polled is
+        done.
+        """
         offset = next(iter(self._open), self._next_offset)
         return offset if offset < self._next_offset else None
 
     def progress(self) -> Progress:
-        """What to commit now; time by what is open."""
+        """Return what to commit now; time by what is open."""
         committable = self.committable_offset()
         highest = max(self._highest_succeeded, committable - 1)
         holes = tuple(self._open)

@@ -51,7 +51,7 @@ class Record(Protocol):
 
     @property
     def offset(self) -> int:
-        """Its offset in its partition."""
+        """Return its offset in its partition."""
 
     @property
     def key(self) -> Hashable:
@@ -111,7 +111,7 @@ class Shard(Generic[R]):
         return self.records[self.start].offset
 
     def count_up_to(self, offset: int, limit: int) -> int:
-        """How many of the first ``limit`` records are not above ``offset``."""
+        """Return how many of the first ``limit`` records are not above ``offset``."""
         end = min(self.start + limit, len(self.records))
         return bisect_right(self.records, offset, self.start, end, key=_offset) - self.start
 
@@ -261,7 +261,7 @@ class Scheduler(Generic[R]):
 
     @property
     def has_ready(self) -> bool:
-        """Whether ``take`` has something, apart from what becomes due."""
+        """Return whether ``take`` has something, apart from what becomes due."""
         return bool(self._line)
 
     @property
@@ -273,7 +273,7 @@ class Scheduler(Generic[R]):
         return sum(partition.in_flight_count for partition in self._partitions.values())
 
     def ready_runs(self, enough: int) -> int:
-        """How many runs are ready for different workers; counts no further than ``enough``."""
+        """Say how many runs are ready for different workers; counts no further than ``enough``."""
         count = 0
         for partition in self._line:
             count += len(partition.ready)
@@ -284,7 +284,7 @@ class Scheduler(Generic[R]):
         return count
 
     def next_due_ms(self) -> int | None:
-        """When the next delayed record is due; None: none waits for a time."""
+        """Return when the next delayed record is due; None: none waits for a time."""
         return min(
             (
                 partition.delayed[0][0]
@@ -564,7 +564,7 @@ class Scheduler(Generic[R]):
             self._make_ready(Shard(partition, None, False, records))
 
     def find(self, partition: PartitionState[R], offset: int) -> R | None:
-        """A record that waits; None: it is in a worker's hands, done, or unknown."""
+        """Return a record that waits; None: it is in a worker's hands, done, or unknown."""
         for shard in self._waiting_shards(partition):
             for record in shard.records[shard.start :]:
                 if record.offset == offset:
@@ -612,7 +612,7 @@ class Scheduler(Generic[R]):
             self._leave_line(shard.partition)
 
     def _retake(self, run: Run[R]) -> bool:
-        """Whether what comes back still counts."""
+        """Return whether what comes back still counts."""
         if run.is_released:
             raise StateError("this run was released before")
         run.is_released = True

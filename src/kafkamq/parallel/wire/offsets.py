@@ -114,7 +114,7 @@ class _Range:
     longest_run: int
 
     def size(self, form: _Form) -> int | None:
-        """The bytes of its plain body; None where the form cannot hold it."""
+        """Return the bytes of its plain body; None where the form cannot hold it."""
         largest = MAX_INT16 if form.width == 2 else MAX_INT32
         if form.is_bits:
             fits = self.length <= largest
@@ -128,7 +128,7 @@ class _Range:
 
 
 def encode(base: int, highest_succeeded: int, incompletes: Iterable[int]) -> str:
-    """The metadata to commit with ``base``, in the smallest form; never empty.
+    """Return the metadata to commit with ``base``, in the smallest form; never empty.
 
     Args:
         base: The offset that is committed.
@@ -291,12 +291,12 @@ def runs_body(runs: Sequence[int], *, width: int) -> bytes:
 
 
 def bits_body_bytes(length: int, *, width: int) -> int:
-    """How long the body of bits is for that many offsets."""
+    """Return how long the body of bits is for that many offsets."""
     return width + (length + 7) // 8 + 1
 
 
 def bits_body(base: int, length: int, holes: Sequence[int], *, width: int) -> bytes:
-    """The number of offsets in ``width`` bytes, their bits, and the spare byte."""
+    """Return the number of offsets in ``width`` bytes, their bits, and the spare byte."""
     size = (length + 7) // 8
     bits = bytearray(b"\xff") * size
     if length % 8:
@@ -309,7 +309,7 @@ def bits_body(base: int, length: int, holes: Sequence[int], *, width: int) -> by
 
 
 def read_runs(body: bytes, *, width: int) -> tuple[int, Iterator[range]]:
-    """How many relative offsets the runs cover, and the incomplete ones, as ranges in order."""
+    """Say how many relative offsets the runs cover, and the incomplete ones, as ranges in order."""
     if not body or len(body) % width:
         raise WireError(f"an offset map of runs of {width} bytes has {len(body)} bytes")
     runs = struct.unpack(f">{len(body) // width}{_NUMBER[width]}", body)
@@ -330,7 +330,7 @@ def _incomplete_ranges(runs: Sequence[int]) -> Iterator[range]:
 
 
 def bits_size(body: bytes, *, width: int) -> int:
-    """How long a body of bits is by what it says itself; more may follow it."""
+    """Return how long a body of bits is by what it says itself; more may follow it."""
     return bits_body_bytes(_bits_length(body, width), width=width)
 
 
@@ -344,7 +344,9 @@ def _bits_length(body: bytes, width: int) -> int:
 
 
 def read_bits(body: bytes, *, width: int) -> tuple[int, int, Iterator[int]]:
-    """How many relative offsets the bits cover, how many are incomplete, and which, in order."""
+    """Return how many relative offsets the bits cover, how many are incomplete, and which, in
+    order.
+    """
     length = _bits_length(body, width)
     expected = bits_body_bytes(length, width=width)
     if len(body) != expected:
@@ -380,7 +382,7 @@ def smallest_frame_bytes(body_bytes: int) -> int:
 
 
 def decompress(data: bytes, *, max_bytes: int) -> tuple[bytes, int]:
-    """The content of the frame that the data begin with, and how many bytes it takes."""
+    """Return the content of the frame that the data begin with, and how many bytes it takes."""
     import zstandard
 
     stream = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).decompressobj()

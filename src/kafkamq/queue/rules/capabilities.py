@@ -198,7 +198,7 @@ def order_feature(ordering: str) -> Feature:
 
 
 def default_order(backend: Backend) -> str:
-    """What stays in order when nobody says."""
+    """Return what stays in order when nobody says."""
     return CAPABILITIES[backend].orders[0]
 
 
@@ -236,7 +236,7 @@ def heads() -> tuple[str, ...]:
 
 
 def rows() -> list[tuple[str, ...]]:
-    """The table: a name, and what each of ``heads`` says to it."""
+    """Return the table: a name, and what each of ``heads`` says to it."""
     every = [*(CAPABILITIES[each] for each in Backend), PLAIN_GROUP]
     found = [
         ("remembers in", *(each.memory for each in every)),

@@ -49,7 +49,7 @@ class LogClock:
         return step
 
     def at(self, broker_s: float) -> int:
-        """What this clock shows at a broker's time, in s; never before the last record."""
+        """Return what this clock shows at a broker's time, in s; never before the last record."""
         broker_ms = round(broker_s * 1000)
         return broker_ms if self.last_ms < 0 else self.now_ms + max(0, broker_ms - self.last_ms)
 
@@ -66,7 +66,9 @@ class BrokerClock:
             self._ahead_ms = log_ms - written_ms
 
     def now_ms(self, wall_ms: int, monotonic_ms: int) -> int | None:
-        """The later of the wall clock and the last report with the time since; None: unknown."""
+        """Return the later of the wall clock and the last report with the time since; None:
+        unknown.
+        """
         if self._ahead_ms is None:
             return None
         return max(wall_ms, self._ahead_ms + monotonic_ms)

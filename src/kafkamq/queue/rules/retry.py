@@ -15,7 +15,8 @@ RetryOn: TypeAlias = Mapping[type[BaseException], Backoff | None]
 
 
 def retry_kinds(given: object) -> RetryOn | None:
-    """What ``retry_on=`` says: kinds of exceptions, or their back-offs; None: any is worth it.
+    """Return what ``retry_on=`` says: kinds of exceptions, or their back-offs; None: any is worth
+    it.
 
     Raises:
         ConfigError: It says something else.
@@ -36,7 +37,7 @@ def retry_kinds(given: object) -> RetryOn | None:
 
 
 def backoff_on(error: BaseException | None, kinds: RetryOn | None) -> Backoff | None:
-    """The back-off of an exception's own kind, the first that fits; None: it has none."""
+    """Return the back-off of an exception's own kind, the first that fits; None: it has none."""
     found = (backoff for kind, backoff in (kinds or {}).items() if isinstance(error, kind))
     return next(found, None)
 
@@ -63,7 +64,7 @@ class GiveUp:
 def judge(
     verdict: Ack | Nack | Reject, *, attempt: int, max_attempts: int | None
 ) -> Done | Retry | GiveUp:
-    """What follows from the ``attempt``-th attempt (from 1); a rejection counts at once."""
+    """Return what follows from the ``attempt``-th attempt (from 1); a rejection counts at once."""
     if isinstance(verdict, Ack):
         return Done()
     if isinstance(verdict, Reject):

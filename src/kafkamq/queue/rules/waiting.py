@@ -29,7 +29,7 @@ class Waiting(Generic[T]):
         self._number = count()
 
     def __len__(self) -> int:
-        """Messages that are not handed out, whether ready or not."""
+        """Return messages that are not handed out, whether ready or not."""
         blocked = sum([len(shard) - 1 for shard in self._shards.values()])
         return len(self._ready) + len(self._delayed) + blocked
 
@@ -44,7 +44,7 @@ class Waiting(Generic[T]):
         self._ready.append((shard, item))
 
     def take(self, now_ms: int) -> tuple[Hashable, T] | None:
-        """The next message and its shard, or None: nothing is ready."""
+        """Return the next message and its shard, or None: nothing is ready."""
         delayed = self._delayed
         while delayed and delayed[0][0] <= now_ms:
             _, _, shard, item = heappop(delayed)
@@ -86,11 +86,11 @@ class Waiting(Generic[T]):
         self._delayed.sort()
 
     def next_due_ms(self) -> int | None:
-        """When the first message that waits for its time is due."""
+        """Return when the first message that waits for its time is due."""
         return self._delayed[0][0] if self._delayed else None
 
     def items(self) -> Iterator[T]:
-        """All that is not handed out and not behind something that is."""
+        """Yield all that is not handed out and not behind something that is."""
         for _, item in self._ready:
             yield item
         for _, _, _, item in self._delayed:

@@ -31,7 +31,7 @@ _QUESTIONS = (
 
 
 def make_client(settings: Mapping[str, Any]) -> SchemaRegistryClient:
-    """A client whose errors are ours."""
+    """Return a client whose errors are ours."""
     try:
         client = SchemaRegistryClient(dict(settings))
     except (TypeError, ValueError, OSError) as error:

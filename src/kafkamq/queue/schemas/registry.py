@@ -35,7 +35,7 @@ class Deserializer(Protocol):
     """Reads payloads; thread-safe, and with ``processes=`` it can be pickled."""
 
     def deserialize(self, payload: bytes, headers: Headers = ()) -> Any:
-        """The body.
+        """Return the body.
 
         Raises:
             BodyError: The payload is not what it should be: its message is rejected.
@@ -43,7 +43,7 @@ class Deserializer(Protocol):
         """
 
     def is_ready(self, payload: bytes, headers: Headers = ()) -> bool:
-        """Whether ``deserialize`` asks nobody, and so never waits."""
+        """Return whether ``deserialize`` asks nobody, and so never waits."""
 
 
 class BodyUnavailableError(SchemaRegistryError):
@@ -71,7 +71,7 @@ class _Function:
 
 
 def deserializer_of(given: object) -> Deserializer | None:
-    """What a user gave as ``deserializer``: one, a function of the payload, or None."""
+    """Return what a user gave as ``deserializer``: one, a function of the payload, or None."""
     if given is None or isinstance(given, Deserializer):
         return given
     if not callable(given):
@@ -166,7 +166,7 @@ class SchemaRegistry:
 
     @property
     def timeout_s(self) -> float:
-        """How long an answer to a request may take."""
+        """Return how long an answer to a request may take."""
         return float(self._settings["timeout"])
 
     def client(self) -> Any:
@@ -212,18 +212,20 @@ class Schema:
 
     @property
     def registry(self) -> SchemaRegistry:
-        """The registry that made it."""
+        """Return the registry that made it."""
         registry: SchemaRegistry = self._given[0]
         return registry
 
     @property
     def kind(self) -> str:
-        """Its format: avro, json or protobuf."""
+        """Return its format: avro, json or protobuf."""
         return self._given[1]
 
     @property
     def definition(self) -> Any:
-        """The schema's text; of Protobuf the class; None: each body is read as it was written."""
+        """Return the schema's text; of Protobuf the class; None: each body is read as it was
+        written.
+        """
         return self._given[2]
 
     def newest(self) -> Schema:
@@ -247,14 +249,14 @@ class Schema:
         return Schema(registry, kind, found.schema.schema_str, subject, register=register)
 
     def is_ready(self, payload: bytes, headers: Headers = ()) -> bool:
-        """Whether the payload's schema is here; or there is none, which is told at once."""
+        """Return whether the payload's schema is here; or there is none, which is told at once."""
         try:
             return self._asks_nobody or _frame(payload, headers) in self._known
         except BodyError:
             return True
 
     def deserialize(self, payload: bytes, headers: Headers = ()) -> Any:
-        """The body of a framed payload; the first of a schema asks the registry.
+        """Return the body of a framed payload; the first of a schema asks the registry.
 
         Raises:
             BodyError: It has no frame, its schema is in no registry, or it does not parse.
@@ -271,7 +273,7 @@ class Schema:
         return body
 
     def serialize(self, value: Any) -> bytes:
-        """The framed payload of a value; the first one asks the registry, and may wait.
+        """Return the framed payload of a value; the first one asks the registry, and may wait.
 
         Args:
             value: A ``dict``, a dataclass or a pydantic model; of Protobuf a message.
@@ -317,7 +319,7 @@ def _made(kind: str, make: Callable[..., Any], *given: Any, **named: Any) -> Any
 
 
 def _frame(payload: bytes, headers: Headers) -> bytes:
-    """What says which schema a payload has."""
+    """Return what says which schema a payload has."""
     for name, value in headers:
         if name == _HEADER and value is not None:
             return value
@@ -356,7 +358,9 @@ class Outage:
         self._error_text = ""
 
     def ask(self, question: Callable[[], T]) -> T:
-        """What ``question`` returns; any error but a ``SchemaRegistryError`` is an answer too."""
+        """Return what ``question`` returns; any error but a ``SchemaRegistryError`` is an answer
+        too.
+        """
         with self._lock:
             left_s = self._until_s - time.monotonic()
             error_text = self._error_text

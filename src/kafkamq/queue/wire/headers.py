@@ -63,7 +63,7 @@ class Origin:
 
     @classmethod
     def decode(cls, value: bytes) -> Origin:
-        """The reverse of ``encode``."""
+        """Return the reverse of ``encode``."""
         parts = value.split(b"/") if len(value) <= _MAX_ORIGIN_BYTES else []
         if len(parts) != 4 or not parts[0] or not parts[0].isascii():
             raise WireError("an origin is topic/partition/offset/timestamp_ms")
@@ -125,7 +125,7 @@ def _read_own(result: MessageHeaders, name: str, value: bytes) -> None:
 
 
 def _decimal(value: bytes) -> int:
-    """An ASCII decimal without sign of at most 2^63 - 1, or -1."""
+    """Return an ASCII decimal without sign of at most 2^63 - 1, or -1."""
     if not value.isdigit() or len(value) > 19:  # bytes.isdigit knows ASCII only
         return -1
     number = int(value)
@@ -135,7 +135,7 @@ def _decimal(value: bytes) -> int:
 def message_headers(
     user: Iterable[tuple[str, bytes | None]] = (), *, id: str = "", ttl_ms: int | None = None
 ) -> Headers:
-    """The headers of a message that is sent for the first time: the user's, then ours."""
+    """Return the headers of a message that is sent for the first time: the user's, then ours."""
     headers = list(user)
     if id:
         headers.append((ID, id.encode()))
@@ -147,7 +147,7 @@ def message_headers(
 def copy_headers(
     headers: Iterable[tuple[str, bytes | None]], *, delivery_count: int, origin: Origin | None
 ) -> Headers:
-    """The headers of a copy (R14): those of the message, with its new count and its origin."""
+    """Get the headers of a copy (R14): those of the message, with its new count and its origin."""
     kept, known = _without(headers, _OF_A_COPY)
     first = known if known is not None else origin
     if first is not None:
@@ -167,7 +167,7 @@ def dead_letter_headers(
     queue_id: str | bytes,
     payload_at: Origin | None = None,
 ) -> Headers:
-    """The headers of a dead letter: those of the message, then why and whence it came.
+    """Return the headers of a dead letter: those of the message, then why and whence it came.
 
     A message without an id gets its origin's place as one: the same for all of its copies.
 
@@ -197,14 +197,14 @@ def dead_letter_headers(
 
 
 def redrive_headers(headers: Iterable[tuple[str, bytes | None]]) -> Headers:
-    """The headers of a dead letter that goes back into its queue."""
+    """Return the headers of a dead letter that goes back into its queue."""
     return tuple([header for header in headers if header[0] not in _OF_A_DELIVERY])
 
 
 def _without(
     headers: Iterable[tuple[str, bytes | None]], names: Set[str]
 ) -> tuple[list[tuple[str, bytes | None]], Origin | None]:
-    """Headers of other names, and the origin that was among the headers."""
+    """Return headers of other names, and the origin that was among the headers."""
     kept = []
     origin = None
     for name, value in headers:
@@ -225,12 +225,12 @@ def cut_text(text: str, max_bytes: int = MAX_ERROR_BYTES) -> str:
 
 
 def clean(reason: object) -> str:
-    """A reason as it can be written: at most 4096 bytes, without lone surrogates."""
+    """Return a reason as it can be written: at most 4096 bytes, without lone surrogates."""
     return cut_text(reason if isinstance(reason, str) else repr(reason))
 
 
 def reason_of(error: BaseException) -> str:
-    """The kind of an error and what it says; never raises."""
+    """Return the kind of an error and what it says; never raises."""
     try:
         return clean(f"{type(error).__name__}: {error}")
     except Exception:  # noqa: BLE001 - of the user's own __str__: the verdict matters more
@@ -246,7 +246,7 @@ OWN_HEADER_BYTES = len(ID) + _UUID_BYTES + len(TTL_MS) + _INT64_DIGITS + 2 * _HE
 
 
 def checked_id(id: str) -> bytes:
-    """The id as it travels."""
+    """Return the id as it travels."""
     encoded = utf8(id, name="id")
     if not 0 < len(encoded) <= MAX_ID_BYTES:
         raise ConfigError(f"id is {id!r:.80}: it must be a text of 1-{MAX_ID_BYTES} bytes of UTF-8")
@@ -254,7 +254,7 @@ def checked_id(id: str) -> bytes:
 
 
 def checked_headers(headers: Mapping[str, bytes] | None) -> tuple[Headers, int]:
-    """The sender's headers in their order, and the bytes that they add to a record.
+    """Return the sender's headers in their order, and the bytes that they add to a record.
 
     Raises:
         ConfigError: No mapping; a name that is no text, holds a NUL or belongs to the protocol; a
@@ -279,7 +279,7 @@ def checked_headers(headers: Mapping[str, bytes] | None) -> tuple[Headers, int]:
 
 
 def payload_bytes(payload: bytes | None, *, name: str = "payload") -> int:
-    """The size of a payload, or of a header's value."""
+    """Return the size of a payload, or of a header's value."""
     if payload is None:
         return 0
     if not isinstance(payload, bytes):
@@ -298,7 +298,7 @@ _OURS = RESERVED | {WRITTEN_FOR}
 
 
 def stamp_of(topic_id: bytes, namespace: str, queue_id: str | bytes) -> bytes:
-    """What records have that were written for a queue, into this topic and no other one."""
+    """Return what records have that were written for a queue, into this topic and no other one."""
     queue = queue_id.encode() if isinstance(queue_id, str) else queue_id
     return b"%b/%b/%b" % (topic_id.hex().encode(), namespace.encode(), queue)
 
@@ -315,7 +315,7 @@ def log_id_of(topic_id: bytes, queue_id: str | bytes) -> bytes:
 
 
 def split_headers(headers: Sequence[Header], stamp: bytes) -> tuple[Headers, Headers]:
-    """The sender's headers, and ours; without this stamp all are the sender's."""
+    """Return the sender's headers, and ours; without this stamp all are the sender's."""
     for at in range(len(headers) - 1, -1, -1):
         if headers[at] == (WRITTEN_FOR, stamp):
             return tuple(headers[:at]), tuple(headers[at + 1 :])
@@ -330,7 +330,7 @@ def read_stamped_headers(headers: Sequence[Header], stamp: bytes) -> MessageHead
 
 
 def is_of_another_queue(headers: Sequence[Header], stamp: bytes) -> bool:
-    """Whether a tracker wrote this copy for another queue of the same topic."""
+    """Return whether a tracker wrote this copy for another queue of the same topic."""
     if not any(name == WRITTEN_FOR for name, _ in headers):
         return False
     topic = stamp[: stamp.index(b"/") + 1]
@@ -342,12 +342,12 @@ def is_of_another_queue(headers: Sequence[Header], stamp: bytes) -> bool:
 
 
 def has_names_of_ours(headers: Sequence[Header]) -> bool:
-    """Whether a sender has called headers of its own like ours."""
+    """Return whether a sender has called headers of its own like ours."""
     return any(name in _OURS for name, _ in headers)
 
 
 def stamped(theirs: Sequence[Header], stamp: bytes, ours: Sequence[Header]) -> Headers:
-    """The headers of a record of ours."""
+    """Return the headers of a record of ours."""
     return (*theirs, (WRITTEN_FOR, stamp), *ours)
 
 
@@ -371,5 +371,5 @@ def unstamped(headers: Sequence[Header], stamp: bytes) -> Headers:
 
 
 def restored(headers: Sequence[Header]) -> Headers:
-    """A sender's headers as they were, of a dead letter that goes back into the topic."""
+    """Return a sender's headers as they were, of a dead letter that goes back into the topic."""
     return tuple((name.removeprefix(THEIRS), value) for name, value in headers)

@@ -16,7 +16,7 @@ _SEPARATOR = b"\0"
 
 
 def join_key(queue_id: str | bytes, user_key: str | bytes | None = None) -> bytes:
-    """The record key of a message; None means no user key, an empty one is a key."""
+    """Return the record key of a message; None means no user key, an empty one is a key."""
     prefix = utf8(queue_id, name="queue_id") if isinstance(queue_id, str) else queue_id
     if not prefix or _SEPARATOR in prefix:
         raise ConfigError(f"queue_id is {queue_id!r}: it must not be empty nor hold a NUL")
@@ -49,7 +49,7 @@ _SEED = 0x9747_B28C
 
 
 def murmur2(data: bytes) -> int:
-    """Kafka's 32-bit murmur2 hash of ``data``, unsigned.
+    """Return Kafka's 32-bit murmur2 hash of ``data``, unsigned.
 
     The Java client and librdkafka's ``murmur2_random`` choose ``(hash & 0x7fffffff) % partitions``.
     """
@@ -68,17 +68,17 @@ def murmur2(data: bytes) -> int:
 
 
 def key_partition(key: bytes, count: int) -> int:
-    """The partition of a keyed record among ``count`` partitions (at least 1)."""
+    """Return the partition of a keyed record among ``count`` partitions (at least 1)."""
     return (murmur2(key) & 0x7FFF_FFFF) % count
 
 
 def marker_key(partition: int, offset: int) -> bytes:
-    """What R26 hashes for a message's markers; also their record key."""
+    """Return what R26 hashes for a message's markers; also their record key."""
     return b"%d:%d" % (partition, offset // CHUNK_OFFSETS)
 
 
 def marker_partition(partition: int, offset: int, count: int) -> int:
-    """The marker partition of a message's START among ``count`` marker partitions (R26).
+    """Return the marker partition of a message's START among ``count`` marker partitions (R26).
 
     Its KEEPALIVEs and ENDs go where its START went, also after partitions were added: remember the
     partition of the START, do not ask again.

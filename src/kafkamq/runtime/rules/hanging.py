@@ -71,7 +71,7 @@ class Slots:
 
 
 def max_left(count: int) -> int:
-    """How many calls that took too long may go on behind a pool of so many slots.
+    """Return how many calls that took too long may go on behind a pool of so many slots.
 
     They cannot be ended: neither a thread, nor a coroutine that swallows its cancellation.
     """

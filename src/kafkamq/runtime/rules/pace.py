@@ -94,7 +94,7 @@ class _Window:
 
     @property
     def is_full(self) -> bool:
-        """Whether more slots could have done more."""
+        """Return whether more slots could have done more."""
         return self.full_ms >= _MOSTLY * self.elapsed_ms
 
     def is_over(self, limit: int) -> bool:
@@ -105,7 +105,7 @@ class _Window:
 
     @property
     def cycle_ms(self) -> float:
-        """The time of a call; 0: none has ended."""
+        """Return the time of a call; 0: none has ended."""
         return self.spent_ms / self.completed if self.completed else 0.0
 
     @property
@@ -176,7 +176,7 @@ class FanOut:
         return self.limit
 
     def _is_new(self, window: _Window) -> bool:
-        """Whether calls that began before now say little of what follows."""
+        """Return whether calls that began before now say little of what follows."""
         return self.limit != self._base or not window.is_full or self._reference is None
 
     def _judge(self, rate: float) -> None:
@@ -268,7 +268,7 @@ class RunSize:
             self._records = _MEMORY_RECORDS
 
     def size(self, waiting_count: int, workers: int) -> int:
-        """How many to take now; of records that are not light there is something for each."""
+        """Say how many to take now; of records that are not light there is something for each."""
         by_time = int(self._target_us * self._records / max(self._spent_us, 1e-3))
         if by_time <= 1:  # most of the time where ten thousand wait at once
             return 1

@@ -193,7 +193,8 @@ class _Writer:
         self._expected = int(places, 16)
 
     def _kept(self) -> Position | None:
-        """What the ledger topic says, where Kafka has dropped the offset; None: nothing was sent.
+        """Return what the ledger topic says, where Kafka has dropped the offset; None: nothing was
+        sent.
 
         It is read to the end of all that was written: whose transaction is open there is waited
         for, as none of this replay's is any more.
@@ -227,7 +228,7 @@ class _Writer:
 
     @property
     def _size(self) -> int:
-        """Records of a transaction: a second's worth, if the rate is bounded."""
+        """Return records of a transaction: a second's worth, if the rate is bounded."""
         rate = self._wanted.rate
         return MAX_TRANSACTION_RECORDS if rate is None else min(
             MAX_TRANSACTION_RECORDS, max(1, math.floor(rate))

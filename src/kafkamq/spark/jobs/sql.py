@@ -31,7 +31,9 @@ def view_session(
     app_name: str = "kafkamq",
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[SparkSession]:
-    """A session in which a namespace's views are tables; it ends with the block if it began so."""
+    """Yield a session in which a namespace's views are tables; it ends with the block if it began
+    so.
+    """
     is_own = not has_session()
     spark = build_session(app_name=app_name, master=master, settings=settings)
     try:
@@ -99,7 +101,7 @@ def _shortened(error_text: str) -> str:
 
 
 def ask(spark: SparkSession, statement: str, *, option: str) -> DataFrame:
-    """A statement's result, not computed yet; see ``sql_errors``."""
+    """Return a statement's result, not computed yet; see ``sql_errors``."""
     with sql_errors(option):
         return spark.sql(statement)
 

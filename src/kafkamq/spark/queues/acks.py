@@ -81,12 +81,12 @@ class AckToken:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where the message is: partition and offset."""
+        """Return where the message is: partition and offset."""
         return self.message_id.partition, self.message_id.offset
 
     @property
     def plan(self) -> str:
-        """What all runs of its batch share; empty: it was handed out by no plan."""
+        """Return what all runs of its batch share; empty: it was handed out by no plan."""
         parts = self.consumer_id.split("-")
         return parts[1] if len(parts) == _PLANNED else ""
 
@@ -105,7 +105,7 @@ class AckToken:
 
 
 def decode_token(text: str | None) -> AckToken:
-    """What ``AckToken.encode`` wrote."""
+    """Return what ``AckToken.encode`` wrote."""
     try:
         parts = (text or "").split("/")
         message_ms = int(parts.pop()) if parts[0] == _OF_BATCHES else None
@@ -206,7 +206,7 @@ def _delay_ms(ends: Sequence[End], settings: AckSettings, log: MarkerLog) -> int
 def report(
     ends: int, late: Sequence[AckToken], written: int = 0, skipped: int = 0
 ) -> pa.RecordBatch:
-    """What a task has done, as ``RESULT_SCHEMA``."""
+    """Return what a task has done, as ``RESULT_SCHEMA``."""
     import pyarrow as pa
 
     places = [f"{token.message_id.partition}/{token.message_id.offset}" for token in late]
@@ -232,7 +232,7 @@ def check_columns(schema: StructType) -> None:
 
 
 def read_verdicts(rows: Iterable[Mapping[str, Any]]) -> list[End]:
-    """One END for each message: of its last row that names a verdict other than ack."""
+    """Return one END for each message: of its last row that names a verdict other than ack."""
     found: dict[str, End] = {}
     for row in rows:
         text = row["ack_token"]
@@ -242,7 +242,7 @@ def read_verdicts(rows: Iterable[Mapping[str, Any]]) -> list[End]:
 
 
 def read_end(row: Mapping[str, Any]) -> End:
-    """The verdict of a row; raises as ``read_verdicts``."""
+    """Return the verdict of a row; raises as ``read_verdicts``."""
     token = decode_token(row["ack_token"])
     text = row.get("verdict") or "ack"
     outcome = _OUTCOMES.get(str(text).lower())
@@ -261,7 +261,7 @@ def read_end(row: Mapping[str, Any]) -> End:
 
 
 def find_late(log: MarkerLog, ends: Sequence[End], ended_ms: int = 0) -> list[AckToken]:
-    """Those whose ENDs came too late (R9), judged as a tracker does: by folding the log.
+    """Return those whose ENDs came too late (R9), judged as a tracker does: by folding the log.
 
     Args:
         log: Of the markers.
@@ -305,7 +305,7 @@ def _late(attempts: Attempts) -> set[tuple[int, int]]:
 
 
 def _due(attempts: Attempts, passed_ms: int) -> set[tuple[int, int]]:
-    """Whose ENDs are late, though a transaction's are not to be read yet."""
+    """Return whose ENDs are late, though a transaction's are not to be read yet."""
     return {
         (each.attempt.message_id.partition, each.attempt.message_id.offset)
         for each in attempts.open()
@@ -328,7 +328,7 @@ def parse_ack_options(options: Mapping[str, str], service: ServiceConfig | None)
 
 
 def _rows_of(batch: pa.RecordBatch) -> list[dict[str, object]]:
-    """The columns that matter of each row."""
+    """Return the columns that matter of each row."""
     wanted = [name for name in batch.schema.names if name in ACK_COLUMNS]
     rows: list[dict[str, object]] = batch.select(wanted).to_pylist()
     return rows

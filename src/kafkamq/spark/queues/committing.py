@@ -81,7 +81,7 @@ class CommitSettings:
     slots: int
 
     def key(self, slot: int) -> LedgerKey:
-        """The ledger of a slot."""
+        """Return the ledger of a slot."""
         return _key(self.ack.config, self.engine, slot)
 
 
@@ -98,7 +98,7 @@ def _key(config: ServiceConfig, engine: str, slot: int) -> LedgerKey:
 
 
 def next_epoch(config: ServiceConfig, note: CheckpointNote) -> int:
-    """One more than that of any earlier start of this query.
+    """Return one more than that of any earlier start of this query.
 
     What such a start has left open is aborted: it would hold back who reads the markers, and the
     repeated batch has to.
@@ -149,7 +149,7 @@ def commit_slots(
 def _commit(
     number: int, rows: Sequence[dict[str, Any]], settings: CommitSettings, batch: int
 ) -> pa.RecordBatch:
-    """The rows of one slot, once; tried again where the broker said that nothing happened."""
+    """Get the rows of one slot, once; tried again where the broker said that nothing happened."""
     ends = read_verdicts(rows)
     records = _records(rows, ends, settings)
     tries = 0
@@ -237,7 +237,7 @@ def _write(
 def _before(
     last: Position | None, ends: Sequence[End], settings: CommitSettings, batch: int, number: int
 ) -> Callable[[AckToken], int]:
-    """What an earlier transaction of the batch said of a message: ENDED or NACKED."""
+    """Return what an earlier transaction of the batch said of a message: ENDED or NACKED."""
     if last is None or last.batch < batch:  # or Kafka has forgotten it: the log has not
         return lambda token: token.start_offset if token.start_offset < 0 and token.plan else _OPEN
     digest, *plans = last.source_hash.split(" ")
@@ -294,7 +294,7 @@ def _place(one: MessageId) -> tuple[int, int]:
 
 
 def _plans(ends: Sequence[End]) -> list[str]:
-    """The plans of a batch: one, but with several queues in a query."""
+    """Return the plans of a batch: one, but with several queues in a query."""
     return sorted({end.token.plan for end in ends} - {""})
 
 
@@ -309,7 +309,7 @@ def _digest(ends: Sequence[End]) -> str:
 def _records(
     rows: Sequence[Mapping[str, Any]], ends: Sequence[End], settings: CommitSettings
 ) -> list[_Output]:
-    """The output, but of messages that are nacked."""
+    """Return the output, but of messages that are nacked."""
     nacked = {end.token for end in ends if end.outcome is Outcome.NACK}
     reader = log_reader(settings.ack.config)
     counts: dict[str, int] = {}

@@ -170,7 +170,7 @@ class QueueReader(StreamReader):
     # ---- where to begin, how far to go
 
     def initialOffset(self) -> dict[str, dict[str, int | str]]:  # noqa: N802
-        """Where the queue's group stands; of a new queue where the options say."""
+        """Return where the queue's group stands; of a new queue where the options say."""
         topic = self.options.topic
         self._check()
         offsets = super().initialOffset()
@@ -183,7 +183,7 @@ class QueueReader(StreamReader):
     def latestOffset(  # noqa: N802
         self, start: StreamOffsets, limit: ReadLimit
     ) -> dict[str, dict[str, int | str]]:
-        """Where the next batch ends; the one before is done when this is called."""
+        """Return where the next batch ends; the one before is done when this is called."""
         self._renew_no_more()
         self._require_own(start)
         self._require_same_claims(start)
@@ -291,7 +291,8 @@ class QueueReader(StreamReader):
         return tasks
 
     def _messages(self, ranges: Iterable[LogRange], *, is_done: bool = False) -> list[Waiting]:
-        """The queue's messages in these ranges; they are read where this process did not look.
+        """Return the queue's messages in these ranges; they are read where this process did not
+        look.
 
         Where Spark knows the batch to be done, its messages may have been deleted since.
         """

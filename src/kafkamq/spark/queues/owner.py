@@ -87,7 +87,7 @@ class QueueOwner:
             )
 
     def has_members(self) -> bool:
-        """Whether workers have joined the queue's group."""
+        """Return whether workers have joined the queue's group."""
         return bool(self._opened().group_assignments(self._group))
 
     def commit(self, offsets: Mapping[PartitionId, int]) -> None:
@@ -172,7 +172,7 @@ class QueuePosition:
 
     @property
     def is_known(self) -> bool:
-        """Whether this start has committed it."""
+        """Return whether this start has committed it."""
         return bool(self._committed)
 
     def find(self, numbers: Iterable[int], topic_id: bytes) -> dict[int, int]:
@@ -187,7 +187,7 @@ class QueuePosition:
         return found | (self._find_kept(missing, topic_id) if missing else {})
 
     def _find_kept(self, numbers: Collection[int], topic_id: bytes) -> dict[int, int]:
-        """What the ledger has of partitions for which Kafka has nothing."""
+        """Return what the ledger has of partitions for which Kafka has nothing."""
         found = self._kept.find(numbers, topic_id)
         if not found:
             return {}

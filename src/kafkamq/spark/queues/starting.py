@@ -72,7 +72,7 @@ class Waiting:
     route: int = -1  # its marker partition
 
     def outlives(self, oldest_ms: int) -> bool:
-        """Whether its START may refer to it (R28), and it is told from others there (R13)."""
+        """Say whether its START may refer to it (R28), and it is told from others there (R13)."""
         return all(self.log) and self.is_broker_time and self.timestamp_ms >= oldest_ms
 
     @property
@@ -116,7 +116,7 @@ class StartPlan:
         return len(self.marker_ends) or self.facts.marker_partitions
 
     def routes(self, ranges: Iterable[LogRange]) -> set[int]:
-        """The marker partitions where something may be said of these messages (R26).
+        """Return the marker partitions where something may be said of these messages (R26).
 
         A worker's START went by the number of marker partitions that it knew: any from then to now.
         """
@@ -160,7 +160,8 @@ def addressed(
 
 
 def handed_out(count: int, runs: int) -> int:
-    """How many of ``count`` open messages are handed out behind ``runs`` earlier runs of a batch.
+    """Return how many of ``count`` open messages are handed out behind ``runs`` earlier runs of a
+    batch.
 
     All of them twice, as drivers are also restarted on purpose; then half, a quarter and so on,
     down to one, which has a few runs alone; then none.
@@ -184,11 +185,11 @@ class _History:
     trackers: dict[int, RedeliveryTracker] = field(default_factory=dict)  # by marker partition
 
     def is_elsewhere(self, place: tuple[int, int]) -> bool:
-        """Whether it is done, or its copy is what will be handed out."""
+        """Return whether it is done, or its copy is what will be handed out."""
         return place in self.settled or place in self.expired or place in self.given_back
 
     def is_due(self, one: Waiting) -> bool:
-        """Whether its lease has ended by the log, as far as that was read."""
+        """Return whether its lease has ended by the log, as far as that was read."""
         tracker = self.trackers.get(one.route)
         hold = None if tracker is None else tracker.hold_of(MessageId(*one.place, *one.log))
         return hold is not None and bool(hold.flags & DUE)
@@ -376,7 +377,7 @@ class Starter:
     def _shared_out(
         self, messages: Iterable[Waiting]
     ) -> tuple[list[Waiting], dict[int, list[Waiting]]]:
-        """Who gets a START alone (R6, R28), and who shares one, by marker partition."""
+        """Return who gets a START alone (R6, R28), and who shares one, by marker partition."""
         acknowledge, oldest_ms = self._acknowledge, None
         now_ms = self._log.broker_ms()
         if acknowledge.batch_markers and now_ms is not None:

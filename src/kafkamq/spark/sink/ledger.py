@@ -52,13 +52,13 @@ class CellEntry:
     run: str
 
     def has_rows_of(self, other: CellEntry) -> bool:
-        """Whether both are of the same batch and rows."""
+        """Return whether both are of the same batch and rows."""
         mine = (self.batch, self.rows, self.digest, self.cut)
         return mine == (other.batch, other.rows, other.digest, other.cut)
 
 
 def is_written(entry: CellEntry | None, batch: int, *, where: str) -> bool:
-    """Whether a cell's entry is of this batch."""
+    """Return whether a cell's entry is of this batch."""
     if entry is None or entry.batch < batch:
         return False
     if entry.batch > batch:
@@ -131,16 +131,18 @@ class SinkLedger:
         self.settled_runs = deque[str](maxlen=MAX_RUNS)  # a worker sees one after the other
 
     def group(self, cell: int) -> str:
-        """The group of a cell's entry, and its transactional id."""
+        """Return the group of a cell's entry, and its transactional id."""
         return f"{self.prefix}.{cell}"
 
     @property
     def last_group(self) -> str:
-        """The group of the newest entry."""
+        """Return the group of the newest entry."""
         return f"{self.prefix}.last"
 
     def range_group(self, cell: int) -> str:
-        """The group that exists once there are cells as large as this one, to a power of two."""
+        """Return the group that exists once there are cells as large as this one, to a power of
+        two.
+        """
         return f"{self.prefix}.range.{cell.bit_length()}"
 
     def entry(self, cell: int) -> CellEntry | None:

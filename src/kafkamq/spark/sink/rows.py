@@ -81,12 +81,12 @@ _MIX = 0x9E37_79B9_7F4A_7C15  # odd, so that nothing is lost by multiplying
 
 
 def slot_column(slots: int) -> str:
-    """The column with a row's slot; its name says how many there are."""
+    """Return the column with a row's slot; its name says how many there are."""
     return f"{_SLOT}{slots}"
 
 
 def slots_of(columns: Iterable[str]) -> int | None:
-    """How many slots the rows were cut into; None: they were not."""
+    """Return how many slots the rows were cut into; None: they were not."""
     for name in columns:
         count = name.removeprefix(_SLOT)
         if count != name and count.isdigit():
@@ -155,7 +155,9 @@ class SinkOptions:
 
 
 def sink_name(sink_id: str, queue_id: str) -> str:
-    """What a sink is called in its ledger: queues share one, and a query may send to several."""
+    """Return what a sink is called in its ledger: queues share one, and a query may send to
+    several.
+    """
     if not queue_id:
         return sink_id
     return f"{sink_id}-{hashlib.blake2b(queue_id.encode(), digest_size=6).hexdigest()}"
@@ -235,7 +237,7 @@ class Rows:
 
 
 def read_rows(batch: pa.RecordBatch) -> Rows:
-    """The rows of an Arrow batch whose columns were checked; other columns are passed over."""
+    """Get the rows of an Arrow batch whose columns were checked; other columns are passed over."""
     columns = {
         name: column
         for name, column in zip(batch.schema.names, batch.columns, strict=True)
@@ -273,7 +275,7 @@ def _bytes(column: pa.Array | None, count: int) -> list[bytes | None]:
 
 
 def _headers(column: pa.Array | None) -> tuple[list[Headers] | None, np.ndarray[Any, Any] | None]:
-    """Headers of each row, and what they add to its identity."""
+    """Return headers of each row, and what they add to its identity."""
     import numpy as np
 
     if column is None:
@@ -324,7 +326,7 @@ def _identities(
 
 
 def _mixed(parts: Sequence[np.ndarray[Any, Any]], seed: int) -> np.ndarray[Any, Any]:
-    """One number from several, each in its place; of rows and of headers with other seeds."""
+    """Get one number from several, each in its place; of rows and of headers with other seeds."""
     import numpy as np
 
     result = np.full(len(parts[0]), seed, np.uint64)

@@ -51,7 +51,7 @@ __all__ = ["SINK_COLUMNS", "by_slot", "clear_sink_ledger", "write_stream"]
 
 
 def by_slot(frame: DataFrame, slots: int) -> DataFrame:
-    """The rows of a frame, cut by their content and not by tasks, for ``format("kafkamq")``.
+    """Return the rows of a frame, cut by their content and not by tasks, for ``format("kafkamq")``.
 
     A row goes to the slot that a hash of its content names, and a slot is one transaction of the
     batch. So a batch is the same to the ledger however many cores or tasks a later start has; the
@@ -167,7 +167,7 @@ def start_query(
 def _note(
     spark: SparkSession, config: ServiceConfig, checkpoint: str, slots: int | None, queue: str
 ) -> CheckpointNote:
-    """The checkpoint's note, written when it is new."""
+    """Return the checkpoint's note, written when it is new."""
     note = read_note(spark, checkpoint, topic=config.ledger_topic)
     there = min(MAX_SLOTS, cores(spark))
     if note is None:

@@ -210,7 +210,7 @@ class _Targets:
             sender.produce_records(self.records(rows))
 
     def records(self, rows: Rows) -> Iterator[NewRecord]:
-        """All of them as records, in their order."""
+        """Return all of them as records, in their order."""
         return zip(
             self._topics(rows),
             self._partitions(rows),

@@ -163,7 +163,8 @@ def columns_of(view: str, include_headers: bool) -> tuple[tuple[str, str], ...]:
 def arrow_columns(
     view: str, records: Sequence[Record], schema: pa.Schema, tokens: Sequence[str] | None = None
 ) -> pa.RecordBatch:
-    """The records as one Arrow batch of that view; ``schema`` may have headers behind ``records``.
+    """Return the records as one Arrow batch of that view; ``schema`` may have headers behind
+    ``records``.
 
     Raises:
         UnsupportedVersionError: A marker of a newer version (R21).
@@ -232,7 +233,7 @@ def _records(records: Sequence[Record]) -> list[Column]:
 
 
 def _origin_columns(records: Sequence[Record], read: Sequence[MessageHeaders]) -> list[Column]:
-    """Where the first copy stood: a first copy is its own origin."""
+    """Return where the first copy stood: a first copy is its own origin."""
     origins = [headers.origin for headers in read]
     pairs = list(zip(records, origins, strict=True))
     return [
@@ -292,7 +293,7 @@ def _dead_letters(records: Sequence[Record]) -> list[Column]:
 
 
 def _decoded(record: Record) -> tuple[Marker | None, str | None]:
-    """The marker, or what is wrong with the record."""
+    """Return the marker, or what is wrong with the record."""
     try:
         return decode_marker(
             record.value(),
@@ -315,7 +316,7 @@ def _markers(records: Sequence[Record]) -> list[Column]:
     markers = [marker for marker, _ in decoded]
 
     def column(read: Callable[[Marker], Any], *kinds: MarkerType) -> Column:
-        """A value for markers of these types (none named: of every type), else null."""
+        """Return a value for markers of these types (none named: of every type), else null."""
         return [
             None if marker is None or (kinds and marker.type not in kinds) else read(marker)
             for marker in markers
@@ -382,7 +383,7 @@ _BUILDERS: dict[str, Callable[[Sequence[Record]], list[Column]]] = {
 def fold_rows(
     records: Sequence[Record], refused: Callable[[Record, WireError], None]
 ) -> list[FoldRow]:
-    """Records of a markers topic as a tracker folds them; payloads stay behind (R18)."""
+    """Return records of a markers topic as a tracker folds them; payloads stay behind (R18)."""
     rows: list[FoldRow] = []
     for record in records:
         offset = record.offset()

@@ -73,7 +73,7 @@ class _FoldKey:
         return _folder() / f"{self.name()}-{next_offset}.json"
 
     def kept(self) -> dict[Path, int]:
-        """What is kept of it: up to which offset each goes."""
+        """Return what is kept of it: up to which offset each goes."""
         paths = _folder().glob(f"{self.name()}-*.json")
         return {path: int(path.stem.rpartition("-")[2]) for path in paths}
 
@@ -210,7 +210,7 @@ class FoldedLog:
                     path.unlink()
 
     def _found(self) -> Attempts:
-        """The newest that does not go beyond the range's beginning."""
+        """Return the newest that does not go beyond the range's beginning."""
         try:
             remembered = _kept.pop(self._place.path(0), None)  # until this batch is done
             if remembered and remembered[0].tracker.next_offset <= self._wanted.start:
@@ -246,7 +246,7 @@ _kept: dict[Path, tuple[Attempts, dict[str, bytes], float]] = {}
 
 
 def _folder() -> Path:
-    """A folder of this user's alone."""
+    """Return a folder of this user's alone."""
     folder = Path(tempfile.gettempdir()) / f"kafkamq-folds-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
@@ -295,7 +295,9 @@ def _load(dumped: dict[str, Any]) -> Attempt:
 
 
 def _known(attempts: Sequence[Attempt], read: Callable[[Attempt], Any]) -> Column:
-    """What the message says; null where retention has deleted it, and its START does not say it."""
+    """Return what the message says; null where retention has deleted it, and its START does not say
+    it.
+    """
     return [None if each.delivery_count == UNKNOWN else read(each) for each in attempts]
 
 
@@ -315,7 +317,7 @@ def _message_columns(attempts: Sequence[Attempt]) -> list[Column]:
 
 
 def _origin_columns(attempts: Sequence[Attempt], message_topic: str) -> list[Column]:
-    """Where the first copy stands: a first copy is its own origin."""
+    """Return where the first copy stands: a first copy is its own origin."""
     rows: list[tuple[Any, ...]] = []
     for attempt in attempts:
         if attempt.delivery_count == UNKNOWN:
@@ -338,7 +340,7 @@ def _origin_columns(attempts: Sequence[Attempt], message_topic: str) -> list[Col
 def deliveries_batch(
     attempts: Sequence[Attempt], schema: pa.Schema, *, message_topic: str, marker_partition: int
 ) -> pa.RecordBatch:
-    """One row per attempt, ended or not."""
+    """Return one row per attempt, ended or not."""
 
     def ended(read: Callable[[Attempt], Any]) -> Column:
         return [None if attempt.outcome is None else read(attempt) for attempt in attempts]
@@ -370,7 +372,7 @@ def _name(attempt: Attempt) -> str | None:
 def in_flight_batch(
     found: Sequence[OpenAttempt], schema: pa.Schema, *, marker_partition: int
 ) -> pa.RecordBatch:
-    """One row per message that is held, waits or is due."""
+    """Return one row per message that is held, waits or is due."""
     attempts = [each.attempt for each in found]
     columns = [
         *_message_columns(attempts),

@@ -46,7 +46,7 @@ class Pushed:
     max_ms: int | None = None
 
     def keeps(self, partition: int) -> bool:
-        """Whether a partition has to be read."""
+        """Return whether a partition has to be read."""
         return self.partitions is None or partition in self.partitions
 
 
@@ -65,7 +65,7 @@ _PLACES = {
 
 
 def push(filters: Iterable[Filter], options: SourceOptions) -> Pushed:
-    """What the filters leave to read."""
+    """Return what the filters leave to read."""
     result = NOTHING_PUSHED
     if options.view not in _PLACES:
         return result
@@ -143,7 +143,9 @@ def _ms(value: Any) -> int | None:
 def resolve(
     reader: LogReader, topic: str, numbers: Sequence[int], wanted: str | Offsets | int
 ) -> dict[int, int]:
-    """Offsets for names, times and JSON; partitions that the JSON leaves out begin with the log."""
+    """Return offsets for names, times and JSON; partitions that the JSON leaves out begin with the
+    log.
+    """
     if wanted == LATEST:
         return reader.log_ends(topic, numbers)
     if isinstance(wanted, int):
@@ -210,7 +212,7 @@ def _tracker_positions(
 
 
 def topic_id(options: SourceOptions) -> str:
-    """The topic's id in hexadecimal; empty: the broker does not tell."""
+    """Return the topic's id in hexadecimal; empty: the broker does not tell."""
     with Admin(options.config) as admin:
         return admin.topic_id(options.topic).hex()
 

@@ -64,7 +64,7 @@ def read_rows(
     schema: StructType,
     pushed: Pushed = NOTHING_PUSHED,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a task's range."""
+    """Yield the rows of a task's range."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     if not isinstance(partition, RangePartition):
@@ -124,7 +124,7 @@ def _queue_ids(options: SourceOptions, pushed: Pushed) -> frozenset[str] | None:
 
 
 def _chooser(options: SourceOptions, pushed: Pushed) -> Callable[[bytes | None], bool] | None:
-    """Whether a message with that record key is wanted; None: every one."""
+    """Return whether a message with that record key is wanted; None: every one."""
     queue_ids = _queue_ids(options, pushed)
     if options.view != "messages" or queue_ids is None:
         return None
@@ -186,7 +186,9 @@ def _read_folded(
 def _read_blocks(
     wanted: LogRange, options: SourceOptions, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """One row for some thousand markers; one without markers when there are none in the range."""
+    """Yield one row for some thousand markers; one without markers when there are none in the
+    range.
+    """
     import pyarrow as pa
 
     key = group_key(wanted.topic, wanted.partition, options.tasks)

@@ -133,12 +133,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return shared_out(starts, ends, rows)
 
     def _is_same(self, start: StreamOffsets) -> bool:
-        """Whether the topic still is the one that the offsets are of."""
+        """Return whether the topic still is the one that the offsets are of."""
         known = self._id_of(start)
         return not known or not self._topic_id or known == self._topic_id
 
     def _id_of(self, offsets: StreamOffsets) -> str:
-        """The topic that offsets are of; empty: no broker has told it."""
+        """Return the topic that offsets are of; empty: no broker has told it."""
         return str(offsets.get(_TOPIC_ID, {}).get(self.options.topic, ""))
 
     def _starts(
@@ -169,7 +169,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def _partitions(self, reader: LogReader, start: StreamOffsets) -> list[int]:
-        """The chosen ones that a broker tells of: some may lag behind, and tell of too few."""
+        """Get the chosen ones that a broker tells of: some may lag behind, and tell of too few."""
         topic = self.options.topic
         now = time.monotonic()
         if not self._count or now - self._looked_s > TOPOLOGY_S:
@@ -204,7 +204,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._final_ends = reader.log_ends(self.options.topic, numbers)
 
     def partitions(self, start: StreamOffsets, end: StreamOffsets) -> Sequence[InputPartition]:
-        """One task for each partition with news."""
+        """Return one task for each partition with news."""
         self._require_own(end)
         self._require_same_claims(start)
         return [self._task(wanted, end) for wanted in self._ranges(start, end)]
@@ -234,7 +234,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def of_another(kind: str, known: str, wanted: str) -> ConfigError:
-    """The error for the checkpoint of another topic or queue."""
+    """Return the error for the checkpoint of another topic or queue."""
     return ConfigError(
         f"the checkpoint is of {kind} {known}, the query reads {wanted}: name another folder"
     )
@@ -262,7 +262,7 @@ class WaitingReader(StreamReader):
         return found
 
     def _waited(self, ends: dict[str, int | str]) -> bool:
-        """Whether something has come behind these ends."""
+        """Return whether something has come behind these ends."""
         if self._log is None:
             self._log = Follower(
                 self.options.config,

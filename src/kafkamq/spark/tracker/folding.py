@@ -82,7 +82,7 @@ class PartitionFold:
         self._chunks = chunks
 
     def fold(self, cells: Sequence[Cell]) -> tuple[Any, ...]:
-        """A batch's row, of ``FOLDED_COLUMNS``; the cells in offset order.
+        """Return a batch's row, of ``FOLDED_COLUMNS``; the cells in offset order.
 
         Raises:
             StateError: The state is not that of the batch before.

@@ -115,7 +115,7 @@ class RowSettling:
 
     @property
     def kept(self) -> tuple[OpenLedgers, Admin]:
-        """Where a claim keeps its ledgers."""
+        """Return where a claim keeps its ledgers."""
         return self._settlers.ledgers, self._admin
 
     def own(self, claimed: Claim) -> None:
@@ -324,7 +324,6 @@ def _require_no_refusal(error: SettlementError, partition: int) -> None:
 
 
 def _folded(row: Row, batch: int, read_ms: int) -> FoldedRow:
-    """A row of ``FOLDED_COLUMNS``."""
     return FoldedRow(
         read_ms=read_ms,
         position=row["position"],
@@ -411,7 +410,7 @@ class TickKeeper:
             self._publish()
 
     def is_due(self) -> bool:
-        """Whether the next batch finds something to be settled, or what was settled."""
+        """Return whether the next batch finds something to be settled, or what was settled."""
         now_ms = monotonic_ms()
         for number, policy in self._policies.items():
             clock_ms, wake = self._wake(number)
@@ -423,7 +422,7 @@ class TickKeeper:
         return False
 
     def _wake(self, number: int) -> tuple[int, Wake]:
-        """The log's clock after what was read, and what the partition waits for."""
+        """Return the log's clock after what was read, and what the partition waits for."""
         latest = self.latest.get(number)
         if latest is None:
             return 0, _UNKNOWN

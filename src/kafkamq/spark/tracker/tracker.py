@@ -271,8 +271,8 @@ class SparkTracker:
     def _look(
         self, spark: SparkSession
     ) -> tuple[TopicInfo, dict[int, Position], CheckpointNote | None, int]:
-        """The markers' topic, the ledgers by partition, the checkpoint's note, and how many tasks
-        a new one has.
+        """Return the markers' topic, the ledgers by partition, the checkpoint's note, and how many
+        tasks a new one has.
         """
         config, topic = self.config, self.config.marker_topic
         with Admin(config) as admin:
@@ -305,7 +305,7 @@ class SparkTracker:
         )
 
     def _first_offsets(self, claimed: Claim, *, is_lost: bool) -> dict[int, int]:
-        """Where folding begins without state: the ledger's positions, else the logs' starts."""
+        """Say where folding begins without state: the ledger's positions, else the logs' starts."""
         starts = log_reader(self.config).log_starts(
             self.config.marker_topic, range(self._partitions)
         )
@@ -422,12 +422,12 @@ class SparkTracker:
 
     @property
     def stands_by(self) -> bool:
-        """Whether it waits for its turn (R36): never, with this class."""
+        """Return whether it waits for its turn (R36): never, with this class."""
         return False
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and has neither failed nor been stopped."""
+        """Return whether it was started and has neither failed nor been stopped."""
         return self._thread.is_alive()
 
     @property
@@ -437,7 +437,7 @@ class SparkTracker:
         return 0 if run is None else run.plan.note.tasks
 
     def statuses(self) -> dict[int, TrackerStatus]:
-        """What this start has published last, by marker partition (R24)."""
+        """Return what this start has published last, by marker partition (R24)."""
         run = self._run
         return {} if run is None else dict(run.keeper.latest)
 
@@ -512,7 +512,7 @@ class StandbyTracker(SparkTracker):
 
     @property
     def stands_by(self) -> bool:
-        """Whether it waits for its turn; False: it is active, or about to be."""
+        """Return whether it waits for its turn; False: it is active, or about to be."""
         return self._is_passive
 
     # ---- beside an active one
@@ -529,7 +529,7 @@ class StandbyTracker(SparkTracker):
             ticker.tick_all(range(self._partitions), engine=plan.note.engine, epoch=0)
 
     def _plan_beside(self, spark: SparkSession) -> QueryPlan:
-        """What folds from the ledgers' positions on, without a claim."""
+        """Return what folds from the ledgers' positions on, without a claim."""
         topic = self.config.marker_topic
         info, known, old, wanted = self._look(spark)
         if old is not None:

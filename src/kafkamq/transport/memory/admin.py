@@ -48,7 +48,7 @@ class AdminClient(Client):
         return self._serve_errors()
 
     def _ask(self, effect: Callable[[], Any], options: Mapping[str, Any]) -> Future[Any]:
-        """The answer to one question, waited for."""
+        """Return the answer to one question, waited for."""
         future: Future[Any] = Future()
         try:
             timeout_s = float(options.get("request_timeout", _TIMEOUT_S))
@@ -60,7 +60,7 @@ class AdminClient(Client):
     def _ask_each(
         self, keys: Iterable[Any], effect: Callable[[Any], Any], options: Mapping[str, Any]
     ) -> dict[Any, Future[Any]]:
-        """One request about many things, each of which has its own answer."""
+        """Return one request about many things, each of which has its own answer."""
         wanted = list(keys)
         answers: dict[Any, Future[Any]] = {}
 

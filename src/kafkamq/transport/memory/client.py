@@ -87,12 +87,12 @@ class Client:
         return answer
 
     def _topic(self, name: str) -> Topic | None:
-        """The topic, if this client may hear of it."""
+        """Return the topic, if this client may hear of it."""
         is_hidden = (self, name) in self.cluster.faults.hidden
         return None if is_hidden else self.cluster.topics.get(name)
 
     def _told(self, name: str) -> list[int] | None:
-        """Its partitions as the broker says that is asked; None: it knows of no such topic."""
+        """Get its partitions as the broker says that is asked; None: it knows of no such topic."""
         topic, told = self._topic(name), self.cluster.faults.told
         count = 0 if topic is None else len(topic.partitions)
         if count and told is not None:
@@ -121,7 +121,9 @@ class Client:
         retriable: bool = False,
         down: int = KafkaError._TIMED_OUT,
     ) -> T:
-        """What the brokers do (``effect``) and answer; ``kind``, ``place``: for ``Faults.plan``."""
+        """Return what the brokers do (``effect``) and answer; ``kind``, ``place``: for
+        ``Faults.plan``.
+        """
         cluster = self.cluster
         with cluster.changed:
             now_s = cluster.tick()
@@ -310,7 +312,7 @@ class Transactional:
             self._skipped.add(partition)
 
     def _skips(self, partition: Partition) -> bool:
-        """Whether one is missing, which ends the transaction; a new epoch mends it."""
+        """Return whether one is missing, which ends the transaction; a new epoch mends it."""
         if partition not in self._skipped:
             return False
         text = "skipped sequence numbers"
@@ -375,7 +377,7 @@ class Transactional:
             self.cluster.transactions.begun_again(self.transactional_id or "", self._epoch)
 
     def _joined(self, partition: Partition) -> Transaction:
-        """The transaction, with the partition in it."""
+        """Return the transaction, with the partition in it."""
         transaction = self.cluster.transactions.current(self.transactional_id or "", self._epoch)
         self._partitions.add(partition)
         return transaction

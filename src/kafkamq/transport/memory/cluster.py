@@ -42,7 +42,7 @@ BROKER_SETTINGS = {
 
 
 def cluster_of(address: str) -> MemoryKafka:
-    """The cluster of an address; made when it is first asked for."""
+    """Return the cluster of an address; made when it is first asked for."""
     name = address.removeprefix("memory://")
     return _clusters.get(name) or _clusters.setdefault(name, MemoryKafka(name))
 
@@ -125,7 +125,9 @@ class MemoryKafka(State):
             self.changed.notify_all()
 
     def is_too_long(self, metadata: str | None) -> bool:
-        """Whether the coordinator takes no such metadata of an offset; a NUL comes with them."""
+        """Return whether the coordinator takes no such metadata of an offset; a NUL comes with
+        them.
+        """
         size = len(metadata.encode()) + 1 if metadata else 0
         return size > int(self.settings["offset.metadata.max.bytes"])
 
@@ -148,20 +150,20 @@ class GroupClient(Protocol):
 
     @property
     def session_s(self) -> float:
-        """How long its heartbeats may be missing."""
+        """Return how long its heartbeats may be missing."""
 
     @property
     def is_closed(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
 
     def is_member(self, member: Member) -> bool:
-        """Whether it speaks for this member still."""
+        """Return whether it speaks for this member still."""
 
     def count_of(self, topic: str, *, is_classic: bool) -> int:
-        """How many partitions it knows."""
+        """Return how many partitions it knows."""
 
     def next_heartbeat_s(self) -> float:
-        """When it asks the coordinator next."""
+        """Return when it asks the coordinator next."""
 
     def take_assignment(self, member: Member, strategy: str) -> None:
         """The round is complete."""
@@ -260,13 +262,15 @@ class Group:
             member.client.take_assignment(member, strategy)
 
     def _strategy(self) -> str:
-        """The first one of the first member that all members know."""
+        """Return the first one of the first member that all members know."""
         lists = [member.client.strategies for member in self.members.values()]
         common = [name for name in lists[0] if all(name in each for each in lists)] if lists else []
         return common[0] if common else "range"
 
     def _counts(self) -> dict[str, int]:
-        """Partitions by topic, as the leader knows them: a partition that is new may be missing."""
+        """Return partitions by topic, as the leader knows them: a partition that is new may be
+        missing.
+        """
         counts = {}
         for member in self.members.values():
             for topic in member.topics:
@@ -290,7 +294,7 @@ class Group:
             self._tell(member)
 
     def heartbeat(self, member: Member, owned: set[PartitionId]) -> set[PartitionId]:
-        """What the member may hold now, given what it holds."""
+        """Return what the member may hold now, given what it holds."""
         released = member.owned - member.assigned - owned
         member.owned -= released
         if member.owned <= member.assigned:
@@ -311,7 +315,7 @@ class Group:
     # ---- time
 
     def _is_silent(self, member: Member) -> bool:
-        """Whether its heartbeats do not arrive."""
+        """Return whether its heartbeats do not arrive."""
         client = member.client
         is_gone = client.is_closed or not client.is_member(member)
         return is_gone or client in self._cluster.faults.cut
@@ -345,7 +349,7 @@ class Groups:
         self.on_known: Callable[[str, PartitionId, int], None] | None = None  # a test's, too
 
     def group(self, name: str, *, is_classic: bool) -> Group:
-        """The group, made when it is first asked for; an empty one takes the new protocol."""
+        """Get the group, made when it is first asked for; an empty one takes the new protocol."""
         found = self.groups.get(name)
         if found is None:
             found = self.groups[name] = Group(self._cluster, name, is_classic=is_classic)
@@ -375,7 +379,7 @@ class Groups:
                     self.on_known(group, (each.topic, each.partition), each.offset)
 
     def committed(self, group: str, place: PartitionId) -> Committed | None:
-        """What is committed; offsets of open transactions do not count yet."""
+        """Return what is committed; offsets of open transactions do not count yet."""
         return self.offsets.get(group, {}).get(place)
 
     def refusal(
@@ -564,7 +568,7 @@ class Transactions:
         return each.epoch
 
     def current(self, name: str, epoch: int) -> Transaction:
-        """The open transaction; begun if there is none."""
+        """Return the open transaction; begun if there is none."""
         each = self._checked(name, epoch)
         if each.open is None:
             each.open = Transaction(time.monotonic())
@@ -597,7 +601,7 @@ class Transactions:
                 self._cluster.due(each.open.began_s + each.timeout_s)
 
     def has_pending_offset(self, group: str, place: PartitionId) -> bool:
-        """Whether an open transaction holds an offset for it."""
+        """Return whether an open transaction holds an offset for it."""
         wanted = group, place
         return any(
             each.open is not None and wanted in each.open.offsets for each in self._ids.values()

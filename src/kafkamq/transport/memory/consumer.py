@@ -264,7 +264,9 @@ class Consumer(Membership, Commits):
             found.append(_event(place, end, KafkaError._PARTITION_EOF, _end_text(partition, end)))
 
     def _is_placed(self, place: PartitionId, reading: _Reading, partition: Partition) -> bool:
-        """Whether a leader is known, and where to read; without an offset an event says why not."""
+        """Return whether a leader is known, and where to read; without an offset an event says why
+        not.
+        """
         faults = self.cluster.faults
         is_led = place not in faults.offline
         if is_led and faults.plan is not None and not self._is_fetched(place):
@@ -289,7 +291,7 @@ class Consumer(Membership, Commits):
         self.cluster.due(max(now_s, reading.asks_s))
 
     def _is_fetched(self, place: PartitionId) -> bool:
-        """Whether the first fetch from there has come back; the later ones run ahead."""
+        """Return whether the first fetch from there has come back; the later ones run ahead."""
         now_s, reading = time.monotonic(), self._readings[place]
         if reading.ready_s < 0:
             fault = self.cluster.faults.of("fetch", self, place)
@@ -344,7 +346,8 @@ class Consumer(Membership, Commits):
             return found
 
     def _is_undecided(self, places: Sequence[PartitionId]) -> bool:
-        """Whether an open transaction holds an offset: committed ones are told when it has ended.
+        """Return whether an open transaction holds an offset: committed ones are told when it has
+        ended.
 
         The broker answers with UNSTABLE_OFFSET_COMMIT, and the client asks again.
         """
@@ -403,7 +406,7 @@ class Consumer(Membership, Commits):
         return self._request("list_offsets", ask, timeout, prefix)
 
     def _known_partition(self, place: PartitionId, prefix: str) -> Partition:
-        """The partition, as far as this client has heard of it."""
+        """Return the partition, as far as this client has heard of it."""
         found = self.cluster.partition(place)
         if found is None and self.known.get(place[0], 0) > place[1]:
             self._learn(place[0])

@@ -74,7 +74,9 @@ class Membership:
 
     @property
     def session_s(self) -> float:
-        """How long the coordinator waits for its heartbeats; the broker's in the new protocol."""
+        """Return how long the coordinator waits for its heartbeats; the broker's in the new
+        protocol.
+        """
         if self._is_classic:
             return self._session_s
         return int(self.cluster.settings["group.consumer.session.timeout.ms"]) / 1000
@@ -267,7 +269,7 @@ class Membership:
         return self._member is member
 
     def next_heartbeat_s(self) -> float:
-        """When it asks the coordinator next."""
+        """Return when it asks the coordinator next."""
         since_s = time.monotonic() - self._began_s
         interval_s = self._heartbeat_s
         if not self._is_classic:
@@ -336,7 +338,6 @@ class Membership:
             self._rejoin()
 
     def _topics(self) -> list[str]:
-        """Those that exist."""
         found = []
         for topic in self.cluster.topics:
             for wanted in self._wanted:
@@ -346,7 +347,7 @@ class Membership:
         return found
 
     def count_of(self, topic: str, *, is_classic: bool) -> int:
-        """How many partitions it knows; in the consumer protocol the brokers know."""
+        """Return how many partitions it knows; in the consumer protocol the brokers know."""
         actual = len(self.cluster.topics[topic].partitions)
         return min(actual, self.known.get(topic, actual)) if is_classic else actual
 
@@ -508,7 +509,7 @@ class Commits(Client):
             self.cluster.due(told_s)
 
     def _next_answer(self, now_s: float) -> Callable[[], None] | None:
-        """A call of ``on_commit`` that is due; not to be made while ``changed`` is held."""
+        """Return a call of ``on_commit`` that is due; not to be made while ``changed`` is held."""
         for told in self._answers:
             if told[0] <= now_s:
                 self._answers.remove(told)

@@ -95,7 +95,7 @@ class Producer(Transactional, Client):
         self._count = 0
 
     def __len__(self) -> int:
-        """Records that are not reported yet."""
+        """Return records that are not reported yet."""
         return self._count
 
     def __bool__(self) -> bool:
@@ -247,7 +247,7 @@ class Producer(Transactional, Client):
         self.cluster.keep(self, has_backlog=True)
 
     def _send(self, queued: _Queued, now_s: float) -> bool:
-        """Whether it is appended or has failed; False: it waits."""
+        """Return whether it is appended or has failed; False: it waits."""
         if now_s < queued.not_before_s:
             return False
         cluster, place = self.cluster, queued.place
@@ -296,7 +296,7 @@ class Producer(Transactional, Client):
         return False
 
     def _is_missing(self, topic: str) -> bool:
-        """Whether the topic has not been there for so long that records are refused at once."""
+        """Say whether the topic has not been there for so long that records are refused at once."""
         if topic not in self._missing or self._topic(topic) is not None:
             return False
         return time.monotonic() >= self._missing[topic] + self._propagation_s

@@ -134,7 +134,7 @@ class Partition:
 
     @property
     def stable(self) -> int:
-        """The last stable offset, where a read_committed reader stops."""
+        """Return the last stable offset, where a read_committed reader stops."""
         opened = self._open
         return min(opened.values()) if opened else self.start + len(self.records)
 
@@ -154,7 +154,7 @@ class Partition:
     def read(
         self, offset: int, limit: int, *, is_committed: bool
     ) -> tuple[list[tuple[int, LogRecord]], int]:
-        """Records and their offsets from ``offset`` on, and where to read on."""
+        """Return records and their offsets from ``offset`` on, and where to read on."""
         end = self.stable if is_committed else self.end
         found: list[tuple[int, LogRecord]] = []
         records, start = self.records, self.start
@@ -183,7 +183,7 @@ class Partition:
         self.leader_epoch += 1
 
     def offset_at(self, timestamp_ms: int, end: int) -> int:
-        """The first offset below ``end`` of a record that is not older; -1: none."""
+        """Return the first offset below ``end`` of a record that is not older; -1: none."""
         for offset in range(self.start, end):
             record = self.records[offset - self.start]
             if record is not None and record.timestamp_ms >= timestamp_ms:
@@ -298,11 +298,11 @@ class Faults:
         self.cut: set[object] = set()
 
     def separates(self, client: object, place: PartitionId | None = None) -> bool:
-        """Whether a request of this client, to this partition, finds no broker."""
+        """Return whether a request of this client, to this partition, finds no broker."""
         return self.is_down or client in self.cut or place in self.offline
 
     def of(self, kind: str, client: object, place: PartitionId | None = None) -> Fault | None:
-        """What becomes of a request."""
+        """Return what becomes of a request."""
         return None if self.plan is None else self.plan(kind, client, place)
 
 
