@@ -56,7 +56,7 @@ class Host:
 
     @property
     def pid(self) -> int:
-        """Of the process that holds the namespaces."""
+        """Return the id of the process that holds the namespaces."""
         return self._holder.pid
 
     @property

@@ -336,7 +336,7 @@ class _Run:
                 self._find("I3 overlap", text)
 
     def _disturbances(self) -> dict[str, list[tuple[float, float]]]:
-        """From when to when some fault was there, by the process that felt it.
+        """Return from when to when some fault was there, by the process that felt it.
 
         One that only some processes felt (killed, paused, cut off) is there from the last line of
         each on: it may be told of later than it happened.

@@ -27,8 +27,6 @@ _TURNS = ("markers", "parallel", "markers", "claims")  # of seeds, where all kin
 
 @dataclass
 class _Outcome:
-    """Of some seeds."""
-
     seeds: int = 0
     turns: int = 0
     reached: Counter[str] = field(default_factory=Counter)

@@ -120,7 +120,6 @@ class SimulatedKafka:
         ], end
 
     def all_records(self, topic: str) -> list[LogRecord]:
-        """Of all partitions."""
         found = self.cluster.topics.get(topic)
         numbers = range(len(found.partitions)) if found is not None else ()
         return [record for number in numbers for record in self.records(topic, number)[0]]
@@ -253,7 +252,9 @@ class SimulatedKafka:
         return self._scheduler.now_ns < self._began_ns + duration_ms * 1_000_000
 
     def _told(self, topic: str, count: int) -> int:
-        """Of a broker that has not heard of the last partition, or of the topic."""
+        """Return the answer of a broker that has not heard of the last partition, or of the
+        topic.
+        """
         rate = _STALE if count > 1 else _STALE / 10
         if not self._is_within(self._situation.faults.stale_ms) or self._rng.random() > rate:
             return count

@@ -24,7 +24,6 @@ class Behaviour(Enum):
     DELAYS = "delays"  # nacks the first delivery, with a delay
 
     def payload(self, number: int) -> bytes:
-        """Of the message with that number."""
         return b"%s %d" % (self.value.encode(), number)
 
     @classmethod
@@ -78,17 +77,15 @@ class Situation(Protocol):
 
     @property
     def chaos_ms(self) -> int:
-        """For so long faults happen."""
+        """Return for how long faults happen."""
 
     @property
     def restart_ms(self) -> int:
-        """Until a dead process is started again, at most."""
+        """Return how long it takes at most until a dead process is started again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """Of one queue's workers."""
-
     redelivery_timeout_ms: int = 3000
     max_deliveries: int = 3
     max_lease_ms: int = 60_000
@@ -109,8 +106,6 @@ class WorkerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackerSettings:
-    """Of the trackers."""
-
     max_actions: int = 50_000  # of one transaction
     max_silence_ms: int = 1000
     position_interval_ms: int = 10_000
@@ -207,7 +202,7 @@ def _draw_applications(seed: int, limits: Limits) -> Limits:
 
 
 def draw_token_limits(seed: int) -> Limits:
-    """The same with settlers, who get the tokens of some or most deliveries (R34)."""
+    """Draw the same with settlers, who get the tokens of some or most deliveries (R34)."""
     limits, rng = draw_limits(seed), random.Random(f"tokens {seed}")
     share = rng.choice((0.3, 0.9))
     return replace(limits, settlers=rng.choice((1, 2, 3)), handed_share=share, deletions=0)

@@ -67,7 +67,6 @@ class QueueWorld(World):
 
     @property
     def config(self) -> ServiceConfig:
-        """Of the namespace."""
         return ServiceConfig(bootstrap_servers=self.servers, namespace=self.namespace)
 
 
@@ -196,7 +195,7 @@ class Worker:
         self._process: Process | None = None
 
     def main(self, process: Process) -> None:
-        """Until it is told to close, or what it meets is none that passes."""
+        """Run until it is told to close, or what it meets is none that passes."""
         self._process = process
         settings, threading = self._limits.worker, self._world.threading
         kafka = {"max.poll.interval.ms": str(settings.max_idle_ms)}
@@ -401,7 +400,7 @@ class Tracker:
         self._world = world
 
     def main(self, _: Process) -> None:
-        """Until it is told to close, or fails."""
+        """Run until it is told to close, or fails."""
         settings = self._world.limits.tracker
         config = TrackerConfig(
             max_silence_ms=settings.max_silence_ms,

@@ -32,7 +32,7 @@ class Settler:
         self._open_queue = open_queue
 
     def main(self, _: Process) -> None:
-        """Until it is told to close."""
+        """Run until it is told to close."""
         world, rng = self._world, self._world.rng
         with Service(world.servers, world.namespace) as service:
             queue = self._open_queue(service)

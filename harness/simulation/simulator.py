@@ -171,7 +171,7 @@ class _Run(Stage[_Actor]):
         return of_line(message, extra)
 
     def play(self) -> None:
-        """With what lies between records, as far apart as in a log of many queues."""
+        """Play with what lies between records, as far apart as in a log of many queues."""
         is_sparse = self.limits.are_far_apart
         sparse = patch.multiple(log_reader, MAX_READ_THROUGH=0, MAX_READ=1)
         with sparse if is_sparse else contextlib.nullcontext():

@@ -53,7 +53,6 @@ class Report(ABC):
 
     @property
     def label(self) -> str:
-        """For error texts."""
         again = f'make sim SEEDS={self.seed}..{self.seed} ARGS="--kind {self.kind}"'
         return f"seed {self.seed} of {self.kind} ({again}): "
 
@@ -86,7 +85,6 @@ class World:
         self.queues = Queues(self.threading)
 
     def sleep(self, seconds: float) -> None:
-        """Of the present thread."""
         self.scheduler.sleep(seconds)
 
     def now_s(self) -> float:
@@ -94,7 +92,6 @@ class World:
         return self.scheduler.now_s()
 
     def wall_s(self) -> float:
-        """As ``time.time()``."""
         return (self.scheduler.now_ns + self.scheduler.wall_offset_ns) / NS_PER_S
 
     def start(
@@ -222,7 +219,7 @@ class Stage(ABC, Generic[Actor]):
             self.scheduler.set_alarm(1 + int(gap), self._alarm)
 
     def _alarm(self, task: Task) -> None:
-        """Between two turns; ``task`` would be next."""
+        """Ring between two turns; ``task`` would be next."""
         process, faults, rng = task.process, self.faults, self.world.rng
         if not any(_alarms(faults)):
             return  # they have ended

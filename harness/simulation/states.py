@@ -119,7 +119,9 @@ def of_logs(markers: Sequence[LogRecord], dead_letters: Sequence[LogRecord]) -> 
 
 
 def _of_batches(timeline: Timeline) -> Iterator[str]:
-    """Of records of several messages, and what becomes of these; in parts: by several ENDs."""
+    """Return states of records of several messages, and what becomes of these; in parts: by
+    several ENDs.
+    """
     parts: Counter[int] = Counter()  # by START: such ENDs
     starts: dict[MessageId, int] = {}
     for at, marker in enumerate(timeline.records):
@@ -145,7 +147,9 @@ def _of_batches(timeline: Timeline) -> Iterator[str]:
 
 
 def without_inventions(markers: Sequence[LogRecord]) -> Iterator[LogRecord]:
-    """The same, with records that only move the clock in place of STARTs of what does not exist."""
+    """Return the same, with records that only move the clock in place of STARTs of what does not
+    exist.
+    """
     nothing = encode_keepalive(None, consumer_id=INVENTED, redeliver_after_ms=1)
     for record in markers:
         marker = decode_marker(record.value)

@@ -109,7 +109,7 @@ class _PerProcess:
 
 
 class _Names:
-    """By identity: what stands for what."""
+    """It holds by identity what stands for what."""
 
     def __init__(self, scheduler: Scheduler, *, is_atomic: bool) -> None:
         chance = random.Random(scheduler.rng.random())

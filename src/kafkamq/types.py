@@ -97,7 +97,7 @@ class MessageId:
 
     @property
     def log(self) -> tuple[bytes, int]:
-        """Of which topic and leader epoch it is."""
+        """Return of which topic and leader epoch it is."""
         return self.topic_id, self.leader_epoch
 
 

@@ -47,14 +47,14 @@ def number_of(value: bytes | None) -> int:
 
 @dataclass(slots=True)
 class _Owner:
-    """Of a partition, or of an offset in a range."""
+    """It is a partition's owner, or that of an offset in a range."""
 
     token: int
     process: str
 
 
 class ClaimLedger:
-    """Of one run; everything here is one step for the simulated threads."""
+    """It is of one run; everything here is one step for the simulated threads."""
 
     def __init__(self, kafka: SimulatedKafka, limits: ClaimLimits) -> None:
         self.problems: list[str] = []
@@ -130,7 +130,6 @@ class ClaimLedger:
         return message.offset + 1 >= log.end
 
     def all_numbers(self) -> list[int]:
-        """Of everything that is in the logs."""
         count = range(len(self._kafka.cluster.topics[TOPIC].partitions))
         return [number for partition in count for _, number in self.numbers(partition, 0, 1 << 60)]
 
@@ -163,7 +162,9 @@ class ClaimLedger:
             self._judge_coordination(is_calm=is_calm)
 
     def _judge_outputs(self) -> None:
-        """Of a partition, none under a lower token stands behind one under a higher token."""
+        """Check that of a partition none under a lower token stands behind one under a higher
+        token.
+        """
         highest: dict[int, int] = {}
         for record in self._kafka.all_records(OUTPUTS):
             _, number, partition, token = (record.value or b"").split(b" ")

@@ -30,7 +30,6 @@ class ClaimWorld(World):
 
     @property
     def interval_s(self) -> float:
-        """Between heartbeats."""
         return self.limits.interval_ms / 1000
 
 
@@ -45,7 +44,7 @@ class ClaimMember:
         self._name = client
 
     def main(self, process: Process) -> None:
-        """Until it is told to close, or claims nothing any more."""
+        """Run until it is told to close, or claims nothing any more."""
         self._name = process.name
         if self._limits.use is ClaimUse.RANGES:
             self._work_on_ranges()

@@ -32,7 +32,6 @@ class Manner(Enum):
     LARGE = "large"  # its result is larger than Kafka takes
 
     def value_of(self, number: int) -> bytes:
-        """Of the record with that number."""
         return b"%s %d" % (self.value.encode(), number)
 
 

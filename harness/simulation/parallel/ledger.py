@@ -70,7 +70,7 @@ class Call:
 
 
 class Ledger:
-    """Of one run; everything here is one step for the simulated threads."""
+    """It is of one run; everything here is one step for the simulated threads."""
 
     def __init__(self, kafka: SimulatedKafka, limits: ParallelLimits) -> None:
         self.problems: list[str] = []
@@ -240,7 +240,7 @@ class Ledger:
             self.skipped.add(number)
 
     def finished(self, record: ParallelRecord) -> None:
-        """Of a stream: the next result was asked for."""
+        """Note that the next result of a stream was asked for."""
         self.done_well[number_of(record.value)] += 1
 
     def _shard(self, record: ParallelRecord) -> _Shard | None:
@@ -315,7 +315,9 @@ class Ledger:
             self._judge_results()
 
     def _judge_results(self) -> None:
-        """Of each two records in one order, the later one's last result is behind the earlier's."""
+        """Check that of each two records in one order the later one's last result is behind the
+        earlier's.
+        """
         first: dict[int, int] = {}
         last: dict[int, int] = {}
         for at, record in enumerate(self._kafka.all_records(RESULTS)):  # of one partition

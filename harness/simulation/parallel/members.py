@@ -64,7 +64,7 @@ class Member:
         self._process: Process | None = None
 
     def main(self, process: Process) -> None:
-        """Until it is told to close, or its consumer has failed."""
+        """Run until it is told to close, or its consumer has failed."""
         self._process = process
         world, rng = self._world, self._world.rng
         consumer = ParallelConsumer(
@@ -124,7 +124,7 @@ class Member:
         return options
 
     def _stream(self, consumer: ParallelConsumer) -> None:
-        """In a thread of its own: the iteration ends with the consumer."""
+        """Iterate in a thread of its own: the iteration ends with the consumer."""
         results = consumer.stream(self._handle)
         ledger, world = self._world.ledger, self._world
 

@@ -58,7 +58,7 @@ class Consumer(Entered):
         return self._closed.is_set()
 
     async def receive(self, timeout: float | timedelta = 1.0) -> Message | None:
-        """See ``kafkamq.Consumer.receive``; cancelling it loses no message."""
+        """Do as ``kafkamq.Consumer.receive``; cancelling it loses no message."""
 
         def call() -> list[sync.Message]:
             message = self._connected().receive(timeout)
@@ -68,7 +68,7 @@ class Consumer(Entered):
         return messages[0] if messages else None
 
     async def receive_many(self, n: int, timeout: float | timedelta = 1.0) -> list[Message]:
-        """See ``kafkamq.Consumer.receive_many``; cancelling it loses no message."""
+        """Do as ``kafkamq.Consumer.receive_many``; cancelling it loses no message."""
         return await self._receive(lambda: self._connected().receive_many(n, timeout))
 
     async def __aiter__(self) -> AsyncIterator[Message]:
@@ -91,19 +91,19 @@ class Consumer(Entered):
                 yield message
 
     async def flush(self, timeout: float | timedelta = 30.0) -> None:
-        """As ``kafkamq.Consumer.flush``, without blocking the event loop."""
+        """Do as ``kafkamq.Consumer.flush``, without blocking the event loop."""
         if self._sync is not None:
             await in_thread(self._sync.flush, timeout)
 
     async def close(self, timeout: float | timedelta = 30.0) -> None:
-        """As ``kafkamq.Consumer.close``, without blocking the event loop."""
+        """Do as ``kafkamq.Consumer.close``, without blocking the event loop."""
         self._closed.set()
         if self._sync is not None:
             await asyncio.shield(in_thread(self._sync.close, timeout))
         self._owner.shutdown(wait=False)
 
     def _connected(self) -> sync.Consumer:
-        """In the owner thread."""
+        """Run in the owner thread."""
         if self._sync is None:
             self._sync = self._queue.consumer(
                 on_lease_lost=self._lease_lost, ordering=self._ordering
@@ -163,7 +163,6 @@ class Message:
 
     @classmethod
     def of_sync(cls, message: sync.Message) -> Message:
-        """For a handler."""
         return cls(message)
 
     def __init__(self, message: sync.Message) -> None:
@@ -199,7 +198,7 @@ class Message:
     async def hold(
         self, seconds: float | timedelta | None = None, *, until: datetime | None = None
     ) -> str:
-        """As ``kafkamq.Message.hold``, without blocking the event loop."""
+        """Do as ``kafkamq.Message.hold``, without blocking the event loop."""
         return await asyncio.shield(in_thread(self._sync.hold, seconds, until=until))
 
     async def __aenter__(self) -> Message:

@@ -19,7 +19,8 @@ _POLL_S = 0.05
 
 
 class ParallelConsumer(ParallelBase):
-    """As ``kafkamq.ParallelConsumer``: handlers are awaited on the running loop.
+    """This is ``kafkamq.ParallelConsumer`` for asyncio: handlers are awaited on the running
+    loop.
 
     A thread of its own reads and commits; nothing here blocks the loop.
     """
@@ -44,7 +45,7 @@ class ParallelConsumer(ParallelBase):
     async def poll_and_produce(
         self, handler: Callable[..., Awaitable[object]], on_produced: OnProduced | None = None
     ) -> None:
-        """As ``poll``; see ``kafkamq.ParallelConsumer.poll_and_produce``."""
+        """Do as ``poll``, and produce; see ``kafkamq.ParallelConsumer.poll_and_produce``."""
         _check_async(handler)
         loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._begin, handler, self._producing(on_produced), loop=loop)
@@ -52,7 +53,7 @@ class ParallelConsumer(ParallelBase):
     async def stream(
         self, handler: Callable[..., Awaitable[object]]
     ) -> AsyncIterator[tuple[ParallelRecord, object]]:
-        """As ``poll``; iterates over records and results, ``async for``.
+        """Do as ``poll``, and iterate over records and results, ``async for``.
 
         A record is done when the next one is asked for. The iteration begins with the first, and
         ends when the consumer is closed; it raises what made the consumer stop.
@@ -75,7 +76,7 @@ class ParallelConsumer(ParallelBase):
     async def produce_and_stream(
         self, handler: Callable[..., Awaitable[object]]
     ) -> AsyncIterator[Produced]:
-        """As ``poll_and_produce``; iterates over what Kafka has of results, ``async for``.
+        """Do as ``poll_and_produce``, and iterate over what Kafka has of results, ``async for``.
 
         See ``kafkamq.ParallelConsumer.produce_and_stream``; the iteration begins with the first.
 
@@ -135,7 +136,8 @@ class ParallelConsumer(ParallelBase):
     async def close(
         self, timeout: float | timedelta = 30.0, *, drain: float | timedelta = 0.0
     ) -> None:
-        """As ``kafkamq.ParallelConsumer.close``; handlers that outlast ``timeout`` are cancelled.
+        """Do as ``kafkamq.ParallelConsumer.close``; handlers that outlast ``timeout`` are
+        cancelled.
 
         Raises:
             ConfigError: ``timeout`` or ``drain`` is no time; nothing has ended.

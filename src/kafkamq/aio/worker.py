@@ -20,7 +20,8 @@ _POLL_S = 0.05
 
 
 class Worker:
-    """As ``kafkamq.Worker``: ``async def`` handlers are awaited on the running loop.
+    """This is ``kafkamq.Worker`` for asyncio: ``async def`` handlers are awaited on the running
+    loop.
 
     ``def`` handlers run in threads and in processes as there; receiving has threads of its own, so
     nothing here blocks the loop. ``async with worker:`` runs it in the background.
@@ -37,7 +38,7 @@ class Worker:
         telemetry: bool | None = None,
         hung_after: float | timedelta | None = None,
     ) -> None:
-        """See ``kafkamq.Worker``; starts nothing.
+        """Take what ``kafkamq.Worker`` takes, and start nothing.
 
         Args:
             service: Whose handlers: one of ``kafkamq.aio``, or of ``kafkamq``.
@@ -74,7 +75,7 @@ class Worker:
     service_config = shown(worker.Worker.service_config)
 
     async def start(self) -> None:
-        """As ``kafkamq.Worker.start``, without blocking the event loop."""
+        """Do as ``kafkamq.Worker.start``, without blocking the event loop."""
         loop = asyncio.get_running_loop()
         self._sync.use_loop(loop)
         if self._lease_lost is not None:
@@ -125,5 +126,5 @@ class Worker:
                 await self.stop()
 
     async def stop(self, timeout: float | timedelta | None = None) -> None:
-        """As ``kafkamq.Worker.stop``, without blocking the event loop."""
+        """Do as ``kafkamq.Worker.stop``, without blocking the event loop."""
         await in_thread(self._sync.stop, timeout)

@@ -456,7 +456,7 @@ class Consumer(Holding):
                 return batch
 
     def find_batch(self, timeout: float | timedelta) -> Batch | None:
-        """As ``next_batch``, but the application has it only when ``take`` says so.
+        """Do as ``next_batch``, but the application has it only when ``take`` says so.
 
         For those between whom and the application it may be lost. At most once, a claim that ends
         gives back what was not taken; so take each batch before the next one is asked for.
@@ -682,7 +682,7 @@ class Consumer(Holding):
         drain: float | timedelta = 0.0,
         timeout: float | timedelta = 30.0,
     ) -> None:
-        """As ``Hold.close``; messages that were not handed out are dropped."""
+        """Do as ``Hold.close``; messages that were not handed out are dropped."""
         if not self.is_closed:
             self._is_stopped = True
             super().close(release=release, drain=drain, timeout=timeout)

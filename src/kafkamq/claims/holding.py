@@ -104,7 +104,7 @@ class Holding(Listener):
 
     @property
     def complete_topics(self) -> frozenset[str]:
-        """With ``claims="topic"``: topics that are held as a whole."""
+        """Return the topics that are held as a whole, with ``claims="topic"``."""
         return frozenset(self._complete)
 
     def positions(self) -> dict[tuple[str, int], int]:
@@ -256,7 +256,7 @@ class Holding(Listener):
     # ---- rounds
 
     def _counted(self, counts: Mapping[str, int]) -> None:
-        """From the offset service's thread: how many partitions the topics have now."""
+        """Take from the offset service's thread how many partitions the topics have now."""
         with self._engine.lock:
             for topic, count in counts.items():
                 self._counts[topic] = max(count, self._counts[topic])

@@ -177,7 +177,7 @@ class _RangeEngine(LogEngine):
         self._offsets.close()
 
     def _commit(self, *, is_last: bool = False) -> None:
-        """RC5: positions for a restart of the whole group; the last ones are waited for."""
+        """Commit positions for a restart of the whole group (RC5); wait for the last ones."""
         with self.lock:
             positions = {number: self.state.position(number) for number in self.partitions}
         try:
@@ -202,7 +202,8 @@ class _RangeEngine(LogEngine):
 def _group_starts(
     admin: Admin, topic: str, partitions: Sequence[int], group_id: str, *, skips: bool
 ) -> dict[int, int]:
-    """By partition: the group's position, or the log's start, where nobody has claimed anything.
+    """Return by partition the group's position, or the log's start, where nobody has claimed
+    anything.
 
     Raises:
         DataLossError: A position lies outside the log, and that is not to be skipped.
@@ -480,7 +481,7 @@ class RangeClaims:
             self._end_first(claimed)  # behind its last message there was none
 
     def _end_first(self, claimed: ClaimedRange) -> None:
-        """RC8: what was read of a range is done before it is handed out."""
+        """What was read of a range is done before it is handed out (RC8)."""
         try:
             self.done(claimed, claimed.position)
         except BaseException:

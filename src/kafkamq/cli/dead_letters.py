@@ -75,8 +75,6 @@ class _Chosen(Selection):
 
 @dataclass(slots=True)
 class _Group:
-    """Dead letters of one queue with one reason."""
-
     open: int = 0
     redriven: int = 0
     oldest_ms: int = 0

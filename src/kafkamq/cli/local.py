@@ -98,7 +98,7 @@ def dev(
 
 @contextmanager
 def _with_pages(broker: LocalKafka) -> Iterator[str]:
-    """The topics of the default namespace, a tracker, and the pages; yields their address."""
+    """Make the topics of the default namespace, a tracker, and the pages; yield their address."""
     config = ServiceConfig(bootstrap_servers=broker.bootstrap_servers)
     with Service(config.bootstrap_servers, config.namespace) as service:
         service.create_topics()

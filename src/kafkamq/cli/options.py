@@ -397,7 +397,7 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def connected_if_named(command: Callable[..., None]) -> Callable[..., None]:
-    """As ``connected``; ``config`` is None when no broker is named anywhere."""
+    """Do as ``connected``; ``config`` is None when no broker is named anywhere."""
 
     def make(**given: Any) -> ServiceConfig | None:
         settings = _settings(**given)

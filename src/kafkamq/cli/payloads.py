@@ -26,8 +26,6 @@ _IGNORED_FIELDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One message of a file."""
-
     number: int
     message: OutgoingMessage
     extra: Mapping[str, Any]

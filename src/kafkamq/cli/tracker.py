@@ -96,7 +96,6 @@ def tracker(
 
 
 def _prepare(engine: Engine, checkpoint: str, *, is_refusing: bool) -> None:
-    """Before anything is connected."""
     if is_refusing:
         raise ConfigError("--standby takes over, --no-takeover refuses to: give one of them")
     if engine is Engine.SPARK and not checkpoint:

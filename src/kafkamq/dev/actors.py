@@ -214,7 +214,7 @@ def _track_on_spark(
 
 
 def _wait_until(is_live: Callable[[], bool]) -> None:
-    """Until each partition has read the TICK of its start: before that it only reads (R17)."""
+    """Wait until each partition has read the TICK of its start: before that it only reads (R17)."""
     deadline = time.monotonic() + LIVE_TIMEOUT_S
     while not is_live():
         if time.monotonic() > deadline:

@@ -62,8 +62,6 @@ class ArtifactError(KafkaMQError):
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """One published jar."""
-
     organisation: str
     name: str
     version: str
@@ -186,8 +184,7 @@ def cache_folder(cache_dir: Path | None) -> Path:
     return (cache_dir or Path.home() / ".cache" / "kafkamq").absolute()
 
 
-def _silent(done: int, total: int) -> None:
-    """The progress that nobody asked for."""
+def _silent(done: int, total: int) -> None: ...
 
 
 @contextlib.contextmanager

@@ -157,7 +157,7 @@ class LocalKafka:
 
     @property
     def pid(self) -> int:
-        """Of the broker's Java."""
+        """Return the process id of the broker's Java."""
         return self._running().pid
 
     @property

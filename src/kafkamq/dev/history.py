@@ -27,8 +27,6 @@ class HistoryError(KafkaMQError):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One line of a history."""
-
     time_s: float
     process: str
     op: str

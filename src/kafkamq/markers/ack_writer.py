@@ -216,7 +216,9 @@ class AckWriter:
         return end
 
     def _nack_delay_ms(self, parts: Sequence[Lease], verdict: Verdict) -> int:
-        """Of a NACK: its jitter is drawn once for the record, or each message would stand alone."""
+        """Return a NACK's delay: its jitter is drawn once for the record, or each message would
+        stand alone.
+        """
         facts = self.state.namespace.facts()
         delay_ms = nack_delay_ms(
             verdict.delay_ms,
@@ -377,7 +379,7 @@ class AckWriter:
             catalog.RELEASED.add(len(part.offsets), self.queue_id, part.partition)
 
     def reject_expired(self, messages: Sequence[MarkersMessage]) -> None:
-        """R10: too old when they were STARTed, not handed out."""
+        """Reject messages that were too old when they were STARTed (R10)."""
         self._end_unseen(messages, Verdict(Outcome.REJECT, DeadLetterReason.EXPIRED.value))
 
     def _end_unseen(self, messages: Sequence[MarkersMessage], verdict: Verdict) -> list[Lease]:
@@ -721,7 +723,7 @@ class Keeper:
             self._state.writer.poll()
 
     def _renew(self) -> None:
-        """R7: first what has ended, then KEEPALIVEs for the rest."""
+        """Tell first what has ended, then write KEEPALIVEs for the rest (R7)."""
         state = self._state
         now_ms = monotonic_ms()
         with state.lock:

@@ -332,7 +332,7 @@ class Intake:
         self._late = late
 
     def _give_up(self, runs: Iterable[MessageRun]) -> None:
-        """R5: read these again, with all that is behind them in their partitions."""
+        """Read these again (R5), with all that is behind them in their partitions."""
         gone: list[MessageRun] = []
         positions: dict[int, int] = {}
         for run in runs:
@@ -577,7 +577,7 @@ class Intake:
     # Ending.
 
     def release_ready(self) -> None:
-        """R8: RELEASE of what was not handed out, also of what is put back meanwhile."""
+        """Release what was not handed out, also what is put back meanwhile (R8)."""
         while self.ready:
             with self._state.lock:
                 released = list(self.ready)

@@ -106,7 +106,9 @@ class Step:
             run.unreported += 1
 
     def records(self) -> dict[int, list[dict[str, Any]]]:
-        """By marker partition, as produce_batch takes them, at once: leases begin now."""
+        """Return them by marker partition, as produce_batch takes them, at once: leases begin
+        now.
+        """
         now_ms = monotonic_ms()
         for run in self.runs:
             run.sent_ms = now_ms
@@ -475,7 +477,7 @@ def _give(run: MessageRun, lease: Lease, messages: Sequence[MarkersMessage]) -> 
 
 
 class ProcessGate:
-    """R6 across all consumers of this process: ``LastDeliveries`` and its lock, new in a fork."""
+    """It keeps R6 across all consumers of this process; a fork gets a new one."""
 
     def __init__(self) -> None:
         self._reset()

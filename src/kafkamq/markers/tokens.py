@@ -84,7 +84,9 @@ class OwnVerdicts(Protocol):
 
 
 class _NotHere:
-    """In place of a consumer's state: ``MarkersMessage.ack`` asks its acknowledger then."""
+    """It stands in place of a consumer's state: ``MarkersMessage.ack`` asks its acknowledger
+    then.
+    """
 
     is_closed = True
 
@@ -165,7 +167,7 @@ class HandOver:
         reason: str = "",
         delay_ms: int | None = None,
     ) -> None:
-        """The holder's verdict, judged by the log."""
+        """Take the holder's verdict, judged by the log."""
         del wait  # it does
         consumer, lease = self._consumer, message._lease
         consumer.check()
@@ -444,7 +446,7 @@ class Settler:
     # Writing.
 
     def _delay_ms(self, token: MessageToken, delay_ms: int | None) -> int:
-        """Of a NACK, as ``AckWriter`` has it (R8, R28)."""
+        """Return a NACK's delay as ``AckWriter`` has it (R8, R28)."""
         facts = self._namespace.facts()
         found_ms = nack_delay_ms(
             delay_ms,

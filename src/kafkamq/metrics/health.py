@@ -40,7 +40,7 @@ class HandlerPool(Protocol):
     """A pool of handlers at one moment; times are monotonic s."""
 
     def hung_s(self, now_s: float) -> float:
-        """For how long nothing has ended although every slot is at it; 0: it works."""
+        """Return for how long nothing has ended although every slot is at it; 0: it works."""
 
     def is_ready(self, now_s: float) -> bool:
         """Return whether it does not hang, or not for long."""

@@ -176,7 +176,7 @@ class Committer:
         return None if self._refusal is None else self._refusal[0]
 
     def commit_at_last(self, timeout_s: float) -> bool:
-        """As ``commit_now``, again while it may succeed: there is no later commit."""
+        """Do as ``commit_now``, again while it may succeed: there is no later commit."""
         deadline_s = monotonic() + timeout_s
         while self._commit_by(deadline_s):
             if not self._may_succeed:
@@ -317,7 +317,9 @@ class Committer:
         return monotonic() >= self._no_maps_until_s
 
     def _go_without_maps(self) -> None:
-        """For a while: the next coordinator, or this one with another setting, may take them."""
+        """Commit no maps for a while: the next coordinator, or this one with another setting,
+        may take them.
+        """
         self._no_maps_until_s = monotonic() + self._no_maps_s
         _log.error(
             "the broker takes shorter commit metadata than offset maps need: commits go without"

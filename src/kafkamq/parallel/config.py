@@ -439,7 +439,7 @@ def called_for(config: ParallelConfig, handler: Callable[..., Any]) -> Callable[
 def from_fields(
     what: tuple[Callable[..., Any], Sequence[Middleware], Deserializer | None],
 ) -> Callable[[tuple[Any, ...]], Any]:
-    """In a process: the handler and what goes around it, of ``ParallelRecord.fields``."""
+    """Return in a process the handler and what goes around it, of ``ParallelRecord.fields``."""
     call = called(*what)
     return lambda fields: call(PlainRecord(*fields))
 
@@ -462,7 +462,9 @@ def processes_of(
     slots: int = 0,
     wants_results: bool = False,
 ) -> Processes:
-    """As many as the configuration says, with so many slots each (0: ``threads``)."""
+    """Return as many processes as the configuration says, with so many slots each (0:
+    ``threads``).
+    """
     slots = slots or config.threads
     if config.batch_size:
         raise ConfigError("processes= takes records in pieces of its own; leave batch_size out")

@@ -250,7 +250,8 @@ class ParallelConsumer(ParallelBase):
     def poll_and_produce(
         self, handler: Callable[..., object], on_produced: OnProduced | None = None
     ) -> None:
-        """As ``poll``; what the handler returns is produced, and its record is done with that.
+        """Do as ``poll``; what the handler returns is produced, and its record is done with
+        that.
 
         With ``commit_mode="transactional"`` results and offsets are committed together: readers of
         committed data see each result exactly once.
@@ -268,7 +269,8 @@ class ParallelConsumer(ParallelBase):
         self._begin(handler, self._producing(on_produced), may_yield=True)
 
     def produce_and_stream(self, handler: Callable[..., object]) -> Iterator[Produced]:
-        """As ``poll_and_produce``; iterates over results, with the places at which Kafka has them.
+        """Do as ``poll_and_produce``, and iterate over results, with the places at which Kafka
+        has them.
 
         In transactions only what is committed is told of. A record is done with its results, not
         with the iteration. When the consumer is closed, by another thread or in the loop, the
@@ -283,7 +285,7 @@ class ParallelConsumer(ParallelBase):
         return self._told(cast("Iterator[Produced]", stream.results(engine.ended.is_set)))
 
     def stream(self, handler: Callable[..., object]) -> Iterator[tuple[ParallelRecord, object]]:
-        """As ``poll``; iterates over records and what the handler returned for each.
+        """Do as ``poll``, and iterate over records and what the handler returned for each.
 
         A record is done when the next one is asked for. The iteration ends when the consumer is
         closed, by another thread or in the loop; it raises what made the consumer stop.

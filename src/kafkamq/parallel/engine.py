@@ -220,7 +220,7 @@ class Engine:
         self._source.close()
 
     def _tell_of_refusal(self) -> None:
-        """After a commit that none will follow."""
+        """Tell of a refused commit that none will follow."""
         refusal = self._committer.refusal
         if refusal is not None:
             _log.warning(

@@ -159,7 +159,7 @@ class Connections:
             return self._settlers[queue]
 
     def namespace_of(self, queue: QueueConfig) -> Namespace:
-        """Of a queue of the markers backend: what its messages stand in."""
+        """Return what the messages of a queue of the markers backend stand in."""
         with self._lock:
             return self._place(queue)
 

@@ -63,8 +63,6 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """One record of the dead letters topic."""
-
     partition: int
     offset: int
     timestamp_ms: int

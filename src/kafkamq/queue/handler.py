@@ -40,8 +40,6 @@ _MAX_CONCURRENCY = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class HandlerSpec:
-    """One handler of one queue."""
-
     queue: QueueConfig
     function: Callable[..., Any]
     binder: Binder = field(repr=False)
@@ -293,7 +291,7 @@ class Binder:
             )
 
     def arguments(self, message: MessageLike) -> list[Any]:
-        """Of one message.
+        """Return the arguments of one message.
 
         Raises:
             BodyError: Its payload is not what the handler takes.

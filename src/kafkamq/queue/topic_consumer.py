@@ -54,8 +54,6 @@ _COUNTERS: dict[object, Counter] = {
 
 
 class TopicAcknowledger(Acknowledger, Protocol):
-    """The consumer of such messages."""
-
     def moment_s(self, clock_ms: float) -> float:
         """Return a moment of its clock in seconds of ``time.monotonic()``."""
 
@@ -227,7 +225,7 @@ class TopicConsumer(Consumer, Generic[M]):
                 self._changed.wait(min(left_s, _SLICE_S))
 
     def _take(self, n: int) -> list[Message]:
-        """With ``_changed`` held."""
+        """Run with ``_changed`` held."""
         taken: list[Message] = []
         room = min(n, self._queue.max_in_flight - len(self._held))
         if self._unwritten() >= MAX_UNWRITTEN:
@@ -307,7 +305,6 @@ class TopicConsumer(Consumer, Generic[M]):
             self._changed.notify()  # there is room
 
     def _judge(self, message: M, outcome: Outcome, reason: str, delay_ms: int | None) -> None:
-        """A verdict other than an ack."""
         delay_s = None if delay_ms is None else delay_ms / 1000
         verdict = Reject(reason) if outcome is Outcome.REJECT else Nack(delay_s, reason)
         decision = judge(verdict, attempt=message.delivery_count, max_attempts=self.max_deliveries)

@@ -129,7 +129,9 @@ def _settings(
     marker_retention_ms: int,
     max_message_bytes: int,
 ) -> tuple[dict[str, str], ...]:
-    """Of messages, markers, dead letters, the compacted topics, and the quarantine."""
+    """Return the settings of messages, markers, dead letters, compacted topics, and the
+    quarantine.
+    """
     large = {**log, "max.message.bytes": str(max_message_bytes + HEADROOM_BYTES)}
     return (
         {
@@ -281,7 +283,7 @@ def _of_time(topic: TopicInfo, servers: str) -> Iterator[Finding]:
 
 
 def mending_command(servers: str, topic: str, setting: str) -> str:
-    """For a finding: what sets this."""
+    """Return for a finding what sets this."""
     return (
         f"set it: kafka-configs.sh --bootstrap-server {servers} --alter --entity-type topics "
         f"--entity-name {topic} --add-config {setting}"
@@ -320,7 +322,7 @@ def _of_replication(topics: Sequence[TopicInfo]) -> Iterator[Finding]:
 
 
 def _names(some: Sequence[TopicInfo], topics: Sequence[TopicInfo]) -> str:
-    """For a finding: those topics, or the cluster for all of them."""
+    """Return for a finding those topics, or the cluster for all of them."""
     return "" if len(some) == len(topics) else ", ".join(topic.name for topic in some)
 
 

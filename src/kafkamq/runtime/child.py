@@ -176,7 +176,7 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 class _Run:
-    """A run of the parent's; its records come with their places."""
+    """It is a run of the parent's; its records come with their places."""
 
     __slots__ = ("cell", "is_over", "is_serial", "mark", "number", "records")
     is_stale = False
@@ -265,7 +265,6 @@ class _Inbox(Inbox[_Run, _Item]):
     # What the parent is told.
 
     def _end(self, run: _Run, tried: int, spent_us: int) -> None:
-        """With the lock held."""
         run.is_over = True
         self._ends += (run.number, tried, spent_us)
         if not self._is_due.is_set():
@@ -343,7 +342,7 @@ class _Marked:
 
 
 def _cells_of(shared: Any) -> MutableSequence[int]:
-    """The same memory, written faster."""
+    """Return the same memory, written faster."""
     view: Any = memoryview(shared).cast("B").cast("q")
     return cast("MutableSequence[int]", view)
 
@@ -422,7 +421,7 @@ class _BareErrors(pickle.Unpickler):
 
 
 def unpacked(data: bytes, error_text: str) -> object:
-    """In the parent: the outcome. One that cannot be made here is a failure of its record."""
+    """Return the outcome in the parent. One that cannot be made here is a failure of its record."""
     try:
         return pickle.loads(data)
     except BaseException as failure:  # noqa: BLE001 - whatever its class does when it is made

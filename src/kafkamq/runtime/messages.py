@@ -540,7 +540,7 @@ def _called(
     is_async: bool,
     name: str,
 ) -> Callable[[Any], Any]:
-    """In the process: the handler, and its middleware around it."""
+    """Call in the process the handler, and its middleware around it."""
     function, deserializer, middleware = what
     binder = Binder(function, of_lists=of_lists, deserializer=deserializer)
     call = bound(function, binder, is_async=is_async)

@@ -56,7 +56,7 @@ class ThreadExecutor(Generic[R]):
             slot.gate.release()
 
     def join(self, timeout_s: float) -> bool:
-        """See ``Executor.join``; the thread that calls is not waited for."""
+        """Do as ``Executor.join``; the thread that calls is not waited for."""
         deadline_s = time.monotonic() + timeout_s
         for thread in list(self._threads.values()):
             if thread is not threading.current_thread():

@@ -166,11 +166,11 @@ class ParkedSlots:
             self._parked.remove(slot)
 
     def wake(self, count: int) -> None:
-        """As many as may be; those that worked last: their stacks are warm."""
+        """Wake as many as may be; those that worked last: their stacks are warm."""
         self._wake(min(count, self.wakeable))
 
     def wake_all(self) -> None:
-        """For the end, whatever the limit is."""
+        """Wake all for the end, whatever the limit is."""
         self._wake(len(self._parked))
 
     def _wake(self, count: int) -> None:
@@ -220,7 +220,7 @@ class WorkQueue(Protocol[R_contra]):
     async def acknowledge_async(
         self, slot: Any, run: Any, record: R_contra, outcome: object
     ) -> bool:
-        """As ``acknowledge``, on an event loop."""
+        """Do as ``acknowledge``, on an event loop."""
 
     def done(self, slot: Any, run: Any, processed: int | None = None) -> None:
         """A run, of which so many records were tried (None: all), and some perhaps have failed."""
@@ -229,7 +229,7 @@ class WorkQueue(Protocol[R_contra]):
         """All that the slot took is handled; may wait."""
 
     async def publish_async(self, slot: Any) -> None:
-        """As ``publish``, on an event loop."""
+        """Do as ``publish``, on an event loop."""
 
     def abandon(self, slot: Any, records: Sequence[R_contra]) -> None:
         """The end does not wait any longer for the handler of these."""
@@ -284,20 +284,18 @@ class Inbox(Generic[R, T]):
         raise NotImplementedError
 
     async def acknowledge_async(self, slot: Slot[T], run: Any, record: T, outcome: object) -> bool:
-        """As ``acknowledge``, which never waits."""
+        """Do as ``acknowledge``, which never waits."""
         return self.acknowledge(slot, run, record, outcome)
 
     def done(self, slot: Slot[T], run: Any, processed: int | None = None) -> None:
-        """See ``WorkQueue``; each record has had its outcome."""
+        """Note the end; each record has had its outcome."""
 
     def publish(self, slot: Slot[T]) -> None:
         """There is nothing to publish."""
 
-    async def publish_async(self, slot: Slot[T]) -> None:
-        """The same."""
+    async def publish_async(self, slot: Slot[T]) -> None: ...
 
-    def abandon(self, slot: Slot[T], records: Sequence[T]) -> None:
-        """See ``WorkQueue``."""
+    def abandon(self, slot: Slot[T], records: Sequence[T]) -> None: ...
 
     def calls(self, slots: Sequence[Slot[T]]) -> list[Call]:
         del slots
@@ -333,10 +331,7 @@ class HandlerCall:
 
 
 class Executor(Protocol):
-    """Those who call a handler."""
-
-    def start(self) -> None:
-        """Begin."""
+    def start(self) -> None: ...
 
     def join(self, timeout_s: float) -> bool:
         """Wait until all have ended, after the queue was stopped; False: some are still at it."""

@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 class HandlerSource(Protocol):
-    """A service: real, or in memory."""
+    """It is a service: real, or in memory."""
 
     @property
     def handlers(self) -> list[HandlerSpec]:
@@ -477,7 +477,7 @@ class Feeder:
             self._hand_on(messages)
 
     def _hand_on(self, messages: Sequence[Message]) -> None:
-        """To the handlers; a message whose attempts are spent is not tried again."""
+        """Hand it to the handlers; a message whose attempts are spent is not tried again."""
         fine = [message for message in messages if not self.calls.is_spent(message)]
         if len(fine) < len(messages):
             for message in messages:

@@ -95,7 +95,7 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
             self._add_members(min(first_members(concurrency), self._max_members))
 
     def _add_members(self, count: int) -> None:
-        """With ``_changed`` held."""
+        """Run with ``_changed`` held."""
         for _ in range(count):
             number = len(self._members)
             member = Member(self._settings, self._queue.topic, self, number=number)
@@ -328,7 +328,9 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
             raise DeadlineExceededError("leaving the share group takes long, and goes on")
 
     def _move_the_rest(self, deadline_s: float) -> None:
-        """Before members leave, and so release: what would come to its last delivery unseen."""
+        """Move, before members leave and so release, what would come to its last delivery
+        unseen.
+        """
         with self._changed:
             for member in self._members:
                 for message in member.messages():
@@ -471,7 +473,7 @@ class Moves:
             message.member.acknowledge(message, kind)
 
     def _failed(self, key: _Key, move: _Move, failure: BaseException, is_over: bool) -> None:
-        """At the end of the consumer only; with the lock held."""
+        """Run at the end of the consumer only; with the lock held."""
         if not is_over:
             return
         self._open.pop(key, None)

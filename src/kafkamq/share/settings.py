@@ -36,7 +36,7 @@ class ShareLimits:
     is_of_group: bool = False  # the deliveries are the group's setting: ``configure_group`` sets it
 
     def after_set_up(self, wanted: int) -> int:
-        """After how many deliveries the broker gives up when ``configure_group`` has run."""
+        """Return after how many deliveries the broker gives up when ``configure_group`` has run."""
         return self.handed_out(wanted) + 1 if self.is_of_group else self.max_deliveries
 
     def handed_out(self, wanted: int) -> int:

@@ -76,7 +76,7 @@ class ClaimedAssign:
 
     @property
     def options(self) -> dict[str, str]:
-        """For ``format("kafkamq")``: the partitions, and where a *new* checkpoint begins."""
+        """Return for ``format("kafkamq")`` the partitions, and where a *new* checkpoint begins."""
         return {
             "topic": self.topic,
             "partitions": ",".join(map(str, sorted(self.tokens))),
@@ -85,7 +85,7 @@ class ClaimedAssign:
 
     @property
     def jvm_options(self) -> dict[str, str]:
-        """The same for Spark's own ``format("kafka")``."""
+        """Return the same for Spark's own ``format("kafka")``."""
         return {
             "assign": json.dumps({self.topic: sorted(self.tokens)}),
             "startingOffsets": self._json(self.starts),

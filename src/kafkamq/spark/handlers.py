@@ -243,7 +243,7 @@ def _failed(error: Exception, message: StreamMessage) -> _Done:
 
 
 def _text(reason: object) -> str:
-    """As it can be a column's: without lone surrogates."""
+    """Return a text as it can be a column's: without lone surrogates."""
     return cut_text(reason if isinstance(reason, str) else repr(reason))
 
 

@@ -247,7 +247,7 @@ _NO_COLUMN = ("time-millis", "time-micros")  # of what the deserializer makes of
 
 
 def _avro_type(schema: Any, known: dict[str, DataType | None], place: str) -> DataType:
-    """Of a schema as fastavro has parsed it: all names in it are full."""
+    """Return the type of a schema as fastavro has parsed it: all names in it are full."""
     if isinstance(schema, list):
         members = [each for each in schema if each != "null"]
         if len(members) != 1:
@@ -287,7 +287,7 @@ def _avro_type_of(
 
 
 def _message_type(descriptor: Any, above: Sequence[str], place: str) -> StructType:
-    """Of a Protobuf message, which is in messages of the types ``above``."""
+    """Return the type of a Protobuf message, which is in messages of the types ``above``."""
     if descriptor.full_name in above:
         name = descriptor.full_name
         raise ConfigError(f"{place} is {name}, which contains itself: no column can hold it")

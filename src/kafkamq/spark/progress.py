@@ -63,7 +63,7 @@ class QueryMetrics:
 
 
 def _state_bytes(operator: Mapping[str, Any]) -> int:
-    """In memory, and in RocksDB's files."""
+    """Return the bytes in memory, and in RocksDB's files."""
     files: int = operator.get("customMetrics", {}).get("rocksdbSstFileSize", 0)
     memory: int = operator["memoryUsedBytes"]
     return memory + files
@@ -112,7 +112,7 @@ def watching(
             metrics.on_progress(json.loads(event.progress.json))
 
         def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's
-            """Nothing to be done."""
+            ...
 
         def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's
             metrics.on_ended(str(event.runId), has_failed=event.exception is not None)

@@ -386,7 +386,9 @@ class _Cut:
         self._look_s = time.monotonic() + FIRST_LOOK_S
 
     def follow_executors(self, batch: int) -> None:
-        """When a batch has been written: more slots for the next ones, if there are more cores."""
+        """Take, when a batch has been written, more slots for the next ones, if there are more
+        cores.
+        """
         now_s = time.monotonic()
         if self._is_fixed or now_s < self._look_s:
             return

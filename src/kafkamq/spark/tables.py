@@ -109,7 +109,7 @@ def insert_once(frame: DataFrame, table: str, columns: Sequence[str]) -> None:
 
 
 def _insert(rows: DataFrame, table: str, ranges: str) -> None:
-    """One ``MERGE INTO`` the table."""
+    """Run one ``MERGE INTO`` the table."""
     if not ranges:
         return
     spark = rows.sparkSession

@@ -33,8 +33,6 @@ class CheckFailedError(KafkaMQError, AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A broken promise."""
-
     kind: str
     place: RecordId  # of the message or SCHEDULE that it is about
     text: str
@@ -62,7 +60,7 @@ class Verdict:
 
     @property
     def is_ok(self) -> bool:
-        """Nothing lost, nothing unexplained."""
+        """Return whether nothing is lost or unexplained."""
         return not self.problems
 
     def require_ok(self, context: str = "") -> None:
@@ -78,8 +76,6 @@ class Verdict:
 
 @dataclass(slots=True)
 class _Message:
-    """One record of the messages topic."""
-
     record: LogRecord
     headers: MessageHeaders
     origin: RecordId  # of the first copy: itself, or what its header says
@@ -258,7 +254,7 @@ class Checker:
     def _most_likely(
         self, timeline: Timeline, of: MessageHistory, place: RecordId
     ) -> MessageHistory:
-        """Of the histories that explain an extra END (R12), the one that the copy fits."""
+        """Return the one that the copy fits of the histories that explain an extra END (R12)."""
         for one in (of, *of.others):
             start = self._start(timeline, one)
             count = max(1, start.delivery_count)

@@ -65,8 +65,6 @@ class Why(Enum):
 
 
 class Ending(Enum):
-    """How a history ended."""
-
     OPEN = "is open"
     ACKED = "was acked in time"
     CANCELLED = "was cancelled"

@@ -86,8 +86,6 @@ __all__ = ["Clock", "MemoryDeadLetter", "MemoryService"]
 
 
 class _RealClock(Clock):
-    """The machine's."""
-
     def now_ms(self) -> int:
         return time.monotonic_ns() // 1_000_000
 
@@ -196,8 +194,7 @@ class _MemoryOutbox:
         written.set_result(None)
         return written
 
-    def prune(self) -> None:
-        """Nothing waits."""
+    def prune(self) -> None: ...
 
     def close(self, timeout_s: float) -> None:
         del timeout_s
@@ -337,7 +334,6 @@ class _MarkersDouble(_MemoryConsumer):
     """Leases are renewed up to ``max_lease``; a tracker writes copies and dead letters."""
 
     def moment_s(self, clock_ms: float) -> float:
-        """As far as it was renewed."""
         return min(clock_ms, self._now_ms() + self._queue.redelivery_timeout_ms) / 1000
 
     def _deadline_ms(self) -> float:

@@ -126,8 +126,6 @@ class Item:
 
 
 class Holder(Protocol):
-    """A consumer of a queue."""
-
     def expire(self, now_ms: int) -> None:
         """End leases whose time is over; with ``MemoryQueue.changed`` held."""
 
@@ -179,7 +177,7 @@ class MemoryQueue:
         self.changed.notify_all()
 
     def schedule(self, marker: MemoryRecord, due_ms: int, append: Callable[[], None]) -> None:
-        """A delayed message, by its place in the log of markers."""
+        """Take a delayed message, by its place in the log of markers."""
         self._schedules[marker.place] = due_ms
 
         def fire() -> None:

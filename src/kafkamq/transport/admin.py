@@ -68,7 +68,7 @@ class TopicInfo:
 
     @property
     def retention_ms(self) -> int:
-        """Negative: forever."""
+        """Return the retention; negative: forever."""
         return int(self.settings.get("retention.ms", "604800000"))
 
     @property
@@ -394,7 +394,8 @@ class Admin:
         return self._ask(f"reading the bounds of {topic}", ask)
 
     def log_ends(self, topic: str) -> dict[int, tuple[int, int]]:
-        """Of each partition: the last stable offset, and the high watermark behind or at it.
+        """Return of each partition the last stable offset, and the high watermark behind or at
+        it.
 
         They differ while a transaction is open, which holds ``read_committed`` readers back.
         """
@@ -447,7 +448,7 @@ class Admin:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """One client and one bound for one try at a question."""
+    """It has one client and one bound for one try at a question."""
 
     admin: Admin
     client: AdminClient

@@ -16,7 +16,9 @@ _PLAIN = ("PLAINTEXT", "SASL_PLAINTEXT")
 
 
 def broker_release(config: ServiceConfig, address: str, *, timeout_s: float = 5.0) -> str | None:
-    """As "4.2"; None when it cannot be told: over TLS, before 3.3, or without an answer."""
+    """Return the release as "4.2"; None when it cannot be told: over TLS, before 3.3, or without
+    an answer.
+    """
     if config.kafka.get("security.protocol", "PLAINTEXT").upper() not in _PLAIN:
         return None
     host, _, port = address.rpartition(":")

@@ -118,7 +118,9 @@ def _open(
 
 
 class ClientLog:
-    """librdkafka's log lines as Python log records, each kind at most once in ten seconds."""
+    """It makes Python log records of librdkafka's log lines, each kind at most once in ten
+    seconds.
+    """
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
@@ -139,7 +141,7 @@ class ClientLog:
 
 
 class _NoLog:
-    """For a client whose failures its caller tells."""
+    """It serves a client whose failures its caller tells."""
 
     def log(self, level: int, _format: str, *args: object) -> None:
         """Called as that of ``ClientLog``."""
@@ -180,8 +182,7 @@ class Consumer(Protocol):
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
         """Read these no more; raises ``_INVALID_ARG`` if one of them is not assigned."""
 
-    def unassign(self) -> None:
-        """Read nothing."""
+    def unassign(self) -> None: ...
 
     def assignment(self) -> list[TopicPartition]:
         """Return what is assigned, by partition."""
@@ -190,7 +191,9 @@ class Consumer(Protocol):
         """Go on at another offset; raises ``_STATE`` where the partition is not being read."""
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Behind the last record that was handed out; -1001: none was since the assignment."""
+        """Return the offsets behind what was handed out; -1001: nothing was since the
+        assignment.
+        """
 
     def pause(self, partitions: list[TopicPartition]) -> None:
         """Hand out no more records of these; outlives their assignment, unlike in Java's client."""
@@ -314,8 +317,7 @@ class Producer(Protocol):
     def abort_transaction(self, timeout: float = -1) -> None:
         """Purge and abort."""
 
-    def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
-        """As a consumer's."""
+    def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any: ...
 
     def close(self) -> bool:
         """Flush, abort what is open, and end."""
@@ -327,8 +329,7 @@ class AdminClient(Protocol):
     def poll(self, timeout: float = -1) -> int:
         """Serve ``error_cb``."""
 
-    def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
-        """As a consumer's."""
+    def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any: ...
 
     def describe_cluster(self, **kwargs: Any) -> Future[Any]:
         """Brokers, controller and id."""
@@ -347,8 +348,7 @@ class AdminClient(Protocol):
     def create_topics(self, new_topics: list[Any], **kwargs: Any) -> dict[str, Future[Any]]:
         """Returns before every broker knows of the topic."""
 
-    def delete_topics(self, topics: list[str], **kwargs: Any) -> dict[str, Future[Any]]:
-        """The same."""
+    def delete_topics(self, topics: list[str], **kwargs: Any) -> dict[str, Future[Any]]: ...
 
     def list_consumer_groups(self, **kwargs: Any) -> Future[Any]:
         """Return all groups with members or committed offsets."""
@@ -382,7 +382,7 @@ os.register_at_fork(after_in_child=_fork)
 
 
 class ForkCheck:
-    """Remembers the process that made an object.
+    """It remembers the process that made an object.
 
     Attributes:
         is_forked: Whether this is a forked child of that process.

@@ -97,7 +97,7 @@ class GroupOffsets(Follower):
         ignores: Callable[[KafkaError], bool] = is_retriable,
         **settings: object,
     ) -> None:
-        """As a ``Follower``; ``group_id`` is the group's."""
+        """Take what a ``Follower`` takes; ``group_id`` is the group's."""
         self.begun: deque[PendingCommit] = deque(maxlen=_MAX_BEGUN)
         """Those whose answers the client has not told."""
         super().__init__(
@@ -128,7 +128,7 @@ class GroupOffsets(Follower):
     def committed_with_metadata(
         self, places: Iterable[PartitionId], *, timeout_s: float = REQUEST_S
     ) -> list[OffsetCommit]:
-        """As ``committed``; behind the metadata may stand some memory that was read with it."""
+        """Do as ``committed``; behind the metadata may stand some memory that was read with it."""
         try:
             return _committed(self.client, partitions_of(places), timeout_s)
         except KafkaException as error:

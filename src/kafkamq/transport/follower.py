@@ -182,7 +182,7 @@ class Follower:
         return batch
 
     def serve(self) -> Sequence[Record]:
-        """As ``poll`` of one record without waiting; but the next one raises what goes wrong."""
+        """Do as ``poll`` of one record without waiting; but the next one raises what goes wrong."""
         return self._fetch(1, 0.0)
 
     def _fetch(self, limit: int, timeout_s: float) -> Sequence[Record]:
@@ -276,7 +276,9 @@ class Follower:
         return place[1] < self.partition_count(place[0], timeout_s=timeout_s)
 
     def known_end(self, place: PartitionId) -> int:
-        """Behind the last record, as the last fetch told; asks nobody. Negative: none was made."""
+        """Return the offset behind the last record, as the last fetch told; ask nobody.
+        Negative: none was made.
+        """
         _, end = self.client.get_watermark_offsets(TopicPartition(*place), cached=True)
         return end
 

@@ -44,7 +44,7 @@ class Owner(Protocol):
 
 
 class GroupConsumer(GroupOffsets):
-    """The member; one owner thread. It joins with ``join``."""
+    """One owner thread has the member, which joins with ``join``."""
 
     def __init__(
         self,

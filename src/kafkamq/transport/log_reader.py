@@ -549,7 +549,7 @@ class Patience:
         return self.over_from(where, offset, end) <= offset
 
     def over_from(self, where: Hashable, offset: int = 0, end: int = 0) -> int:
-        """From which offset on all of a log was looked for in vain for long enough.
+        """Return from which offset on all of a log was looked for in vain for long enough.
 
         A log that ended before an offset all the time has nothing behind that offset either.
 

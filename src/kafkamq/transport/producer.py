@@ -304,7 +304,7 @@ class IdempotentProducer:
         """Let others run; see ``ThreadedProducer``."""
 
     def _cause(self, error: KafkaError) -> KafkaError:
-        """For reports: why a record failed that may have gone with its client."""
+        """Return for reports why a record failed that may have gone with its client."""
         if error.fatal():
             self._must_renew = self._must_renew or self._fatal is None
         elif self._fatal is not None and meaning(error) is Meaning.PURGED:
@@ -350,7 +350,7 @@ class IdempotentProducer:
             self._raise(self._serve(call))
 
     def confirm(self, is_known: Callable[[], bool], doing: str, timeout_s: float) -> None:
-        """As ``wait_for``; raises DeadlineExceededError where it is not known in time."""
+        """Do as ``wait_for``; raise DeadlineExceededError where it is not known in time."""
         deadline_s = time.monotonic() + timeout_s
         while not self.wait_for(is_known, min(_CONFIRM_S, deadline_s - time.monotonic())):
             self.check(doing)

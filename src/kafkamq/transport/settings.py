@@ -204,7 +204,9 @@ def admin_settings(config: ServiceConfig, **ours: object) -> dict[str, object]:
 
 
 def share_settings(config: ServiceConfig, *, group_id: str, **ours: object) -> dict[str, object]:
-    """For ``ShareConsumer``: no logger, none of consumers' own properties; explicit acks."""
+    """Return settings for ``ShareConsumer``: no logger, none of consumers' own properties;
+    explicit acks.
+    """
     return _settings(config, Role.SHARE, {"group.id": group_id, **_dotted(ours)})
 
 

@@ -333,7 +333,7 @@ class Claimant:
 
     @property
     def outstanding(self) -> int:
-        """At least once: how many messages were handed out and have no verdict."""
+        """Return how many messages were handed out and have no verdict (at least once)."""
         return self._offsets.outstanding
 
     @property

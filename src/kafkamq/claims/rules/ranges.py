@@ -211,7 +211,7 @@ class RangeLog:
 
     @property
     def is_warm(self) -> bool:
-        """RC3: every living range is known."""
+        """Return whether every living range is known (RC3)."""
         if self._since_ms is None:
             return True
         return self._clock.now_ms - self._since_ms >= self._stale_ms
@@ -222,7 +222,7 @@ class RangeLog:
         return -1 if place is None else place.frontier
 
     def position(self, partition: int) -> int:
-        """RC5: the first offset that is not done; -1: nothing is known."""
+        """Return the first offset that is not done (RC5); -1: nothing is known."""
         place = self._places.get(partition)
         if place is None:
             return -1
@@ -261,7 +261,7 @@ class RangeLog:
         ]
 
     def untold(self, partition: int, *, now_s: float) -> list[HeldRange]:
-        """RC4: what is abandoned, and no record has told so for an interval."""
+        """Return what is abandoned, and no record has told so for an interval (RC4)."""
         now_ms = self._clock.at(now_s)
         return [
             each
@@ -399,7 +399,7 @@ class RangeLog:
         )
 
     def _hear_frontier(self, place: _PartitionClaims, record: RangeRecord) -> None:
-        """RC3: it only rises. 0: its sender knows of no claim either.
+        """The frontier only rises (RC3). 0: its sender knows of no claim either.
 
         The first sender that had read all before this reader's first record says where the frontier
         was at ``seen``. Of the claims behind that, those that begin at the frontier were accepted.
@@ -463,7 +463,7 @@ class RangeMember:
         ]
 
     def is_live(self, partition: int, each: HeldRange, monotonic_ms: int) -> bool:
-        """RC7: it may be worked on at this moment."""
+        """Return whether it may be worked on at this moment (RC7)."""
         since_ms = self._confirmed_ms.get((partition, each.first, each.next))
         return since_ms is not None and monotonic_ms < since_ms + self._interval_ms
 
@@ -568,7 +568,7 @@ class RangeMember:
     def tell(
         self, partitions: Sequence[int], monotonic_ms: int, now_s: float
     ) -> Iterator[RangeWrite]:
-        """RC4: what is abandoned, unless a record told so lately."""
+        """Tell what is abandoned, unless a record told so lately (RC4)."""
         if not self._log.is_warm:  # it may be held by somebody who was not heard yet
             return
         for partition in partitions:

@@ -37,8 +37,6 @@ PropertiesFile = Annotated[
 
 @dataclass(frozen=True)
 class SparkChoice:
-    """Where Spark runs, and its properties."""
-
     master: str
     settings: Mapping[str, str]
 

@@ -29,8 +29,6 @@ _MIN_PAYLOAD = 64
 
 
 class Contender(Enum):
-    """Who works."""
-
     MARKERS = "markers"
     OFFSETS = "offsets"
     SHARE = "share"
@@ -166,7 +164,7 @@ class Phase:
 
 
 def backend_of_contender(contender: Contender) -> Backend | None:
-    """None: none of ours."""
+    """Return its backend; None: it is none of ours."""
     return None if contender is Contender.GROUP else Backend(contender.value)
 
 
@@ -297,7 +295,9 @@ class Measured:
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """Of ascending values, the smallest with at least that share at or below it; None: no value."""
+    """Return of ascending values the smallest with at least that share at or below it; None: no
+    value.
+    """
     if not values:
         return None
     rank = max(1, -(-len(values) * share // 1))

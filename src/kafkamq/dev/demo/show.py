@@ -28,7 +28,7 @@ class Show:
         self._fetched = 0
 
     def say(self, text: str) -> None:
-        """One line, with the seconds since the start."""
+        """Print one line, with the seconds since the start."""
         self._console.print(
             Text(f"{time.monotonic() - self._began:5.1f} s  ", style="dim") + Text(text),
             soft_wrap=True,

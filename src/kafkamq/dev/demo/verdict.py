@@ -317,7 +317,9 @@ class Verdict:
 
     @classmethod
     def from_rows(cls, rows: Sequence[dict[str, Any]], **more: Any) -> Verdict:
-        """From the rows of the verdict's SQL: one per queue, and one with an empty queue: all."""
+        """Make a verdict from the rows of its SQL: one per queue, and one with an empty queue:
+        all.
+        """
         names = {item.name for item in fields(QueueResult)}
         results = [
             QueueResult(**{name: value for name, value in row.items() if name in names})

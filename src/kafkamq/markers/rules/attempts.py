@@ -265,7 +265,7 @@ class Fates:
         return _found(self._tracker.hold_of(message_id)) == DUE
 
     def held(self, message_id: MessageId) -> tuple[str, int]:
-        """Of what is held: who holds it, and for how many ms from the last record on."""
+        """Return of what is held who holds it, and for how many ms from the last record on."""
         hold = self._tracker.hold_of(message_id)
         assert hold is not None, "it is open"
         assert hold.holder is not None, "it is held"

@@ -60,7 +60,9 @@ def gather(items: Iterable[Item]) -> list[tuple[tuple[MessageBatch, ...], list[I
 
 
 def join(named: Iterable[tuple[MessageBatch, T]]) -> list[tuple[tuple[MessageBatch, ...], list[T]]]:
-    """As ``gather``, of batches: those of one chunk become one; each marker with its items."""
+    """Gather batches as ``gather`` does items: those of one chunk become one; each marker with
+    its items.
+    """
     chunks: dict[tuple[int, bytes, int, int], list[tuple[MessageBatch, T]]] = {}
     for batch, item in named:
         log = batch.topic_id, batch.leader_epoch

@@ -132,7 +132,8 @@ class ReceiveAhead:
         return self._size
 
     def size_for(self, n: int) -> int:
-        """The same for ``receive_many(n)``: ``n``, or as many times ``n`` as are used up fast.
+        """Return the size for ``receive_many(n)``: ``n``, or as many times ``n`` as are used up
+        fast.
 
         At most half of ``max_in_flight``, so that the next ones can be STARTed meanwhile.
         """

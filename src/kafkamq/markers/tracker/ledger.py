@@ -387,7 +387,7 @@ def is_later_start(error: Exception) -> bool:
 
 
 def latest(positions: Sequence[Position]) -> Position | None:
-    """Of the latest start: the largest epoch."""
+    """Return the largest epoch: that of the latest start."""
     return max(positions, key=lambda position: position.epoch, default=None)
 
 

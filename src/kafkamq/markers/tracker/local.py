@@ -324,7 +324,7 @@ class LocalTracker:
                 part.keep_from(first.get(part.number, -1))
 
     def _set_aside(self, record: Record, number: int, offset: int, error: WireError) -> None:
-        """R21: counted by the core, copied with its place, passed."""
+        """Pass a record that the core has counted, when it is copied with its place (R21)."""
         origin = Origin(self._config.marker_topic, number, offset, max(0, record.timestamp()[1]))
         _log.warning(
             "a record that is no marker was set aside",

@@ -187,7 +187,7 @@ class TrackedPartition:
         self._end = offset
 
     def was_read(self) -> None:
-        """After a batch: the TICK rules measure silence from here (R4)."""
+        """Note that a batch was read: the TICK rules measure silence from here (R4)."""
         self.ticks.on_read(monotonic_ms(), self.core.next_offset)
 
     # ---- ticks

@@ -423,7 +423,9 @@ class Rereader:
         deadline_s: float,
         max_bytes: int,
     ) -> list[FoundAction]:
-        """As far as the markers say it; each with the reason of its verdict."""
+        """Return the STARTs as far as the markers have them; each with the reason of its
+        verdict.
+        """
         full_s = time.monotonic() + _READ_S
         whole = size_bytes = 0
         while not whole:

@@ -196,7 +196,9 @@ class Ticker:
         _log.warning("%s", broker_error(error, f"writing to {self._config.tracker_topic}"))
 
     def _publish_again(self) -> None:
-        """Those that were refused, at most once in ``AGAIN_S``: a refusal may come at once."""
+        """Publish those that were refused, at most once in ``AGAIN_S``: a refusal may come at
+        once.
+        """
         now_s = time.monotonic()
         if not self._refused or now_s < self._again_s:
             return
@@ -350,7 +352,7 @@ class Quarantine:
         return bool(self._pending)
 
     def first_pending(self) -> dict[int, int]:
-        """By marker partition: offset of the first record that is not in the log yet."""
+        """Return by marker partition the offset of the first record that is not in the log yet."""
         first: dict[int, int] = {}
         for number, offset in self._pending:
             first[number] = min(offset, first.get(number, offset))

@@ -112,7 +112,7 @@ class WindowSize:
 
     @property
     def rows(self) -> int:
-        """Of the next one, at least one."""
+        """Return how many rows the next window takes, at least one."""
         fitting = int(self.bytes / self._row_bytes)
         return max(1, min(self._rows, self._max_rows, self._refused_rows, fitting))
 
@@ -291,7 +291,7 @@ class Settlement:
         return None
 
     def _begin(self) -> None:
-        """Behind what the ledger says."""
+        """Begin behind what the ledger says."""
         self._done = self.ledger.rows_done(self.batch)
         self._awaited = [(end, row) for end, row in self._awaited if end <= self._done]
         if not self.report.transactions:
@@ -332,7 +332,7 @@ class Settlement:
         return True
 
     def _wait(self) -> None:
-        """For what holds up the settlement."""
+        """Wait for what holds up the settlement."""
         if time.monotonic() + _LOOK_S > self.deadline_s:
             where = f"{self.ledger.key.topic}[{self.ledger.key.partition}]"
             raise BrokerError(

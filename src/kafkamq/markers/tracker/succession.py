@@ -105,7 +105,7 @@ class Succession:
         return self.is_chosen
 
     def stand_by(self, engine: str) -> None:
-        """Not active, or no longer."""
+        """Stop being active, or never begin."""
         with self._lock:
             self._engine = engine
             self._gives = None

@@ -169,7 +169,8 @@ def _is_foreign(last: Position | None, epoch: int) -> bool:
 
 
 def told_positions(config: ServiceConfig) -> dict[int, int]:
-    """By marker partition: where its last tracker would have begun again, as its status tells.
+    """Return by marker partition where its last tracker would have begun again, as its status
+    tells.
 
     Empty, with a warning, for a tracker that may not read the statuses.
 

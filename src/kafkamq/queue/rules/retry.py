@@ -43,8 +43,7 @@ def backoff_on(error: BaseException | None, kinds: RetryOn | None) -> Backoff | 
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """Processed after all."""
+class Done: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -354,7 +354,7 @@ def stamped(theirs: Sequence[Header], stamp: bytes, ours: Sequence[Header]) -> H
 def stamped_copy_headers(
     headers: Sequence[Header], stamp: bytes, *, delivery_count: int, origin: Origin
 ) -> Headers:
-    """As ``copy_headers``: those of the sender untouched, then the stamp and ours."""
+    """Do as ``copy_headers``: those of the sender untouched, then the stamp and ours."""
     theirs, ours = split_headers(headers, stamp)
     copied = copy_headers(ours, delivery_count=delivery_count, origin=origin)
     return stamped(theirs, stamp, copied)

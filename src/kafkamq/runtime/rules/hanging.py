@@ -31,8 +31,6 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """A moment of a pool."""
-
     count: int
     calls: Sequence[Call]  # at most one of each slot
     turned_s: float | None = None  # when its event loop turned last; None: it has none
@@ -42,14 +40,14 @@ class Slots:
         return min(self.calls, key=_began_s, default=None)
 
     def hung_s(self, now_s: float) -> float:
-        """For how long nothing has ended although every slot is at it; 0: it works."""
+        """Return for how long nothing has ended although every slot is at it; 0: it works."""
         hung_s = self._blocked_s(now_s)
         if self.count and len(self.calls) >= self.count:
             hung_s = max(hung_s, now_s - max(self.calls, key=_began_s).began_s)
         return hung_s
 
     def _blocked_s(self, now_s: float) -> float:
-        """For how long its event loop has been blocked; 0: it is not."""
+        """Return for how long its event loop has been blocked; 0: it is not."""
         silent_s = 0.0 if self.turned_s is None else now_s - self.turned_s
         return silent_s if silent_s >= _BLOCKED_S else 0.0
 
@@ -57,7 +55,7 @@ class Slots:
         return self.hung_s(now_s) < READY_S
 
     def describe(self, now_s: float) -> str:
-        """The same for people; empty while there is nothing to say."""
+        """Say the same for people; empty while there is nothing to say."""
         oldest, blocked_s = self.oldest, self._blocked_s(now_s)
         parts = []
         if oldest is not None:

@@ -69,7 +69,7 @@ class Adjustable(Protocol):
         """So many slots may be at work at once; what more are at goes on."""
 
     def totals(self) -> Totals:
-        """At this moment."""
+        """Return the totals at this moment."""
 
 
 @dataclass(slots=True)
@@ -280,7 +280,9 @@ class RunSize:
 
 
 class RateLimit:
-    """At most so many records a second; what was not used in a moment is made up in the next."""
+    """It lets at most so many records pass a second; what was not used in a moment is made up in
+    the next.
+    """
 
     def __init__(self, per_second: float, *, burst_ms: int = 100) -> None:
         if not 0 < per_second < 1e12:

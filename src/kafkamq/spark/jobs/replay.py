@@ -72,7 +72,7 @@ class Replay:
 
     @property
     def digest(self) -> str:
-        """Of everything that decides what is sent."""
+        """Return a digest of everything that decides what is sent."""
         text = repr((self.where, self.from_ms, self.into))
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 

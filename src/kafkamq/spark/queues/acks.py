@@ -133,16 +133,12 @@ def decode_token(text: str | None) -> AckToken:
 
 @dataclass(frozen=True, kw_only=True)
 class AckSettings:
-    """What travels to the workers."""
-
     config: ServiceConfig
     backoff: Backoff = field(default_factory=Backoff)
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A verdict to write."""
-
     token: AckToken
     outcome: Outcome
     delay_ms: int | None = None  # of a NACK; None: the back-off
@@ -185,7 +181,7 @@ def end_records(
 
 
 def _delay_ms(ends: Sequence[End], settings: AckSettings, log: MarkerLog) -> int:
-    """Of a NACK; its jitter is drawn once for the record (R30)."""
+    """Return a NACK's delay; its jitter is drawn once for the record (R30)."""
     facts = log.facts()
     delay_ms = nack_delay_ms(
         ends[0].delay_ms,
@@ -337,7 +333,7 @@ def _rows_of(batch: pa.RecordBatch) -> list[dict[str, object]]:
 def write_ends(
     batches: Iterable[pa.RecordBatch], settings: AckSettings
 ) -> Iterator[pa.RecordBatch]:
-    """In a worker: ENDs without a transaction; writing them twice changes nothing."""
+    """Write, in a worker, ENDs without a transaction; writing them twice changes nothing."""
     ends = read_verdicts(row for batch in batches for row in _rows_of(batch))
     log = marker_log(settings.config)
     log.write(end_records(ends, settings, log))

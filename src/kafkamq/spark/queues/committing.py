@@ -72,8 +72,6 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class CommitSettings:
-    """What travels to the workers."""
-
     ack: AckSettings
     topic: str  # for rows that name none
     engine: str
@@ -137,7 +135,7 @@ def with_slots(frame: DataFrame, slots: int) -> DataFrame:
 def commit_slots(
     batches: Iterator[pa.RecordBatch], settings: CommitSettings, batch: int
 ) -> Iterator[pa.RecordBatch]:
-    """In a worker: the rows of a slot; of several, where Spark placed them together."""
+    """Commit in a worker the rows of a slot; of several, where Spark placed them together."""
     slots: dict[int, list[dict[str, Any]]] = {}
     for rows in batches:
         for row in rows.to_pylist():
@@ -299,7 +297,9 @@ def _plans(ends: Sequence[End]) -> list[str]:
 
 
 def _digest(ends: Sequence[End]) -> str:
-    """Of the messages, in whatever order; their verdicts may differ when a batch is repeated."""
+    """Return a digest of the messages, in whatever order; their verdicts may differ when a batch
+    is repeated.
+    """
     places = " ".join(
         f"{partition}/{offset}" for partition, offset in sorted(end.token.place for end in ends)
     )

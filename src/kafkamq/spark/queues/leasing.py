@@ -320,7 +320,7 @@ class QueueReader(StreamReader):
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In a task: the rows of messages that are STARTed, with their tokens."""
+        """Yield in a task the rows of messages that are STARTed, with their tokens."""
         from pyspark.sql.pandas.types import to_arrow_schema
 
         if not isinstance(partition, QueuePartition):

@@ -176,7 +176,7 @@ class QueuePosition:
         return bool(self._committed)
 
     def find(self, numbers: Iterable[int], topic_id: bytes) -> dict[int, int]:
-        """Of these partitions; absent: the queue is new there."""
+        """Find the positions of these partitions; absent: the queue is new there."""
         wanted = list(numbers)
         topic = self._config.message_topic
         with Admin(self._config) as admin:
@@ -202,7 +202,9 @@ class QueuePosition:
         }
 
     def _behind(self, started: MessageSet, number: int, offset: int, topic_id: bytes) -> int:
-        """Behind the messages that a killed worker had begun: they are the tracker's."""
+        """Return a place behind the messages that a killed worker had begun: they are the
+        tracker's.
+        """
         last = started.end(number)
         if not last:
             return offset

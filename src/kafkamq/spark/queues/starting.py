@@ -128,7 +128,9 @@ class StartPlan:
         }
 
     def is_of_topic(self, one: MessageId) -> bool:
-        """R13: not of another topic of this name; brokers that are upgraded begin to tell ids."""
+        """Return whether it is of no other topic of this name (R13); brokers that are upgraded
+        begin to tell ids.
+        """
         known = self.facts.message_topic_id
         return not one.topic_id or not known or one.topic_id == known
 
@@ -272,7 +274,9 @@ class Starter:
         return open_
 
     def _still_open(self, messages: Sequence[Waiting]) -> list[Waiting]:
-        """R5: no START by an old look. What was acked since may be forgotten (R12) by now."""
+        """Return what is still open: no START is written by an old look (R5). What was acked
+        since may be forgotten (R12) by now.
+        """
         if messages and monotonic_ms() - self._looked_ms > MAX_AGE_MS:
             self._looked_ms = monotonic_ms()
             self._check()
@@ -339,7 +343,7 @@ class Starter:
         return due | {one.place for one in lost}
 
     def _expired(self, started: Sequence[_Started]) -> set[tuple[int, int]]:
-        """R10: rejects what had expired when it was STARTed; their places."""
+        """Reject what had expired when it was STARTed (R10); return their places."""
         expired = [
             one for one, place, _ in started if has_expired(one.expiry_ms, place.timestamp_ms)
         ]

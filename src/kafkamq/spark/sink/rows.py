@@ -144,8 +144,6 @@ class Guarantee(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class SinkOptions:
-    """Where and how a query writes."""
-
     config: ServiceConfig  # where, and Kafka's properties
     topic: str  # topic: of rows that name none; empty: every row names one
     queue_id: str = ""  # queue: whose messages the rows are
@@ -337,7 +335,7 @@ def _mixed(parts: Sequence[np.ndarray[Any, Any]], seed: int) -> np.ndarray[Any, 
 
 
 def _hashes(values: Sequence[object]) -> np.ndarray[Any, Any]:
-    """SipHash of each, the same in every process; 0 for None."""
+    """Return SipHash of each, the same in every process; 0 for None."""
     import numpy as np
     import pandas as pd
 

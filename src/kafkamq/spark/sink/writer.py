@@ -90,7 +90,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """For ``df.write``; within ``foreachBatch`` it belongs to that query's batch."""
+    """It writes for ``df.write``; within ``foreachBatch`` it belongs to that query's batch."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -188,8 +188,6 @@ class _Sender(Protocol):
 
 
 class _Targets:
-    """Where rows go."""
-
     def __init__(self, options: SinkOptions) -> None:
         self._config = options.config
         self._topic = options.topic
@@ -227,7 +225,9 @@ class _Targets:
         return topics
 
     def _partitions(self, rows: Rows) -> list[int]:
-        """As given; -1 with a key (murmur2, by librdkafka); else by the row's content."""
+        """Return the partitions as given; -1 with a key (murmur2, by librdkafka); else by the
+        row's content.
+        """
         given = rows.partitions or repeat(None)
         if rows.partitions is None and rows.keys is not None and None not in rows.keys:
             return [-1] * len(rows)
@@ -264,7 +264,7 @@ class _Messages:
         self._producer = MarkersProducer(cast("Sender", self), queue)
 
     def notes_of(self, queue_id: str, *, is_delayed: bool) -> Notes:
-        """Of deliveries, which a transaction does not report."""
+        """Return notes of deliveries, which a transaction does not report."""
         return deque(maxlen=0)
 
     def produce(
@@ -319,7 +319,7 @@ def _ledger(options: SinkOptions, place: _Task) -> SinkLedger:
 def _write_marked(
     config: ServiceConfig, place: _Task, targets: _Targets, batches: Iterable[pa.RecordBatch]
 ) -> WriterCommitMessage:
-    """At least once: each row with a header that is equal on all its copies."""
+    """Write at least once: each row with a header that is equal on all its copies."""
     sender = _Plain(config)
     seen: Counter[int] = Counter()
     done = Written(0, 0)

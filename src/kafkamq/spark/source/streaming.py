@@ -71,7 +71,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._offsets(found, {str(number): at for number, at in found.items()})
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """``maxRowsPerTrigger``, else everything."""
+        """Return ``maxRowsPerTrigger``, else everything."""
         limit = self.options.max_rows
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
@@ -194,7 +194,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return result
 
     def reportLatestOffset(self) -> dict[str, dict[str, int | str]] | None:  # noqa: N802
-        """For the query's progress: how far the log reaches."""
+        """Return for the query's progress how far the log reaches."""
         return self._offsets(self._known_ends, {}) if self._known_ends else None
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802

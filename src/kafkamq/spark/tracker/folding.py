@@ -32,7 +32,7 @@ _MAX_ACTIONS, _LEAST_ACTIONS = 400_000, 500
 
 
 def most_actions(tracker: TrackerConfig, partitions: int) -> int:
-    """Of a row: all of a batch are in the driver's memory."""
+    """Return how many a row may have: all of a batch are in the driver's memory."""
     share = max(_LEAST_ACTIONS, _MAX_ACTIONS // max(1, partitions))
     return min(tracker.max_offsets_per_commit, share)
 
@@ -53,15 +53,11 @@ class FoldSettings:
 
 
 class IndexState(Protocol):
-    """Spark's value state."""
-
     def get(self) -> tuple[Any, ...] | None: ...
     def update(self, newValue: tuple[Any, ...]) -> None: ...  # noqa: N803 - Spark's
 
 
 class ChunkState(Protocol):
-    """Spark's map state."""
-
     def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None: ...  # noqa: N802
     def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None: ...  # noqa: N802
     def removeKey(self, key: tuple[Any, ...]) -> None: ...  # noqa: N802
@@ -187,5 +183,5 @@ class PartitionFold:
 
 
 def _epoch(tracker: RedeliveryTracker) -> int:
-    """Of the start; 0 while it stands by."""
+    """Return the epoch of the start; 0 while it stands by."""
     return 0 if tracker.engine is None else tracker.engine[1]

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class QueryPlan:
-    """What a start of the tracker decided."""
-
     config: ServiceConfig
     tracker: TrackerConfig
     note: CheckpointNote

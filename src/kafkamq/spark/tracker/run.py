@@ -97,5 +97,7 @@ class Run:
 
 
 def pause_s(tries: int) -> float:
-    """Before the next start: 0.25 s, then twice as long each time, up to the bound."""
+    """Return the pause before the next start: 0.25 s, then twice as long each time, up to the
+    bound.
+    """
     return min(_MAX_PAUSE_S, 0.25 * 2.0 ** min(tries, 10))

@@ -249,7 +249,6 @@ class RowSettling:
     def _settle(
         self, ledger: Ledger, row: FoldedRow, more: Sequence[Settle | Carry]
     ) -> tuple[Sequence[Settle | Carry], SettleReport | SettlementError]:
-        """In a worker."""
         actions = [*decode_actions(row.actions), *more]
         settle = methodcaller(
             "settle",
@@ -377,7 +376,7 @@ class TickKeeper:
             self._rests_since_ms[number] = now_ms
 
     def begin_added(self, partition: int) -> None:
-        """``begin`` for a partition that the topic got later: clients remember the old count."""
+        """Begin with a partition that the topic got later: clients remember the old count."""
         self._ticker.close()
         self._ticker = Ticker(self._config)
         self.begin([partition])

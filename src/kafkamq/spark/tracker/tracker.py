@@ -182,7 +182,7 @@ class SparkTracker:
         return self
 
     def _launch(self, *, takeover: bool) -> None:
-        """One start of the engine: claim, TICKs, query."""
+        """Start the engine once: claim, TICKs, query."""
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # no hints
         from pyspark.errors import PySparkException
 

@@ -184,7 +184,7 @@ class AdminClient(Client):
     def describe_consumer_groups(
         self, group_ids: Sequence[str], **options: Any
     ) -> dict[str, Future[Any]]:
-        """As confluent_kafka's; a group that is not known has no members."""
+        """Do as confluent_kafka's does; a group that is not known has no members."""
 
         def describe(group: str) -> ConsumerGroupDescription:
             state, assignments = self.cluster.groups.describe(group)

@@ -47,8 +47,6 @@ def int_of(settings: Mapping[str, Any], default: int, *names: str) -> int:
 
 
 class Client:
-    """One client of a cluster in memory."""
-
     _closed_text = "Handle has been closed"
 
     def __init__(self, settings: Mapping[str, Any], logger: object = None) -> None:
@@ -442,7 +440,7 @@ class Transactional:
             self._end(deadline_s, is_committed=True)
 
     def abort_transaction(self, timeout: float = -1) -> None:
-        """As confluent_kafka's; begins with a purge, and serves its reports."""
+        """Do as confluent_kafka's does, which begins with a purge, and serves its reports."""
         deadline_s = time.monotonic() + (timeout if timeout >= 0 else 1e9)
         with self.cluster.changed:
             self._require(_State.OPEN, _State.ABORTABLE, _State.ABORTING)

@@ -189,7 +189,7 @@ class Member:
 
 
 class Group:
-    """One group with members; either protocol."""
+    """It is one group with members; either protocol."""
 
     def __init__(self, cluster: State, name: str, *, is_classic: bool) -> None:
         self.name = name
@@ -308,7 +308,7 @@ class Group:
         return member.owned & member.assigned
 
     def _tell(self, member: Member) -> None:
-        """At its next heartbeat."""
+        """Tell it at its next heartbeat."""
         member.hears_s = min(member.hears_s, member.client.next_heartbeat_s())
         self._cluster.due(member.hears_s)
 
@@ -413,7 +413,7 @@ class Groups:
             self.offsets.pop(group, None)
 
     def expel(self, client: GroupClient) -> None:
-        """The coordinator drops a member, as after its session timeout."""
+        """Drop a member, as after its session timeout."""
         with self._cluster.changed:
             for group in list(self.groups.values()):
                 for member in [each for each in group.members.values() if each.client is client]:

@@ -34,8 +34,6 @@ _NO_COMMIT = "no previously committed offset available: Local: No offset stored"
 
 
 class _Reading:
-    """One assigned partition."""
-
     __slots__ = ("asks_s", "eof_at", "first", "offset", "position", "ready_s")
 
     def __init__(self, first: int) -> None:
@@ -48,8 +46,6 @@ class _Reading:
 
 
 class Consumer(Membership, Commits):
-    """As confluent_kafka's."""
-
     _closed_text = "Consumer closed"
 
     def __init__(self, settings: Mapping[str, Any], logger: object = None) -> None:
@@ -156,7 +152,7 @@ class Consumer(Membership, Commits):
         return OFFSET_INVALID if reading is None else reading.position
 
     def pause(self, partitions: list[TopicPartition]) -> None:
-        """As confluent_kafka's: also what is not assigned, and until it is resumed."""
+        """Pause as confluent_kafka's does: also what is not assigned, and until it is resumed."""
         with self.cluster.changed:
             self._check_open()
             self._paused.update((each.topic, each.partition) for each in partitions)

@@ -307,7 +307,7 @@ class Membership:
         self._steps.append(("lost", sorted(self._owned), self._leave))
 
     def _announce(self, error: KafkaError, topic: str | None) -> None:
-        """An event among the records."""
+        """Put an event among the records."""
         self._events.append(
             Message(
                 topic=topic,  # None: of no topic
@@ -443,13 +443,13 @@ class Membership:
 
 
 class _Refused(TopicPartition):
-    """In the answer to a commit; a plain one's error cannot be set."""
+    """It stands in the answer to a commit; a plain one's error cannot be set."""
 
     error: KafkaError | None = None
 
 
 class Commits(Client):
-    """The half of ``Consumer`` that commits."""
+    """It is the half of ``Consumer`` that commits."""
 
     session_s: Any  # all of these are ``Membership``'s and ``Consumer``'s
     _group: str
@@ -471,7 +471,9 @@ class Commits(Client):
         offsets: list[TopicPartition] | None = None,
         asynchronous: bool = True,
     ) -> Any:
-        """As confluent_kafka's; an asynchronous one happens before it returns, or never."""
+        """Commit as confluent_kafka's does; an asynchronous one happens before it returns, or
+        never.
+        """
         with self.cluster.changed:
             self._check_open()
             if offsets is None:

@@ -33,8 +33,6 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Queued:
-    """A record on its way."""
-
     place: PartitionId
     value: bytes | None
     key: bytes | None
@@ -51,14 +49,14 @@ class _Queued:
 
     @property
     def size(self) -> int:
-        """In a batch of its own, about."""
+        """Return about its size in a batch of its own."""
         size = _BATCH_BYTES + len(self.value or b"") + len(self.key or b"")
         for name, value in self.headers or ():
             size += _HEADER_BYTES + len(name) + len(value or b"")
         return size
 
     def message(self) -> Message:
-        """As the delivery report gets it."""
+        """Return it as the delivery report gets it."""
         told: dict[str, Any] = {} if self.offset < 0 else {"offset": self.offset}
         return Message(
             topic=self.place[0],
@@ -73,7 +71,7 @@ class _Queued:
 
 
 class Producer(Transactional, Client):
-    """As confluent_kafka's; idempotent, and transactional with a ``transactional.id``."""
+    """It works as confluent_kafka's: idempotent, and transactional with a ``transactional.id``."""
 
     _closed_text = "Producer has been closed"
 
@@ -414,7 +412,7 @@ class Producer(Transactional, Client):
             self.cluster.keep(self, has_backlog=False)
 
     def close(self) -> bool:
-        """As confluent_kafka's; an open transaction is aborted."""
+        """Close as confluent_kafka's does; an open transaction is aborted."""
         with self.cluster.changed:
             if self._is_closed:
                 return True

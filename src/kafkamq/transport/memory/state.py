@@ -31,7 +31,7 @@ class _Pumped(Protocol):
 
 
 class State:
-    """The lower half of ``MemoryKafka``."""
+    """It is the lower half of ``MemoryKafka``."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self.now_ms = now_ms
@@ -108,8 +108,6 @@ class Transaction:
 
 @dataclass(slots=True)
 class LogRecord:
-    """One record as it lies in the log."""
-
     timestamp_ms: int
     key: bytes | None
     value: bytes | None
@@ -212,7 +210,7 @@ class Topic:
 
     @property
     def timestamp_kind(self) -> int:
-        """Of its records, as ``Message.timestamp`` tells it."""
+        """Return the kind of its records, as ``Message.timestamp`` tells it."""
         if self.settings["message.timestamp.type"] == "LogAppendTime":
             return TIMESTAMP_LOG_APPEND_TIME
         return TIMESTAMP_CREATE_TIME
