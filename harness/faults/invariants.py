@@ -454,7 +454,7 @@ def _decoded(markers: Iterable[LogRecord]) -> Iterable[Marker]:
 
 
 class OpenEntries:
-    """Where the entries of a markers topic begin and end."""
+    """It finds where the entries of a markers topic begin and end."""
 
     def __init__(self, markers: Iterable[LogRecord]) -> None:
         self._begins: dict[int, list[int]] = {}

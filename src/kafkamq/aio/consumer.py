@@ -1,4 +1,4 @@
-"""Receiving and verdicts, for asyncio: a thread of its own owns each consumer."""
+"""This module receives and gives verdicts for asyncio: a thread of its own owns each consumer."""
 
 from __future__ import annotations
 

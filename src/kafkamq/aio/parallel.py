@@ -1,4 +1,4 @@
-"""The parallel consumer on the caller's event loop."""
+"""The parallel consumer runs here on the caller's event loop."""
 
 from __future__ import annotations
 

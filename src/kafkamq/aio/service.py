@@ -1,4 +1,4 @@
-"""The entry, for asyncio: a namespace, its queues, and sending to them."""
+"""Here asyncio enters: a namespace, its queues, and sending to them."""
 
 from __future__ import annotations
 

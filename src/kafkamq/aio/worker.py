@@ -1,4 +1,4 @@
-"""``Worker`` on the caller's event loop."""
+"""Here ``Worker`` runs on the caller's event loop."""
 
 from __future__ import annotations
 

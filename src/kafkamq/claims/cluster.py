@@ -1,4 +1,4 @@
-"""A process's view of one coordination topic, and its members: what they ask of claims."""
+"""A process sees one coordination topic and its members here: what they ask of claims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What an application works with: messages of claimed partitions, batches, and their commits.
+"""An application works with what is here: messages of claimed partitions, batches, and their
+commits.
 
 Kafka's client queues what it fetched in one line: thousands of small messages of one partition may
 stand before the first one of another, whose claim would look stuck meanwhile. So each partition has

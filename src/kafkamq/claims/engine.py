@@ -1,4 +1,4 @@
-"""The claims of a process: the coordination log folded, and its claimants' steps performed.
+"""A process folds the coordination log here, and performs its claimants' steps.
 
 Questions and commits that take a while are an ``OffsetService``'s, off the engine's thread and many
 at a time. Per group there is one thread that looks offsets up and one that commits; each takes

@@ -1,4 +1,5 @@
-"""One log of claims: its topic, and in a process its reader, writer, clock and thread.
+"""Here is what one log of claims has: its topic, and in a process reader, writer, clock and
+thread.
 
 The topic is made with the settings that claims rest on, and checked before use. An existing one is
 never altered: an error says what is wrong with it, and what to do about it.

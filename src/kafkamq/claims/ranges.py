@@ -1,4 +1,4 @@
-"""Range claims: members share one partition by offset ranges, the next one claimed ahead.
+"""In range claims members share one partition by offset ranges, the next one claimed ahead.
 
 The protocol has the idea; here they have a topic of their own (``claims/rules/ranges.py``). Members
 tell each other "offsets X to Y are mine", and have the next range in hand before it is needed.

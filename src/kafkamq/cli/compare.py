@@ -1,4 +1,4 @@
-"""``compare``: the backends on the user's own work, measured: a table, and a page with plots."""
+"""``compare`` measures the backends on the user's own work: a table, and a page with plots."""
 
 from __future__ import annotations
 

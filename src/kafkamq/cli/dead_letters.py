@@ -1,4 +1,4 @@
-"""``dlq ls``, ``dlq peek`` and ``dlq redrive``."""
+"""Here are ``dlq ls``, ``dlq peek`` and ``dlq redrive``."""
 
 from __future__ import annotations
 

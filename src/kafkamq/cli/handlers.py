@@ -1,4 +1,4 @@
-"""``consume`` and ``work``: the commands that run handlers of the user's modules."""
+"""``consume`` and ``work`` are the commands that run handlers of the user's modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dev`` and ``demo``: a real broker on this machine."""
+"""``dev`` and ``demo`` run a real broker on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Options that several commands share, and the settings that they, the environment and a file make.
+"""Here are the options that several commands share, and the settings that they, the environment
+and a file make.
 
 They count in this order. Only the commands read the environment: ``KAFKAMQ_BOOTSTRAP_SERVERS`` and
 its like name the fields of ``CliSettings``; ``KAFKAMQ_KAFKA__SASL_PASSWORD`` is Kafka's property

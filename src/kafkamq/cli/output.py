@@ -1,4 +1,4 @@
-"""How the commands print: data on stdout, everything about it on stderr.
+"""Commands print data on stdout, everything about it on stderr.
 
 With ``--json`` a command prints one object, or one object per line for a list or a stream. Progress
 bars show on a terminal only.

@@ -1,4 +1,6 @@
-"""Pages that stand alone: tables and bar charts in HTML and inline SVG, nothing from elsewhere."""
+"""Here are pages that stand alone: tables and bar charts in HTML and inline SVG, nothing from
+elsewhere.
+"""
 
 from __future__ import annotations
 

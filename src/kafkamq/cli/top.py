@@ -1,4 +1,4 @@
-"""``top``: queues, or one of them, in a terminal, from the JSON of ``kafkamq web``."""
+"""``top`` shows queues, or one of them, in a terminal, from the JSON of ``kafkamq web``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``tracker``: redelivers what workers left, on Spark or in this process."""
+"""``tracker`` redelivers what workers left, on Spark or in this process."""
 
 from __future__ import annotations
 

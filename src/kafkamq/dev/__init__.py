@@ -1,4 +1,6 @@
-"""A real Kafka broker for development and tests: its artifacts, its process, its pytest fixture."""
+"""Development and tests get a real Kafka broker here: its artifacts, its process, its pytest
+fixture.
+"""
 
 from kafkamq.dev.artifacts import DEFAULT_VERSION, ArtifactError, KafkaJars, fetch_kafka
 from kafkamq.dev.broker import Listener, LocalKafka, Node

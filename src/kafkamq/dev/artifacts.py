@@ -1,4 +1,4 @@
-"""The published files of a Kafka version: their lists, their sums, and how they come into a cache.
+"""The published files of a Kafka version come into a cache here, by lists and checked sums.
 
 A version with a committed list is fetched exactly as listed and every jar is checked against its
 SHA-256, when it is fetched and each time it is used. A version without one is resolved from its

@@ -1,4 +1,4 @@
-"""`LocalKafka`: a real single-node broker on the loopback."""
+"""`LocalKafka` is a real single-node broker on the loopback."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The ``markers`` backend: one topic for all queues, with markers beside it."""
+"""The ``markers`` backend has one topic for all queues, with markers beside it."""

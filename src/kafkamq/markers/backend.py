@@ -17,8 +17,6 @@ from kafkamq.transport.record import RecordLike, headers_of
 
 
 class _MarkersBackend:
-    """Its queues share the topics of a namespace."""
-
     def open_consumer(
         self, connections: Connections, queue: QueueConfig, plan: ConsumerPlan
     ) -> Consumer:

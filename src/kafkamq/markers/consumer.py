@@ -1,4 +1,4 @@
-"""The ``markers`` backend: hands out a queue's messages, one worker of any number.
+"""A consumer of the ``markers`` backend hands out a queue's messages, one worker of any number.
 
 Four threads share the work. The intake (``intake.py``) owns the Kafka consumer and brings messages
 up to ``ready``; the keeper (``ack_writer.py``) writes what becomes of leases; a helper asks brokers

@@ -1,4 +1,5 @@
-"""Brings messages from their topic to the application (R5), in a thread that owns the consumer.
+"""The intake brings messages from their topic to the application (R5), in a thread that owns the
+consumer.
 
 Nobody else calls the Kafka consumer. Nothing here waits for an answer: between two polls there is
 at most a second, whatever the application does and whatever a broker answers.

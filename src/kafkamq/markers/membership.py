@@ -1,4 +1,4 @@
-"""A worker's membership: its group, how soon that notices a death, and who else works on the queue.
+"""Here is a worker's membership: its group, how soon that notices a death, who else is in it.
 
 A worker that is killed between a START and the commit of its offset leaves a message that the next
 owner STARTs again. Where the first lease has ended by then, a tracker copies the message, whatever

@@ -1,4 +1,4 @@
-"""A message of a ``markers`` queue: what its record and its lease say, and its verdict."""
+"""A message of a ``markers`` queue is what its record and its lease say, and its verdict."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ Heard = Callable[["Answer | None", "KafkaMQError | None"], None]
 
 @dataclass(slots=True)
 class _Places:
-    """Where partitions are to be read whose position is not in the log, as brokers told.
+    """It says where partitions are to be read whose position is not in the log, as brokers told.
 
     Attributes:
         committed: By the group; negative: nothing.

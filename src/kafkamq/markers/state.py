@@ -1,4 +1,4 @@
-"""What the parts of one consumer share: its leases, its lock, its bells, its markers' producer."""
+"""The parts of one consumer share this: its leases, lock, bells, and markers' producer."""
 
 from __future__ import annotations
 

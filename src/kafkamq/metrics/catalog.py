@@ -1,4 +1,5 @@
-"""Every metric of kafkamq by name: a contract, pinned by a test and used by the dashboard.
+"""Every metric of kafkamq is here by name: a contract, pinned by a test and used by the
+dashboard.
 
 Labels are ``queue``, ``partition`` and, of Spark, ``query`` only. A worker's ``partition`` is one
 of the messages topic, a tracker's one of the markers topic. One process serves one namespace: the

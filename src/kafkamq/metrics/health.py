@@ -1,4 +1,4 @@
-"""Liveness and readiness: the ages of this process's loops.
+"""Liveness and readiness follow from the ages of this process's loops.
 
 A loop that matters (a lease renewer, a tracker's turn) beats; who has not beaten for longer than
 it may is taken for hung. Handlers beat nothing: how long a pool of them hangs is asked of it.

@@ -1,4 +1,4 @@
-"""The HTTP server of a process: `/metrics` for Prometheus, `/live` and `/ready` for probes."""
+"""The HTTP server of a process gives `/metrics` for Prometheus, `/live` and `/ready` for probes."""
 
 from __future__ import annotations
 

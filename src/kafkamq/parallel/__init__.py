@@ -1,4 +1,4 @@
-"""The parallel consumer: many records of a partition at once, each key in its order."""
+"""The parallel consumer handles many records of a partition at once, each key in its order."""
 
 from __future__ import annotations
 

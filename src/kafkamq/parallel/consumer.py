@@ -1,4 +1,4 @@
-"""``ParallelConsumer``: what users call."""
+"""``ParallelConsumer`` is what users call."""
 
 from __future__ import annotations
 

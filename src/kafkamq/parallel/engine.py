@@ -1,4 +1,4 @@
-"""The thread that owns the consumer: joins the group, polls, feeds the work queue, commits.
+"""The thread that owns the consumer joins the group, polls, feeds the work queue, commits.
 
 On a revoke (``Engine.revoked``) it waits for what is in flight, commits what is done, forgets the
 rest. Reading begins at the committed offset, with the map of what is done beyond it (``Source``).
@@ -417,7 +417,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where reading begins.
+    """It says where reading begins.
 
     Attributes:
         offset: The first record to poll.
@@ -611,7 +611,7 @@ class Source:
         return Position(topic, partition, offset, OffsetTracker(offset), False)
 
     def _note_member(self) -> None:
-        """Before each poll, and in each callback of a rebalance.
+        """Note the member before each poll, and in each callback of a rebalance.
 
         A cooperative one revokes in the generation that it has begun, and goes on with what stays.
         Kafka would refuse transactions of the generation before, the last of what goes among them.

@@ -164,7 +164,7 @@ class Publisher(Protocol):
     """
 
     def publish(self, worker: PoolWorker) -> Steps[None]:
-        """After a worker's runs, before it takes more."""
+        """Run after a worker's runs, before it takes more."""
 
 
 class Handling:
@@ -550,7 +550,9 @@ class ProducedStream:
     def results(
         self, has_ended: Callable[[], bool], slice_s: float = _SLICE_S
     ) -> Iterator[Produced | None]:
-        """In the order in which Kafka confirmed them; None, without a slice: there is nothing."""
+        """Yield them in the order in which Kafka confirmed them; None, without a slice: there is
+        nothing.
+        """
         try:
             while True:
                 is_last = has_ended()  # before the look: what came until then is seen

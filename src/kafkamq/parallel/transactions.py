@@ -1,4 +1,4 @@
-"""Results and offsets in one transaction: readers of committed data see each exactly once.
+"""Results and offsets go in one transaction: readers of committed data see each exactly once.
 
 All workers share one producer. A worker sends the results of what it took, and settles it, inside a
 gate; a commit closes the gate, so that a transaction holds results and their offsets or neither.
@@ -92,7 +92,7 @@ class TransactionCommitter(Committer):
         super().start()
 
     def send(self, worker: PoolWorker) -> Iterator[None]:
-        """Inside the gate: put a worker's results into the transaction and settle what it did.
+        """Put, inside the gate, a worker's results into the transaction and settle what it did.
 
         Before it may wait, it yields: who must not wait lets another thread do the rest.
         """
@@ -159,7 +159,7 @@ class TransactionCommitter(Committer):
             self._blamed[_place(record)] = (_GIVEN_UP, self._blamed[_place(record)][1])
 
     def _forget_blamed(self) -> None:
-        """Those that are done after all, or of partitions that went."""
+        """Forget those that are done after all, or of partitions that went."""
         if not self._blamed:
             return
         trackers = {

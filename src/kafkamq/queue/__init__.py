@@ -1,1 +1,1 @@
-"""Queues as users see them: service, queue, producer, consumer and message."""
+"""Here are queues as users see them: service, queue, producer, consumer and message."""

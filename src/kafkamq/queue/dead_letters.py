@@ -291,7 +291,7 @@ class _Writer:
         self._write(pending)
 
     def _write(self, pending: list[tuple[DeadLetter, StoredMessage]]) -> None:
-        """In one transaction; what of it somebody has redriven is never sent again.
+        """Write in one transaction; what of it somebody has redriven is never sent again.
 
         Another redrive may do so until an ``init`` of ours has fenced it, whatever became of our
         transaction, so the ledger is read behind each. Where something in it is too large it is

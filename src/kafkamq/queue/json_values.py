@@ -41,7 +41,7 @@ _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,3999}")  # Python reads no longer ones
 
 
 def _zulu(text: str) -> str:
-    """With an offset in the place of Z, which Python 3.10 does not read."""
+    """Return it with an offset in the place of Z, which Python 3.10 does not read."""
     return f"{text[:-1]}+00:00" if text.endswith("Z") else text
 
 

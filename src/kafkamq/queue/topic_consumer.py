@@ -197,7 +197,7 @@ class TopicConsumer(Consumer, Generic[M]):
 
     @property
     def max_deliveries(self) -> int:
-        """After so many a message is given up."""
+        """Return after how many deliveries a message is given up."""
         return self._queue.max_deliveries
 
     @property

@@ -1,4 +1,5 @@
-"""The topics of a namespace: made with the settings that the guarantees rest on, and checked (R23).
+"""The topics of a namespace are made with the settings that the guarantees rest on, and checked
+(R23).
 
 Existing topics are never altered: what is wrong with them is said, and what to do about it.
 """
@@ -110,7 +111,9 @@ def _require_positive(**counts: int) -> None:
 
 
 def log_settings(admin: Admin, replication_factor: int) -> dict[str, str]:
-    """Of a topic from which nothing may vanish but by age, and whose time is the broker's."""
+    """Return the settings of a topic from which nothing may vanish but by age, and whose time is
+    the broker's.
+    """
     replicas = replication_factor
     if replicas < 0:
         replicas = int(admin.cluster().settings.get("default.replication.factor", "1"))

@@ -97,7 +97,8 @@ def remote_call(
     wants_all: bool,
     timeout_ms: int,
 ) -> RemoteCall:
-    """Of a handler and what goes with it; a process of one ``def`` is ended by its parent.
+    """Return the call of a handler and what goes with it; a process of one ``def`` is ended by
+    its parent.
 
     Raises:
         ConfigError: It cannot be told to another process.
@@ -150,7 +151,7 @@ def keep_from_forks(pipe: Connection) -> None:
 
 
 def leave_signals_to_parent() -> None:
-    """In the process: signals that end a program do nothing."""
+    """Ignore, in the process, the signals that end a program."""
     for number in STOPS:  # not SIG_IGN, which programs that the handler starts would inherit
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
@@ -164,7 +165,7 @@ def _end_all() -> None:
 
 
 def _forget_all() -> None:
-    """In the child of a fork: they are its parent's."""
+    """Forget all in the child of a fork: they are its parent's."""
     global _lock, _started
     _lock, _started = threading.Lock(), WeakSet()
     for pipe in list(_pipes):

@@ -252,7 +252,9 @@ class LoopExecutor(Generic[R]):
             queue.done(slot, run)
 
     def _raise_if_ended(self) -> None:
-        """In an ``except``: whether it was this task that was cancelled, or some other's result."""
+        """Find out in an ``except`` whether it was this task that was cancelled, or some other's
+        result.
+        """
         count = getattr(asyncio.current_task(), "cancelling", None)  # from Python 3.11 on
         if self._is_cancelled or (count is not None and count()):
             raise  # noqa: PLE0704 - of the caller

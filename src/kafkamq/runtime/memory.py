@@ -1,4 +1,4 @@
-"""Python's garbage collector and glibc's malloc, set for processes that hold much for a moment."""
+"""Python's collector and glibc's malloc are set here for processes that hold much for a moment."""
 
 from __future__ import annotations
 

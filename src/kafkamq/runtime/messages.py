@@ -251,7 +251,9 @@ class _Run:
 
 
 class MessageQueue(Inbox[Message, Message]):
-    """Between a feeder and its handlers. A message that was handed out gets its verdict here."""
+    """It stands between a feeder and its handlers. A message that was handed out gets its
+    verdict here.
+    """
 
     def __init__(
         self,
@@ -366,7 +368,7 @@ class MessageQueue(Inbox[Message, Message]):
             slot.taken = 0
 
     def calls(self, slots: Sequence[Slot[Message]]) -> list[Call]:
-        """See ``WorkQueue``; the time last, as another call may begin in between."""
+        """Return the calls; the time is read last, as another call may begin in between."""
         running = [(claim, slot) for slot in slots for claim in slot.claim[:1]]
         return [_call_of(claim, slot.claimed_s) for claim, slot in running]
 
@@ -414,10 +416,12 @@ class _Call:
 
 
 class RemoteMessages(MessageQueue):
-    """As processes take them, several calls at once. Each call belongs to one port's thread."""
+    """Processes take messages by it, several calls at once. Each call belongs to one port's
+    thread.
+    """
 
     def tend(self) -> None:
-        """As that of all; and calls that wait behind slow ones go to other processes."""
+        """Do as that of all; and calls that wait behind slow ones go to other processes."""
         super().tend()
         now_s = time.monotonic()
         with self.lock:

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP as the wish to stop; a second SIGINT as the wish to stop at once.
+"""SIGINT, SIGTERM and SIGHUP are wishes to stop; a second SIGINT is one to stop at once.
 
 Python runs a signal's handler in the main thread, between any two of its steps. If that holds the
 lock of an Event for which it waits, a handler that sets the Event waits for the lock forever: so

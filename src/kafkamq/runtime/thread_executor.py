@@ -1,4 +1,4 @@
-"""``def`` handlers in threads."""
+"""``def`` handlers run in threads here."""
 
 from __future__ import annotations
 

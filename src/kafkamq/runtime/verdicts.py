@@ -1,4 +1,4 @@
-"""What handlers and hooks say of a record, or of a list, in the one form that policies know.
+"""What handlers and hooks say of a record, or of a list, gets the one form that policies know.
 
 Whatever they say, it is about this record: what cannot be understood is a failure of its handler.
 """

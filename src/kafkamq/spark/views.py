@@ -1,4 +1,4 @@
-"""The life of a queue as tables for Spark SQL.
+"""Here the life of a queue is tables for Spark SQL.
 
     register_views(spark, config)
     spark.sql("SELECT queue_id, outcome, count(*) FROM deliveries GROUP BY ALL").show()

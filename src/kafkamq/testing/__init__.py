@@ -1,4 +1,4 @@
-"""Testing without a cluster: queues and Kafka in memory, and the checker.
+"""Users test without a cluster by this: queues and Kafka in memory, and the checker.
 
 `MemoryService` is a `Service` without Kafka, on a `Clock` that a test moves, for tests of handlers.
 `Service("memory://NAME")` runs the clients that ship on a `MemoryKafka`, which `cluster_of` finds

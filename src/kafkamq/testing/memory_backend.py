@@ -1,4 +1,4 @@
-"""Queues in memory: the queue API without Kafka, on a clock that a test sets.
+"""Queues in memory have the queue API without Kafka, on a clock that a test sets.
 
     service = MemoryService(clock=Clock())
     orders = service.queue("orders")

@@ -1,1 +1,1 @@
-"""Clients of Kafka for every shell: settings, errors, topics, transactions."""
+"""Every shell gets its clients of Kafka here: settings, errors, topics, transactions."""

@@ -1,4 +1,6 @@
-"""Questions to the cluster: topics, partitions, ids, groups, configurations; every wait bounded."""
+"""The cluster is asked here: topics, partitions, ids, groups, configurations; every wait
+bounded.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A member of a consumer group: classic (eager or cooperative), or of Kafka's newer protocol.
+"""Here is a member of a consumer group: classic (eager or cooperative), or of Kafka's newer
+protocol.
 
 librdkafka gives partitions and takes them back inside ``poll``, ``consume`` and ``close``, when its
 callbacks return. So the owner is told there, says where to read, and ends its work on what goes.

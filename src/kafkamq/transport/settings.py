@@ -1,4 +1,4 @@
-"""The one mapping from our settings to librdkafka's properties, for every role of a client.
+"""One mapping goes from our settings to librdkafka's properties, for every role of a client.
 
 ``ServiceConfig.kafka`` holds Kafka's own property names and wins over our defaults; what the
 protocol's guarantees rest on belongs to kafkamq and cannot be set. Properties of another role (a

@@ -1,4 +1,4 @@
-"""The topic of actions: followed from its beginning, written one record at a time.
+"""The topic of actions is followed from its beginning, and written one record at a time.
 
 It is made at the first action, and keeps everything. Every process folds it alike, so the state of
 jobs is what its records say: a process that starts knows what another one was doing.

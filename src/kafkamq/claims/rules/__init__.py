@@ -1,1 +1,1 @@
-"""The rules of claims: pure."""
+"""The rules of claims are pure."""

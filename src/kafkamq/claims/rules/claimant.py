@@ -120,7 +120,7 @@ class DeliveredOffsets:
 
 @dataclass(frozen=True, slots=True)
 class StartPosition:
-    """Where to begin, and how far off the log what was known is."""
+    """It says where to begin, and how far off the log what was known is."""
 
     offset: int
     deleted: int = 0  # messages between the known position and the log's start

@@ -108,7 +108,9 @@ class Claim:
 
 @dataclass(slots=True)
 class Contender:
-    """Somebody who may hold a partition, as far as a reader knows that did not see the claim."""
+    """It is somebody who may hold a partition, as far as a reader knows that did not see the
+    claim.
+    """
 
     beat_ms: int  # log clock of its last record
     is_open: bool = True  # False: it has released, or never can hold it again

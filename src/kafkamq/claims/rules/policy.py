@@ -1,4 +1,5 @@
-"""Which partitions a member tries to claim next: balanced, greedy, or whole topics.
+"""A policy says which partitions a member tries to claim next: balanced, greedy, or whole
+topics.
 
 - G1 What the same client held freshly before a restart comes first, in every mode.
 - G2 ``greedy`` tries everything that is free, at once.

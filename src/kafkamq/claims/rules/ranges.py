@@ -127,7 +127,7 @@ class HeldRange:
 
 
 class _Notes:
-    """By range, the offset of its last record of one type, such as RangeDone.
+    """It holds by range the offset of its last record of one type, such as RangeDone.
 
     A sender that had not read this record tells of the range as it was before. Records
     older than two intervals are forgotten; a sender that had not read so far is not believed.

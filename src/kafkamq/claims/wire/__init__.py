@@ -1,1 +1,1 @@
-"""Records of claims as text: pure, and bounded against hostile input."""
+"""Records of claims become text here: pure, and bounded against hostile input."""

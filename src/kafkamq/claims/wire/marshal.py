@@ -1,4 +1,4 @@
-"""Marshal's coordination records: text fields joined by ``/``, no escaping.
+"""Marshal's coordination records are text fields joined by ``/``, no escaping.
 
     TYPE/version/time/instance/client/group/topic/partition[/extra]
 

@@ -1,1 +1,1 @@
-"""Commands that run Spark: SQL, replay and audit, and standalone clusters."""
+"""These commands run Spark: SQL, replay and audit, and standalone clusters."""

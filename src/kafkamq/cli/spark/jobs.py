@@ -1,5 +1,5 @@
-"""``sql``, ``replay`` and ``audit``: Spark over the tables of a namespace, the audit as a page;
-``spark master`` and ``spark worker``: a standalone cluster from the installed PySpark.
+"""``sql``, ``replay`` and ``audit`` run Spark over the tables of a namespace, the audit as a
+page; ``spark master`` and ``spark worker``: a standalone cluster from the installed PySpark.
 """
 
 from __future__ import annotations

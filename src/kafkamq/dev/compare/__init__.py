@@ -1,4 +1,4 @@
-"""``kafkamq compare``: the backends and a plain consumer group, measured on the same work.
+"""``kafkamq compare`` measures the backends and a plain consumer group on the same work.
 
 ``run.compare`` runs it. Its processes import this package too, so nothing heavy is imported here.
 """

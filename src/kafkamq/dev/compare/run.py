@@ -1,4 +1,4 @@
-"""The comparison: each contender through all phases, one after the other."""
+"""The comparison takes each contender through all phases, one after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What became of messages, folded beside a tracker: attempts at each one, and fates of some (R34).
+"""What became of messages is folded beside a tracker: attempts at each one, and fates of some
+(R34).
 
 An attempt begins with the START that a tracker would track, and ends with the first END that names
 its message: a worker's verdict, or the tracker's own where none came. What is open, and whether a

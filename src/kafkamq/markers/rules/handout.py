@@ -1,4 +1,5 @@
-"""What a worker decides around handing out: how far ahead, alone or not, too old, how long to wait.
+"""A worker decides this around handing out: how far ahead, alone or not, too old, how long to
+wait.
 
 Pure parts of R5 (how many STARTs ahead of ``receive``), R6 (the last allowed delivery is alone in
 its process), R8 (the delay of a NACK) and R10 (expired messages).
@@ -46,7 +47,7 @@ class Holder(Protocol):
 
 
 class LastDeliveries:
-    """R6 for one process: while a last allowed delivery is held, nothing else is.
+    """It keeps R6 in one process: while a last allowed delivery is held, nothing else is.
 
     It is held until its END is in the log: what starts beside a verdict that is still under way may
     kill the process, and the verdict with it.

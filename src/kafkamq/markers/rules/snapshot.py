@@ -1,4 +1,5 @@
-"""A tracker's state in a state store: one index, and the chunks and pages that changed (R18).
+"""A tracker's state is kept in a state store: one index, and the chunks and pages that changed
+(R18).
 
 The index is JSON: the clock, the holders, and a line for each chunk; of a thousand and more only
 for those that changed last, the others' lines are in pages (``chunks.py``). A chunk is what

@@ -1,4 +1,4 @@
-"""When to append a TICK to a silent marker partition (R4): pure, one policy per partition.
+"""A policy says when to append a TICK to a silent marker partition (R4): pure, one for each.
 
 A TICK carries nothing but the broker's time. It is wanted when the log is silent and its clock
 would have passed, by the engine's estimate, a point that matters: a quarter of a timeout before a

@@ -1,4 +1,4 @@
-"""One marker partition of a local tracker: the core's state and what its loop remembers of it."""
+"""A marker partition of a local tracker has the core's state and what its loop remembers of it."""
 
 from __future__ import annotations
 

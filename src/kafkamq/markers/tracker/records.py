@@ -1,4 +1,5 @@
-"""What trackers write outside of transactions, and read back: TICKs, statuses, signs, quarantine.
+"""Trackers write this outside of transactions, and read it back: TICKs, statuses, signs,
+quarantine.
 
 TICKs (R4, R17), and statuses (R24) and signs of life (R36) on the compacted tracker topic, are
 written by one idempotent producer: a TICK must become readable while a transaction is under way

@@ -1,1 +1,3 @@
-"""Markers, positions, ledgers and statuses as bytes: pure, and bounded against hostile input."""
+"""Markers, positions, ledgers and statuses become bytes here: pure, and bounded against hostile
+input.
+"""

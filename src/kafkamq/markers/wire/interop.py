@@ -1,4 +1,4 @@
-"""Records of kafka-mq-go and of kmq, as their clients write and read them.
+"""Records of kafka-mq-go and of kmq are written and read here as their clients do.
 
 kafka-mq-go's message: key = queue id, value = payload, no headers. Its marker: key = queue id,
 value = protobuf with fields 1-6 of ``markers.proto``. An END always means done: its clients know no

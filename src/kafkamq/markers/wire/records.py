@@ -1,4 +1,4 @@
-"""Records that trackers and workers keep of themselves: versioned JSON objects, read strictly.
+"""Trackers and workers keep these records of themselves: versioned JSON objects, read strictly.
 
 - The status of a tracker in a marker partition (R24): key ``topic/partition`` of the compacted
   tracker topic. It drives TICKs (R4), ``stat`` and metrics.

@@ -1,1 +1,1 @@
-"""The rules of the parallel consumer: pure."""
+"""The rules of the parallel consumer are pure."""

@@ -1,4 +1,5 @@
-"""Flow control of the parallel consumer: how much to hold, how far ahead, in what pieces; pure.
+"""Flow control of the parallel consumer says how much to hold, how far ahead, in what pieces;
+pure.
 
 Three limits, each per partition, so that one that is stuck does not hold the others up:
 

@@ -85,7 +85,7 @@ class PartitionPhase(Enum):
 
 
 class ShardState(Enum):
-    """Where a shard is; one that is nowhere has no records and is forgotten."""
+    """A shard that is nowhere has no records and is forgotten."""
 
     READY = 0  # in its partition's line
     OWNED = 1  # serial, and a worker has a run of it, perhaps of an earlier assignment

@@ -1,1 +1,1 @@
-"""Offset maps as bytes: pure, and bounded against hostile input."""
+"""Offset maps become bytes here: pure, and bounded against hostile input."""

@@ -276,7 +276,9 @@ def runs_of(base: int, length: int, holes: Sequence[int]) -> list[int]:
 
 
 def split_runs(runs: Sequence[int], *, longest: int) -> list[int]:
-    """The same map in runs of at most ``longest``, with runs of 0 of the other kind between."""
+    """Return the same map in runs of at most ``longest``, with runs of 0 of the other kind
+    between.
+    """
     result: list[int] = []
     for run in runs:
         while run > longest:

@@ -1,4 +1,4 @@
-"""Log time (R1): the only clock that decides anything about a message.
+"""Log time (R1) is the only clock that decides anything about a message.
 
 The clock of a marker partition is the sum of the positive differences between the broker
 timestamps of consecutive records. A broker whose clock steps back costs nothing; one that steps

@@ -1,4 +1,4 @@
-"""Messages of one process that wait to be handed out: in order of a shard, or in none; pure.
+"""Messages of one process wait here to be handed out: in order of a shard, or in none; pure.
 
 A shard (a key, a partition) hands out one message at a time: the next one follows when the one
 before is done. A retry keeps its place at the front. Without order every message is a shard of its

@@ -1,4 +1,4 @@
-"""Confluent's clients and serdes of a schema registry: the one module that imports them.
+"""This is the one module that imports Confluent's clients and serdes of a schema registry.
 
 Without the extra ``schemas`` this module cannot be imported.
 """

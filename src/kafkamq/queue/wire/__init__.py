@@ -1,1 +1,1 @@
-"""Headers, keys and payloads as bytes: pure, and bounded against hostile input."""
+"""Headers, keys and payloads become bytes here: pure, and bounded against hostile input."""

@@ -1,4 +1,4 @@
-"""Headers of messages, copies and dead letters.
+"""Here are the headers of messages, copies and dead letters.
 
 Readers are strict and total: a header of ours that another sender filled with something else
 counts as absent, it never stops anybody. The user's headers keep their order, their duplicates and
@@ -50,7 +50,7 @@ _OF_A_DELIVERY = frozenset({DELIVERY_COUNT, ORIGIN, REASON, ERROR, QUEUE_ID, PAY
 
 @dataclass(slots=True, unsafe_hash=True)
 class Origin:
-    """Where the first copy of a message stands, and when the broker got it."""
+    """It says where the first copy of a message stands, and when the broker got it."""
 
     topic: str
     partition: int
@@ -58,7 +58,7 @@ class Origin:
     timestamp_ms: int
 
     def encode(self) -> bytes:
-        """As a header value: ``topic/partition/offset/timestamp_ms`` in ASCII."""
+        """Return it as a header value: ``topic/partition/offset/timestamp_ms`` in ASCII."""
         return f"{self.topic}/{self.partition}/{self.offset}/{self.timestamp_ms}".encode("ascii")
 
     @classmethod
@@ -304,7 +304,7 @@ def stamp_of(topic_id: bytes, namespace: str, queue_id: str | bytes) -> bytes:
 
 
 def log_id_of(topic_id: bytes, queue_id: str | bytes) -> bytes:
-    """By which markers name a topic that is a queue (R13): each of its queues has its own.
+    """Return what markers name a topic by that is a queue (R13): each of its queues has its own.
 
     Two queues of one topic so never settle each other's messages. Empty: the topic's is not known.
     """
@@ -323,7 +323,7 @@ def split_headers(headers: Sequence[Header], stamp: bytes) -> tuple[Headers, Hea
 
 
 def read_stamped_headers(headers: Sequence[Header], stamp: bytes) -> MessageHeaders:
-    """As ``read_message_headers``, of a record in a topic that anybody writes to; total."""
+    """Do as ``read_message_headers``, for a record in a topic that anybody writes to; total."""
     theirs, ours = split_headers(headers, stamp)
     read = read_message_headers(ours)
     return MessageHeaders(read.id, read.delivery_count, read.ttl_ms, read.origin, theirs)
@@ -361,7 +361,7 @@ def stamped_copy_headers(
 
 
 def unstamped(headers: Sequence[Header], stamp: bytes) -> Headers:
-    """For a dead letter, whose headers of our names are ours: the sender's are renamed."""
+    """Rename the sender's headers for a dead letter, whose headers of our names are ours."""
     theirs, ours = split_headers(headers, stamp)
     renamed = [
         (THEIRS + name if name in _OURS or name.startswith(THEIRS) else name, value)

@@ -1,4 +1,5 @@
-"""Record keys, and the partitions that follow from them: Kafka's murmur2, and R26 for markers.
+"""Here are record keys, and the partitions that follow from them: Kafka's murmur2, and R26 for
+markers.
 
 A message's key is ``queue_id``, or ``queue_id NUL user_key`` when the sender gave a key.
 kafka-mq-go's clients know only the first form. A user key may hold NULs: the first one separates.

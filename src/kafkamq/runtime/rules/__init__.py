@@ -1,1 +1,1 @@
-"""Rules of the executors: pure."""
+"""The rules of the executors are pure."""

@@ -1,1 +1,1 @@
-"""Queues as acknowledged streams."""
+"""Queues are acknowledged streams here."""

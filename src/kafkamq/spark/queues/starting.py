@@ -137,7 +137,9 @@ class StartPlan:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where messages of one partition were STARTed, by one record; or that they have a verdict."""
+    """It says where messages of one partition were STARTed, by one record; or that they have a
+    verdict.
+    """
 
     topic_id: bytes
     marker_partition: int

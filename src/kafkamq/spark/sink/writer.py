@@ -1,4 +1,4 @@
-"""The Kafka sink inside Spark's tasks: rows in, transactions out."""
+"""The Kafka sink runs inside Spark's tasks: rows come in, transactions go out."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The batch and streaming source of markers, deliveries and messages."""
+"""Here is the batch and streaming source of markers, deliveries and messages."""

@@ -1,4 +1,5 @@
-"""Attempts of one marker partition, folded in a worker: for the views `deliveries` and `in_flight`.
+"""Attempts of one marker partition are folded here in a worker: for the views `deliveries` and
+`in_flight`.
 
 A stream's batch shows what ended in its range, which depends on what was STARTed before it. So the
 fold goes on from where it was left: it is kept in the worker's memory, so that a batch costs what

@@ -44,7 +44,7 @@ class RangePartition(InputPartition):
 
 @dataclass(frozen=True, slots=True)
 class FoldedFrom:
-    """Where the fold of a stream's range begins, and of which topic."""
+    """It says where the fold of a stream's range begins, and of which topic."""
 
     begin: int
     topic_id: str

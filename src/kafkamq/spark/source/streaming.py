@@ -1,4 +1,4 @@
-"""The stream reader of ``format("kafkamq")``: where batches begin and end.
+"""The stream reader of ``format("kafkamq")`` says where batches begin and end.
 
 It lives in one Python process beside the driver for as long as the query runs. While there is
 nothing to read, that of the tracker's query waits for a record in a fetch that the broker holds.

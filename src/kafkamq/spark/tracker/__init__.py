@@ -1,1 +1,1 @@
-"""The tracker as a streaming query."""
+"""Here the tracker is a streaming query."""

@@ -1,4 +1,4 @@
-"""The tracker's streaming query: source, fold and the driver put together.
+"""The tracker's streaming query puts source, fold and driver together.
 
     markers topic -> blocks of decoded markers -> one fold per marker partition -> the driver
 

@@ -1,4 +1,4 @@
-"""What clients in memory share: requests, metadata, errors, and states of transactions."""
+"""Clients in memory share this: requests, metadata, errors, and states of transactions."""
 
 from __future__ import annotations
 

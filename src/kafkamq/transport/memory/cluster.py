@@ -1,4 +1,5 @@
-"""A Kafka cluster in memory: its topics, and its coordinators of groups and transactions.
+"""Here is a Kafka cluster in memory: its topics, and its coordinators of groups and
+transactions.
 
 One condition guards everything. A cluster has no threads: what falls due (timeouts of transactions,
 sessions and messages) happens when somebody calls or waits.

@@ -1,4 +1,4 @@
-"""A consumer in memory: assignment, positions, pauses, commits and questions; no read-ahead."""
+"""A consumer in memory has assignment, positions, pauses, commits and questions; no read-ahead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A consumer in its group: rebalances, the callbacks that follow, and what it commits."""
+"""A consumer in memory is in its group here: rebalances, the callbacks that follow, and what it
+commits.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A producer in memory: a bounded queue, reports inside ``poll`` and ``flush``, fatal errors."""
+"""A producer in memory has a bounded queue, reports inside ``poll`` and ``flush``, fatal errors."""
 
 from __future__ import annotations
 
