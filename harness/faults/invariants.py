@@ -71,7 +71,7 @@ _OF_HANDLERS = (Outcome.ACK, Outcome.NACK, Outcome.REJECT)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A broken invariant."""
+    """It is a broken invariant."""
 
     kind: str  # I1 lost, I2 duplicate, ...
     text: str
@@ -82,7 +82,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Report:
-    """What a run came to."""
+    """It is what a run came to."""
 
     verdict: Verdict
     sent: int = 0  # confirmed to their senders

@@ -71,7 +71,7 @@ class _State:
 
 @dataclass
 class Checkpoint:
-    """What the tracker keeps on its disk."""
+    """It is what the tracker keeps on its disk."""
 
     engine: str = "spark-simulated"
     starting: dict[int, int] = field(default_factory=dict)  # first offsets
@@ -85,7 +85,7 @@ class _TaskLostError(KafkaMQError):
 
 
 class BatchTracker:
-    """A process of its own; only one at a time runs on a checkpoint."""
+    """It is a process of its own; only one at a time runs on a checkpoint."""
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ class BatchTracker:
 
 @dataclass
 class _Frame:
-    """A batch, as ``foreachBatch`` gives it."""
+    """It is a batch, as ``foreachBatch`` gives it."""
 
     checkpoint: Checkpoint
     executor: _Executor
@@ -324,7 +324,7 @@ class _Executor:
 
 
 class _Worker:
-    """What a worker process of Spark has."""
+    """It is what a worker process of Spark has."""
 
     def __init__(self, tracker: BatchTracker, epoch: int, token: str, process: Process) -> None:
         world, config = tracker._world, tracker._config

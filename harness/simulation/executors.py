@@ -68,7 +68,7 @@ class _Queue:
 
 
 class Queues:
-    """What stands in for the module ``queue``."""
+    """It is what stands in for the module ``queue``."""
 
     Empty = queue.Empty
     Full = queue.Full
@@ -231,7 +231,7 @@ class _Waited(NamedTuple):
 
 
 class Executors:
-    """What stands in for the module ``concurrent.futures``."""
+    """It is what stands in for the module ``concurrent.futures``."""
 
     ALL_COMPLETED = futures.ALL_COMPLETED
     FIRST_COMPLETED = futures.FIRST_COMPLETED

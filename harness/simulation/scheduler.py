@@ -41,7 +41,9 @@ class SimulationOver(BaseException):
 
 
 class Process:
-    """A process of a simulated operating system: its threads run, stand still and die together."""
+    """It is a process of a simulated operating system: its threads run, stand still and die
+    together.
+    """
 
     def __init__(self, scheduler: Scheduler, name: str, pid: int) -> None:
         self.name = name
@@ -117,7 +119,7 @@ class Task:
 
 
 class Scheduler:
-    """One simulated world's threads and clock.
+    """It is one simulated world's threads and clock.
 
     Args:
         seed: Decides everything.

@@ -24,7 +24,7 @@ _OUTCOMES = (Outcome.ACK, Outcome.ACK, Outcome.NACK, Outcome.REJECT)
 
 
 class Settler:
-    """A process that gives verdicts by the tokens that workers pass it."""
+    """It is a process that gives verdicts by the tokens that workers pass it."""
 
     def __init__(self, world: QueueWorld, open_queue: Callable[[Service], Queue]) -> None:
         self.is_closing = False
@@ -132,7 +132,7 @@ def _count(timeline: Timeline, message_id: MessageId) -> int:
 
 @dataclass(slots=True)
 class Said:
-    """A verdict that somebody gave on a message whose token was passed on."""
+    """It is a verdict that somebody gave on a message whose token was passed on."""
 
     message_id: MessageId
     outcome: Outcome

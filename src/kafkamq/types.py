@@ -43,7 +43,7 @@ RecordId = tuple[str, int, int]
 
 
 class MarkerType(IntEnum):
-    """Kinds of marker record; 0-2 are kafka-mq-go's numbers."""
+    """These are kinds of marker record; 0-2 are kafka-mq-go's numbers."""
 
     START = 0
     END = 1
@@ -74,7 +74,7 @@ class Backend(Enum):
 
 
 class DeadLetterReason(Enum):
-    """Values of the ``kafkamq-reason`` header of a dead letter."""
+    """These are values of the ``kafkamq-reason`` header of a dead letter."""
 
     REJECTED = "rejected"
     MAX_DELIVERIES = "max-deliveries"
@@ -85,7 +85,7 @@ class DeadLetterReason(Enum):
 
 @dataclass(slots=True, unsafe_hash=True)
 class MessageId:
-    """Identity of a message (R13); empty parts match only empty parts. Never mutated.
+    """It is the identity of a message (R13); empty parts match only empty parts. Never mutated.
 
     For a SCHEDULE: the marker partition and offset of its first record, other parts empty.
     """
@@ -103,7 +103,8 @@ class MessageId:
 
 @dataclass(slots=True)
 class MessageBatch:
-    """Messages of one partition and leader epoch, within one chunk of 4096 offsets; never mutated.
+    """It has messages of one partition and leader epoch, within one chunk of 4096 offsets; never
+    mutated.
 
     Bit i of ``bits`` set: the message at ``base_offset`` + i.
     """
@@ -124,7 +125,7 @@ class MessageBatch:
 
 @dataclass(slots=True)
 class Marker:
-    """One decoded marker record, fields as in ``protocol/markers.proto``; never mutated.
+    """It is one decoded marker record, fields as in ``protocol/markers.proto``; never mutated.
 
     ``message_id`` is None where the wire has none (marker with batches, KEEPALIVE of a consumer,
     SCHEDULE that was not carried, TICK).
@@ -172,7 +173,7 @@ class ScheduleToken:
 
 @dataclass(frozen=True, slots=True)
 class SentMessage:
-    """A confirmed send; with ``schedule`` the place is in the markers topic."""
+    """It is a confirmed send; with ``schedule`` the place is in the markers topic."""
 
     queue_id: str
     id: str
@@ -185,7 +186,9 @@ class SentMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutgoingMessage:
-    """One message for ``Producer.send_many``; the same fields as ``Producer.send``, times in s."""
+    """It is one message for ``Producer.send_many``; the same fields as ``Producer.send``, times
+    in s.
+    """
 
     payload: bytes | None
     key: bytes | str | None = None
@@ -207,7 +210,8 @@ class MarshalType(Enum):
 
 @dataclass(slots=True)
 class MarshalRecord:
-    """One record of Marshal's coordination topic; never mutated. ``wire/marshal.py`` is its text.
+    """It is one record of Marshal's coordination topic; never mutated. ``wire/marshal.py`` is
+    its text.
 
     ``offset`` is the next offset to consume in the claimed partition: where the sender stands
     (HEARTBEAT, RELEASING_PARTITION), or would stand after the batch that it wants to hand out
@@ -228,12 +232,12 @@ class MarshalRecord:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """A handler's verdict: done; as returning None."""
+    """It is a handler's verdict: done; as returning None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nack:
-    """A handler's verdict: try again, after ``delay`` s (None: the back-off)."""
+    """It is a handler's verdict: try again, after ``delay`` s (None: the back-off)."""
 
     delay: float | None = None
     reason: str = ""
@@ -241,7 +245,7 @@ class Nack:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """A handler's verdict: give up, to the dead letters."""
+    """It is a handler's verdict: give up, to the dead letters."""
 
     reason: str = ""
 
@@ -257,7 +261,9 @@ class RangeType(Enum):
 
 @dataclass(slots=True)
 class RangeRecord:
-    """One record of the topic of range claims; never mutated. ``wire/ranges.py`` is its text."""
+    """It is one record of the topic of range claims; never mutated. ``wire/ranges.py`` is its
+    text.
+    """
 
     type: RangeType
     instance: str  # random, of one start of the sender's process

@@ -156,7 +156,7 @@ def _verdict(
 
 
 class Message:
-    """A delivery of a message, and the verdicts on it; see ``kafkamq.Message``."""
+    """It is a delivery of a message, and the verdicts on it; see ``kafkamq.Message``."""
 
     __slots__ = ("_sync",)
     is_kafkamq_message: ClassVar[bool] = True  # a handler's parameter of this type gets it
@@ -217,7 +217,9 @@ OnLeaseLost = Callable[[Message], "Awaitable[None] | None"]
 
 
 class LeaseLostHook:
-    """Called in a consumer's thread; calls a function, or a coroutine function, in ``loop``."""
+    """It is called in a consumer's thread; calls a function, or a coroutine function, in
+    ``loop``.
+    """
 
     def __init__(self, hook: OnLeaseLost) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None

@@ -34,7 +34,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Scanned(Generic[R]):
-    """One record; ``record`` is None when it is malformed, and ``reason`` says why."""
+    """It is one record; ``record`` is None when it is malformed, and ``reason`` says why."""
 
     partition: int
     offset: int
@@ -46,7 +46,7 @@ class Scanned(Generic[R]):
 
 @dataclass(slots=True)
 class TopicAudit:
-    """The findings in all records of a coordination topic."""
+    """It has the findings in all records of a coordination topic."""
 
     records: int = 0
     partitions: dict[int, ClaimAudit] = field(default_factory=dict)
@@ -156,7 +156,7 @@ _Instance = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class DualClaim:
-    """A partition that had two owners at once."""
+    """It is a partition that had two owners at once."""
 
     group: str
     topic: str
@@ -169,7 +169,7 @@ class DualClaim:
 
 @dataclass(slots=True)
 class ClientAudit:
-    """What the log tells of one client of a group."""
+    """It is what the log tells of one client of a group."""
 
     records: int = 0
     instance: str = ""  # the one that wrote last
@@ -187,7 +187,7 @@ class ClientAudit:
 
 
 class ClaimAudit:
-    """One coordination partition; ``apply`` takes its records in order."""
+    """It is one coordination partition; ``apply`` takes its records in order."""
 
     def __init__(self, interval_s: float) -> None:
         """``interval_s``: the heartbeat interval of the topic's clients."""
@@ -261,7 +261,7 @@ class ClaimEventKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ClaimEvent:
-    """The effect of one record, and whose claim it changed."""
+    """It is the effect of one record, and whose claim it changed."""
 
     kind: ClaimEventKind
     client: str = ""  # the owner after it; empty: nobody

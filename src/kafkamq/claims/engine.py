@@ -62,7 +62,8 @@ _log = logging.getLogger(__name__)
 
 
 class Fence:
-    """A transactional producer that belongs to one claimed partition: the next owner's ends it.
+    """It is a transactional producer that belongs to one claimed partition: the next owner's
+    ends it.
 
     Its id names group, topic and partition. ``init`` is called once, before the partition's
     position is looked up: from then on no former owner can commit an offset or an output. It is
@@ -164,7 +165,7 @@ class Listener:
 
 @dataclass(slots=True, eq=False, repr=False)
 class ClaimSession:
-    """One claimant and its surroundings; everything under the engine's lock."""
+    """It is one claimant and its surroundings; everything under the engine's lock."""
 
     claimant: Claimant
     coordination_partition: int
@@ -242,7 +243,7 @@ class _Batcher(Generic[T]):
 
 
 class OffsetService:
-    """The threads and the client of one group; its makers call it under the engine's lock.
+    """It has the threads and the client of one group; its makers call it under the engine's lock.
 
     ``lookups`` finds the offsets of sessions' partitions; ``commits`` commits the offset of a
     session's write. A write without an offset commits nothing, and waits for those before it.
@@ -406,7 +407,7 @@ class OffsetService:
 
 @dataclass(slots=True)
 class Stats:
-    """What happened to the claims of a process."""
+    """It is what happened to the claims of a process."""
 
     won: int = 0
     takeovers: int = 0  # of these: from an owner that went silent
@@ -420,7 +421,7 @@ class Stats:
 
 @dataclass(slots=True)
 class ClientClock:
-    """How far a client's clock is off, and what it takes for the interval."""
+    """It says how far a client's clock is off, and what it takes for the interval."""
 
     skew_s: float = 0.0  # the time it wrote minus the broker's
     interval_ms: int = 0  # 0: it did not say
@@ -429,7 +430,7 @@ class ClientClock:
 
 
 class CoordinationLog:
-    """The world state of all coordination partitions.
+    """It is the world state of all coordination partitions.
 
     Attributes:
         logs: The state of each coordination partition under the rules in use.

@@ -61,7 +61,9 @@ class ClaimOptions:
 
 
 class Holding(Listener):
-    """The claims of one member, from ``begin`` to ``close``; thread-safe, and a context manager."""
+    """It has the claims of one member, from ``begin`` to ``close``; thread-safe, and a context
+    manager.
+    """
 
     def __init__(self, engine: Engine, options: ClaimOptions) -> None:
         self.is_closed = False

@@ -38,11 +38,13 @@ _GROUP_BATCH = 500
 
 
 class PoisonError(ValueError):
-    """What the handler of a poison message raises."""
+    """It is what the handler of a poison message raises."""
 
 
 class Handler:
-    """The handler of every contender of ``compare``: it says that it begins, sleeps, and ends."""
+    """It is the handler of every contender of ``compare``: it says that it begins, sleeps, and
+    ends.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self._record = recorder.record_call

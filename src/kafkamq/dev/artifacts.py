@@ -85,7 +85,7 @@ IVY = Module(
 
 @dataclass(frozen=True, slots=True)
 class KafkaJars:
-    """The checked jars of one version."""
+    """It has the checked jars of one version."""
 
     version: str
     folder: Path

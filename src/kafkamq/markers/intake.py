@@ -67,7 +67,8 @@ class Demand:
 
 
 class Intake:
-    """One consumer's; the application's threads take what is ``ready``, with the state's lock.
+    """It is one consumer's; the application's threads take what is ``ready``, with the state's
+    lock.
 
     Attributes:
         ready: STARTed and committed, not handed out.

@@ -24,7 +24,7 @@ _ACK = Outcome.ACK
 
 
 class MarkersAcknowledger(Acknowledger, Protocol):
-    """What a message of a ``markers`` queue needs of its consumer."""
+    """It is what a message of a ``markers`` queue needs of its consumer."""
 
     state: ConsumerState
 
@@ -105,7 +105,7 @@ class MarkersMessage(Message):
 
 
 class AnyTopicMessage(MarkersMessage):
-    """A message of a topic that anybody writes to (R37): its key is the sender's."""
+    """It is a message of a topic that anybody writes to (R37): its key is the sender's."""
 
     __slots__ = ()
 

@@ -83,7 +83,9 @@ class _Owner:
 
 
 class MessageReader:
-    """Owns the Kafka consumer of one worker and fills its pipeline; the intake's thread alone."""
+    """It owns the Kafka consumer of one worker and fills its pipeline; the intake's thread
+    alone.
+    """
 
     def __init__(
         self,
@@ -557,7 +559,7 @@ def report_loss(
 
 
 class Helper:
-    """One question after the other; the thread and the second client are made when needed.
+    """It is one question after the other; the thread and the second client are made when needed.
 
     Questions run in the thread. What is to be done with an answer runs in ``see_answers``, which
     the owner calls.

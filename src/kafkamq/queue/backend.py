@@ -56,7 +56,9 @@ class ConsumerPlan:
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A message as its record has it; ``key`` begins with the queue's id (``wire/keys.py``)."""
+    """It is a message as its record has it; ``key`` begins with the queue's id
+    (``wire/keys.py``).
+    """
 
     key: bytes
     payload: bytes | None
@@ -122,7 +124,7 @@ class Settler(Protocol):
 
 
 class Connections:
-    """Owned by a ``Service``, given to backends; thread-safe."""
+    """It is owned by a ``Service``, given to backends; thread-safe."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self.config = config

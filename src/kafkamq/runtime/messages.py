@@ -384,7 +384,9 @@ def place_of(message: Message) -> tuple[str, int, int]:
 
 @dataclass(frozen=True, slots=True)
 class PlainMessage:
-    """What a handler in another process gets for a ``Message``: its facts, without verdicts."""
+    """It is what a handler in another process gets for a ``Message``: its facts, without
+    verdicts.
+    """
 
     payload: bytes | None
     key: bytes | None

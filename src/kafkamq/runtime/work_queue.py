@@ -49,7 +49,7 @@ class WorkerDiedError(HandlerFaultError):
 
 
 class Run(Protocol[R]):
-    """Records for one slot, to be handled one after another."""
+    """It has records for one slot, to be handled one after another."""
 
     @property
     def records(self) -> list[R]:
@@ -72,7 +72,9 @@ class Run(Protocol[R]):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Slot(Generic[R]):
-    """One who calls handlers; a field is its own thread's unless its comment names another."""
+    """It is one who calls handlers; a field is its own thread's unless its comment names
+    another.
+    """
 
     # The runs that it has not begun; the queue may empty it.
     pending: Iterator[Any] = field(default_factory=lambda: iter(()))
@@ -242,7 +244,7 @@ class WorkQueue(Protocol[R_contra]):
 
 
 class Inbox(Generic[R, T]):
-    """Lines up, parks and wakes; ``take`` and ``acknowledge`` are its heirs'."""
+    """It lines up, parks and wakes; ``take`` and ``acknowledge`` are its heirs'."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()  # around all of it

@@ -128,7 +128,7 @@ def read_queue(
 
 @dataclass
 class Acknowledged:
-    """What became of verdicts."""
+    """It is what became of verdicts."""
 
     ends: int = 0  # verdicts written
     written: int = 0  # rows of output
@@ -143,7 +143,7 @@ class Acknowledged:
 
 
 class AckQuery:
-    """A running query that acknowledges.
+    """It is a running query that acknowledges.
 
     Attributes:
         query: Spark's own handle.
@@ -402,7 +402,7 @@ class _Cut:
 
 
 class _Batches:
-    """What Spark calls for each batch, in a thread of the driver."""
+    """It is what Spark calls for each batch, in a thread of the driver."""
 
     def __init__(
         self,

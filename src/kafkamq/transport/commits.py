@@ -55,7 +55,8 @@ class OffsetCommit:
 
 
 class PendingCommit:
-    """A commit that was begun. Who gives it up drops it: no later one gets its late answer.
+    """It is a commit that was begun. Who gives it up drops it: no later one gets its late
+    answer.
 
     Attributes:
         error: Why Kafka has refused it, or one of its partitions; None: it has not, so far.
@@ -332,7 +333,7 @@ class CommitTurns:
 
 
 class CommittedOffsets:
-    """Consumers that never join, by group, for questions after many groups; thread-safe.
+    """It has consumers that never join, by group, for questions after many groups; thread-safe.
 
     Not the admin client: librdkafka's coordinator requests there end the *process* when the
     coordinator goes away or moves (an assertion, librdkafka pull request 5397; a null pointer, its

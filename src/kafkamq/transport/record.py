@@ -28,7 +28,7 @@ _read_each = cast("Callable[[RecordLike], Headers | None]", Message.headers)  # 
 
 
 class RecordLike(Protocol):
-    """A consumed record, as confluent-kafka has it."""
+    """It is a consumed record, as confluent-kafka has it."""
 
     def topic(self) -> str | None: ...
     def partition(self) -> int | None: ...

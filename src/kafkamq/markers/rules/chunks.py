@@ -139,7 +139,7 @@ def read_chunk(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageLimits:
-    """How chunks are shared out among the index and pages."""
+    """It says how chunks are shared out among the index and pages."""
 
     listed: int = 1024  # in the index; if there are more, those that changed first go to pages
     kept: int = 512  # ... and so many stay
@@ -152,7 +152,9 @@ LIMITS = PageLimits()
 
 @dataclass(slots=True, eq=False)
 class Page:
-    """A range of keys, and what the chunks in it come to; none of them is wanted or asked for."""
+    """It is a range of keys, and what the chunks in it come to; none of them is wanted or asked
+    for.
+    """
 
     number: int  # its name in the state store
     first: ChunkKey
@@ -179,7 +181,8 @@ def _first(page: Page) -> ChunkKey:
 
 
 class Pages:
-    """The pages of one table: closed ones lie in the store, the chunks of open ones are here.
+    """It has the pages of one table: closed ones lie in the store, the chunks of open ones are
+    here.
 
     Args:
         closed: What the index tells of.
@@ -237,7 +240,7 @@ class Pages:
 
 
 class PagedTable(Protocol):
-    """A table of chunks, some of which are in pages."""
+    """It is a table of chunks, some of which are in pages."""
 
     chunks: dict[ChunkKey, Chunk]
     pages: Pages

@@ -53,7 +53,7 @@ _Decoded: TypeAlias = tuple[Marker | None, int, int]
 
 @dataclass(slots=True)
 class Found:
-    """One message of a plan and what the logs hold of it."""
+    """It is one message of a plan and what the logs hold of it."""
 
     row: Settle | Carry
     start: Marker | None  # the START or SCHEDULE; None: gone, or unreadable
@@ -65,7 +65,7 @@ class Found:
 
 @dataclass(slots=True)
 class FoundAction:
-    """An action and what the logs hold of it; the fields that all of its messages share."""
+    """It is an action and what the logs hold of it; the fields that all of its messages share."""
 
     row: Settle | Carry
     start: Marker | None

@@ -52,7 +52,7 @@ _HOPELESS = REFUSALS | {Meaning.NO_MEMBER, Meaning.STALE_MEMBER}
 
 @dataclass(slots=True)
 class SettleReport:
-    """What one ``settle`` did.
+    """It is what one ``settle`` did.
 
     ``skipped`` rows were done by an earlier attempt. ``left`` is for what the time was too short:
     none of these transactions began. ``awaited`` cannot be settled yet: ask for it again later.
@@ -88,7 +88,8 @@ class SettlementError(BrokerError):
 
 
 class WindowSize:
-    """How many rows and bytes a window has, by what the last ones took; one owner thread.
+    """It says how many rows and bytes a window has, by what the last ones took; one owner
+    thread.
 
     A window takes a second of reading, but of at least 16 rows: where a read costs the same for one
     row and for many, fewer would only be slower. Where a seek takes seconds these would take longer
@@ -238,7 +239,7 @@ class Settler:
 
 @dataclass(slots=True)
 class Settlement:
-    """One plan, and how much of it is done; made for one ``Settler.settle``."""
+    """It is one plan, and how much of it is done; made for one ``Settler.settle``."""
 
     settler: Settler
     ledger: Ledger
@@ -418,7 +419,7 @@ class Settlement:
 
 
 class Settlers:
-    """One settler for each worker thread, and ledgers that share producers; thread-safe."""
+    """It is one settler for each worker thread, and ledgers that share producers; thread-safe."""
 
     def __init__(self, config: ServiceConfig, tracker: TrackerConfig) -> None:
         self.ledgers = OpenLedgers()

@@ -51,7 +51,7 @@ class BodyUnavailableError(SchemaRegistryError):
 
 
 class _Function:
-    """A function of the payload as a deserializer."""
+    """It is a function of the payload as a deserializer."""
 
     def __init__(self, function: Callable[[bytes], Any]) -> None:
         self._function = function
@@ -83,7 +83,7 @@ def deserializer_of(given: object) -> Deserializer | None:
 
 
 class SchemaRegistry:
-    """A registry with Confluent's HTTP interface; thread-safe, and can be pickled.
+    """It is a registry with Confluent's HTTP interface; thread-safe, and can be pickled.
 
     Asks for each schema once: what it answered is kept in the process.
     """
@@ -178,7 +178,8 @@ class SchemaRegistry:
 
 
 class Schema:
-    """A format of bodies: a ``deserializer`` of handlers, and a serializer of what is sent.
+    """It is a format of bodies: a ``deserializer`` of handlers, and a serializer of what is
+    sent.
 
     Thread-safe, and can be pickled. ``SchemaRegistry`` makes it.
     """

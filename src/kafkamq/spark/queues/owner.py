@@ -138,7 +138,7 @@ class QueueOwner:
 
 
 class QueuePosition:
-    """The position of one queue; one owner thread.
+    """It is the position of one queue; one owner thread.
 
     Args:
         config: The namespace.

@@ -31,7 +31,9 @@ _log = logging.getLogger(__name__)
 
 
 class Membership:
-    """The group's half of ``Consumer``; what its background thread does, ``work`` does here."""
+    """It is the group's half of ``Consumer``; what its background thread does, ``work`` does
+    here.
+    """
 
     cluster: MemoryKafka
     client_id: str
