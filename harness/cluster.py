@@ -253,19 +253,19 @@ class KafkaCluster:
         self, question: Callable[[], T], is_answer: Callable[[T], bool], timeout_s: float
     ) -> T:
         deadline_s = time.monotonic() + timeout_s
-        said: object = None
+        last: object = None
         while time.monotonic() < deadline_s:
             try:
                 answer = question()
             except (KafkaException, KeyError) as error:
-                said = error
+                last = error
             else:
                 if is_answer(answer):
                     return answer
-                said = answer
+                last = answer
             time.sleep(0.1)
         raise DeadlineExceededError(
-            f"the cluster is not as it should be after {timeout_s:g} s: {said}"
+            f"the cluster is not as it should be after {timeout_s:g} s: {last}"
         )
 
 

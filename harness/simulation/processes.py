@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 from harness.simulation.limits import Behaviour, Limits
 from harness.simulation.scheduler import Process, Scheduler
-from harness.simulation.settlers import Said, say
+from harness.simulation.settlers import Reported, say
 from harness.simulation.stage import World
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import (
@@ -52,7 +52,7 @@ class Told:
     confirmed: list[RecordId] = field(default_factory=list)  # sends
     cancelled: list[RecordId] = field(default_factory=list)
     acked: list[MessageId] = field(default_factory=list)  # and in time
-    said: list[Said] = field(default_factory=list)  # on messages whose tokens were passed on
+    reported: list[Reported] = field(default_factory=list)  # of messages whose tokens were passed
 
 
 class QueueWorld(World):
@@ -307,19 +307,19 @@ class Worker:
 
     def _flush(self, consumer: Consumer) -> None:
         """What was acked before it, and is not named by its error, is done."""
-        said = list(self.acked)
+        acked = list(self.acked)
         try:
             consumer.flush(10.0)
         except LeaseLostError as error:
             late = set(error.messages)
-            for each in [each for each in said if each in late]:
+            for each in [each for each in acked if each in late]:
                 self.acked.pop(each)
-            said = [each for each in said if each not in late]
+            acked = [each for each in acked if each not in late]
         except KafkaMQError:
             return
-        for each in said:
+        for each in acked:
             self.acked.pop(each, None)
-        self._world.told.acked += said
+        self._world.told.acked += acked
 
     def _handle_all(self) -> None:
         while True:
@@ -373,7 +373,7 @@ class Worker:
         world.tokens.append((message_id, message.token))
         world.sleep(rng.uniform(0, timeout_s))
         if rng.random() < 0.5:
-            say(world.told.said, message_id, Outcome.ACK, message.ack)
+            say(world.told.reported, message_id, Outcome.ACK, message.ack)
 
     def _ack(self, message: MarkersMessage) -> None:
         message_id = message.message_id

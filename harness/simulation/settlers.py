@@ -65,22 +65,22 @@ class Settler:
             else:
                 queue.reject(token, "no good")
 
-        say(world.told.said, message_id, outcome, give)
+        say(world.told.reported, message_id, outcome, give)
 
 
 # ---- the judge
 
 
 def untrue(
-    said: Sequence[Said], timelines: Mapping[int, Timeline], *, excuses: bool
+    reported: Sequence[Reported], timelines: Mapping[int, Timeline], *, excuses: bool
 ) -> Iterator[tuple[PartitionOffset, str]]:
     """Yield what givers of verdicts were told and the log has otherwise; places, and texts.
 
     ``excuses``: clocks were set, or else nobody knows whether a lease had ended; as where a message
     has two STARTs, of which a giver knows one.
     """
-    by_message: dict[MessageId, list[Said]] = {}
-    for each in said:
+    by_message: dict[MessageId, list[Reported]] = {}
+    for each in reported:
         by_message.setdefault(each.message_id, []).append(each)
     for message_id, given in by_message.items():
         place = message_id.partition, message_id.offset
@@ -131,7 +131,7 @@ def _count(timeline: Timeline, message_id: MessageId) -> int:
 
 
 @dataclass(slots=True)
-class Said:
+class Reported:
     """It is a verdict that somebody gave on a message whose token was passed on."""
 
     message_id: MessageId
@@ -140,16 +140,16 @@ class Said:
 
 
 def say(
-    told: list[Said], message_id: MessageId, outcome: Outcome, give: Callable[[], None]
+    told: list[Reported], message_id: MessageId, outcome: Outcome, give: Callable[[], None]
 ) -> None:
     """Give a verdict, and note what its giver was told."""
-    said = Said(message_id, outcome)
-    told.append(said)  # first: who is killed inside was told nothing
+    reported = Reported(message_id, outcome)
+    told.append(reported)  # first: who is killed inside was told nothing
     try:
         give()
     except (StateError, LeaseLostError):
-        said.counted = False
+        reported.counted = False
     except (BrokerError, DeadlineExceededError):
         return
     else:
-        said.counted = True
+        reported.counted = True

@@ -127,10 +127,10 @@ class Simulation(Report):
                 if history.ending is Ending.ACKED:
                     acks.setdefault(place, []).append(True)
                 acks.setdefault(place, []).extend(is_excused for _ in history.late_at)
-        if self.told.said:
+        if self.told.reported:
             timelines = read_timelines(self.markers)
             is_excused = self.limits.faults.clock_steps > 0
-            for number, text in untrue(self.told.said, timelines, excuses=is_excused):
+            for number, text in untrue(self.told.reported, timelines, excuses=is_excused):
                 yield Problem("untrue", ("messages", *number), text)
         for message_id in self.told.acked:
             place = (message_id.partition, message_id.offset)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from harness.faults import read_namespace
-from harness.simulation.settlers import Said, untrue
+from harness.simulation.settlers import Reported, untrue
 from tests.integration.queue_logs import make_service, tracked
 from tests.waiting import wait_until, within
 
@@ -68,22 +68,22 @@ def test_r34_killed_holders_and_givers(bootstrap: str, namespace: str, tmp_path:
     assert list(untrue(said, read_timelines(found.markers), excuses=False)) == []
 
 
-def _said(folder: Path) -> list[Said]:
+def _said(folder: Path) -> list[Reported]:
     return [each for path in folder.glob("said-*") for each in _read(path)]
 
 
-def _told(said: list[Said]) -> set[tuple[Outcome, bool | None]]:
+def _told(said: list[Reported]) -> set[tuple[Outcome, bool | None]]:
     return {(each.outcome, each.counted) for each in said}
 
 
-def _read(path: Path) -> list[Said]:
-    said: list[Said] = []
+def _read(path: Path) -> list[Reported]:
+    said: list[Reported] = []
     for line in path.read_text().splitlines():
         place, outcome, result = line.split(" ")
         if result == "begins":
             partition, offset, topic_id, epoch = place.split(":")
             one = MessageId(int(partition), int(offset), bytes.fromhex(topic_id), int(epoch))
-            said.append(Said(one, Outcome[outcome]))
+            said.append(Reported(one, Outcome[outcome]))
         else:
             said[-1].counted = result == "counted"
     return said

@@ -10,7 +10,7 @@ from tests.waiting import wait_until
 
 from kafkamq.config import TrackerConfig
 from kafkamq.markers.tracker.local import LocalTracker
-from kafkamq.markers.wire.interop import encode_foreign_marker
+from kafkamq.markers.wire.interop import encode_go_marker
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
@@ -31,7 +31,7 @@ def foreign_start(logs: Logs, *ids: MessageId, value: bytes = b"payload") -> Non
     """As their consumer writes it."""
     for id_ in ids:
         start = Marker(MarkerType.START, id_, 300, b"queue", value)
-        logs.marker(id_, encode_foreign_marker("queue", start).value)
+        logs.marker(id_, encode_go_marker("queue", start).value)
 
 
 def test_their_copies_keep_id_headers_and_count(tracked: Logs) -> None:

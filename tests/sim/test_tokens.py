@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from harness.simulation.limits import Limits, draw_token_limits
-from harness.simulation.settlers import Said
+from harness.simulation.settlers import Reported
 from harness.simulation.simulator import Simulation, simulate
 from tests.examples import examples
 
@@ -24,8 +24,8 @@ CALM = Limits(messages=40, settlers=2, handed_share=0.9, delayed_share=0.0)
 ACK, NACK, REJECT = Outcome.ACK, Outcome.NACK, Outcome.REJECT
 
 
-def said(simulation: Simulation) -> Counter[tuple[Outcome, bool | None]]:
-    return Counter((each.outcome, each.counted) for each in simulation.told.said)
+def reported(simulation: Simulation) -> Counter[tuple[Outcome, bool | None]]:
+    return Counter((each.outcome, each.counted) for each in simulation.told.reported)
 
 
 @pytest.mark.parametrize("seed", range(examples(SEEDS)))
@@ -48,7 +48,7 @@ def test_r05_who_left_amid_a_rebalance_gets_nothing_of_it() -> None:
 def test_r34_all_kinds_of_verdicts_count_and_are_refused() -> None:
     simulation = simulate(1, CALM)
     simulation.require_ok()
-    found = said(simulation)
+    found = reported(simulation)
     assert all(found[outcome, told] for outcome in (ACK, NACK, REJECT) for told in (True, False))
 
 
@@ -64,19 +64,21 @@ def calm() -> Simulation:
 def test_a_verdict_that_did_not_count_and_is_told_to_is_named(
     calm: Simulation, outcome: Outcome
 ) -> None:
-    refused = [each for each in calm.told.said if each.outcome is outcome and not each.counted]
+    refused = [each for each in calm.told.reported if each.outcome is outcome and not each.counted]
     assert refused
     lies = [replace(each, counted=True) for each in refused]
-    told = replace(calm.told, said=[*calm.told.said, *lies])
+    told = replace(calm.told, reported=[*calm.told.reported, *lies])
     with pytest.raises(CheckFailedError, match="told to count"):
         replace(calm, told=told).require_ok()
 
 
 @pytest.mark.parametrize("outcome", [ACK, NACK, REJECT])
 def test_a_verdict_that_counts_and_is_refused_is_named(calm: Simulation, outcome: Outcome) -> None:
-    counted = next(each for each in calm.told.said if each.outcome is outcome and each.counted)
-    others = [each for each in calm.told.said if each.message_id != counted.message_id]
-    told = replace(calm.told, said=[*others, Said(counted.message_id, outcome, counted=False)])
+    counted = next(each for each in calm.told.reported if each.outcome is outcome and each.counted)
+    others = [each for each in calm.told.reported if each.message_id != counted.message_id]
+    told = replace(
+        calm.told, reported=[*others, Reported(counted.message_id, outcome, counted=False)]
+    )
     with pytest.raises(CheckFailedError, match="one does"):
         replace(calm, told=told).require_ok()
 

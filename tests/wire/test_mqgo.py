@@ -14,10 +14,10 @@ from kafkamq.errors import ConfigError, WireError
 from kafkamq.markers.wire.interop import (
     CONSUMER_GROUP_PREFIX,
     TRACKER_GROUP,
-    ForeignRecord,
-    decode_foreign_marker,
-    encode_foreign_marker,
-    encode_foreign_message,
+    GoRecord,
+    decode_go_marker,
+    encode_go_marker,
+    encode_go_message,
 )
 from kafkamq.markers.wire.markers import decode_marker, encode_marker
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
@@ -35,8 +35,8 @@ GOLDEN = [
 
 @pytest.mark.parametrize(("data", "marker"), GOLDEN)
 def test_golden_markers_both_ways(data: bytes, marker: Marker) -> None:
-    assert decode_foreign_marker(b"orders", data) == (b"orders", marker)
-    assert encode_foreign_marker("orders", marker) == ForeignRecord(b"orders", data)
+    assert decode_go_marker(b"orders", data) == (b"orders", marker)
+    assert encode_go_marker("orders", marker) == GoRecord(b"orders", data)
 
 
 def test_what_its_clients_do_not_say_reads_as_the_default() -> None:
@@ -46,9 +46,9 @@ def test_what_its_clients_do_not_say_reads_as_the_default() -> None:
 
 
 def test_its_message_has_the_queue_id_as_key() -> None:
-    assert encode_foreign_message("orders", b"hi") == ForeignRecord(b"orders", b"hi")
+    assert encode_go_message("orders", b"hi") == GoRecord(b"orders", b"hi")
     with pytest.raises(ConfigError):
-        encode_foreign_message("a\0b", b"hi")
+        encode_go_message("a\0b", b"hi")
     assert CONSUMER_GROUP_PREFIX + "orders" == "kafka-mq-orders"
     assert TRACKER_GROUP == "kafka-mq-redelivery"
 
@@ -65,15 +65,15 @@ def test_its_message_has_the_queue_id_as_key() -> None:
 )
 def test_what_it_does_not_know_is_not_written(marker: Marker) -> None:
     with pytest.raises(WireError):
-        encode_foreign_marker("orders", marker)
+        encode_go_marker("orders", marker)
 
 
 def test_a_marker_of_its_has_a_key() -> None:
     for key in (None, b""):
         with pytest.raises(WireError, match="key"):
-            decode_foreign_marker(key, END)
+            decode_go_marker(key, END)
     with pytest.raises(WireError):
-        decode_foreign_marker(b"orders", b"")
+        decode_go_marker(b"orders", b"")
 
 
 def foreign_class() -> Any:
@@ -121,7 +121,7 @@ def test_what_its_clients_write_is_read(
     marker = Marker(MarkerType.START, MessageId(partition, offset), timeout_ms, key, value)
     data = written.SerializeToString()
     assert decode_marker(data) == marker
-    assert encode_foreign_marker("q", marker).value == data  # byte for byte
+    assert encode_go_marker("q", marker).value == data  # byte for byte
 
 
 @bounded

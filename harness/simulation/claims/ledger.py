@@ -61,7 +61,7 @@ class ClaimLedger:
         self.handed_out: Counter[int] = Counter()  # by number
         self.done: Counter[int] = Counter()  # commits that were taken
         self.settled: set[int] = set()  # that must not come again
-        self.said: set[int] = set()  # to be done; without an answer it may be so
+        self.reported: set[int] = set()  # to be done; without an answer it may be so
         self.interruptions = 0  # claims that ended without a release
         self.reached: Counter[str] = Counter()
         self._kafka = kafka
@@ -99,7 +99,7 @@ class ClaimLedger:
 
     def says(self, messages: Sequence[ClaimedMessage]) -> None:
         """Their range is said to be done."""
-        self.said.update(number_of(message.payload) for message in messages)
+        self.reported.update(number_of(message.payload) for message in messages)
 
     def is_finished(self, message: ClaimedMessage) -> bool:
         """Return whether its commit was taken."""
@@ -138,7 +138,7 @@ class ClaimLedger:
         if self._limits.use is ClaimUse.AT_MOST_ONCE:
             return []
         if self._limits.use is ClaimUse.RANGES:  # the group's positions tell whether they are done
-            return [number for number in self.all_numbers() if number not in self.said]
+            return [number for number in self.all_numbers() if number not in self.reported]
         return [number for number in self.all_numbers() if not self.done[number]]
 
     def judge(self, *, is_calm: bool, restarts: int) -> None:

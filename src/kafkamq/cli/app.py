@@ -111,7 +111,7 @@ def main() -> None:
         if _debug() or error.errno not in _UNWRITTEN:
             raise
         if error.errno != errno.EPIPE:  # the reader of our output has left, for example `| head`
-            said = f"[red]kafkamq:[/red] the output cannot be written: {error.strerror}"
-            output.errors().print(said, soft_wrap=True)
+            text = f"[red]kafkamq:[/red] the output cannot be written: {error.strerror}"
+            output.errors().print(text, soft_wrap=True)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAILED)

@@ -181,7 +181,7 @@ def render(work: Work, found: Sequence[Measured], *, version: str = "") -> str:
         for note in each.notes
     )
     kafka = f"Kafka {version}. " if version else ""
-    body = f"""<p>{escape(kafka)}{escape(_said(work))}</p>
+    body = f"""<p>{escape(kafka)}{escape(_description(work))}</p>
 {table(("", *names), table_rows(found))}
 {f"<ul>{notes}</ul>" if notes else ""}
 <div class="plots">{plots}</div>
@@ -191,7 +191,7 @@ bytes are those of keys, values and headers, before compression.</p>"""
     return document("kafkamq compare", body)
 
 
-def _said(work: Work) -> str:
+def _description(work: Work) -> str:
     low, high = work.handler_ms
     keys = f"{work.keys:,} keys" if work.keys else "no keys"
     return (

@@ -326,14 +326,14 @@ def copy_with_maven(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=work,
             timeout=_COPY_TIMEOUT_S, check=False,
         )  # fmt: skip
-        said = "" if done.returncode == 0 else (done.stdout + done.stderr).strip()[-500:]
+        output = "" if done.returncode == 0 else (done.stdout + done.stderr).strip()[-500:]
         failed = done.returncode != 0
     except (OSError, subprocess.TimeoutExpired) as error:
-        said, failed = str(error), True
+        output, failed = str(error), True
     if failed:
         pyspark = ", or install PySpark (kafkamq[spark]), which brings what fetches Kafka"
         raise ArtifactError(
-            f"{artifact} cannot be fetched by {maven}: {said}. Install Maven, or put "
+            f"{artifact} cannot be fetched by {maven}: {output}. Install Maven, or put "
             f"{file_name} into {cache}{pyspark if artifact == str(IVY) else ''}"
         )
 

@@ -48,7 +48,7 @@ class Child:
                 stderr=errors,
                 start_new_session=True,
             )
-        self._said: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._reports: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, name=f"child-{name}", daemon=True)
         self._reader.start()
         self.order(orders)
@@ -73,18 +73,18 @@ class Child:
         """Waits until it says ``{"event": event, ...}``; what it says before that is dropped."""
         while True:
             try:
-                said = self._said.get(timeout=timeout_s)
+                report = self._reports.get(timeout=timeout_s)
             except queue.Empty:
                 raise DeadlineExceededError(
                     f"{self.name} did not say {event!r} within {timeout_s:g} s; "
                     f"its log is {self.log}"
                 ) from None
-            if said is None:
+            if report is None:
                 raise self._ended()
-            if said.get("event") == "error":
-                raise ChildError(f"{self.name}: {said.get('text')}; its log is {self.log}")
-            if said.get("event") == event:
-                return said
+            if report.get("event") == "error":
+                raise ChildError(f"{self.name}: {report.get('text')}; its log is {self.log}")
+            if report.get("event") == event:
+                return report
 
     def check(self) -> None:
         if not self.is_running:
@@ -137,8 +137,8 @@ class Child:
         with contextlib.suppress(ValueError, OSError):
             for line in self._process.stdout:
                 with contextlib.suppress(ValueError):
-                    self._said.put(json.loads(line))
-        self._said.put(None)
+                    self._reports.put(json.loads(line))
+        self._reports.put(None)
 
     def _ended(self) -> ChildError:
         with contextlib.suppress(subprocess.TimeoutExpired):

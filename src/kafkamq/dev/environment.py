@@ -79,10 +79,10 @@ def java_command(java: str = "java") -> str:
     text = answer.stderr + answer.stdout
     version = parse_java_version(text)
     if version < MIN_JAVA:
-        said = text.strip().splitlines()
+        lines = text.strip().splitlines()
         raise JavaError(
             f"Java {version or 'of unknown version'} at {path} is not enough "
-            f"({said[0] if said else 'it says nothing'}). {_HINT}"
+            f"({lines[0] if lines else 'it says nothing'}). {_HINT}"
         )
     return path
 

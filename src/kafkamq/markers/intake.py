@@ -420,10 +420,10 @@ class Intake:
         gone, positions = self.pipeline.commit_failed()
         self._starter.give_up(gone)
         self.reader.seek(positions)
-        said = "no answer" if commit.error is None else commit.error.str()
+        reason = "no answer" if commit.error is None else commit.error.str()
         _log.info(
             "a commit failed and is made again",
-            extra={"queue": self._queue.queue_id, "error": said},
+            extra={"queue": self._queue.queue_id, "error": reason},
         )
         if commit.error is not None and (gone or starts):
             error = broker_error(commit.error, f"committing offsets of {self._topic}")

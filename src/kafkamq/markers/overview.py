@@ -161,8 +161,8 @@ def doubled_queues(config: ServiceConfig) -> tuple[str, ...]:
 
 
 def _by_client(groups: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    foreign = {name: of for name, of in groups.items() if name.startswith(CONSUMER_GROUP_PREFIX)}
-    return foreign, {name: of for name, of in groups.items() if name not in foreign}
+    others = {name: of for name, of in groups.items() if name.startswith(CONSUMER_GROUP_PREFIX)}
+    return others, {name: of for name, of in groups.items() if name not in others}
 
 
 def _positions(

@@ -420,9 +420,7 @@ class ParallelWorkQueue:
             self._parked.wake_all()
 
     def calls(self, slots: Sequence[PoolWorker]) -> list[Call]:
-        """See ``WorkQueue.calls``.
-
-        No time is kept of each record: one that takes longer than a moment was begun when its
+        """No time is kept of each record: one that takes longer than a moment was begun when its
         worker took it, or ``STUCK_S`` later, as ``tend`` takes back what is behind it.
         """
         with self.lock:

@@ -182,8 +182,10 @@ def _headers(view: str, given: Mapping[str, str]) -> bool:
 
 def _acknowledge(view: str, given: Mapping[str, str]) -> AcknowledgeOptions | None:
     if not _flag("acknowledge", given.get("acknowledge", "false")):
-        if foreign := [name for name in _OF_READ_QUEUE if name.lower() in given]:
-            raise ConfigError(f"{foreign[0]} is for queues that are acknowledged: use read_queue()")
+        if misplaced := [name for name in _OF_READ_QUEUE if name.lower() in given]:
+            raise ConfigError(
+                f"{misplaced[0]} is for queues that are acknowledged: use read_queue()"
+            )
         return None
     if view != "messages" or not given.get("queue"):
         raise ConfigError("acknowledge is for view messages with a queue: use read_queue()")

@@ -288,10 +288,10 @@ def _refused(report: RedriveReport) -> int:
 
 def _why(report: RedriveReport) -> str:
     """Say what the page tells of those that stay."""
-    said = [
+    texts = [
         (report.refused, "are not taken by their topic"),
         (report.payload_lost, "have lost their payload"),
         (report.queue_unknown, "name no queue"),
         (report.headers_unreadable, "have headers whose names are not UTF-8"),
     ]
-    return "; ".join(f"{count:,} {text}" for count, text in said if count)
+    return "; ".join(f"{count:,} {text}" for count, text in texts if count)

@@ -146,9 +146,9 @@ class _Demo:
         with show.step("Stopping workers and tracker; asking Spark SQL what the logs say"):
             self._stop([*self.workers, tracker])
             judge.order({"do": "verdict"})
-            said = judge.wait_for("verdict", timeout_s=VERDICT_TIMEOUT_S)
+            report = judge.wait_for("verdict", timeout_s=VERDICT_TIMEOUT_S)
         return Verdict.from_rows(
-            said["rows"], sent_confirmed=sender.confirmed, is_settled=is_settled
+            report["rows"], sent_confirmed=sender.confirmed, is_settled=is_settled
         )
 
     def _broker(self) -> LocalKafka:

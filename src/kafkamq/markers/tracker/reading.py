@@ -18,7 +18,7 @@ from typing import TypeAlias
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import DeadlineExceededError, KafkaMQError, WireError
 from kafkamq.markers.rules.delivery import Carry, DueCause, Settle, cut, size_of
-from kafkamq.markers.wire.interop import completed_start, is_foreign_start
+from kafkamq.markers.wire.interop import completed_start, is_go_start
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.wire.headers import log_id_of, read_stamped_headers, stamp_of
 from kafkamq.queue.wire.keys import join_key, split_key
@@ -460,7 +460,7 @@ class Rereader:
             refers = (
                 start is not None
                 and not row.of_schedule
-                and (bool(start.batches) or start.by_reference or is_foreign_start(start))
+                and (bool(start.batches) or start.by_reference or is_go_start(start))
             )
             is_copied = isinstance(row, Carry) or row.cause is not DueCause.ALREADY_ENDED
             found.append(FoundAction(row, start, timestamp_ms, error, refers and is_copied))
@@ -583,7 +583,7 @@ def _complete(found: Found, start: Marker, message: Record | None, stamp: bytes)
     sent_ms = start.message_timestamp_ms
     if message is not None and sent_ms and message.timestamp()[1] != sent_ms:
         message = None
-    if is_foreign_start(start) and not start.batches:
+    if is_go_start(start) and not start.batches:
         # Without it each copy would be the second delivery, and no limit ever be reached.
         if message is not None and (message.key(), message.value()) == (start.key, start.value):
             found.start = _completed(start, message, b"")

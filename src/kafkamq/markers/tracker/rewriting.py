@@ -438,8 +438,8 @@ class Rewriter:
         identify = part.identities.get(log)
         if identify is None:
             identify = part.identities[log] = identity_encoder(*log)
-        said = outcome, "", 0, reason, found.row.of_schedule
-        value = encode_known_end(identify(message_id.offset), *said)
+        end_fields = outcome, "", 0, reason, found.row.of_schedule
+        value = encode_known_end(identify(message_id.offset), *end_fields)
         key = marker_key(message_id.partition, message_id.offset)
         part.add(self._config.marker_topic, part.partition, key, value)
 

@@ -90,7 +90,7 @@ class PartitionStarter:
         try:
             ledger.fence()
             last = ledger.last
-            if _is_foreign(last, epoch):
+            if _is_of_another(last, epoch):
                 ledger.close()  # somebody was quicker: choose again
                 return None
             position = self._checked_position(number, last)
@@ -161,7 +161,7 @@ class PartitionStarter:
             return self._told_positions.get(number, default)
 
 
-def _is_foreign(last: Position | None, epoch: int) -> bool:
+def _is_of_another(last: Position | None, epoch: int) -> bool:
     """Say whether a ledger holds a later start than ours, or another engine's of the same epoch."""
     if last is None:
         return False

@@ -45,17 +45,17 @@ _END_VALUE = b"\0"
 
 
 @dataclass(frozen=True, slots=True)
-class ForeignRecord:
+class GoRecord:
     key: bytes
     value: bytes
 
 
-def encode_foreign_message(queue_id: str, payload: bytes) -> ForeignRecord:
+def encode_go_message(queue_id: str, payload: bytes) -> GoRecord:
     """Return a message record as kafka-mq-go's producer sends it."""
-    return ForeignRecord(join_key(queue_id), payload)
+    return GoRecord(join_key(queue_id), payload)
 
 
-def encode_foreign_marker(queue_id: str, marker: Marker) -> ForeignRecord:
+def encode_go_marker(queue_id: str, marker: Marker) -> GoRecord:
     """Return a marker record as kafka-mq-go's consumer writes it.
 
     Raises:
@@ -74,10 +74,10 @@ def encode_foreign_marker(queue_id: str, marker: Marker) -> ForeignRecord:
         value = encode_keepalive(bare, redeliver_after_ms=marker.redeliver_after_ms)
     else:
         raise WireError(f"kafka-mq-go has no marker for {marker.type.name} {marker.outcome.name}")
-    return ForeignRecord(join_key(queue_id), value)
+    return GoRecord(join_key(queue_id), value)
 
 
-def decode_foreign_marker(key: bytes | None, value: bytes | None) -> tuple[bytes, Marker]:
+def decode_go_marker(key: bytes | None, value: bytes | None) -> tuple[bytes, Marker]:
     """Queue id and marker of a record that one of its consumers wrote.
 
     Raises:
@@ -88,7 +88,7 @@ def decode_foreign_marker(key: bytes | None, value: bytes | None) -> tuple[bytes
     return key, decode_marker(value)
 
 
-def is_foreign_start(start: Marker) -> bool:
+def is_go_start(start: Marker) -> bool:
     """Return whether its workers wrote this START: it says neither who holds the message nor since
     when, and nothing of what the message's headers say.
     """

@@ -248,7 +248,7 @@ def _before(
             f"query is at batch {batch} ({_digest(ends)}); start the query again, and if that "
             "repeats restore the newest checkpoint, or start with an empty one"
         )
-    since = _said_since(ends, settings.ack.config)
+    since = _verdicts_since(ends, settings.ack.config)
     otherwise = ENDED if is_whole else _OPEN
 
     def before(token: AckToken) -> int:
@@ -259,7 +259,7 @@ def _before(
     return before
 
 
-def _said_since(ends: Sequence[End], config: ServiceConfig) -> dict[tuple[int, int], int]:
+def _verdicts_since(ends: Sequence[End], config: ServiceConfig) -> dict[tuple[int, int], int]:
     """Verdicts of this batch behind the STARTs of these messages: ENDED or NACKED, by place.
 
     Call it when earlier runs are fenced. It waits for transactions that are open there.
@@ -273,7 +273,7 @@ def _said_since(ends: Sequence[End], config: ServiceConfig) -> dict[tuple[int, i
         return {}
     log = marker_log(config)
     ours = tuple(f"{BATCH}{plan}-" for plan in _plans(ends))
-    said: dict[tuple[int, int], int] = {}
+    found: dict[tuple[int, int], int] = {}
     for partition, upto in log.tops(first).items():
         for _, _, _, marker in log.read(partition, first[partition], upto):
             if marker is None or marker.type is not MarkerType.END or marker.of_schedule:
@@ -282,9 +282,9 @@ def _said_since(ends: Sequence[End], config: ServiceConfig) -> dict[tuple[int, i
                 continue
             for one in (each.message_id for each in expand(marker)):
                 if one is not None:
-                    is_nack = marker.outcome is Outcome.NACK and said.get(_place(one)) != ENDED
-                    said[_place(one)] = NACKED if is_nack else ENDED
-    return said
+                    is_nack = marker.outcome is Outcome.NACK and found.get(_place(one)) != ENDED
+                    found[_place(one)] = NACKED if is_nack else ENDED
+    return found
 
 
 def _place(one: MessageId) -> tuple[int, int]:

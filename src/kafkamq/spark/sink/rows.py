@@ -111,12 +111,12 @@ def check_message_columns(types: Mapping[str, str]) -> None:
     types = {name: kind for name, kind in types.items() if slots_of([name]) is None}
     wrong = [name for name in types if name not in _MESSAGE_TYPES]
     if wrong or "payload" not in types:
-        said = [_MEANT.get(name, f"no {name}") for name in wrong]
-        if not any("payload" in each for each in (*types, *said)):
-            said.append("to_json(struct(*)) AS payload")
+        wanted = [_MEANT.get(name, f"no {name}") for name in wrong]
+        if not any("payload" in each for each in (*types, *wanted)):
+            wanted.append("to_json(struct(*)) AS payload")
         raise ConfigError(
             f"the rows have the columns {', '.join(types)}: a message needs `payload` and knows "
-            f"{', '.join(MESSAGE_COLUMNS)}; select {', '.join(said)}"
+            f"{', '.join(MESSAGE_COLUMNS)}; select {', '.join(wanted)}"
         )
     check_types(types, _MESSAGE_TYPES)
 
