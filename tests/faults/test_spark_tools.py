@@ -97,3 +97,33 @@ def test_a_pipeline_takes_in_what_ended_since_its_last_run(
         outcomes = pd.read_parquet(tables / "outcomes")
         found = {row.outcome: row.deliveries for row in outcomes.itertuples()}
         assert found == {"ACK": number, "REJECT": number}
+
+
+_WHERE = """
+from pyspark.sql.datasource import DataSource
+from kafkamq.spark.session import build_session
+
+class Where(DataSource):
+    def schema(self):
+        import pyspark
+        return "archived INT" if ".zip" in pyspark.__file__ else "compiled INT"
+
+spark = build_session()
+spark.dataSource.register(Where)
+print(spark.read.format("Where").load().columns)
+"""
+
+
+def test_python_beside_the_driver_has_pyspark_compiled() -> None:
+    """From the archive, which Spark puts first, each process would compile it again."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    del environment["SPARK_HOME"]  # that of the tests has no archive
+    done = subprocess.run(
+        [sys.executable, "-c", _WHERE],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=within(100),
+    )
+    assert done.stdout.splitlines()[-1] == "['compiled']"

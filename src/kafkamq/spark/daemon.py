@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.machinery
 import os
 import sys
 from functools import cache
@@ -39,20 +38,6 @@ IMPORTS = (
 _TASKS = Path("/proc/self/task")
 
 
-def _prefer_folders() -> None:
-    """Import PySpark from its folder, compiled, not from the archive that Spark puts first."""
-    for package, archive in (("pyspark", "pyspark.zip"), ("py4j", "py4j-*-src.zip")):
-        others = [entry for entry in sys.path if not Path(entry).match(archive)]
-        found = importlib.machinery.PathFinder.find_spec(package, others)
-        home = Path(found.origin).parent.parent if found and found.origin else None
-        if home is not None and all(home in Path(entry).parents for entry in _removed(others)):
-            sys.path[:] = others
-
-
-def _removed(others: list[str]) -> set[str]:
-    return set(sys.path) - set(others)
-
-
 @cache
 def calm_worker() -> None:
     """``calm_collector``, once: for workers that another daemon has forked, as on a cluster."""
@@ -61,7 +46,6 @@ def calm_worker() -> None:
 
 def main() -> None:
     """Import what the workers of this daemon need, then serve forks until Spark ends it."""
-    _prefer_folders()
     from pyspark.daemon import manager
 
     module = sys.argv[1] if len(sys.argv) > 1 else _WORKER

@@ -204,9 +204,18 @@ def _start_jvm(settings: Mapping[str, str]) -> None:
     if SparkContext._gateway is not None:
         return
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
-    gateway = launch_gateway(  # type: ignore[no-untyped-call]  # of pyspark
-        conf, popen_kwargs={"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    )
+    # The Python processes that Spark starts beside the driver have the JVM's environment.
+    before = os.environ.get("PYTHONPATH")
+    first = str(Path(__file__).with_name("at_start"))
+    os.environ["PYTHONPATH"] = os.pathsep.join([first, before] if before else [first])
+    try:
+        gateway = launch_gateway(  # type: ignore[no-untyped-call]  # of pyspark
+            conf, popen_kwargs={"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        )
+    finally:
+        os.environ.pop("PYTHONPATH")
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
     process = getattr(gateway, "proc", None)
     if process is not None:  # None: a JVM that was there before (spark-submit)
         threading.Thread(
