@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import json
+import pickle
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timezone
+from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
+from threading import Thread
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
+from fastavro import parse_schema, schemaless_writer
 from google.api.distribution_pb2 import Distribution
 from google.api.monitored_resource_pb2 import MonitoredResource
 from google.protobuf.struct_pb2 import Struct
+from pyspark.sql.types import StructType
 
 from kafkamq import ConfigError, SchemaRegistry
 from kafkamq.spark import with_body
-from kafkamq.spark.payloads import body_type
+from kafkamq.spark.payloads import body_type, parse_parts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from kafkamq.queue.schemas.registry import Schema
 
 pytestmark = pytest.mark.spark
 
@@ -96,3 +108,89 @@ def test_rows_of_protobuf(spark: SparkSession) -> None:
     kept = with_body(maps, NOBODY.protobuf(MonitoredResource), malformed="keep")
     assert kept.columns == ["value", "body"]
     assert [row.labels for row in kept.select("body.labels").collect()] == [{"zone": "a"}]
+
+
+@contextmanager
+def registry_of(schemas: Mapping[int, object], refusals: int = 0) -> Iterator[SchemaRegistry]:
+    """A registry that answers the first questions of each schema with 503."""
+    left = dict.fromkeys(schemas, refusals)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            number = int(self.path.partition("?")[0].rpartition("/")[2])
+            left[number] -= 1
+            self.send_response(200 if left[number] < 0 else 503)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            answer = {"schema": json.dumps(schemas[number])} if left[number] < 0 else {}
+            self.wfile.write(json.dumps(answer).encode())
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    try:
+        yield SchemaRegistry(f"http://127.0.0.1:{server.server_port}", timeout=30.0)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def avro_of(number: int, schema: object, value: object) -> bytes:
+    """A framed payload."""
+    written = BytesIO()
+    schemaless_writer(written, parse_schema(schema), value)  # type: ignore[arg-type]
+    return b"\0" + number.to_bytes(4, "big") + written.getvalue()
+
+
+def parsed(schema: Schema, *parts: list[bytes]) -> list[tuple[object, object]]:
+    """Body and reason of each row, as a worker finds them."""
+    return [row for part in parsed_parts(schema, iter(parts)) for row in part]
+
+
+def parsed_parts(
+    schema: Schema, parts: Iterator[list[bytes]]
+) -> Iterator[list[tuple[object, object]]]:
+    added = StructType().add("body", body_type(schema)).add("verdict", "string")
+    frames = (pa.RecordBatch.from_pydict({"value": part}) for part in parts)
+    for made in parse_parts(frames, pickle.dumps(schema), added.add("reason", "string")):
+        rows = made.to_pylist()
+        assert {row["verdict"] for row in rows if row["reason"]} <= {"reject"}
+        yield [(row["body"], row["reason"]) for row in rows]
+
+
+def test_a_protobuf_body_that_fits_no_column_is_rejected() -> None:
+    payloads = []
+    for seconds, nanos in ((1, 0), (10**15, 0), (0, -5), (2, 0)):
+        made = Distribution(count=seconds % 10)
+        at = made.exemplars.add().timestamp
+        at.seconds, at.nanos = seconds, nanos
+        payloads.append(b"\0\0\0\0\7\0" + made.SerializeToString())
+    rows = parsed(NOBODY.protobuf(Distribution), payloads)
+    assert [body and body["count"] for body, _ in rows] == [1, None, None, 2]  # type: ignore[index]
+    unfit = "it does not fit its column: ValueError"
+    assert [reason for _, reason in rows] == [None, unfit, unfit, None]
+
+
+def test_an_avro_body_that_fits_no_column_is_rejected() -> None:
+    price = {"type": "bytes", "logicalType": "decimal", "precision": 3, "scale": 2}
+    wanted = record(field("n", "int"), field("price", price))
+    wider = record(field("n", "long"), field("price", "bytes"))
+    rows = [(1, 150), (2**40, 150), (2, 123_456), (3, -999)]
+    payloads = [
+        # An int is a varint of any length, as a long is, and a decimal has any bytes.
+        avro_of(7, wider, {"n": n, "price": unscaled.to_bytes(4, "big", signed=True)})
+        for n, unscaled in rows
+    ]
+    with registry_of({7: wanted}) as registry:
+        found = parsed(registry.avro(json.dumps(wanted)), payloads)
+    assert [body for body, _ in found] == [
+        {"n": 1, "price": Decimal("1.50")}, None, None, {"n": 3, "price": Decimal("-9.99")},
+    ]  # fmt: skip
+    reasons = [reason for _, reason in found]
+    assert reasons == [
+        None,
+        "it does not fit its column: ArrowInvalid",
+        "it does not fit its column: InvalidOperation",
+        None,
+    ]

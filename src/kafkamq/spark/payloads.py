@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 BodySchema: TypeAlias = "str | StructType | Schema"
 """DDL or a StructType, of JSON; or what a ``SchemaRegistry`` made, of Avro or Protobuf."""
+_Row: TypeAlias = "tuple[Any, str | None, str | None]"  # body, verdict and reason of a message
 
 MALFORMED = "the payload is no JSON of the schema"
 NULL = "the payload is null"
@@ -109,7 +110,7 @@ def _with_registered(frame: DataFrame, schema: Schema, *, rejects: bool) -> Data
         added = added.add("verdict", StringType()).add("reason", StringType())
     pickled: bytes = cloudpickle.dumps(schema)  # type: ignore[no-untyped-call]  # no hints
     return frame.mapInArrow(
-        lambda parts: _parse(parts, pickled, added), StructType([*frame.schema, *added])
+        lambda parts: parse_parts(parts, pickled, added), StructType([*frame.schema, *added])
     )
 
 
@@ -123,22 +124,43 @@ def _schema_of(pickled: bytes) -> Schema:
     return schema
 
 
-def _parse(
+def parse_parts(
     parts: Iterator[pa.RecordBatch], pickled: bytes, added: StructType
 ) -> Iterator[pa.RecordBatch]:
-    from pyspark.sql.conversion import LocalDataToArrowConversion
-
+    """Add the columns of ``with_body`` to rows, by a pickled schema."""
     schema = _schema_of(pickled)
     until_s = time.monotonic() + _PATIENCE * schema.registry.timeout_s
     for part in parts:
         rows = [_row(schema, each, until_s) for each in _payloads(part)]
         if not rows:
             continue
-        cut = [row[: len(added)] for row in rows]
-        columns = LocalDataToArrowConversion.convert(cut, added, False).combine_chunks()
+        try:
+            columns = _columns(rows, added)
+        except Exception:  # noqa: BLE001 - as below: at least one of them
+            columns = _columns([_fitting(row, added) for row in rows], added)
         for name in added.names:
             part = part.append_column(name, columns.column(name).chunk(0))
         yield part
+
+
+def _columns(rows: Sequence[_Row], added: StructType) -> pa.Table:
+    from pyspark.sql.conversion import LocalDataToArrowConversion
+
+    cut = [row[: len(added)] for row in rows]
+    return LocalDataToArrowConversion.convert(cut, added, False).combine_chunks()
+
+
+def _fitting(row: _Row, added: StructType) -> _Row:
+    try:
+        _columns([row], added)
+    except Exception as error:  # noqa: BLE001 - whatever a converter or Arrow raises
+        return _unfit(error)
+    return row
+
+
+def _unfit(error: Exception) -> _Row:
+    """The verdict of a body that parses; the error's text may have what was in the payload."""
+    return None, "reject", f"it does not fit its column: {type(error).__name__}"
 
 
 def _payloads(part: pa.RecordBatch) -> Iterator[tuple[bytes | None, list[tuple[str, Any]]]]:
@@ -149,10 +171,7 @@ def _payloads(part: pa.RecordBatch) -> Iterator[tuple[bytes | None, list[tuple[s
         yield value, [(each["key"], each["value"]) for each in of or ()]
 
 
-def _row(
-    schema: Schema, given: tuple[bytes | None, list[tuple[str, Any]]], until_s: float
-) -> tuple[Any, str | None, str | None]:
-    """Body, verdict and reason of a message."""
+def _row(schema: Schema, given: tuple[bytes | None, list[tuple[str, Any]]], until_s: float) -> _Row:
     payload, headers = given
     if payload is None:
         return None, "reject", NULL
@@ -167,7 +186,11 @@ def _row(
                 raise
             time.sleep(min(error.delay_s, 1.0))
         else:
-            return (_fields(body) if schema.kind == "protobuf" else body), None, None
+            break
+    try:
+        return (_fields(body) if schema.kind == "protobuf" else body), None, None
+    except Exception as error:  # noqa: BLE001 - of a value that Python's types do not have
+        return _unfit(error)
 
 
 def _fields(message: Any) -> dict[str, Any]:
