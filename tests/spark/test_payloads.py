@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -11,6 +12,7 @@ from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from threading import Thread
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -22,7 +24,7 @@ from google.protobuf.struct_pb2 import Struct
 from pyspark.sql.types import StructType
 
 from kafkamq import ConfigError, SchemaRegistry
-from kafkamq.spark import with_body
+from kafkamq.spark import payloads, with_body
 from kafkamq.spark.payloads import body_type, parse_parts
 
 if TYPE_CHECKING:
@@ -194,3 +196,26 @@ def test_an_avro_body_that_fits_no_column_is_rejected() -> None:
         "it does not fit its column: InvalidOperation",
         None,
     ]
+
+
+def test_a_task_waits_for_the_registry_from_when_it_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However long the task has worked before."""
+    passed_s = 0.0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + passed_s, sleep=time.sleep)
+    monkeypatch.setattr(payloads, "time", clock)
+    first, second = (record(field(name, "int")) for name in "ab")
+    both = record(field("a", ["null", "int"]) | {"default": None})
+
+    def parts() -> Iterator[list[bytes]]:
+        nonlocal passed_s
+        yield [avro_of(1, first, {"a": 1})]
+        passed_s += 1000.0
+        yield [avro_of(2, second, {"b": 2})]
+        passed_s += 1000.0
+        yield [avro_of(3, first, {"a": 3})]
+
+    with registry_of({1: first, 2: second, 3: first}, refusals=1) as registry:
+        found = list(parsed_parts(registry.avro(json.dumps(both)), parts()))
+    assert found == [[({"a": 1}, None)], [({"a": None}, None)], [({"a": 3}, None)]]

@@ -129,9 +129,8 @@ def parse_parts(
 ) -> Iterator[pa.RecordBatch]:
     """Add the columns of ``with_body`` to rows, by a pickled schema."""
     schema = _schema_of(pickled)
-    until_s = time.monotonic() + _PATIENCE * schema.registry.timeout_s
     for part in parts:
-        rows = [_row(schema, each, until_s) for each in _payloads(part)]
+        rows = [_row(schema, each) for each in _payloads(part)]
         if not rows:
             continue
         try:
@@ -171,10 +170,11 @@ def _payloads(part: pa.RecordBatch) -> Iterator[tuple[bytes | None, list[tuple[s
         yield value, [(each["key"], each["value"]) for each in of or ()]
 
 
-def _row(schema: Schema, given: tuple[bytes | None, list[tuple[str, Any]]], until_s: float) -> _Row:
+def _row(schema: Schema, given: tuple[bytes | None, list[tuple[str, Any]]]) -> _Row:
     payload, headers = given
     if payload is None:
         return None, "reject", NULL
+    until_s: float | None = None  # since the first question that nobody answered
     while True:
         try:
             body = schema.deserialize(payload, headers)
@@ -182,7 +182,10 @@ def _row(schema: Schema, given: tuple[bytes | None, list[tuple[str, Any]]], unti
             return None, "reject", str(error)
         except SchemaRegistryError as error:
             # No verdict of any message: the source process renews the batch's leases meanwhile.
-            if time.monotonic() > until_s:
+            now_s = time.monotonic()
+            if until_s is None:
+                until_s = now_s + _PATIENCE * schema.registry.timeout_s
+            elif now_s > until_s:
                 raise
             time.sleep(min(error.delay_s, 1.0))
         else:
