@@ -45,6 +45,10 @@ def record(*fields: dict[str, object], name: str = "Order") -> dict[str, object]
     return {"type": "record", "name": name, "namespace": "shop", "fields": list(fields)}
 
 
+def decimal(precision: int | None) -> dict[str, object]:
+    return {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": 0}
+
+
 def test_columns_of_avro() -> None:
     currency = {"type": "enum", "name": "Currency", "symbols": ["EUR"]}
     price = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
@@ -71,6 +75,8 @@ def test_columns_of_avro() -> None:
         (record(field("a", ["int", "string"])), "body.a is a union of 2 types"),
         (record(field("a", ["null", "Order"])), "body.a is shop.Order, which contains itself"),
         (record(field("a", {"type": "int", "logicalType": "time-millis"})), "is of time-millis"),
+        (record(field("a", decimal(39))), "body.a is a decimal of precision 39: .* 38 digits"),
+        (record(field("a", decimal(None))), "body.a is a decimal of precision None"),
         ("string", "is no record"),
     ],
 )
@@ -84,6 +90,18 @@ def test_other_refusals() -> None:
         body_type(NOBODY.protobuf(Struct))
     with pytest.raises(ConfigError, match="schema is of json"):
         body_type(NOBODY.json('{"type": "object"}'))
+
+
+def test_a_subject_whose_schema_refers_to_others_is_refused(spark: SparkSession) -> None:
+    frame = spark.createDataFrame([(b"x",)], "value BINARY")
+    money = {"name": "shop.Money", "subject": "money", "version": 1}
+    newest = record(field("a", "shop.Money"))
+    named = {"subject": "orders", "id": 7, "version": 1, "references": [money]}
+    with (
+        registry_of({0: newest}, **named) as registry,
+        pytest.raises(ConfigError, match=r"'orders': its schema refers to those of shop\.Money"),
+    ):
+        with_body(frame, registry.avro(subject="orders"))
 
 
 def test_rows_of_protobuf(spark: SparkSession) -> None:
@@ -113,18 +131,22 @@ def test_rows_of_protobuf(spark: SparkSession) -> None:
 
 
 @contextmanager
-def registry_of(schemas: Mapping[int, object], refusals: int = 0) -> Iterator[SchemaRegistry]:
-    """A registry that answers the first questions of each schema with 503."""
+def registry_of(
+    schemas: Mapping[int, object], refusals: int = 0, **others: object
+) -> Iterator[SchemaRegistry]:
+    """A registry that answers the first questions of each schema with 503; 0 is the newest one."""
     left = dict.fromkeys(schemas, refusals)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            number = int(self.path.partition("?")[0].rpartition("/")[2])
+            last = self.path.partition("?")[0].rpartition("/")[2]
+            number = int(last) if last.isdigit() else 0
             left[number] -= 1
-            self.send_response(200 if left[number] < 0 else 503)
+            is_answered = left[number] < 0
+            self.send_response(200 if is_answered else 503)
             self.send_header("Content-Type", "application/json")
             self.end_headers()
-            answer = {"schema": json.dumps(schemas[number])} if left[number] < 0 else {}
+            answer = {"schema": json.dumps(schemas[number]), **others} if is_answered else {}
             self.wfile.write(json.dumps(answer).encode())
 
         def log_message(self, format: str, *args: object) -> None: ...
@@ -219,3 +241,22 @@ def test_a_task_waits_for_the_registry_from_when_it_does_not_answer(
     with registry_of({1: first, 2: second, 3: first}, refusals=1) as registry:
         found = list(parsed_parts(registry.avro(json.dumps(both)), parts()))
     assert found == [[({"a": 1}, None)], [({"a": None}, None)], [({"a": 3}, None)]]
+
+
+def test_a_logical_type_on_another_base_is_ignored() -> None:
+    of_string = {"type": "string", "logicalType": "date"}
+    price = {"type": "string", "logicalType": "decimal", "precision": 9, "scale": 2}
+    key = {"type": "fixed", "name": "Key", "size": 16, "logicalType": "uuid"}
+    of_int = {"type": "int", "logicalType": "timestamp-millis"}
+    of_long = {"type": "long", "logicalType": "time-millis"}
+    kinds = dict(zip("abcde", (of_string, price, key, of_int, of_long), strict=True))
+    wanted = record(*(field(name, kind) for name, kind in kinds.items()))
+    body = {"a": "today", "b": "1.50", "c": bytes(range(16)), "d": 7, "e": 8}
+    plain = {"a": "string", "b": "string", "d": "int", "e": "long"}
+    written = record(*(field(name, plain.get(name, kind)) for name, kind in kinds.items()))
+    with registry_of({7: wanted}) as registry:
+        schema = registry.avro(json.dumps(wanted))
+        assert body_type(schema).simpleString() == (
+            "struct<a:string,b:string,c:binary,d:int,e:bigint>"
+        )
+        assert parsed(schema, [avro_of(7, written, body)]) == [(body, None)]

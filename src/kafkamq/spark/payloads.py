@@ -261,15 +261,18 @@ _AVRO: Mapping[str, DataType] = {
     "string": StringType(),
     "enum": StringType(),
 }
+# What the deserializer makes of a logical type: on another base it is ignored, as Avro says.
 _AVRO_LOGICAL: Mapping[str, DataType] = {
-    "date": DateType(),
-    "uuid": StringType(),
-    "timestamp-millis": TimestampType(),
-    "timestamp-micros": TimestampType(),
-    "local-timestamp-millis": TimestampNTZType(),
-    "local-timestamp-micros": TimestampNTZType(),
+    "int-date": DateType(),
+    "string-uuid": StringType(),
+    "long-timestamp-millis": TimestampType(),
+    "long-timestamp-micros": TimestampType(),
+    "long-local-timestamp-millis": TimestampNTZType(),
+    "long-local-timestamp-micros": TimestampNTZType(),
 }
-_NO_COLUMN = ("time-millis", "time-micros")  # of what the deserializer makes of them
+_NO_COLUMN = ("int-time-millis", "long-time-micros")
+_AVRO_DECIMAL = ("bytes-decimal", "fixed-decimal")
+_MAX_PRECISION = 38
 
 
 def _avro_type(schema: Any, known: dict[str, DataType | None], place: str) -> DataType:
@@ -295,17 +298,24 @@ def _avro_type(schema: Any, known: dict[str, DataType | None], place: str) -> Da
 def _avro_type_of(
     schema: Mapping[str, Any], known: dict[str, DataType | None], place: str
 ) -> DataType:
-    kind, logical = schema["type"], schema.get("logicalType")
+    kind = schema["type"]
+    logical = f"{kind}-{schema.get('logicalType')}"
     if logical in _NO_COLUMN:
-        raise ConfigError(f"{place} is of {logical}: no column can hold it")
+        raise ConfigError(f"{place} is of {schema['logicalType']}: no column can hold it")
     if kind == "array":
         return ArrayType(_avro_type(schema["items"], known, place))
     if kind == "map":
         return MapType(StringType(), _avro_type(schema["values"], known, place))
-    if logical == "decimal":
-        return DecimalType(schema["precision"], schema.get("scale", 0))
+    if logical in _AVRO_DECIMAL:
+        precision = schema.get("precision")
+        if not precision or precision > _MAX_PRECISION:
+            raise ConfigError(
+                f"{place} is a decimal of precision {precision}: a column has {_MAX_PRECISION} "
+                "digits at most"
+            )
+        return DecimalType(precision, schema.get("scale", 0))
     if kind not in ("record", "error"):
-        return _AVRO_LOGICAL.get(logical or "") or _avro_type(kind, known, place)
+        return _AVRO_LOGICAL.get(logical) or _avro_type(kind, known, place)
     made = StructType()
     for field in schema["fields"]:
         made.add(field["name"], _avro_type(field["type"], known, f"{place}.{field['name']}"))

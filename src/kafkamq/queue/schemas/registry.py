@@ -233,7 +233,8 @@ class Schema:
         """Itself; or, where it has no definition, with that which its subject has now.
 
         Raises:
-            ConfigError: It has no subject, or the registry has none of that name.
+            ConfigError: It has no subject, the registry has none of that name, or its schema
+                refers to others.
             SchemaRegistryError: The registry does not answer, or refuses.
         """
         registry, kind, definition, subject, register = self._given
@@ -247,6 +248,12 @@ class Schema:
             found = registry.outage.ask(lambda: client.get_latest_version(subject))
         except BodyError as error:
             raise ConfigError(f"subject {subject!r}: {error}") from None
+        if found.schema.references:
+            names = ", ".join(each.name for each in found.schema.references)
+            raise ConfigError(
+                f"subject {subject!r}: its schema refers to those of {names}: give a definition "
+                "that has all of them"
+            )
         return Schema(registry, kind, found.schema.schema_str, subject, register=register)
 
     def is_ready(self, payload: bytes, headers: Headers = ()) -> bool:
