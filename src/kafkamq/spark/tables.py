@@ -102,10 +102,22 @@ def insert_once(frame: DataFrame, table: str, columns: Sequence[str]) -> None:
     try:
         _insert(_accepted(frame).select(*columns), table, origin_ranges(frame))
     except spark_errors():
-        found = check_table(frame, table)
-        if found == list(columns):
+        found = _columns_now(frame, table)
+        if found is None or found == list(columns):
             raise
         _insert(_accepted(frame).select(*found), table, origin_ranges(frame))
+
+
+def _columns_now(frame: DataFrame, table: str) -> list[str] | None:
+    """None: nobody can tell, and the failure before has the reason."""
+    try:
+        return check_table(frame, table)
+    except ConfigError as error:
+        if error.__cause__ is None:  # the rows do not fit the table as it is now
+            raise
+    except spark_errors():
+        pass
+    return None
 
 
 def _insert(rows: DataFrame, table: str, ranges: str) -> None:
