@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+from pyspark.ml.functions import array_to_vector
 from pyspark.sql import functions as fn
 from tests.integration.tracker_logs import Logs, read_topic
 from tests.spark.queue_driver import output_topic
@@ -438,7 +439,10 @@ def test_a_batch_whose_rows_are_lost_after_its_output_fails(
     assert set(context.getPersistentRDDs()) == before, "released"
 
 
-@pytest.mark.parametrize("kind", ["messages", "handled", "joined", "by chance"])
+_KINDS = ["messages", "handled", "joined", "by chance", "one of each", "of Scala"]
+
+
+@pytest.mark.parametrize("kind", _KINDS)
 def test_rows_of_a_batch_are_made_once(
     spark: SparkSession, logs: Logs, checkpoint: str, tmp_path: Path, kind: str
 ) -> None:
@@ -458,6 +462,12 @@ def test_rows_of_a_batch_are_made_once(
         rows = rows.join(spark.range(9).toDF("offset"), "offset")
     elif kind == "by chance":
         rows = rows.withColumn("verdict", fn.when(fn.rand() > 0.5, "nack"))
+    elif kind == "one of each":
+        rows = rows.dropDuplicates(["offset"])
+    elif kind == "of Scala":
+        rows = rows.withColumn("vector", array_to_vector(fn.array(fn.lit(1.0))))
+    else:
+        rows = rows.where("offset < 9").selectExpr("*", "explode(array(1)) AS one").alias("each")
 
     def known() -> int:
         run_id = query.query.runId

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _STOP_S = 5.0  # for the thread that waits in Spark
+_ROW_BY_ROW = ("Filter", "Generate", "Project", "SubqueryAlias", "View")  # nodes of Spark's plans
 _log = logging.getLogger(__name__)
 
 EachBatch = Callable[["DataFrame", Batch], "DataFrame | None"]
@@ -286,12 +287,20 @@ def _insert(table: str, columns: Sequence[str], frame: DataFrame, batch: Batch) 
 
 def _follows_from_messages(frame: DataFrame) -> bool:
     """Say whether rows that are made again are the same: no Python, no chance, no other table."""
+    """Whether rows that are made again are the same: each is made of one message, by Spark alone.
+
+    What takes several rows together may take others then, or in another order.
+    """
     jvm: Any = frame.sparkSession._jvm
     patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
     plan = frame._jdf.queryExecution().analyzed()
-    others = patterns.PYTHON_UDF(), patterns.PLAN_EXPRESSION()
-    is_alone: bool = plan.deterministic() and plan.collectLeaves().size() == 1
-    return is_alone and not any(map(plan.containsPattern, others))
+    others = patterns.PYTHON_UDF(), patterns.SCALA_UDF(), patterns.PLAN_EXPRESSION()
+    if not plan.deterministic() or any(map(plan.containsPattern, others)):
+        return False
+    while plan.nodeName() in _ROW_BY_ROW:
+        plan = plan.children().head()
+    is_source: bool = plan.children().isEmpty()
+    return is_source
 
 
 def _require(frame: DataFrame, checkpoint: str, slots: int | None, outputs: list[str]) -> None:
