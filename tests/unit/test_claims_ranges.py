@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from tests.waiting import within
+from tests.waiting import wait_until, within
 
+from kafkamq.aio import claims as aio
 from kafkamq.claims import RangeClaims, init_topic
 from kafkamq.claims.rules.ranges import (
     RangeLog,
@@ -426,16 +429,20 @@ def test_members_never_hold_the_same_offsets_and_all_is_done_once(seed: int) -> 
     assert sorted(done) == list(range(300))
 
 
+def write(servers: str, count: int) -> None:
+    producer = open_producer({"bootstrap.servers": servers})
+    for number in range(count):
+        producer.produce("work", b"%d" % number, partition=0)
+    producer.flush(10)
+
+
 @pytest.fixture
 def work() -> Iterator[str]:
     """The servers of a cluster with 60 messages in the one partition of "work"."""
     name = uuid.uuid4().hex
     servers = f"memory://{name}"
     cluster_of(servers).create_topic("work", 1)
-    producer = open_producer({"bootstrap.servers": servers})
-    for number in range(60):
-        producer.produce("work", b"%d" % number, partition=0)
-    producer.flush(10)
+    write(servers, 60)
     init_topic(servers, "kafkamq.ranges", heartbeat_interval=2)
     yield servers
     forget_cluster(name)
@@ -455,13 +462,14 @@ def test_nothing_is_kept_of_ranges_that_are_done(work: str) -> None:
         assert kept[-1] <= kept[0]
 
 
-def once(servers: str, name: str) -> RangeClaims:
+def once(servers: str, name: str, *, size: int = 20, ahead: int = 1) -> RangeClaims:
     return RangeClaims(
         servers,
         "work",
         client_id=name,
         group_id="g",
-        size=20,
+        size=size,
+        ahead=ahead,
         heartbeat_interval=2,
         delivery="at-most-once",
     )
@@ -486,6 +494,53 @@ def test_rc8_at_most_once_nothing_comes_again_and_what_was_not_handed_out_does(w
             if len(seen) >= 60:
                 break
     assert sorted(seen) == list(range(60))
+
+
+def test_rc8_what_is_left_of_a_range_whose_batches_were_left_comes_again(work: str) -> None:
+    seen: list[int] = []
+    with once(work, "a", size=300) as claims:  # a batch holds 200
+        for _ in range(4):  # more than it holds at once
+            claimed = claims.next_range(within(30))
+            assert claimed is not None
+            with suppress(ZeroDivisionError):
+                for batch in claimed.batches():
+                    seen += [message.offset for message in batch.messages]
+                    raise ZeroDivisionError
+            write(work, 10)
+    assert seen == list(range(90))
+
+
+def test_rc8_a_range_that_is_iterated_again_is_not_given_beside(work: str) -> None:
+    with once(work, "a", size=300, ahead=0) as claims:
+        claimed = claims.next_range(within(30))
+        assert claimed is not None
+        assert len(next(claimed.batches())) == 60  # the iterator is left at once
+        write(work, 10)
+        again = claimed.batches()
+        assert len(next(again)) == 10
+        write(work, 10)
+        wait_until(lambda: claims.engine.ends[0] == 80)
+        assert claims.next_range(0) is None
+        assert len(next(again)) == 10
+
+
+def test_rc8_what_is_left_of_a_range_comes_again_with_asyncio(work: str) -> None:
+    seen: list[int] = []
+
+    async def run() -> None:
+        options = {"client_id": "a", "group_id": "g", "delivery": "at-most-once", "size": 300}
+        async with aio.RangeClaims(work, "work", heartbeat_interval=2, **options) as claims:
+            for _ in range(4):
+                claimed = await claims.next_range(within(30))
+                assert claimed is not None
+                with suppress(ZeroDivisionError):
+                    async for batch in claimed.batches():
+                        seen.extend(message.offset for message in batch.messages)
+                        raise ZeroDivisionError
+                write(work, 10)
+
+    asyncio.run(run())
+    assert seen == list(range(90))
 
 
 def test_rc8_what_another_member_has_ended_is_not_handed_out(work: str) -> None:

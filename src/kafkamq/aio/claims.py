@@ -339,7 +339,11 @@ class ClaimedRange:
             found = await self._owner.run(name, lambda: next(batches, None))
             if found is None:
                 return
-            yield found
+            try:
+                yield found
+            except GeneratorExit:  # the loop was left, and so is the iterator underneath
+                self._batches = None
+                raise
 
     done = twin(sync.ClaimedRange.done)
 

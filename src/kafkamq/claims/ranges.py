@@ -262,7 +262,7 @@ class ClaimedRange:
         """Yield its messages, up to 200 at a time; waits and ends as an iteration does.
 
         At most once, the log says that a batch is done before it is yielded, so nobody is handed
-        any of it again.
+        any of it again. When the loop is left, ``next_range`` gives the rest of the range.
 
         Raises:
             LeaseLostError, BrokerError: As for an iteration.
@@ -477,7 +477,12 @@ class RangeClaims:
             if self.is_once:
                 self._end_first(claimed)
             HANDED_OUT.add(len(found), *self._labels)
-            yield Batch(*place, tuple(found))
+            try:
+                yield Batch(*place, tuple(found))
+            except GeneratorExit:  # the loop was left, and ``done`` cannot end the range
+                if self.is_once:
+                    self._given.discard(claimed.token)
+                raise
             if self.is_stopped:
                 return
         if self.is_once and claimed.first < claimed.position:
@@ -509,6 +514,7 @@ class RangeClaims:
             self._require(claimed)
             if self._reading is not claimed:  # what is read of another one is not of this one
                 self._reading = claimed
+                self._given.add(claimed.token)  # it may have been left before
                 self._data.drop(self._data.places - {place})
                 if self._skips:
                     self._skip_deleted(claimed)
