@@ -15,6 +15,7 @@ from tests.waiting import wait_until, within
 
 from kafkamq.aio import claims as aio
 from kafkamq.claims import RangeClaims, init_topic
+from kafkamq.claims.audit import range_logs
 from kafkamq.claims.rules.ranges import (
     RangeLog,
     RangeMember,
@@ -22,6 +23,7 @@ from kafkamq.claims.rules.ranges import (
     decode_range,
     encode_range,
 )
+from kafkamq.config import ServiceConfig
 from kafkamq.errors import LeaseLostError, StateError, WireError
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
@@ -588,3 +590,19 @@ def test_rc8_only_the_done_that_ended_a_range_is_believed() -> None:
     land("a", own, 200.0)
     land("b", late, 200.0)
     assert (own.has_ended, late.has_ended) == (True, False)
+
+
+def test_ranges_of_a_group_that_is_gone_are_free(work: str) -> None:
+    """Nothing in the log is later than their last record, which is of yesterday."""
+    cluster, now_ms = cluster_of(work), cluster_of(work).now_ms
+    cluster.now_ms = lambda: now_ms() - 86_400_000
+    record = RangeRecord(CLAIM, "i", "c", "g", "work", 0, 0, 20, 0, 0)
+    producer = open_producer({"bootstrap.servers": work})
+    producer.produce("kafkamq.ranges", encode_range(record))
+    producer.flush(10)
+    cluster.now_ms = now_ms
+    config = ServiceConfig(bootstrap_servers=work)
+    ((log, now_s),) = range_logs(config, "kafkamq.ranges", interval_s=2)
+    (left,) = log.abandoned(0, now_s=now_s)
+    assert (left.first, left.next) == (0, 20)
+    assert log.age_s(left, now_s=now_s) >= 86_000

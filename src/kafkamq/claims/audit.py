@@ -11,6 +11,7 @@ broker's time: whatever claims were accepted, both believed that it was theirs.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from copy import copy
@@ -127,7 +128,10 @@ def audit_topic(config: ServiceConfig, topic: str, *, interval_s: float) -> Topi
 def range_logs(
     config: ServiceConfig, range_topic: str, *, interval_s: float
 ) -> list[tuple[RangeLog, float]]:
-    """Read a topic of range claims to its end: by group and topic its log, and its last time, s."""
+    """Read a topic of range claims to its end: by group and topic its log, and the time in s.
+
+    The time is the wall clock's, or that of the log's last record where this is later.
+    """
     logs: dict[tuple[str, str], RangeLog] = {}
     numbers: dict[tuple[str, str], int] = {}
     since_s: dict[int, float | None] = {}  # None: nothing was deleted yet
@@ -142,7 +146,7 @@ def range_logs(
             logs[key] = RangeLog(*key, interval_s, since_s=since_s[each.partition])
             numbers[key] = each.partition
         logs[key].apply(each.record, offset=each.offset, broker_time_s=each.timestamp_ms / 1000)
-    return [(logs[key], now_s[numbers[key]]) for key in sorted(logs)]
+    return [(logs[key], max(now_s[numbers[key]], time.time())) for key in sorted(logs)]
 
 
 _MAX_DUAL_CLAIMS = 1000
