@@ -361,7 +361,8 @@ class LogEngine(ABC):
     def close(self, timeout_s: float) -> None:
         """End all of it, in this order; what is claimed stays so until it goes stale. Idempotent.
 
-        Services end before the log: what they answer must still be written and read back.
+        Services end before the writer, into which their threads answer. The log is not read on
+        meanwhile: what they answer is written, but not read back.
         """
         self.stop()
         bound_s = min(timeout_s, 5.0)
