@@ -286,7 +286,6 @@ def _insert(table: str, columns: Sequence[str], frame: DataFrame, batch: Batch) 
 
 
 def _follows_from_messages(frame: DataFrame) -> bool:
-    """Say whether rows that are made again are the same: no Python, no chance, no other table."""
     """Whether rows that are made again are the same: each is made of one message, by Spark alone.
 
     What takes several rows together may take others then, or in another order.
