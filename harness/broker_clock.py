@@ -71,7 +71,7 @@ def why_no_clock() -> str:
 
 
 class BrokerClock:
-    """It is the clock of one broker: start it with ``launcher`` (of `LocalKafka`)."""
+    """The clock of one broker: start it with ``launcher`` (of `LocalKafka`)."""
 
     def __init__(self, folder: Path) -> None:
         """Compiles the library into a folder.

@@ -59,7 +59,7 @@ class NaiveEntry:
 
 @dataclass(slots=True)
 class NaiveState:
-    """It is what the rules make of a log."""
+    """What the rules make of a log."""
 
     partition: int
     default_max_lease_ms: int

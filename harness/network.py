@@ -47,7 +47,7 @@ def why_no_network() -> str:
 
 
 class Host:
-    """It is one machine of a network: start its programs behind ``prefix``."""
+    """One machine of a network: start its programs behind ``prefix``."""
 
     def __init__(self, name: str, address: str, holder: BrokerProcess) -> None:
         self.name = name
@@ -93,7 +93,7 @@ class Host:
 
 
 class Network:
-    """It is a switch with machines on it, and this process on it too; a context manager."""
+    """A switch with machines on it, and this process on it too; a context manager."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="kafkamq-net-"))

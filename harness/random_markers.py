@@ -19,7 +19,7 @@ _REASONS = ("", "no stock", "broken")
 
 @dataclass(frozen=True, slots=True)
 class MarkerRecord:
-    """It is one record of a marker partition as a tracker gets it: the arguments of ``apply``."""
+    """One record of a marker partition as a tracker gets it: the arguments of ``apply``."""
 
     offset: int
     timestamp_ms: int  # -1: not LogAppendTime
@@ -27,7 +27,7 @@ class MarkerRecord:
 
 
 class _Habits:
-    """It is what one seed likes to do."""
+    """What one seed likes to do."""
 
     def __init__(self, rng: random.Random, partition: int, batch_rate: float) -> None:
         self.rng = rng

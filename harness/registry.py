@@ -40,7 +40,7 @@ _LOG_TAIL = 2000
 
 
 class LocalRegistry:
-    """It is a registry in one process of its own, for development and tests.
+    """A registry in one process of its own, for development and tests.
 
     It listens on 127.0.0.1 only, and ends with this process, however that ends. What it keeps ends
     with its process. Not thread-safe: one thread controls it.

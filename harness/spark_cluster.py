@@ -26,7 +26,7 @@ EXECUTOR_SETTINGS = {
 
 
 class LocalSpark:
-    """It is a master and workers of one core each; context manager."""
+    """A master and workers of one core each; context manager."""
 
     def __init__(self, folder: Path, *, workers: int) -> None:
         self._folder = folder

@@ -71,7 +71,7 @@ _OF_HANDLERS = (Outcome.ACK, Outcome.NACK, Outcome.REJECT)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """It is a broken invariant."""
+    """A broken invariant."""
 
     kind: str  # I1 lost, I2 duplicate, ...
     text: str
@@ -82,7 +82,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Report:
-    """It is what a run came to."""
+    """What a run came to."""
 
     verdict: Verdict
     sent: int = 0  # confirmed to their senders

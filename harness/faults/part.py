@@ -12,7 +12,7 @@ POISON = b"poison"
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """These are the settings of any role; each reads those that concern it."""
+    """The settings of any role; each reads those that concern it."""
 
     bootstrap_servers: str
     namespace: str

@@ -17,7 +17,7 @@ from kafkamq.testing.history import LogRecord, record_of
 
 @dataclass(frozen=True, slots=True)
 class NamespaceRecords:
-    """It has the committed records of a namespace's topics."""
+    """The committed records of a namespace's topics."""
 
     messages: list[LogRecord]
     markers: list[LogRecord]

@@ -71,7 +71,7 @@ class _State:
 
 @dataclass
 class Checkpoint:
-    """It is what the tracker keeps on its disk."""
+    """What the tracker keeps on its disk."""
 
     engine: str = "spark-simulated"
     starting: dict[int, int] = field(default_factory=dict)  # first offsets
@@ -85,7 +85,7 @@ class _TaskLostError(KafkaMQError):
 
 
 class BatchTracker:
-    """It is a process of its own; only one at a time runs on a checkpoint."""
+    """A process of its own; only one at a time runs on a checkpoint."""
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ class BatchTracker:
 
 @dataclass
 class _Frame:
-    """It is a batch, as ``foreachBatch`` gives it."""
+    """A batch, as ``foreachBatch`` gives it."""
 
     checkpoint: Checkpoint
     executor: _Executor
@@ -324,7 +324,7 @@ class _Executor:
 
 
 class _Worker:
-    """It is what a worker process of Spark has."""
+    """What a worker process of Spark has."""
 
     def __init__(self, tracker: BatchTracker, epoch: int, token: str, process: Process) -> None:
         world, config = tracker._world, tracker._config

@@ -68,7 +68,7 @@ class _Queue:
 
 
 class Queues:
-    """It is what stands in for the module ``queue``."""
+    """What stands in for the module ``queue``."""
 
     Empty = queue.Empty
     Full = queue.Full
@@ -231,7 +231,7 @@ class _Waited(NamedTuple):
 
 
 class Executors:
-    """It is what stands in for the module ``concurrent.futures``."""
+    """What stands in for the module ``concurrent.futures``."""
 
     ALL_COMPLETED = futures.ALL_COMPLETED
     FIRST_COMPLETED = futures.FIRST_COMPLETED

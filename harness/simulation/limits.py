@@ -11,7 +11,7 @@ from kafkamq.config import Backoff
 
 
 class Behaviour(Enum):
-    """It is what handling a message is like; it stands in the payload, so that copies keep it."""
+    """What handling a message is like; it stands in the payload, so that copies keep it."""
 
     QUICK = "quick"
     SLOW = "slow"  # longer than its redelivery timeout
@@ -34,7 +34,7 @@ class Behaviour(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """It says how often things go wrong. Rates are per turn of a thread, or per request."""
+    """How often things go wrong. Rates are per turn of a thread, or per request."""
 
     kill_every: int = 0  # turns; 0: never
     freeze_every: int = 0
@@ -65,7 +65,7 @@ class Faults:
 
 
 class Situation(Protocol):
-    """It is what a run of any kind draws."""
+    """What a run of any kind draws."""
 
     @property
     def faults(self) -> Faults:
@@ -116,7 +116,7 @@ class TrackerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """It is what a seed draws; give your own to ``simulate`` to look at one situation."""
+    """What a seed draws; give your own to ``simulate`` to look at one situation."""
 
     faults: Faults = field(default_factory=Faults)
     preempt_every: int = 30  # places that need not wait, per turn that is taken away there

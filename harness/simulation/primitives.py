@@ -10,7 +10,7 @@ from harness.simulation.scheduler import Scheduler, Task
 
 
 class _Lock:
-    """It is a lock, or a re-entrant one; as ``threading`` has them."""
+    """A lock, or a re-entrant one; as ``threading`` has them."""
 
     __slots__ = ("_depth", "_is_atomic", "_is_reentrant", "_owner", "_scheduler", "_waiters")
 
@@ -173,7 +173,7 @@ class _Event:
 
 
 class _Semaphore:
-    """It is a semaphore, bounded or not."""
+    """A semaphore, bounded or not."""
 
     def __init__(self, scheduler: Scheduler, value: int, *, is_bounded: bool) -> None:
         self._value = value
@@ -204,7 +204,7 @@ class _Semaphore:
 
 
 class _Thread:
-    """It is a thread of the process that starts it; subclasses may have their own ``run``."""
+    """A thread of the process that starts it; subclasses may have their own ``run``."""
 
     scheduler: Scheduler  # of the subclass that a Threading makes
 
@@ -285,7 +285,7 @@ class _Local:
 
 
 class Threading:
-    """It is what stands in for the module ``threading``."""
+    """What stands in for the module ``threading``."""
 
     TIMEOUT_MAX = threading.TIMEOUT_MAX
     ThreadError = RuntimeError

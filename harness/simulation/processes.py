@@ -56,7 +56,7 @@ class Told:
 
 
 class QueueWorld(World):
-    """It is a namespace, and one queue in it."""
+    """A namespace, and one queue in it."""
 
     def __init__(self, scheduler: Scheduler, limits: Limits, servers: str) -> None:
         super().__init__(scheduler, servers)
@@ -171,7 +171,7 @@ def write_inventions(world: QueueWorld) -> None:
 
 
 class Worker:
-    """It is a process that receives in its first thread and handles in some others.
+    """A process that receives in its first thread and handles in some others.
 
     Attributes:
         acked: Said, and not known yet.
@@ -386,14 +386,14 @@ class Worker:
 
 
 class _HandlerError(LeaseLostError):
-    """It is a handler's own; of a kind that the loop above passes."""
+    """A handler's own; of a kind that the loop above passes."""
 
 
 # ---- tracking
 
 
 class Tracker:
-    """It is a process that runs a replica of the tracker."""
+    """A process that runs a replica of the tracker."""
 
     def __init__(self, world: QueueWorld) -> None:
         self.is_closing = False

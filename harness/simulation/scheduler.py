@@ -41,9 +41,7 @@ class SimulationOver(BaseException):
 
 
 class Process:
-    """It is a process of a simulated operating system: its threads run, stand still and die
-    together.
-    """
+    """A process of a simulated operating system: its threads run, stand still and die together."""
 
     def __init__(self, scheduler: Scheduler, name: str, pid: int) -> None:
         self.name = name
@@ -119,7 +117,7 @@ class Task:
 
 
 class Scheduler:
-    """It is one simulated world's threads and clock.
+    """One simulated world's threads and clock.
 
     Args:
         seed: Decides everything.

@@ -145,7 +145,7 @@ def _type_at(timeline: Timeline, at: int) -> MarkerType | None:
 
 
 class _Run(Stage[_Actor]):
-    """It is a sender, workers and trackers of one queue."""
+    """A sender, workers and trackers of one queue."""
 
     def __init__(self, seed: int, limits: Limits) -> None:
         self.simulation = simulation = Simulation(seed=seed, limits=limits)

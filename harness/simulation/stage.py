@@ -38,7 +38,7 @@ Actor = TypeVar("Actor")
 
 @dataclass(kw_only=True)
 class Report(ABC):
-    """It is what happened in a run, whatever its kind."""
+    """What happened in a run, whatever its kind."""
 
     seed: int
     failures: list[str] = field(default_factory=list)  # threads that ended by an exception

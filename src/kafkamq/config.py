@@ -147,7 +147,7 @@ class Backoff:
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceConfig:
-    """It is one namespace on one cluster: where it is and what its topics are called."""
+    """One namespace on one cluster: where it is and what its topics are called."""
 
     bootstrap_servers: str  # bootstrap.servers
     namespace: str = "kafkamq"
@@ -209,7 +209,7 @@ class DeadLetterWriter(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class QueueConfig:
-    """It says how one logical queue is worked on; kafka-mq-go's names in the comments."""
+    """How one logical queue is worked on; kafka-mq-go's names in the comments."""
 
     queue_id: str
     redelivery_timeout_ms: int = 10_000  # redelivery-timeout; SQS: visibility timeout
@@ -292,9 +292,7 @@ class QueueConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerConfig:
-    """It says how a redelivery tracker runs, whichever the engine; kafka-mq-go's names in the
-    comments.
-    """
+    """How a redelivery tracker runs, whichever the engine; kafka-mq-go's names in the comments."""
 
     max_silence_ms: int = 1000  # use-now-if-no-marker-seen: longest silence before a TICK while due
     max_offsets_per_commit: int = 50_000  # num-offsets-per-commit: messages of a transaction (R16)

@@ -54,7 +54,7 @@ class WireError(KafkaMQError):
 
 
 class UnsupportedVersionError(WireError):
-    """It is a record of a newer protocol version: stop and upgrade, do not pass it (R21)."""
+    """A record of a newer protocol version: stop and upgrade, do not pass it (R21)."""
 
 
 class LeaseLostError(KafkaMQError):

@@ -43,7 +43,7 @@ RecordId = tuple[str, int, int]
 
 
 class MarkerType(IntEnum):
-    """These are kinds of marker record; 0-2 are kafka-mq-go's numbers."""
+    """Kinds of marker record; 0-2 are kafka-mq-go's numbers."""
 
     START = 0
     END = 1
@@ -74,7 +74,7 @@ class Backend(Enum):
 
 
 class DeadLetterReason(Enum):
-    """These are values of the ``kafkamq-reason`` header of a dead letter."""
+    """Values of the ``kafkamq-reason`` header of a dead letter."""
 
     REJECTED = "rejected"
     MAX_DELIVERIES = "max-deliveries"
@@ -85,7 +85,7 @@ class DeadLetterReason(Enum):
 
 @dataclass(slots=True, unsafe_hash=True)
 class MessageId:
-    """It is the identity of a message (R13); empty parts match only empty parts. Never mutated.
+    """Identity of a message (R13); empty parts match only empty parts. Never mutated.
 
     For a SCHEDULE: the marker partition and offset of its first record, other parts empty.
     """
@@ -103,8 +103,7 @@ class MessageId:
 
 @dataclass(slots=True)
 class MessageBatch:
-    """It has messages of one partition and leader epoch, within one chunk of 4096 offsets; never
-    mutated.
+    """Messages of one partition and leader epoch, within one chunk of 4096 offsets; never mutated.
 
     Bit i of ``bits`` set: the message at ``base_offset`` + i.
     """
@@ -125,7 +124,7 @@ class MessageBatch:
 
 @dataclass(slots=True)
 class Marker:
-    """It is one decoded marker record, fields as in ``protocol/markers.proto``; never mutated.
+    """One decoded marker record, fields as in ``protocol/markers.proto``; never mutated.
 
     ``message_id`` is None where the wire has none (marker with batches, KEEPALIVE of a consumer,
     SCHEDULE that was not carried, TICK).
@@ -173,7 +172,7 @@ class ScheduleToken:
 
 @dataclass(frozen=True, slots=True)
 class SentMessage:
-    """It is a confirmed send; with ``schedule`` the place is in the markers topic."""
+    """A confirmed send; with ``schedule`` the place is in the markers topic."""
 
     queue_id: str
     id: str
@@ -186,9 +185,7 @@ class SentMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutgoingMessage:
-    """It is one message for ``Producer.send_many``; the same fields as ``Producer.send``, times
-    in s.
-    """
+    """One message for ``Producer.send_many``; the same fields as ``Producer.send``, times in s."""
 
     payload: bytes | None
     key: bytes | str | None = None
@@ -210,8 +207,7 @@ class MarshalType(Enum):
 
 @dataclass(slots=True)
 class MarshalRecord:
-    """It is one record of Marshal's coordination topic; never mutated. ``wire/marshal.py`` is
-    its text.
+    """One record of Marshal's coordination topic; never mutated. ``wire/marshal.py`` is its text.
 
     ``offset`` is the next offset to consume in the claimed partition: where the sender stands
     (HEARTBEAT, RELEASING_PARTITION), or would stand after the batch that it wants to hand out
@@ -232,12 +228,12 @@ class MarshalRecord:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """It is a handler's verdict: done; as returning None."""
+    """A handler's verdict: done; as returning None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nack:
-    """It is a handler's verdict: try again, after ``delay`` s (None: the back-off)."""
+    """A handler's verdict: try again, after ``delay`` s (None: the back-off)."""
 
     delay: float | None = None
     reason: str = ""
@@ -245,7 +241,7 @@ class Nack:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """It is a handler's verdict: give up, to the dead letters."""
+    """A handler's verdict: give up, to the dead letters."""
 
     reason: str = ""
 
@@ -261,9 +257,7 @@ class RangeType(Enum):
 
 @dataclass(slots=True)
 class RangeRecord:
-    """It is one record of the topic of range claims; never mutated. ``wire/ranges.py`` is its
-    text.
-    """
+    """One record of the topic of range claims; never mutated. ``wire/ranges.py`` is its text."""
 
     type: RangeType
     instance: str  # random, of one start of the sender's process

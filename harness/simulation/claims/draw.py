@@ -10,7 +10,7 @@ from harness.simulation.limits import Faults
 
 
 class ClaimUse(Enum):
-    """It is what a member asks for."""
+    """What a member asks for."""
 
     AT_LEAST_ONCE = "at-least-once"
     FENCED = "fenced"  # at least once, and each message has an output in a transaction
@@ -20,7 +20,7 @@ class ClaimUse(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimLimits:
-    """It is what a seed draws; give your own to ``simulate_claims`` to look at one situation."""
+    """What a seed draws; give your own to ``simulate_claims`` to look at one situation."""
 
     faults: Faults = field(default_factory=Faults)
     preempt_every: int = 30

@@ -12,7 +12,7 @@ TAKE_MS = 50  # until the next result of a stream is asked for, at most
 
 
 class Use(Enum):
-    """It is what the application does with the consumer."""
+    """What the application does with the consumer."""
 
     POLL = "poll"
     PRODUCE = "produce"  # poll_and_produce
@@ -20,7 +20,7 @@ class Use(Enum):
 
 
 class Manner(Enum):
-    """It is what handling a record is like; it stands in its value."""
+    """What handling a record is like; it stands in its value."""
 
     QUICK = "quick"
     SLOW = "slow"  # longer than a revocation waits
@@ -37,7 +37,7 @@ class Manner(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelLimits:
-    """It is what a seed draws; give your own to ``simulate_parallel`` to look at one situation."""
+    """What a seed draws; give your own to ``simulate_parallel`` to look at one situation."""
 
     faults: Faults = field(default_factory=Faults)
     preempt_every: int = 30

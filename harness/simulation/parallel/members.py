@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class ParallelWorld(World):
-    """It is one topic of records, one group, and what its handlers did."""
+    """One topic of records, one group, and what its handlers did."""
 
     def __init__(
         self, scheduler: Scheduler, limits: ParallelLimits, servers: str, ledger: Ledger
@@ -50,11 +50,11 @@ class ParallelWorld(World):
 
 
 class _HandlerError(Exception):
-    """It is a handler's own."""
+    """A handler's own."""
 
 
 class Member:
-    """It is one process."""
+    """One process."""
 
     def __init__(self, world: ParallelWorld) -> None:
         self.is_closing = False

@@ -90,7 +90,7 @@ class Member:
 
 
 class _Owner:
-    """It is the one thread that works with a consumer; calls in it outlive their cancellation.
+    """The one thread that works with a consumer; calls in it outlive their cancellation.
 
     Each result goes to one caller: calls wait for each other, and what a cancelled one would have
     got is for the next of its name.

@@ -156,7 +156,7 @@ def _verdict(
 
 
 class Message:
-    """It is a delivery of a message, and the verdicts on it; see ``kafkamq.Message``."""
+    """A delivery of a message, and the verdicts on it; see ``kafkamq.Message``."""
 
     __slots__ = ("_sync",)
     is_kafkamq_message: ClassVar[bool] = True  # a handler's parameter of this type gets it
@@ -217,9 +217,7 @@ OnLeaseLost = Callable[[Message], "Awaitable[None] | None"]
 
 
 class LeaseLostHook:
-    """It is called in a consumer's thread; calls a function, or a coroutine function, in
-    ``loop``.
-    """
+    """Called in a consumer's thread; calls a function, or a coroutine function, in ``loop``."""
 
     def __init__(self, hook: OnLeaseLost) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None

@@ -37,7 +37,7 @@ def _with_queue(
 
 
 class Service:
-    """It is one namespace on one cluster; the arguments are those of ``kafkamq.Service``."""
+    """One namespace on one cluster; the arguments are those of ``kafkamq.Service``."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Service:
 
 
 class Queue:
-    """It is one logical queue; ``Service.queue`` makes it."""
+    """One logical queue; ``Service.queue`` makes it."""
 
     def __init__(self, service: Service, queue: sync.Queue) -> None:
         self._service = service
@@ -126,7 +126,7 @@ class Queue:
 
 
 class Delivery:
-    """It is what becomes of one send; awaiting it gives the ``SentMessage``."""
+    """What becomes of one send; awaiting it gives the ``SentMessage``."""
 
     __slots__ = ("_sync",)
 
@@ -146,7 +146,7 @@ class Delivery:
 
 
 class Producer(Entered):
-    """It sends to one queue; see ``kafkamq.Producer``."""
+    """Sends to one queue; see ``kafkamq.Producer``."""
 
     def __init__(self, queue: sync.Queue) -> None:
         self._queue = queue

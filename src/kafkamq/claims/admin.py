@@ -47,7 +47,7 @@ _MIN_RESUME_MS = 10_000  # a change that failed early must still not leave the g
 
 
 class ResetPhase(Enum):
-    """It says how far a change of positions is."""
+    """How far a change of positions is."""
 
     PAUSING = "pausing"
     CLAIMING = "claiming"  # and holding what is claimed, at the old positions
@@ -240,7 +240,7 @@ class PositionChange:
 
 
 class Admin:
-    """These are commands to one group; its members need not be stopped.
+    """Commands to one group; its members need not be stopped.
 
     A Go client of the last version does not know pauses: it goes on, and ``set_position`` fails
     when its time is over, having changed nothing.
@@ -405,7 +405,7 @@ class Admin:
 
 
 class _Change(Listener):
-    """It is one change of positions, driven by the engine's turns; nothing is read."""
+    """One change of positions, driven by the engine's turns; nothing is read."""
 
     def __init__(
         self,

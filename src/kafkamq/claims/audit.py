@@ -35,7 +35,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Scanned(Generic[R]):
-    """It is one record; ``record`` is None when it is malformed, and ``reason`` says why."""
+    """One record; ``record`` is None when it is malformed, and ``reason`` says why."""
 
     partition: int
     offset: int
@@ -47,7 +47,7 @@ class Scanned(Generic[R]):
 
 @dataclass(slots=True)
 class TopicAudit:
-    """It has the findings in all records of a coordination topic."""
+    """The findings in all records of a coordination topic."""
 
     records: int = 0
     partitions: dict[int, ClaimAudit] = field(default_factory=dict)
@@ -160,7 +160,7 @@ _Instance = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class DualClaim:
-    """It is a partition that had two owners at once."""
+    """A partition that had two owners at once."""
 
     group: str
     topic: str
@@ -173,7 +173,7 @@ class DualClaim:
 
 @dataclass(slots=True)
 class ClientAudit:
-    """It is what the log tells of one client of a group."""
+    """What the log tells of one client of a group."""
 
     records: int = 0
     instance: str = ""  # the one that wrote last
@@ -191,7 +191,7 @@ class ClientAudit:
 
 
 class ClaimAudit:
-    """It is one coordination partition; ``apply`` takes its records in order."""
+    """One coordination partition; ``apply`` takes its records in order."""
 
     def __init__(self, interval_s: float) -> None:
         """``interval_s``: the heartbeat interval of the topic's clients."""
@@ -265,7 +265,7 @@ class ClaimEventKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ClaimEvent:
-    """It is the effect of one record, and whose claim it changed."""
+    """The effect of one record, and whose claim it changed."""
 
     kind: ClaimEventKind
     client: str = ""  # the owner after it; empty: nobody

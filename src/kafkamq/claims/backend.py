@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Partition:
-    """It is one claim of a partition: what was handed out under it."""
+    """One claim of a partition: what was handed out under it."""
 
     open_count: int = (
         0  # messages that are not done: handed out, or waiting for a retry or a dead letter

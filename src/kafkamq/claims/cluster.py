@@ -107,7 +107,7 @@ def watch_engine(engine: Engine) -> Callable[[], None]:
 
 
 class Cluster:
-    """It is one coordination topic: its reader, its writer and everything this process claims.
+    """One coordination topic: its reader, its writer and everything this process claims.
 
     Thread-safe; context manager; make one per process. Leaving the block releases what is held.
     """
@@ -245,7 +245,7 @@ class Cluster:
 
 
 class Member:
-    """It is one client of one group; ``Cluster.member`` makes it. Thread-safe."""
+    """One client of one group; ``Cluster.member`` makes it. Thread-safe."""
 
     def __init__(self, engine: Engine, client_id: str, group_id: str) -> None:
         self.client_id = client_id

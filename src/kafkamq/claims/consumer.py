@@ -47,7 +47,7 @@ class CommitToken:
 
 
 class ClaimedMessage:
-    """It is a record of a partition that this process holds.
+    """A record of a partition that this process holds.
 
     Attributes:
         payload: Its value; None: null.
@@ -110,7 +110,7 @@ class ClaimedMessage:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """It has messages of one partition, in order; at most once they never come again."""
+    """Messages of one partition, in order; at most once they never come again."""
 
     topic: str
     partition: int
@@ -288,7 +288,7 @@ class _Buffer:
 
 
 class AtMostOnceBatches:
-    """It has the buffers of one consumer; ``next_batch`` belongs to the application's thread."""
+    """The buffers of one consumer; ``next_batch`` belongs to the application's thread."""
 
     def __init__(self, engine: Engine, reader: PartitionReader, batch: int) -> None:
         self._engine = engine

@@ -62,8 +62,7 @@ _log = logging.getLogger(__name__)
 
 
 class Fence:
-    """It is a transactional producer that belongs to one claimed partition: the next owner's
-    ends it.
+    """A transactional producer that belongs to one claimed partition: the next owner's ends it.
 
     Its id names group, topic and partition. ``init`` is called once, before the partition's
     position is looked up: from then on no former owner can commit an offset or an output. It is
@@ -165,7 +164,7 @@ class Listener:
 
 @dataclass(slots=True, eq=False, repr=False)
 class ClaimSession:
-    """It is one claimant and its surroundings; everything under the engine's lock."""
+    """One claimant and its surroundings; everything under the engine's lock."""
 
     claimant: Claimant
     coordination_partition: int
@@ -243,7 +242,7 @@ class _Batcher(Generic[T]):
 
 
 class OffsetService:
-    """It has the threads and the client of one group; its makers call it under the engine's lock.
+    """The threads and the client of one group; its makers call it under the engine's lock.
 
     ``lookups`` finds the offsets of sessions' partitions; ``commits`` commits the offset of a
     session's write. A write without an offset commits nothing, and waits for those before it.
@@ -407,7 +406,7 @@ class OffsetService:
 
 @dataclass(slots=True)
 class Stats:
-    """It is what happened to the claims of a process."""
+    """What happened to the claims of a process."""
 
     won: int = 0
     takeovers: int = 0  # of these: from an owner that went silent
@@ -421,7 +420,7 @@ class Stats:
 
 @dataclass(slots=True)
 class ClientClock:
-    """It says how far a client's clock is off, and what it takes for the interval."""
+    """How far a client's clock is off, and what it takes for the interval."""
 
     skew_s: float = 0.0  # the time it wrote minus the broker's
     interval_ms: int = 0  # 0: it did not say
@@ -430,7 +429,7 @@ class ClientClock:
 
 
 class CoordinationLog:
-    """It is the world state of all coordination partitions.
+    """The world state of all coordination partitions.
 
     Attributes:
         logs: The state of each coordination partition under the rules in use.

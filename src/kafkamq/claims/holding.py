@@ -61,9 +61,7 @@ class ClaimOptions:
 
 
 class Holding(Listener):
-    """It has the claims of one member, from ``begin`` to ``close``; thread-safe, and a context
-    manager.
-    """
+    """The claims of one member, from ``begin`` to ``close``; thread-safe, and a context manager."""
 
     def __init__(self, engine: Engine, options: ClaimOptions) -> None:
         self.is_closed = False

@@ -77,7 +77,7 @@ def check_id(name: str, value: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CoordinationTopic:
-    """It is a coordination topic that was found fit."""
+    """A coordination topic that was found fit."""
 
     name: str
     partitions: int  # a change ends every claim

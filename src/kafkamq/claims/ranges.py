@@ -227,9 +227,7 @@ def _group_starts(
 
 
 class ClaimedRange:
-    """It has offsets ``first`` to ``next`` (not included) of one partition; iterate for its
-    messages.
-    """
+    """Offsets ``first`` to ``next`` (not included) of one partition; iterate for its messages."""
 
     def __init__(self, claims: RangeClaims, partition: int, held: HeldRange) -> None:
         self.topic = claims.topic
@@ -288,8 +286,7 @@ class ClaimedRange:
 
 
 class RangeClaims:
-    """It is a member that works on ranges of one topic; context manager. One thread works on
-    them.
+    """A member that works on ranges of one topic; context manager. One thread works on them.
 
     At least once: a range whose member dies is worked on again as a whole, or from where ``done``
     told last. At most once: no message is handed out twice, and one batch at most is lost when a

@@ -38,7 +38,7 @@ HungAfter = Annotated[
 
 
 class Order(Enum):
-    """It is the order that is kept among records."""
+    """The order that is kept among records."""
 
     KEY = "key"
     PARTITION = "partition"

@@ -85,7 +85,7 @@ _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 @dataclass(frozen=True, kw_only=True)
 class CliSettings:
-    """It is what the commands need to reach one namespace."""
+    """What the commands need to reach one namespace."""
 
     bootstrap_servers: str = ""
     namespace: str = "kafkamq"

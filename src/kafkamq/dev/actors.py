@@ -38,13 +38,11 @@ _GROUP_BATCH = 500
 
 
 class PoisonError(ValueError):
-    """It is what the handler of a poison message raises."""
+    """What the handler of a poison message raises."""
 
 
 class Handler:
-    """It is the handler of every contender of ``compare``: it says that it begins, sleeps, and
-    ends.
-    """
+    """The handler of every contender of ``compare``: it says that it begins, sleeps, and ends."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._record = recorder.record_call

@@ -85,7 +85,7 @@ IVY = Module(
 
 @dataclass(frozen=True, slots=True)
 class KafkaJars:
-    """It has the checked jars of one version."""
+    """The checked jars of one version."""
 
     version: str
     folder: Path

@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class LocalKafka:
-    """It is a Kafka broker and controller in one process of its own, for development and tests.
+    """A Kafka broker and controller in one process of its own, for development and tests.
 
     It listens on 127.0.0.1 only, unless it is a ``node``, and ends with this process, however that
     ends. Its data folder is temporary unless you name one. Not thread-safe: one thread controls it.
@@ -466,7 +466,7 @@ class Listener:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """It is a broker's place in a cluster: who it is, where it is, and who votes."""
+    """A broker's place in a cluster: who it is, where it is, and who votes."""
 
     node_id: int
     host: str  # an address that the broker has

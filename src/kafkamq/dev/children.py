@@ -34,7 +34,7 @@ class ChildError(KafkaMQError):
 
 
 class Child:
-    """It is one child process; the thread that made it controls it."""
+    """One child process; the thread that made it controls it."""
 
     def __init__(self, module: str, orders: Mapping[str, Any], *, name: str, log: Path) -> None:
         """Starts ``python -m module`` with ``orders`` as its first line; its stderr is ``log``."""
@@ -162,7 +162,7 @@ def tell(event: str, **fields: Any) -> None:
 
 
 class Orders:
-    """It is the child's side: lines of stdin as they come; its end ends this process at once."""
+    """The child's side: lines of stdin as they come; its end ends this process at once."""
 
     def __init__(self) -> None:
         self.first: dict[str, Any] = json.loads(sys.stdin.readline() or "{}")

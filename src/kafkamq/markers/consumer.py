@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class _AtMostOnce(AckWriter):
-    """It has the verdicts of ``delivery="at-most-once"``: ACKs, which say nothing new.
+    """The verdicts of ``delivery="at-most-once"``: ACKs, which say nothing new.
 
     No tracker answers for a message once it is committed: there is no START, no lease and no END.
     """

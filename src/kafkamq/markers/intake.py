@@ -67,8 +67,7 @@ class Demand:
 
 
 class Intake:
-    """It is one consumer's; the application's threads take what is ``ready``, with the state's
-    lock.
+    """One consumer's; the application's threads take what is ``ready``, with the state's lock.
 
     Attributes:
         ready: STARTed and committed, not handed out.

@@ -24,7 +24,7 @@ _ACK = Outcome.ACK
 
 
 class MarkersAcknowledger(Acknowledger, Protocol):
-    """It is what a message of a ``markers`` queue needs of its consumer."""
+    """What a message of a ``markers`` queue needs of its consumer."""
 
     state: ConsumerState
 
@@ -105,7 +105,7 @@ class MarkersMessage(Message):
 
 
 class AnyTopicMessage(MarkersMessage):
-    """It is a message of a topic that anybody writes to (R37): its key is the sender's."""
+    """A message of a topic that anybody writes to (R37): its key is the sender's."""
 
     __slots__ = ()
 

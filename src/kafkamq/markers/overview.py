@@ -34,7 +34,7 @@ TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueBacklog:
-    """It is a queue and what it has before it."""
+    """A queue and what it has before it."""
 
     queue_id: str
     behind: int  # messages of all queues behind its position; at most so many, if not counted
@@ -44,7 +44,7 @@ class QueueBacklog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkerPartition:
-    """It is a marker partition and what its tracker last said of it; None: no tracker has, yet."""
+    """A marker partition and what its tracker last said of it; None: no tracker has, yet."""
 
     partition: int
     end: int  # offset behind its last record
@@ -274,7 +274,7 @@ _CHECK_TIMEOUT_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """It is one line of the report; ``level`` is ok, warn or refuse."""
+    """One line of the report; ``level`` is ok, warn or refuse."""
 
     level: str
     what: str

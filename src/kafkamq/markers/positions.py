@@ -56,9 +56,7 @@ _log = logging.getLogger(__name__)
 
 
 class Positions:
-    """It has the positions of one consumer's group; noted by its owner, written by its lease
-    renewer.
-    """
+    """The positions of one consumer's group; noted by its owner, written by its lease renewer."""
 
     def __init__(self, config: ServiceConfig, group: str, queue_id: str) -> None:
         self._config = config

@@ -83,9 +83,7 @@ class _Owner:
 
 
 class MessageReader:
-    """It owns the Kafka consumer of one worker and fills its pipeline; the intake's thread
-    alone.
-    """
+    """Owns the Kafka consumer of one worker and fills its pipeline; the intake's thread alone."""
 
     def __init__(
         self,
@@ -559,7 +557,7 @@ def report_loss(
 
 
 class Helper:
-    """It is one question after the other; the thread and the second client are made when needed.
+    """One question after the other; the thread and the second client are made when needed.
 
     Questions run in the thread. What is to be done with an answer runs in ``see_answers``, which
     the owner calls.

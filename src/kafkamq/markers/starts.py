@@ -91,7 +91,7 @@ class Start:
 
 
 class Step:
-    """It is what is STARTed at once: some runs, in few records of each marker partition."""
+    """What is STARTed at once: some runs, in few records of each marker partition."""
 
     def __init__(self, runs: Sequence[MessageRun], reports: deque[Start]) -> None:
         self.runs = runs
@@ -498,7 +498,7 @@ process_gate = ProcessGate()
 
 
 class Transaction:
-    """It is one on its way.
+    """One on its way.
 
     Attributes:
         is_over: Whether its outcome is known; set last.
@@ -512,8 +512,7 @@ class Transaction:
 
 
 class Transactor:
-    """It is one consumer's transactions (``exactly_once``), one at a time, in a thread of its
-    own.
+    """One consumer's transactions (``exactly_once``), one at a time, in a thread of its own.
 
     The offsets carry the consumer's membership as it was when the messages were polled, so a worker
     whose partitions went to others in the meantime cannot commit: the broker refuses its

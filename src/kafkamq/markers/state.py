@@ -27,7 +27,7 @@ LINGER_MS = 0.5  # markers of one batch in few requests; who waits for one flush
 
 
 class Bell:
-    """It is rung by any thread, heard by one; a ring that nobody waits for is kept, once.
+    """Rung by any thread, heard by one; a ring that nobody waits for is kept, once.
 
     It is one lock that the waiting thread takes and the others release, both in C: Python runs a
     signal's handler before or behind that, but not within.
@@ -50,7 +50,7 @@ class Bell:
 
 
 class MarkerWriter(IdempotentProducer):
-    """It is the markers producer of one consumer (R5); thread-safe."""
+    """The markers producer of one consumer (R5); thread-safe."""
 
     def __init__(self, namespace: Namespace) -> None:
         config = namespace.config
@@ -99,7 +99,7 @@ class MarkerWriter(IdempotentProducer):
 
 
 class ConsumerState:
-    """It is the state behind one ``Consumer``.
+    """The state behind one ``Consumer``.
 
     ``lock`` guards ``leases`` (and ``encoder``); never write, poll or call the application while
     it is held, except that markers may be queued.

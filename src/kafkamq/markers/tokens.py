@@ -65,7 +65,7 @@ _WORDS = {
 
 
 class OwnVerdicts(Protocol):
-    """It is the acknowledger of a consumer's other messages."""
+    """The acknowledger of a consumer's other messages."""
 
     state: ConsumerState
     queue_id: str
@@ -92,8 +92,7 @@ class _NotHere:
 
 
 class HandOver:
-    """It is the acknowledger of one consumer's messages whose tokens were asked for;
-    thread-safe.
+    """The acknowledger of one consumer's messages whose tokens were asked for; thread-safe.
 
     A verdict of the holder goes the way of everybody's (``Settler``), so that the log says whose
     was first. A thread that runs while there are such messages looks which of them were settled

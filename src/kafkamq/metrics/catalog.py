@@ -31,7 +31,7 @@ Source = Callable[[], Mapping[Labels, float]]
 
 
 class Family:
-    """It is a named metric with a fixed set of labels; thread-safe.
+    """A named metric with a fixed set of labels; thread-safe.
 
     What several sources and ``add`` say of the same labels is summed, or what ``combine`` makes of
     two values.
@@ -84,7 +84,7 @@ class Family:
 
 
 class Counter(Family):
-    """It only grows; ``_total`` is added to its name where it is shown."""
+    """Only grows; ``_total`` is added to its name where it is shown."""
 
     kind = "counter"
 
@@ -95,7 +95,7 @@ class Counter(Family):
 
 
 class Gauge(Family):
-    """It is a value that may grow and shrink."""
+    """A value that may grow and shrink."""
 
     kind = "gauge"
 
@@ -107,7 +107,7 @@ class Gauge(Family):
 
 @dataclass(slots=True)
 class Distribution:
-    """It is one histogram: observations per bucket (not cumulated), the last one for all above."""
+    """One histogram: observations per bucket (not cumulated), the last one for all above."""
 
     counts: list[int]
     total: float = field(default=0.0)

@@ -16,7 +16,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class LoopState:
-    """It is one loop as it is now."""
+    """One loop as it is now."""
 
     name: str
     age_s: float  # since its last turn
@@ -37,7 +37,7 @@ class Watched(Protocol):
 
 
 class HandlerPool(Protocol):
-    """It is a pool of handlers at one moment; times are monotonic s."""
+    """A pool of handlers at one moment; times are monotonic s."""
 
     def hung_s(self, now_s: float) -> float:
         """Return for how long nothing has ended although every slot is at it; 0: it works."""
@@ -50,7 +50,7 @@ class HandlerPool(Protocol):
 
 
 class Loop:
-    """It is one loop; ``beat`` belongs to it, everything else to its observers."""
+    """One loop; ``beat`` belongs to it, everything else to its observers."""
 
     def __init__(self, name: str, max_age_s: float, is_ready: Callable[[], bool]) -> None:
         self.name = name
@@ -68,7 +68,7 @@ class Loop:
 
 
 class Handlers:
-    """It has the handlers of one pool; their age is the time for which all of them hang."""
+    """The handlers of one pool; their age is the time for which all of them hang."""
 
     def __init__(self, name: str, max_age_s: float, slots: Callable[[], HandlerPool]) -> None:
         self.name = name
@@ -88,7 +88,7 @@ class Handlers:
 
 
 class Health:
-    """It has the loops of a process; thread-safe."""
+    """The loops of a process; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

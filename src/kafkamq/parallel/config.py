@@ -61,7 +61,7 @@ class CommitMode(Enum):
 
 
 class OnExhausted(Enum):
-    """It is what becomes of a record after its last attempt, or one that its handler rejects."""
+    """What becomes of a record after its last attempt, or one that its handler rejects."""
 
     DEAD_LETTER = "dead-letter"
     SKIP = "skip"  # counted, logged and passed over
@@ -155,7 +155,7 @@ class ParallelOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Hooks:
-    """These are functions of the user's; they must be quick, and what they raise is logged."""
+    """Functions of the user's; they must be quick, and what they raise is logged."""
 
     # A handler failed: gets the record and the error, may return a verdict instead of the policy's.
     # In the thread of the worker.

@@ -59,7 +59,7 @@ def ending(timeout: float | timedelta, drain: float | timedelta = 0.0) -> tuple[
 
 
 class ParallelBase:
-    """It is what the consumers with and without asyncio have in common."""
+    """What the consumers with and without asyncio have in common."""
 
     def __init__(
         self,

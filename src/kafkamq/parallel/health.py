@@ -62,7 +62,7 @@ register({**_COUNTED, **globals()})
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """It is a moment of a parallel consumer.
+    """A moment of a parallel consumer.
 
     Attributes:
         state: As ``State``'s values: unused, running, paused, draining, closing, closed, failed.

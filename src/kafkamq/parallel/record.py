@@ -25,7 +25,7 @@ class Failure:
 
 @dataclass(slots=True, unsafe_hash=True)  # frozen ones take four times as long to make
 class PlainRecord:
-    """It is what a handler in another process gets: a ``ParallelRecord``'s fields; read-only."""
+    """What a handler in another process gets: a ``ParallelRecord``'s fields; read-only."""
 
     topic: str
     partition: int
@@ -51,7 +51,7 @@ class PlainRecord:
 
 
 class ParallelRecord:
-    """It is one record of Kafka; read-only.
+    """One record of Kafka; read-only.
 
     Attributes:
         offset: In its partition.

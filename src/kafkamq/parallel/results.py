@@ -108,7 +108,7 @@ from an earlier try, and does not say where)."""
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """It is a result that Kafka has: of a transaction, that was committed.
+    """A result that Kafka has: of a transaction, that was committed.
 
     Attributes:
         record: The record that came in.
@@ -168,7 +168,7 @@ class Publisher(Protocol):
 
 
 class Handling:
-    """It has the shards of a parallel consumer as a ``WorkQueue``: what executors work on."""
+    """The shards of a parallel consumer as a ``WorkQueue``: what executors work on."""
 
     def __init__(
         self,
@@ -268,7 +268,7 @@ class _Outstanding:
 
 @dataclass(frozen=True, slots=True)
 class ProducePublisher:
-    """It sends results; a record is done when Kafka has confirmed all of its results."""
+    """Sends results; a record is done when Kafka has confirmed all of its results."""
 
     work_queue: ParallelWorkQueue
     policy: FailurePolicy
@@ -479,7 +479,7 @@ class ResultProducer:
 
 
 class ResultStream:
-    """It is a queue between workers and one iterator; what was iterated over is done."""
+    """A queue between workers and one iterator; what was iterated over is done."""
 
     def __init__(self, work_queue: ParallelWorkQueue) -> None:
         self._work_queue = work_queue
@@ -520,7 +520,7 @@ class ResultStream:
 
 
 class ProducedStream:
-    """It is what Kafka has of results, for one iterator; its records are done.
+    """What Kafka has of results, for one iterator; its records are done.
 
     ``MAX_WAITING`` wait for the iterator; then workers wait before they send more. Who is at it by
     then, or in a transaction with others, adds a little. Workers do not wait for an iterator at the

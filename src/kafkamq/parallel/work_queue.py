@@ -53,7 +53,7 @@ class Stats:
 
 
 class ParallelWorkQueue:
-    """It is the scheduler behind a lock, and who works on it."""
+    """The scheduler behind a lock, and who works on it."""
 
     def __init__(self, config: ParallelConfig, stats: Stats) -> None:
         self.config = config

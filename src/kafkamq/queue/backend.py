@@ -56,9 +56,7 @@ class ConsumerPlan:
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """It is a message as its record has it; ``key`` begins with the queue's id
-    (``wire/keys.py``).
-    """
+    """A message as its record has it; ``key`` begins with the queue's id (``wire/keys.py``)."""
 
     key: bytes
     payload: bytes | None
@@ -124,7 +122,7 @@ class Settler(Protocol):
 
 
 class Connections:
-    """It is owned by a ``Service``, given to backends; thread-safe."""
+    """Owned by a ``Service``, given to backends; thread-safe."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self.config = config

@@ -96,7 +96,7 @@ class RefusedLetter:
 
 @dataclass(slots=True)
 class RedriveReport:
-    """It is what a redrive did, or would do."""
+    """What a redrive did, or would do."""
 
     selected: int = 0  # met the selection and were not redriven before
     redriven: int = 0

@@ -213,7 +213,7 @@ _JSON_TYPES = (dict, list, int, float, bool, Mapping, Sequence)
 
 
 class MessageLike(Protocol):
-    """It is what a binder needs of a message."""
+    """What a binder needs of a message."""
 
     @property
     def payload(self) -> bytes | None: ...

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class Acknowledger(Protocol):
-    """It applies the verdicts on messages of one consumer; ``message`` is one of its own."""
+    """Applies the verdicts on messages of one consumer; ``message`` is one of its own."""
 
     @property
     def queue_id(self) -> str: ...
@@ -49,7 +49,7 @@ class Acknowledger(Protocol):
 
 
 class Message:  # no ABC: isinstance would cost several times as much, for every message
-    """It is one delivery of a message. Its verdicts may come from any thread, one in all.
+    """One delivery of a message. Its verdicts may come from any thread, one in all.
 
     Leaving ``with message:`` normally is an ack; by an exception it is a nack with the queue's
     back-off, and the exception as its reason. Each backend has a subclass.

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class NamespaceFacts:
-    """It has the topics of a namespace as they are now."""
+    """The topics of a namespace as they are now."""
 
     message_topic_id: bytes
     message_partitions: int
@@ -185,7 +185,7 @@ _NO_IDS = "the brokers tell no ids of topics (Kafka before 2.8): nothing tells i
 
 
 class QueueTopic(Namespace):
-    """It has the facts of a queue's own topic, in the form that senders know."""
+    """The facts of a queue's own topic, in the form that senders know."""
 
     def __init__(self, config: ServiceConfig, queue: QueueConfig) -> None:
         super().__init__(config)
@@ -256,7 +256,7 @@ def create_queue_topics(
 
 
 class AnyTopic(Namespace):
-    """It has the facts of a namespace whose messages are those of a queue's own topic (R37)."""
+    """The facts of a namespace whose messages are those of a queue's own topic (R37)."""
 
     def __init__(self, config: ServiceConfig, queue: QueueConfig) -> None:
         check_name(config, queue.topic)

@@ -52,7 +52,7 @@ _lock = threading.Lock()  # of all deliveries: only taken where somebody waits
 
 
 class Producer:
-    """It sends to one queue; idempotent, acks=all, thread-safe.
+    """Sends to one queue; idempotent, acks=all, thread-safe.
 
     Without a key the partition is random, with one it follows from the key (R26's murmur2).
     """
@@ -288,7 +288,7 @@ class Destination:
 
 
 class Delivery:
-    """It is the outcome of one send, like a future; thread-safe.
+    """The outcome of one send, like a future; thread-safe.
 
     Kafka confirms or fails every send within ``message.timeout.ms`` (30 s).
     """

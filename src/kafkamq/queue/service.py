@@ -41,7 +41,7 @@ DEFAULT_BACKOFF = Backoff(first=1.0, max=600.0, jitter=0.2)
 
 
 class Service:
-    """It is one namespace on one cluster; owns the clients; a context manager; thread-safe.
+    """One namespace on one cluster; owns the clients; a context manager; thread-safe.
 
     Connects when the first producer or consumer is made. Made before a fork it refuses to work in
     the child (StateError): make another one there.

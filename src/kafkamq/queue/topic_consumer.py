@@ -67,7 +67,7 @@ class MessageState(Enum):
 
 
 class TopicMessage(Message, Generic[P]):
-    """It is one delivery; see ``Message``.
+    """One delivery; see ``Message``.
 
     Attributes:
         state: Guarded by its consumer.
@@ -102,7 +102,7 @@ M = TypeVar("M", bound=TopicMessage[Any])
 
 
 class TopicConsumer(Consumer, Generic[M]):
-    """It is a consumer without markers: a backend says how messages come, and what verdicts do."""
+    """A consumer without markers: a backend says how messages come, and what verdicts do."""
 
     def __init__(
         self,

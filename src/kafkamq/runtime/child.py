@@ -290,7 +290,7 @@ class _Inbox(Inbox[_Run, _Item]):
 
 
 class _Marked:
-    """It is the handler; says in the cell of its run how far it is."""
+    """The handler; says in the cell of its run how far it is."""
 
     def __init__(
         self,

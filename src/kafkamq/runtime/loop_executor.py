@@ -327,8 +327,7 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 class LoopThread:
-    """It is an event loop (uvloop's, if that is installed) and its thread; started when it is
-    needed.
+    """An event loop (uvloop's, if that is installed) and its thread; started when it is needed.
 
     A task that raises ``SystemExit`` or ``KeyboardInterrupt`` ends ``run_forever``, wherever it was
     made, and so does a call of the loop's ``stop``. The loop is others' as well, so it goes on,

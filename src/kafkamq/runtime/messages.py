@@ -384,9 +384,7 @@ def place_of(message: Message) -> tuple[str, int, int]:
 
 @dataclass(frozen=True, slots=True)
 class PlainMessage:
-    """It is what a handler in another process gets for a ``Message``: its facts, without
-    verdicts.
-    """
+    """What a handler in another process gets for a ``Message``: its facts, without verdicts."""
 
     payload: bytes | None
     key: bytes | None

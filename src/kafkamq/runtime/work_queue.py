@@ -49,7 +49,7 @@ class WorkerDiedError(HandlerFaultError):
 
 
 class Run(Protocol[R]):
-    """It has records for one slot, to be handled one after another."""
+    """Records for one slot, to be handled one after another."""
 
     @property
     def records(self) -> list[R]:
@@ -72,9 +72,7 @@ class Run(Protocol[R]):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Slot(Generic[R]):
-    """It is one who calls handlers; a field is its own thread's unless its comment names
-    another.
-    """
+    """One who calls handlers; a field is its own thread's unless its comment names another."""
 
     # The runs that it has not begun; the queue may empty it.
     pending: Iterator[Any] = field(default_factory=lambda: iter(()))
@@ -244,7 +242,7 @@ class WorkQueue(Protocol[R_contra]):
 
 
 class Inbox(Generic[R, T]):
-    """It lines up, parks and wakes; ``take`` and ``acknowledge`` are its heirs'."""
+    """Lines up, parks and wakes; ``take`` and ``acknowledge`` are its heirs'."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()  # around all of it

@@ -25,7 +25,7 @@ _OFFSET = attrgetter("offset")
 
 @dataclass(slots=True)
 class _Part:
-    """It is what is known of one partition."""
+    """What is known of one partition."""
 
     begin: int
     position: int  # looked at up to there
@@ -55,7 +55,7 @@ class _Part:
 
 
 class Backlog:
-    """It cuts batches; one owner thread."""
+    """Cuts batches; one owner thread."""
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ _CARRY = -1  # in the column of causes
 
 
 class _Logs:
-    """It has numbers for (topic id, leader epoch); a cell has few of them."""
+    """Numbers for (topic id, leader epoch); a cell has few of them."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[bytes, int], int] = {}
@@ -77,7 +77,7 @@ def encode_block(rows: Sequence[FoldRow]) -> bytes:
 
 
 class Block:
-    """It is what ``encode_block`` packed."""
+    """What ``encode_block`` packed."""
 
     def __init__(self, data: bytes) -> None:
         self._columns, (self._consumers, logs, batches) = unpack(data)

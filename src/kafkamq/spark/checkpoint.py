@@ -28,7 +28,7 @@ _OF_SPARK = ("commits", "metadata", "offsets", "sources", "state")  # folders an
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointNote:
-    """It is the file's content."""
+    """The file's content."""
 
     topic: str  # the markers topic that the state is of; sinks: the ledger topic
     tasks: int  # shuffle partitions or slots, fixed for the life of the checkpoint

@@ -36,7 +36,7 @@ _LOOK_S = 0.2
 
 
 class HeldClaims(Protocol):
-    """It is what ``kafkamq.claims.Hold`` offers."""
+    """What ``kafkamq.claims.Hold`` offers."""
 
     @property
     def claims(self) -> Mapping[tuple[str, int], int]: ...
@@ -138,7 +138,7 @@ class ClaimedAssign:
 
 
 class ClaimGuard:
-    """It watches a query and its claims; context manager: leaving the block stops the query."""
+    """Watches a query and its claims; context manager: leaving the block stops the query."""
 
     def __init__(self, assign: ClaimedAssign, query: StreamingQuery) -> None:
         self._assign = assign

@@ -132,7 +132,7 @@ class _PushingReader(_BatchReader):
 
 
 class KafkaSource(DataSource):
-    """It is the data source; ``register_source`` makes one with its cluster inside."""
+    """The data source; ``register_source`` makes one with its cluster inside."""
 
     service: ClassVar[ServiceConfig | None] = None
     batch_reader: ClassVar[type[_BatchReader]] = _BatchReader

@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StreamMessage:
-    """It is what a handler sees of a row; verdicts are what it returns."""
+    """What a handler sees of a row; verdicts are what it returns."""
 
     payload: bytes | None
     key: bytes | None  # the sender's
@@ -126,7 +126,7 @@ def _run(
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """It has the columns that a row gets."""
+    """The columns that a row gets."""
 
     verdict: str
     delay: float | None = None

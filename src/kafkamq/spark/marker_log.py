@@ -33,7 +33,7 @@ class RecordMetadata:
 
 
 class _Reports:
-    """It has the delivery reports of some markers."""
+    """The delivery reports of some markers."""
 
     def __init__(self, count: int) -> None:
         self.places: list[RecordMetadata] = [RecordMetadata(-1, -1)] * count
@@ -53,7 +53,7 @@ class _Reports:
 
 
 class MarkerLog:
-    """It is the markers topic of a namespace; one owner thread, but that any may ``write``."""
+    """The markers topic of a namespace; one owner thread, but that any may ``write``."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config

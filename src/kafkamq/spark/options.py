@@ -39,7 +39,7 @@ _OF_QUEUES = ("messages", "deliveries", "in_flight")  # which option queue narro
 
 @dataclass(frozen=True, kw_only=True)
 class AcknowledgeOptions:
-    """It says how a stream that acknowledges STARTs what it hands out."""
+    """How a stream that acknowledges STARTs what it hands out."""
 
     redelivery_timeout_ms: int = 60_000  # redeliveryTimeout, in s
     max_deliveries: int = 5  # maxDeliveries
@@ -50,7 +50,7 @@ class AcknowledgeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions:
-    """It is what a query reads."""
+    """What a query reads."""
 
     config: ServiceConfig  # where, and Kafka's properties
     topic: str  # topic; of a view: the namespace's

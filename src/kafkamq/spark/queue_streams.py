@@ -129,7 +129,7 @@ def read_queue(
 
 @dataclass
 class Acknowledged:
-    """It is what became of verdicts."""
+    """What became of verdicts."""
 
     ends: int = 0  # verdicts written
     written: int = 0  # rows of output
@@ -144,7 +144,7 @@ class Acknowledged:
 
 
 class AckQuery:
-    """It is a running query that acknowledges.
+    """A running query that acknowledges.
 
     Attributes:
         query: Spark's own handle.
@@ -410,7 +410,7 @@ class _Cut:
 
 
 class _Batches:
-    """It is what Spark calls for each batch, in a thread of the driver."""
+    """What Spark calls for each batch, in a thread of the driver."""
 
     def __init__(
         self,

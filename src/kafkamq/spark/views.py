@@ -23,7 +23,7 @@ __all__ = ["VIEWS", "Views", "register_views"]
 
 
 class Views:
-    """It has DataFrames over the topics of one namespace."""
+    """DataFrames over the topics of one namespace."""
 
     def __init__(self, spark: SparkSession, config: ServiceConfig) -> None:
         self._spark = spark

@@ -44,7 +44,7 @@ class Problem:
 
 @dataclass(slots=True)
 class Verdict:
-    """It is what the logs say. Messages are counted once, however many copies they had."""
+    """What the logs say. Messages are counted once, however many copies they had."""
 
     sent: int = 0  # first copies, delayed ones that are not in the queue yet included
     acked: int = 0

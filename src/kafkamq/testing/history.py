@@ -28,7 +28,7 @@ _LOG_APPEND_TIME = 2  # confluent_kafka.TIMESTAMP_LOG_APPEND_TIME
 
 @dataclass(frozen=True, slots=True)
 class LogRecord:
-    """It is one record of any topic, as a consumer gets it."""
+    """One record of any topic, as a consumer gets it."""
 
     topic: str
     partition: int
@@ -111,7 +111,7 @@ class MessageHistory:
 
 @dataclass(slots=True)
 class _Lease:
-    """It is what a walk along one history knows."""
+    """What a walk along one history knows."""
 
     begin_ms: int
     deadline_ms: int
@@ -129,7 +129,7 @@ class _Lease:
 
 @dataclass
 class Timeline:
-    """It is one marker partition, with indices of what concerns whom."""
+    """One marker partition, with indices of what concerns whom."""
 
     partition: int
     default_max_lease_ms: int = 43_200_000

@@ -91,7 +91,7 @@ class _RealClock(Clock):
 
 
 class MemoryService(Service):
-    """It is a ``Service`` whose queues are in this process's memory; thread-safe."""
+    """A ``Service`` whose queues are in this process's memory; thread-safe."""
 
     def __init__(self, namespace: str = "memory", *, clock: Clock | None = None) -> None:
         """``clock``: None is the machine's."""
@@ -125,7 +125,7 @@ class MemoryService(Service):
 
 
 class MemoryBackend:
-    """It is a ``QueueBackend`` that plays all others."""
+    """A ``QueueBackend`` that plays all others."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -501,7 +501,7 @@ _CONSUMERS: dict[Backend, type[_MemoryConsumer]] = {
 
 
 class MemorySender:
-    """It is what a ``Producer`` needs of a ``Sender``, and of its namespace."""
+    """What a ``Producer`` needs of a ``Sender``, and of its namespace."""
 
     is_full = False
 
@@ -544,7 +544,7 @@ class MemorySender:
 
 
 class MemoryProducer(Producer):
-    """It is a producer whose messages are there at once."""
+    """A producer whose messages are there at once."""
 
     def __init__(self, queue: MemoryQueue, config: ServiceConfig, settings: QueueConfig) -> None:
         sender = MemorySender(queue, config, settings.backend is Backend.MARKERS)

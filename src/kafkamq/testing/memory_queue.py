@@ -47,7 +47,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class MemoryRecord:
-    """It is a message as it lies in a log; read as confluent-kafka's are."""
+    """A message as it lies in a log; read as confluent-kafka's are."""
 
     log: str
     number: int
@@ -94,7 +94,7 @@ class MemoryRecord:
 
 @dataclass(frozen=True)
 class MemoryDeadLetter:
-    """It is a dead letter, with the headers that it would have in Kafka."""
+    """A dead letter, with the headers that it would have in Kafka."""
 
     queue_id: str
     key: bytes | None

@@ -54,7 +54,7 @@ _COORDINATOR_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """It is what a topic is; ``settings`` are the effective ones, Kafka's names."""
+    """What a topic is; ``settings`` are the effective ones, Kafka's names."""
 
     name: str
     topic_id: bytes  # 16 bytes; empty: the broker does not tell (before 2.8)
@@ -83,7 +83,7 @@ class TopicInfo:
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:
-    """It is what ``doctor`` shows of a cluster."""
+    """What ``doctor`` shows of a cluster."""
 
     cluster_id: str
     brokers: Mapping[int, str]  # host:port by broker id
@@ -91,7 +91,7 @@ class ClusterInfo:
 
 
 class Admin:
-    """It is one admin client of a namespace; context manager; thread-safe.
+    """One admin client of a namespace; context manager; thread-safe.
 
     Every method raises ``BrokerError`` at once for wrong credentials, and
     ``DeadlineExceededError``, naming the servers, when no broker answers within ``timeout_s``,

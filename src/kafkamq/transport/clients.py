@@ -155,7 +155,7 @@ DeliveryReport = Callable[["KafkaError | None", Message], None]
 
 
 class Consumer(Protocol):
-    """It is a reader of partitions that are assigned by hand, or by its group."""
+    """A reader of partitions that are assigned by hand, or by its group."""
 
     def subscribe(
         self,
@@ -258,7 +258,7 @@ class Consumer(Protocol):
 
 
 class Producer(Protocol):
-    """It is a writer; idempotent, and transactional if it has a transactional id."""
+    """A writer; idempotent, and transactional if it has a transactional id."""
 
     def produce(
         self,
@@ -324,9 +324,7 @@ class Producer(Protocol):
 
 
 class AdminClient(Protocol):
-    """It has questions and orders to the cluster: one future per thing, which raises
-    KafkaException.
-    """
+    """Questions and orders to the cluster: one future per thing, which raises KafkaException."""
 
     def poll(self, timeout: float = -1) -> int:
         """Serve ``error_cb``."""

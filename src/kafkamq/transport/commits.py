@@ -55,8 +55,7 @@ class OffsetCommit:
 
 
 class PendingCommit:
-    """It is a commit that was begun. Who gives it up drops it: no later one gets its late
-    answer.
+    """A commit that was begun. Who gives it up drops it: no later one gets its late answer.
 
     Attributes:
         error: Why Kafka has refused it, or one of its partitions; None: it has not, so far.
@@ -333,7 +332,7 @@ class CommitTurns:
 
 
 class CommittedOffsets:
-    """It has consumers that never join, by group, for questions after many groups; thread-safe.
+    """Consumers that never join, by group, for questions after many groups; thread-safe.
 
     Not the admin client: librdkafka's coordinator requests there end the *process* when the
     coordinator goes away or moves (an assertion, librdkafka pull request 5397; a null pointer, its

@@ -24,7 +24,7 @@ __all__ = ["KafkaError", "KafkaException"]  # confluent-kafka's, which only tran
 
 
 class Meaning(Enum):
-    """It is what an error means for the call that meets it; each code has one meaning."""
+    """What an error means for the call that meets it; each code has one meaning."""
 
     BROKER_GONE = "who was asked is not there; retry"
     TIMED_OUT = "no answer in time; retry"

@@ -52,7 +52,7 @@ class LogRange:
 
 
 class Record(Protocol):
-    """It is a consumed record, as confluent-kafka gives it; one that was read has all of this."""
+    """A consumed record, as confluent-kafka gives it; one that was read has all of this."""
 
     def topic(self) -> str: ...
     def partition(self) -> int: ...
@@ -67,7 +67,7 @@ class Record(Protocol):
 
 
 class LogReader(Follower):
-    """It is a follower of one range at a time; it never commits. One owner thread."""
+    """A follower of one range at a time; it never commits. One owner thread."""
 
     def __init__(
         self,
@@ -276,7 +276,7 @@ _NONE = 1 << 63  # an offset that no record has
 
 
 class RecordReader:
-    """It is a read_committed reader of one topic; one owner thread."""
+    """A read_committed reader of one topic; one owner thread."""
 
     def __init__(self, config: ServiceConfig, topic: str, *, group_id: str = READER_GROUP) -> None:
         self._config = config
@@ -529,7 +529,7 @@ class _Search:
 
 
 class Patience:
-    """It is what is looked for in vain, and since when; readers may share it. Thread-safe.
+    """What is looked for in vain, and since when; readers may share it. Thread-safe.
 
     A search is never dropped for another one while somebody asks for it: where there is no room, a
     name has no search yet, and waits for those before it.

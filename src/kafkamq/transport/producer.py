@@ -424,7 +424,7 @@ class IdempotentProducer:
 
 
 class ThreadedProducer(IdempotentProducer):
-    """It is one whose reports run in a thread of its own.
+    """One whose reports run in a thread of its own.
 
     Each ``on_delivery`` ends with ``reported += 1``, whatever becomes of it: a wrapper that did so
     would cost a sixth of a send.

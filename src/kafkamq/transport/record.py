@@ -28,7 +28,7 @@ _read_each = cast("Callable[[RecordLike], Headers | None]", Message.headers)  # 
 
 
 class RecordLike(Protocol):
-    """It is a consumed record, as confluent-kafka has it."""
+    """A consumed record, as confluent-kafka has it."""
 
     def topic(self) -> str | None: ...
     def partition(self) -> int | None: ...

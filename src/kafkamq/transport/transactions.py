@@ -88,7 +88,7 @@ class BoundedCall:
 
 
 class TransactionalProducer:
-    """It is a producer of one transactional id; one owner thread.
+    """A producer of one transactional id; one owner thread.
 
     Every method raises ``FencedError`` when another producer of the same id was initialised later,
     ``TransactionAbortedError`` when the transaction is known not to have happened, and

@@ -162,7 +162,7 @@ def velocity(samples: Collection[int]) -> float:
 
 
 class Health:
-    """It has the samples of one claim; velocities are offsets per heartbeat."""
+    """The samples of one claim; velocities are offsets per heartbeat."""
 
     __slots__ = ("_config", "cycles_behind", "latest_offsets", "message_ms", "positions")
 

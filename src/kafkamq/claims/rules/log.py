@@ -59,9 +59,7 @@ _OTHERS: Owner = ("", "others")  # stands for contenders beyond the limit
 
 
 class ClaimState(Enum):
-    """It says how sure it is that the last known owner lives, by the age of its last sign of
-    life.
-    """
+    """How sure it is that the last known owner lives, by the age of its last sign of life."""
 
     FREE = "free"  # nobody ever claimed it, or the owner has released it
     FRESH = "fresh"  # heard within one interval
@@ -71,7 +69,7 @@ class ClaimState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """It is the claim of one partition at one moment.
+    """The claim of one partition at one moment.
 
     ``client`` and ``instance`` are empty when nothing valid is claimed; the fields that begin with
     ``last_`` are of the last owner, whatever its age.
@@ -123,7 +121,7 @@ class Contender:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Entry:
-    """It is the mutable state of one partition; the rule sets change it."""
+    """Mutable state of one partition; the rule sets change it."""
 
     client: str = ""
     instance: str = ""
@@ -169,7 +167,7 @@ class Entry:
 
 
 class PeerRules:
-    """These are the rules of the Go client; times are in seconds."""
+    """The rules of the Go client; times are in seconds."""
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
@@ -240,7 +238,7 @@ class PeerRules:
 
 
 class SafeRules:
-    """These are the rules S1-S7; times are in milliseconds of the log's clock."""
+    """The rules S1-S7; times are in milliseconds of the log's clock."""
 
     def __init__(self, interval_s: float, since_s: float | None) -> None:
         self._clock = LogClock()

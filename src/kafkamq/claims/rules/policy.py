@@ -40,7 +40,7 @@ _NOBODY: Owner = ("", "")
 
 
 class ClaimMode(Enum):
-    """It says how eagerly partitions are claimed."""
+    """How eagerly partitions are claimed."""
 
     BALANCED = "balanced"
     GREEDY = "greedy"
@@ -49,7 +49,7 @@ class ClaimMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """It is one partition as a member sees it now."""
+    """One partition as a member sees it now."""
 
     topic: str
     partition: int

@@ -158,7 +158,7 @@ class _Notes:
 
 @dataclass(slots=True)
 class _PartitionClaims:
-    """It has the claims on one partition; ``frontier`` is -1 while no record has told it."""
+    """The claims on one partition; ``frontier`` is -1 while no record has told it."""
 
     frontier: int = -1
     ranges: dict[int, HeldRange] = field(default_factory=dict)  # by their first offset
@@ -169,7 +169,7 @@ class _PartitionClaims:
 
 
 class RangeLog:
-    """It is a group's claims on one topic after the records that were applied, in log order."""
+    """A group's claims on one topic after the records that were applied, in log order."""
 
     def __init__(
         self, group: str, topic: str, interval_s: float, *, since_s: float | None = None
@@ -432,7 +432,7 @@ class RangeWrite:
 
 
 class RangeMember:
-    """It is one client of one group on one topic; its owner applies every record to ``log``."""
+    """One client of one group on one topic; its owner applies every record to ``log``."""
 
     def __init__(
         self,

@@ -12,14 +12,14 @@ _MAX_ID_CHARACTERS = 249
 
 
 class Delivery(Enum):
-    """It says how often a message may be handed out."""
+    """How often a message may be handed out."""
 
     AT_LEAST_ONCE = "at-least-once"
     AT_MOST_ONCE = "at-most-once"
 
 
 class Phase(Enum):
-    """These are the stages of one claimant's claim."""
+    """The stages of one claimant's claim."""
 
     SEEKING = "seeking"  # nothing written yet
     CLAIMING = "claiming"  # the claim is on its way, or not read back

@@ -80,7 +80,7 @@ def _field(default: Any, flag: str, says: str, low: float = 0, high: float = 0, 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """It is what is the same for every contender."""
+    """What is the same for every contender."""
 
     messages: int = _field(5000, "--messages", "Messages of each phase.", 1, MAX_MESSAGES)
     handler_ms: tuple[float, float] = _field(
@@ -131,7 +131,7 @@ class Work:
 
 
 class PhaseKind(Enum):
-    """It is what a phase shows."""
+    """What a phase shows."""
 
     LATENCY = "latency"
     THROUGHPUT = "throughput"
@@ -142,7 +142,7 @@ class PhaseKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """It is one message: how long its handler sleeps, and how many of its deliveries fail."""
+    """One message: how long its handler sleeps, and how many of its deliveries fail."""
 
     number: int
     key: str | None
@@ -250,7 +250,7 @@ def ideal_s(items: Sequence[Item], at_once: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseFacts:
-    """It is one phase of one contender."""
+    """One phase of one contender."""
 
     messages: int  # how many there were
     done: int  # how many of them have ended
@@ -265,7 +265,7 @@ class PhaseFacts:
 
 @dataclass(kw_only=True)
 class Measured:
-    """It is one contender; None where something was not measured, and ``notes`` say why."""
+    """One contender; None where something was not measured, and ``notes`` say why."""
 
     contender: str  # its name
     ordering: str = ""  # what it was to keep in order

@@ -100,7 +100,7 @@ def _at(marker: Marker) -> PartitionOffset:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """It is what the topics say at one moment."""
+    """What the topics say at one moment."""
 
     sent: int = 0
     delayed: int = 0  # of these: still waiting for their time

@@ -20,7 +20,7 @@ DELAY_RANGE_S = (2.0, 6.0)
 
 
 class Kind(Enum):
-    """It says how the demo's handler treats a message; travels in the header ``demo-kind``."""
+    """How the demo's handler treats a message; travels in the header ``demo-kind``."""
 
     NORMAL = "normal"
     POISON = "poison"  # its handler raises each time
@@ -29,7 +29,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """It is one message to send, and to which queue."""
+    """One message to send, and to which queue."""
 
     queue_id: str
     kind: Kind

@@ -238,7 +238,7 @@ def verdict_rows(spark: SparkSession) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueResult:
-    """It is one queue, or all of them; counts are of messages, not of copies."""
+    """One queue, or all of them; counts are of messages, not of copies."""
 
     queue: str
     sent: int = 0  # messages that Kafka confirmed
@@ -263,7 +263,7 @@ class QueueResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """It is the verdict of one demo."""
+    """The verdict of one demo."""
 
     total: QueueResult
     queues: Sequence[QueueResult]

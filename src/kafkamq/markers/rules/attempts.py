@@ -24,7 +24,7 @@ from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome, expan
 
 @dataclass(slots=True)
 class Attempt:
-    """It is one attempt; times are the broker's, of its records."""
+    """One attempt; times are the broker's, of its records."""
 
     message_id: MessageId
     key: bytes

@@ -136,7 +136,7 @@ _Chunk = tuple[int, bytes, int, int]
 
 
 class MessageSet:
-    """It has messages by their identity; not thread-safe."""
+    """Messages by their identity; not thread-safe."""
 
     def __init__(self) -> None:
         self._chunks: dict[_Chunk, int] = {}  # bit i: the i-th message of the chunk

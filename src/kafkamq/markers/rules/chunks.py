@@ -139,7 +139,7 @@ def read_chunk(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageLimits:
-    """It says how chunks are shared out among the index and pages."""
+    """How chunks are shared out among the index and pages."""
 
     listed: int = 1024  # in the index; if there are more, those that changed first go to pages
     kept: int = 512  # ... and so many stay
@@ -152,9 +152,7 @@ LIMITS = PageLimits()
 
 @dataclass(slots=True, eq=False)
 class Page:
-    """It is a range of keys, and what the chunks in it come to; none of them is wanted or asked
-    for.
-    """
+    """A range of keys, and what the chunks in it come to; none of them is wanted or asked for."""
 
     number: int  # its name in the state store
     first: ChunkKey
@@ -181,8 +179,7 @@ def _first(page: Page) -> ChunkKey:
 
 
 class Pages:
-    """It has the pages of one table: closed ones lie in the store, the chunks of open ones are
-    here.
+    """The pages of one table: closed ones lie in the store, the chunks of open ones are here.
 
     Args:
         closed: What the index tells of.
@@ -240,7 +237,7 @@ class Pages:
 
 
 class PagedTable(Protocol):
-    """It is a table of chunks, some of which are in pages."""
+    """A table of chunks, some of which are in pages."""
 
     chunks: dict[ChunkKey, Chunk]
     pages: Pages

@@ -120,7 +120,7 @@ _start_offset = attrgetter("start_offset")
 
 
 class Rows:
-    """It has all messages of a plan in their order, without a value for each of them.
+    """All messages of a plan in their order, without a value for each of them.
 
     A transaction may end behind any of them, so an action may have to be cut.
     """

@@ -121,7 +121,7 @@ class LastDeliveries:
 
 
 class ReceiveAhead:
-    """It says how many messages a receive STARTs at once (R5): grows with the measured rate."""
+    """How many messages a receive STARTs at once (R5): grows with the measured rate."""
 
     def __init__(self, *, first: int, maximum: int) -> None:
         self._first = min(first, maximum)

@@ -35,9 +35,7 @@ CAUSE_SHIFT = 8  # above: the DueCause of what is due
 
 
 class Hold:
-    """It has messages of one page of 64 offsets with the same facts (R18, R31); times are log
-    time.
-    """
+    """Messages of one page of 64 offsets with the same facts (R18, R31); times are log time."""
 
     __slots__ = (
         "begin_ms",
@@ -93,7 +91,7 @@ def lowest(bits: int, count: int) -> int:
 
 
 class Consumer:
-    """It is what renewed the leases of a consumer; its renewals are numbered."""
+    """What renewed the leases of a consumer; its renewals are numbered."""
 
     __slots__ = ("_numbers", "_own", "_own_ms", "_untils", "renewals", "renewed_ms")
 
@@ -128,7 +126,7 @@ class Consumer:
 
 
 class Holder:
-    """It is a consumer with the terms of its leases; shared by all entries that it holds."""
+    """A consumer with the terms of its leases; shared by all entries that it holds."""
 
     __slots__ = (
         "_consumer",
@@ -176,7 +174,7 @@ class Holder:
 
 
 class Holders:
-    """It has the holders of one marker partition, by terms and by number, and their consumers."""
+    """The holders of one marker partition, by terms and by number, and their consumers."""
 
     __slots__ = ("_by_terms", "_consumers", "_idle", "_timeouts", "by_number", "next_number")
 
@@ -267,7 +265,7 @@ def log_key(message_id: MessageId, of_schedule: bool) -> LogKey:
 
 
 class Leaf:
-    """It has neighbours of one log, by their pages; all holds of a page are in one leaf.
+    """Neighbours of one log, by their pages; all holds of a page are in one leaf.
 
     ``wake_ms`` and ``first_offset`` are lower bounds of when one of them changes by itself, and of
     their START offsets.

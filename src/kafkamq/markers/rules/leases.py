@@ -82,7 +82,7 @@ class FirstStart:
 
 @dataclass(slots=True)
 class Overtaken:
-    """It is what the markers say of messages whose former owner did not commit their offsets.
+    """What the markers say of messages whose former owner did not commit their offsets.
 
     Attributes:
         starts: Broker time, offset and marker partition of the first START of what has no END.
@@ -106,9 +106,7 @@ _STARTING, _STARTED, _HELD, _ACKNOWLEDGED, _LOST = LeaseState
 
 
 class Lease:
-    """It is a worker's hold on messages of one chunk; changed by ``Leases``, and ``held`` by
-    ACKs too.
-    """
+    """A worker's hold on messages of one chunk; changed by ``Leases``, and ``held`` by ACKs too."""
 
     __slots__ = (
         "asked_ms",

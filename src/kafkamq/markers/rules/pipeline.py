@@ -33,7 +33,7 @@ Message = TypeVar("Message")
 
 
 class RunState(Enum):
-    """It says how far a run has come; behind the commit of its offset it is not in the pipeline."""
+    """How far a run has come; behind the commit of its offset it is not in the pipeline."""
 
     POLLED = 0
     SENT = 1  # its STARTs are under way
@@ -47,7 +47,7 @@ _POLLED, _SENT, _IN_LOG, _GIVEN_UP = RunState
 
 @dataclass(slots=True, eq=False)
 class Run(Generic[Message]):
-    """It has messages of our own queue in one partition, polled at once.
+    """Messages of our own queue in one partition, polled at once.
 
     Attributes:
         pieces: Leases that its STARTs begin, with the messages of each.
@@ -77,7 +77,7 @@ class Run(Generic[Message]):
 
 @dataclass(slots=True)
 class Covered(Generic[Message]):
-    """It is what one commit is about.
+    """What one commit is about.
 
     Attributes:
         offsets: To be committed, by partition.

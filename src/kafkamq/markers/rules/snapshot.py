@@ -32,7 +32,7 @@ _Line = list[str | int]
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """It is what to write: the index always, what changed, and what to remove."""
+    """What to write: the index always, what changed, and what to remove."""
 
     index: bytes
     changed: dict[str, bytes]  # chunks by chunk_id, and pages

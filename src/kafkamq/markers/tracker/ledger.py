@@ -47,7 +47,7 @@ class LedgerKey:
 
 
 class Ledger:
-    """It is one ledger and the transactional producer that writes it; one owner thread.
+    """One ledger and the transactional producer that writes it; one owner thread.
 
     Attributes:
         key: What it names.

@@ -67,7 +67,7 @@ _WAIT_S = 0.2
 
 
 class LocalTracker:
-    """It is one replica of the in-process tracker of a namespace; one owner thread.
+    """One replica of the in-process tracker of a namespace; one owner thread.
 
     Args:
         config: Names the cluster and the topics.
@@ -498,7 +498,7 @@ def tracker_group(config: ServiceConfig) -> str:
 
 
 class MarkerReader:
-    """It is one member of the trackers' group and its reader; one owner thread.
+    """One member of the trackers' group and its reader; one owner thread.
 
     Args:
         config: Names the markers topic.

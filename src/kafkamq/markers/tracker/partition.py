@@ -33,7 +33,7 @@ _EPOCH_REFRESH_S = 60.0  # ... and other replicas start by what partition 0's le
 
 
 class Phase(Enum):
-    """It says how far the ownership of a partition has come."""
+    """How far the ownership of a partition has come."""
 
     WAITING = "waiting"  # for its turn to start
     STARTING = "starting"  # a worker opens its ledger
@@ -94,7 +94,7 @@ class Awaited:
 
 
 class TrackedPartition:
-    """It is the state of one assigned partition; only the tracker's loop touches it.
+    """State of one assigned partition; only the tracker's loop touches it.
 
     A settlement of it may run in a worker thread meanwhile (``is_busy``), which only gets the
     ledger and its own list of actions.

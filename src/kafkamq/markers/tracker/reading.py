@@ -53,7 +53,7 @@ _Decoded: TypeAlias = tuple[Marker | None, int, int]
 
 @dataclass(slots=True)
 class Found:
-    """It is one message of a plan and what the logs hold of it."""
+    """One message of a plan and what the logs hold of it."""
 
     row: Settle | Carry
     start: Marker | None  # the START or SCHEDULE; None: gone, or unreadable
@@ -65,7 +65,7 @@ class Found:
 
 @dataclass(slots=True)
 class FoundAction:
-    """It is an action and what the logs hold of it; the fields that all of its messages share."""
+    """An action and what the logs hold of it; the fields that all of its messages share."""
 
     row: Settle | Carry
     start: Marker | None

@@ -229,7 +229,7 @@ class Ticker:
 
 
 class StatusReader:
-    """It is the latest status per (topic, partition) of a namespace; one owner thread.
+    """The latest status per (topic, partition) of a namespace; one owner thread.
 
     Attributes:
         latest: What was read so far.

@@ -74,7 +74,7 @@ _LOST = DeadLetterReason.PAYLOAD_LOST
 
 @dataclass(slots=True)
 class Part:
-    """It has the records of one transaction.
+    """The records of one transaction.
 
     Attributes:
         partition: Of the markers, that the rows are of.

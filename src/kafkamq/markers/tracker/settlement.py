@@ -52,7 +52,7 @@ _HOPELESS = REFUSALS | {Meaning.NO_MEMBER, Meaning.STALE_MEMBER}
 
 @dataclass(slots=True)
 class SettleReport:
-    """It is what one ``settle`` did.
+    """What one ``settle`` did.
 
     ``skipped`` rows were done by an earlier attempt. ``left`` is for what the time was too short:
     none of these transactions began. ``awaited`` cannot be settled yet: ask for it again later.
@@ -88,8 +88,7 @@ class SettlementError(BrokerError):
 
 
 class WindowSize:
-    """It says how many rows and bytes a window has, by what the last ones took; one owner
-    thread.
+    """How many rows and bytes a window has, by what the last ones took; one owner thread.
 
     A window takes a second of reading, but of at least 16 rows: where a read costs the same for one
     row and for many, fewer would only be slower. Where a seek takes seconds these would take longer
@@ -239,7 +238,7 @@ class Settler:
 
 @dataclass(slots=True)
 class Settlement:
-    """It is one plan, and how much of it is done; made for one ``Settler.settle``."""
+    """One plan, and how much of it is done; made for one ``Settler.settle``."""
 
     settler: Settler
     ledger: Ledger
@@ -419,7 +418,7 @@ class Settlement:
 
 
 class Settlers:
-    """It is one settler for each worker thread, and ledgers that share producers; thread-safe."""
+    """One settler for each worker thread, and ledgers that share producers; thread-safe."""
 
     def __init__(self, config: ServiceConfig, tracker: TrackerConfig) -> None:
         self.ledgers = OpenLedgers()

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class Succession:
-    """It has the signs of one process's tracker; a context manager, thread-safe.
+    """The signs of one process's tracker; a context manager, thread-safe.
 
     Args:
         config: Names the topics.

@@ -28,7 +28,7 @@ _MAX_TEXT = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonForm:
-    """It is one kind of object; its methods raise WireError, naming it and the field."""
+    """One kind of object; its methods raise WireError, naming it and the field."""
 
     name: str  # in error texts
     version: int  # that this release writes, and the only one that it reads
@@ -96,9 +96,7 @@ _STATUS = JsonForm(name="a status", version=1, version_field="version", max_byte
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackerStatus:
-    """It is what one engine knows of one marker partition after a batch; times are log time
-    (R1).
-    """
+    """What one engine knows of one marker partition after a batch; times are log time (R1)."""
 
     topic: str  # of the markers
     partition: int
@@ -249,7 +247,7 @@ _ENTRY_TEXTS = {"source_hash": "s", "engine": "i"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """It says how far an engine is in one marker partition."""
+    """How far an engine is in one marker partition."""
 
     position: int  # the tracker's next_offset
     epoch: int  # of the engine: the later start has the larger one
@@ -295,7 +293,7 @@ _POSITION = JsonForm(name="a group's position", version=1, version_field="v", ma
 
 @dataclass(frozen=True, slots=True)
 class GroupPosition:
-    """It says how far a group had come in one partition of a topic."""
+    """How far a group had come in one partition of a topic."""
 
     topic_id: bytes  # 16 bytes; empty: the broker did not tell
     offset: int  # the next one, as committed

@@ -29,7 +29,7 @@ _SHOWN = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageToken:
-    """It is one delivery of one message.
+    """One delivery of one message.
 
     Attributes:
         namespace: Of the queue.

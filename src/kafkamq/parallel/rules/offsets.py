@@ -31,7 +31,7 @@ from kafkamq.errors import StateError
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """It is what to commit, all of one moment."""
+    """What to commit, all of one moment."""
 
     committable_offset: int  # the first offset that is still needed
     highest_succeeded: int  # the end of the map, inclusive; at least ``committable_offset`` - 1

@@ -62,7 +62,7 @@ R = TypeVar("R", bound=Record)
 
 
 class Ordering(Enum):
-    """It is the order that is kept among records."""
+    """The order that is kept among records."""
 
     UNORDERED = "unordered"
     KEY = "key"
@@ -70,7 +70,7 @@ class Ordering(Enum):
 
 
 class NullKeys(Enum):
-    """It says how records without a key are handed out by key."""
+    """How records without a key are handed out by key."""
 
     SERIAL = "serial"  # as if they had one key in common
     PARALLEL = "parallel"  # in no order
@@ -95,7 +95,7 @@ class ShardState(Enum):
 
 @dataclass(slots=True, eq=False)
 class Shard(Generic[R]):
-    """It has records in order, most of them not handed out yet."""
+    """Records in order, most of them not handed out yet."""
 
     partition: PartitionState[R]
     key: Hashable
@@ -185,7 +185,7 @@ class Run(Generic[R]):
 
 @dataclass(slots=True, eq=False)
 class PartitionState(Generic[R]):
-    """It is one assignment of a partition; read it freely, only the scheduler changes it."""
+    """One assignment of a partition; read it freely, only the scheduler changes it."""
 
     place: Hashable  # the owner's name for the partition
     epoch: int  # higher than that of every earlier assignment
@@ -230,7 +230,7 @@ class PartitionState(Generic[R]):
 
 
 class Scheduler(Generic[R]):
-    """It has all partitions of one consumer."""
+    """All partitions of one consumer."""
 
     def __init__(
         self,

@@ -76,7 +76,7 @@ _SLICE_BYTES = 64  # at most 16 blocks begin in it, so it yields at most 2 MiB
 
 @dataclass(frozen=True, slots=True)
 class OffsetMap:
-    """It is what a map says of the offsets from its base up to ``highest_seen``.
+    """What a map says of the offsets from its base up to ``highest_seen``.
 
     Those that are not in ``incompletes`` are done. ``highest_seen`` = base - 1: it says nothing.
     """
@@ -105,9 +105,7 @@ _COMPRESSED = {form.compressed: form for form in _FORMS}
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """It is what is to be written: ``length`` offsets from ``base``, the incomplete ones in
-    order.
-    """
+    """What is to be written: ``length`` offsets from ``base``, the incomplete ones in order."""
 
     base: int
     length: int

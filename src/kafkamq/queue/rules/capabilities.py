@@ -15,7 +15,7 @@ from kafkamq.types import Backend
 
 
 class Feature(Enum):
-    """It is what may be asked of a queue; the values are for people."""
+    """What may be asked of a queue; the values are for people."""
 
     KEY_ORDER = "order by key"
     PARTITION_ORDER = "order by partition"
@@ -38,7 +38,7 @@ class Feature(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """It is one backend.
+    """One backend.
 
     Attributes:
         backend: Which; None: none of them.

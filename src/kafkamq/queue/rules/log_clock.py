@@ -18,7 +18,7 @@ _STARTED = -2
 
 
 class LogClock:
-    """It is one marker partition's clock. ``now_ms`` starts at the first record's timestamp.
+    """One marker partition's clock. ``now_ms`` starts at the first record's timestamp.
 
     When that record has none, it starts at 0 and stays there until two times can be compared: the
     first timestamp is no difference, and must not pass what began before it.
@@ -55,7 +55,7 @@ class LogClock:
 
 
 class BrokerClock:
-    """It is what time it is for the brokers, never too early; unknown before the first report."""
+    """What time it is for the brokers, never too early; unknown before the first report."""
 
     def __init__(self) -> None:
         self._ahead_ms: int | None = None  # of the monotonic clock

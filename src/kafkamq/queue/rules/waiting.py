@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Waiting(Generic[T]):
-    """It is what is to be handed out, and when; times are in ms of one clock of the caller's.
+    """What is to be handed out, and when; times are in ms of one clock of the caller's.
 
     ``shard`` is None for a message that is in order with nothing.
     """

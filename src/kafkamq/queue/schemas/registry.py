@@ -51,7 +51,7 @@ class BodyUnavailableError(SchemaRegistryError):
 
 
 class _Function:
-    """It is a function of the payload as a deserializer."""
+    """A function of the payload as a deserializer."""
 
     def __init__(self, function: Callable[[bytes], Any]) -> None:
         self._function = function
@@ -83,7 +83,7 @@ def deserializer_of(given: object) -> Deserializer | None:
 
 
 class SchemaRegistry:
-    """It is a registry with Confluent's HTTP interface; thread-safe, and can be pickled.
+    """A registry with Confluent's HTTP interface; thread-safe, and can be pickled.
 
     Asks for each schema once: what it answered is kept in the process.
     """
@@ -178,8 +178,7 @@ class SchemaRegistry:
 
 
 class Schema:
-    """It is a format of bodies: a ``deserializer`` of handlers, and a serializer of what is
-    sent.
+    """A format of bodies: a ``deserializer`` of handlers, and a serializer of what is sent.
 
     Thread-safe, and can be pickled. ``SchemaRegistry`` makes it.
     """

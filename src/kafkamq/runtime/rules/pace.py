@@ -115,7 +115,7 @@ class _Window:
 
 
 class FanOut:
-    """It is the limit of one pool.
+    """The limit of one pool.
 
     Args:
         start: The limit to begin with.
@@ -233,7 +233,7 @@ class FanOut:
 
 
 class RunSize:
-    """It says how many records a worker takes at a time, by how long they took until now.
+    """How many records a worker takes at a time, by how long they took until now.
 
     One when each takes long, so that all workers have something to do; many when they take
     microseconds, so that taking them costs nothing.
@@ -304,7 +304,7 @@ class RateLimit:
 
 
 class RunAhead:
-    """It says how many messages a worker takes before a handler is free for them.
+    """How many messages a worker takes before a handler is free for them.
 
     None, when handlers are slow: what waits behind a slow one could be handled elsewhere. When they
     are quick, as many as they finish within the time that fetching takes.

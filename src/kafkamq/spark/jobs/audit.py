@@ -141,7 +141,7 @@ GROUP BY ALL
 
 @dataclass(frozen=True, kw_only=True)
 class QueueAudit:
-    """It is one queue; counts are of attempts unless they say messages; times in seconds."""
+    """One queue; counts are of attempts unless they say messages; times in seconds."""
 
     queue_id: str
     messages: int
@@ -173,7 +173,7 @@ class QueueAudit:
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """It has all queues of a namespace."""
+    """All queues of a namespace."""
 
     namespace: str
     begin_ms: int  # broker time of the first attempt

@@ -79,7 +79,7 @@ class Replay:
 
 @dataclass(slots=True)
 class ReplayReport:
-    """It is what a replay did, or would do."""
+    """What a replay did, or would do."""
 
     name: str
     to_ms: int  # copies below this broker time were looked at

@@ -66,7 +66,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AckToken:
-    """It is one delivery of one message; opaque to users, readable to people."""
+    """One delivery of one message; opaque to users, readable to people."""
 
     message_id: MessageId
     marker_partition: int  # where its START is, and its END must go (R7, R26)

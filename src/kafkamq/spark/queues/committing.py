@@ -85,7 +85,7 @@ class CommitSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """It is a row of output, and whose it is."""
+    """A row of output, and whose it is."""
 
     token: AckToken
     record: NewRecord

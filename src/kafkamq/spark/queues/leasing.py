@@ -80,9 +80,7 @@ _log = logging.getLogger(__name__)
 
 
 class QueuePartition(RangePartition):
-    """It is one task: messages of one partition that are STARTed; it reads them and writes
-    nothing.
-    """
+    """One task: messages of one partition that are STARTed; it reads them and writes nothing."""
 
     def __init__(
         self, topic: str, number: int, consumer_id: str, of: dict[Start, list[int]]
@@ -140,7 +138,7 @@ class KeepAlive:
 
 
 class QueueReader(StreamReader):
-    """It is the stream reader of ``read_queue``."""
+    """The stream reader of ``read_queue``."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         super().__init__(options, schema)

@@ -138,7 +138,7 @@ class QueueOwner:
 
 
 class QueuePosition:
-    """It is the position of one queue; one owner thread.
+    """The position of one queue; one owner thread.
 
     Args:
         config: The namespace.

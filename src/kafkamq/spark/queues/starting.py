@@ -60,7 +60,7 @@ VERDICTS = (Outcome.ACK, Outcome.NACK, Outcome.REJECT)
 
 @dataclass(slots=True)
 class Waiting:
-    """It is a message that waits to be handed out: what its START needs, but for its payload."""
+    """A message that waits to be handed out: what its START needs, but for its payload."""
 
     partition: int
     offset: int

@@ -43,7 +43,7 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class CellEntry:
-    """It is what was written last for a cell."""
+    """What was written last for a cell."""
 
     batch: int
     rows: int
@@ -109,7 +109,7 @@ def _decode(text: str | None) -> CellEntry | None:
 
 
 class SinkLedger:
-    """It has the entries of one sink; one owner thread.
+    """The entries of one sink; one owner thread.
 
     Committed offsets of ``topic``'s partition 0, each under a group of its own that never has
     members: one per cell, one for the batch that was written last, and one for each power of two
@@ -199,7 +199,7 @@ class SinkLedger:
 
 
 class Cell:
-    """It is one cell of one batch: at most one transaction; one owner thread."""
+    """One cell of one batch: at most one transaction; one owner thread."""
 
     def __init__(self, ledger: SinkLedger, number: int, *, batch: int, cut: str, run: str) -> None:
         self.number = number

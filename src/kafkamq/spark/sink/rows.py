@@ -136,7 +136,7 @@ def check_types(types: Mapping[str, str], known: Mapping[str, Sequence[str]] = _
 
 
 class Guarantee(Enum):
-    """It says how often a row may be in the topic."""
+    """How often a row may be in the topic."""
 
     EXACTLY_ONCE = "exactly-once"
     AT_LEAST_ONCE = "at-least-once"  # each row with a header that readers can drop copies by
@@ -220,7 +220,7 @@ def parse_sink_options(
 
 @dataclass(slots=True)
 class Rows:
-    """It has some rows; a column that is None is absent or null in every row."""
+    """Some rows; a column that is None is absent or null in every row."""
 
     values: list[bytes | None]
     keys: list[bytes | None] | None

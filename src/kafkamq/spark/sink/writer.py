@@ -54,7 +54,7 @@ _MAX_AHEAD_BYTES = 64 * 1024 * 1024  # of rows that a task makes before a queue'
 
 @dataclass
 class Written(WriterCommitMessage):
-    """It is what a task did: rows that it wrote, and rows that were written before."""
+    """What a task did: rows that it wrote, and rows that were written before."""
 
     rows: int
     skipped: int
@@ -178,7 +178,7 @@ def _by_cell(
 
 
 class _Sender(Protocol):
-    """It is what takes records: the transactional producer, or the plain one below."""
+    """What takes records: the transactional producer, or the plain one below."""
 
     def produce_many(
         self, topic: str, partition: int, messages: Sequence[dict[str, Any]]
@@ -339,7 +339,7 @@ def _write_marked(
 
 
 class _Plain:
-    """It is an idempotent producer without transactions."""
+    """An idempotent producer without transactions."""
 
     def __init__(self, config: ServiceConfig) -> None:
         settings = producer_settings(config, linger_ms=20, partitioner="murmur2_random")

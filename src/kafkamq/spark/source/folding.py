@@ -80,7 +80,7 @@ class _FoldKey:
 
 
 class FoldedLog:
-    """It has the attempts of one marker partition from ``begin`` on; one owner thread."""
+    """The attempts of one marker partition from ``begin`` on; one owner thread."""
 
     def __init__(
         self,

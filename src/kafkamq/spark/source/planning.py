@@ -36,7 +36,7 @@ _UNREADABLE = "\N{REPLACEMENT CHARACTER}"
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """It is what rows must satisfy; None: anything. Bounds are inclusive."""
+    """What rows must satisfy; None: anything. Bounds are inclusive."""
 
     queue_ids: frozenset[str] | None = None
     partitions: frozenset[int] | None = None  # of the topic that is read

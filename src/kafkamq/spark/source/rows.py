@@ -35,7 +35,7 @@ _MAX_MARKERS = 512  # records in one Arrow batch of the view: each may name thou
 
 
 class RangePartition(InputPartition):
-    """It is one task: one range of one partition."""
+    """One task: one range of one partition."""
 
     def __init__(self, wanted: LogRange) -> None:
         super().__init__(wanted)
@@ -51,7 +51,7 @@ class FoldedFrom:
 
 
 class FoldedPartition(RangePartition):
-    """It is a range of a stream of ``deliveries``."""
+    """A range of a stream of ``deliveries``."""
 
     def __init__(self, wanted: LogRange, folded: FoldedFrom) -> None:
         super().__init__(wanted)

@@ -242,7 +242,7 @@ def of_another(kind: str, known: str, wanted: str) -> ConfigError:
 
 @dataclass
 class _Ranges(InputPartition):
-    """It is what a task reads, one range after the other."""
+    """What a task reads, one range after the other."""
 
     wanted: Sequence[LogRange]
 

@@ -63,7 +63,7 @@ _STATUS_S = 1.0  # between two statuses of a partition
 
 @dataclass(frozen=True, kw_only=True)
 class FoldedRow:
-    """It is what a batch has folded of one marker partition."""
+    """What a batch has folded of one marker partition."""
 
     read_ms: int  # monotonic: about when
     position: int  # the committable one
@@ -77,7 +77,7 @@ class FoldedRow:
 
 @dataclass(slots=True)
 class _Partition:
-    """It is one marker partition; only the owner thread touches it."""
+    """One marker partition; only the owner thread touches it."""
 
     awaited: Awaited
     ledger: Ledger | None = None

@@ -79,7 +79,7 @@ def _query_label(name: str) -> str:
 
 
 class SparkTracker:
-    """It is the tracker of one namespace as a Spark job; context manager.
+    """The tracker of one namespace as a Spark job; context manager.
 
     Args:
         config: The namespace, and Kafka's properties for every client, in the workers too.

@@ -246,7 +246,7 @@ class _State(Enum):
 
 
 class Transactional:
-    """It is what ``Producer`` does with a transactional id; without one only its fatal error."""
+    """What ``Producer`` does with a transactional id; without one only its fatal error."""
 
     cluster: MemoryKafka
     _purge: Callable[[], None]

@@ -58,7 +58,7 @@ def _wall_ms() -> int:
 
 
 class MemoryKafka(State):
-    """It is one cluster of one broker; its time is the wall clock by default."""
+    """One cluster of one broker; its time is the wall clock by default."""
 
     def __init__(self, name: str, *, now_ms: Callable[[], int] = _wall_ms) -> None:
         super().__init__(now_ms)
@@ -143,7 +143,7 @@ Committed = tuple[int, "str | None"]
 
 
 class GroupClient(Protocol):
-    """It is a consumer, as far as its coordinator knows it."""
+    """A consumer, as far as its coordinator knows it."""
 
     client_id: str
     max_poll_s: float
@@ -174,7 +174,7 @@ class GroupClient(Protocol):
 
 
 class Member:
-    """It is one member, as the coordinator sees it."""
+    """One member, as the coordinator sees it."""
 
     def __init__(self, client: GroupClient, member_id: str) -> None:
         self.id = member_id or f"{client.client_id}-{uuid.uuid4()}"
@@ -339,7 +339,7 @@ class Group:
 
 
 class Groups:
-    """It has all groups of a cluster; the caller holds its condition."""
+    """All groups of a cluster; the caller holds its condition."""
 
     def __init__(self, cluster: State) -> None:
         self._cluster = cluster
@@ -549,7 +549,7 @@ class _TransactionalId:
 
 
 class Transactions:
-    """It has all transactional ids of a cluster; the caller holds its condition."""
+    """All transactional ids of a cluster; the caller holds its condition."""
 
     def __init__(
         self, cluster: State, keep: Callable[[str, PartitionId, tuple[int, str | None]], None]

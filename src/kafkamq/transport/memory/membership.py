@@ -31,9 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class Membership:
-    """It is the group's half of ``Consumer``; what its background thread does, ``work`` does
-    here.
-    """
+    """The group's half of ``Consumer``; what its background thread does, ``work`` does here."""
 
     cluster: MemoryKafka
     client_id: str

@@ -24,7 +24,7 @@ _LOOK_S = 0.02  # between two looks at faults; those who wait would wake each ot
 
 
 class _Pumped(Protocol):
-    """It is a producer, as far as it is known here."""
+    """A producer, as far as it is known here."""
 
     def pump(self, now_s: float) -> None:
         """Send what waits, and fail what is overdue."""
@@ -96,7 +96,7 @@ TOPIC_DEFAULTS = {
 
 @dataclass(slots=True, eq=False, repr=False)
 class Transaction:
-    """It is what one transaction wrote: its state, the partitions, and offsets of groups."""
+    """What one transaction wrote: its state, the partitions, and offsets of groups."""
 
     began_s: float
     is_open: bool = True
@@ -116,7 +116,7 @@ class LogRecord:
 
 
 class Partition:
-    """It is one partition's log. Control records take an offset each and are never handed out."""
+    """One partition's log. Control records take an offset each and are never handed out."""
 
     def __init__(self, topic: Topic, number: int) -> None:
         self.topic = topic
@@ -198,7 +198,7 @@ class Partition:
 
 
 class Topic:
-    """It is a topic; deleted and created again it is another object with another id."""
+    """A topic; deleted and created again it is another object with another id."""
 
     def __init__(
         self, name: str, topic_id: Uuid, partitions: int, settings: Mapping[str, str]
@@ -232,7 +232,7 @@ REFUSALS = (
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """It is what becomes of one request."""
+    """What becomes of one request."""
 
     latency_s: float = 0.0
     """It takes so long to arrive."""
