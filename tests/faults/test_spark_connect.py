@@ -65,6 +65,7 @@ letters = spark.readStream.format("kafkamq").option("view", "dead_letters").load
 refusals = [
     said(lambda: ack(done, checkpoint=checkpoint, topic="out")),
     said(lambda: ack(done, checkpoint=checkpoint, on_late=print)),
+    said(lambda: ack(done.selectExpr("*", "'out' AS topic"), checkpoint=checkpoint)),
     said(lambda: write_stream(letters, config, checkpoint=checkpoint, topic="out")),
 ]
 print(json.dumps([{row.outcome: row.n for row in outcomes}, refusals]))
@@ -124,7 +125,8 @@ def test_views_queues_and_the_sink_through_a_server_that_restarts(
     with server() as port:
         outcomes, refusals = run(client, port, logs, tmp_path / "checkpoint")
     assert outcomes == {"ACK": 4}
-    wanted = ("topic needs a session of this process", "on_late needs a", "is one of Spark Connect")
+    no_topic = "topic needs a session of this process"
+    wanted = (no_topic, "on_late needs a", no_topic, "is one of Spark Connect")
     for said, text in zip(refusals, wanted, strict=True):
         assert said.startswith("ConfigError: ")
         assert text in said

@@ -323,7 +323,10 @@ def _remote_writer(
     needs_driver: Mapping[str, object],
 ) -> DataStreamWriter:
     """The server has what was registered in the session; its sink finds no more options."""
-    if given := [name for name, value in needs_driver.items() if value]:
+    given = [name for name, value in needs_driver.items() if value]
+    if "topic" in frame.columns:  # by which rows are output, too
+        given.append("topic")
+    if given:
         raise ConfigError(
             f"{given[0]} needs a session of this process: through Spark Connect ack() writes "
             'verdicts alone; write output by a query of its own, with format("kafkamq")'
