@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 from tests.waiting import wait_until, within
+from typer.testing import CliRunner
 
 from kafkamq.aio import claims as aio
 from kafkamq.claims import RangeClaims, init_topic
@@ -23,6 +24,8 @@ from kafkamq.claims.rules.ranges import (
     decode_range,
     encode_range,
 )
+from kafkamq.claims.wire.marshal import coordination_partition
+from kafkamq.cli.app import app
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import LeaseLostError, StateError, WireError
 from kafkamq.transport.clients import open_producer
@@ -606,3 +609,37 @@ def test_ranges_of_a_group_that_is_gone_are_free(work: str) -> None:
     (left,) = log.abandoned(0, now_s=now_s)
     assert (left.first, left.next) == (0, 20)
     assert log.age_s(left, now_s=now_s) >= 86_000
+
+
+def test_the_command_goes_on_behind_a_range_that_it_lost(
+    work: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    printed: list[int] = []
+
+    def print_json(row: dict[str, int]) -> None:
+        printed.append(row["offset"])
+        if len(printed) == 1:  # another member takes its range
+            config = ServiceConfig(bootstrap_servers=work)
+            ((log, _),) = range_logs(config, "kafkamq.ranges", interval_s=30)
+            client, instance = log.open_ranges(0)[0].owner
+            place = ("g", "work", 0, 0, 20, log.frontier(0), log.next_offset)
+            producer = open_producer({"bootstrap.servers": work})
+            for record in (
+                RangeRecord(FREE, instance, client, *place),
+                RangeRecord(CLAIM, "i", "b", *place),
+            ):
+                value, number = encode_range(record), coordination_partition("work", 8)
+                producer.produce("kafkamq.ranges", value, partition=number)
+            producer.flush(10)
+
+    monkeypatch.setattr("kafkamq.cli.output.print_json", print_json)
+    found = CliRunner().invoke(
+        app,
+        [
+            *("claims", "ranges", "consume", "g", "work", "--client", "a", "--json", "-b", work),
+            *("--size", "20", "--interval", "30", "--count", "40"),
+        ],
+    )
+    assert found.exit_code == 0, found.output
+    assert printed == list(range(60))
+    assert "going on with the next range" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -18,12 +19,22 @@ from kafkamq.cli import claims_log, output
 from kafkamq.cli.claims_log import Interval, Topic
 from kafkamq.cli.options import Json, MetricsPort, connected, serving_metrics
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import ConfigError
+from kafkamq.errors import ConfigError, LeaseLostError
 from kafkamq.runtime.signals import stop_event
 from kafkamq.transport.admin import require_brokers
 
+_log = logging.getLogger(__name__)
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group's id.")]
 OnlyGroup = Annotated[str | None, typer.Option("--group", "-g", help="Show only this group.")]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        "--count",
+        "-c",
+        min=1,
+        help="End after this many messages (at-most-once: after whole batches).",
+    ),
+]
 Rules = Annotated[
     str,
     typer.Option("--rules", help="Protocol of the members: safe, or peer, which Go clients share."),
@@ -296,15 +307,7 @@ def consume(
     ] = "balanced",
     max_claims: Annotated[int | None, typer.Option(help="Hold at most this many claims.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Messages of a batch, at most.")] = 500,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            "--count",
-            "-c",
-            min=1,
-            help="End after this many messages (at-most-once: after whole batches).",
-        ),
-    ] = None,
+    limit: Limit = None,
     timeout: Annotated[
         float | None, typer.Option(min=0.0, help="End when no message came for this many seconds.")
     ] = None,
@@ -415,15 +418,7 @@ def ranges_consume(
     ] = "at-least-once",
     size: Annotated[int, typer.Option(min=1, help="Offsets of a range.")] = 1000,
     ahead: Annotated[int, typer.Option(min=0, help="Ranges claimed ahead of the work.")] = 1,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            "--count",
-            "-c",
-            min=1,
-            help="End after this many messages (at-most-once: after whole batches).",
-        ),
-    ] = None,
+    limit: Limit = None,
     timeout: Annotated[
         float | None, typer.Option(min=0.0, help="End when no message came for this many seconds.")
     ] = None,
@@ -464,16 +459,19 @@ def ranges_consume(
 
         threading.Thread(target=watch, name="kafkamq-ranges", daemon=True).start()
         for claimed in claims:
-            for batch in claimed.batches():
-                last_s = time.monotonic()
-                found = batch.messages if is_once else batch.messages[:left]
-                for message in found:
-                    _print_message(message, as_json=as_json)
-                if not is_once:
-                    claimed.done(found[-1].offset + 1)
-                left -= len(found)
-                if left <= 0:
-                    return
+            try:
+                for batch in claimed.batches():
+                    last_s = time.monotonic()
+                    found = batch.messages if is_once else batch.messages[:left]
+                    for message in found:
+                        _print_message(message, as_json=as_json)
+                    if not is_once:
+                        claimed.done(found[-1].offset + 1)
+                    left -= len(found)
+                    if left <= 0:
+                        return
+            except LeaseLostError as error:  # noqa: PERF203 - of few ranges
+                _log.warning("%s; going on with the next range", error)
 
 
 def _print_message(message: Any, *, as_json: bool) -> None:
