@@ -132,7 +132,7 @@ def _count(timeline: Timeline, message_id: MessageId) -> int:
 
 @dataclass(slots=True)
 class Reported:
-    """It is a verdict that somebody gave on a message whose token was passed on."""
+    """A verdict that somebody gave on a message whose token was passed on."""
 
     message_id: MessageId
     outcome: Outcome

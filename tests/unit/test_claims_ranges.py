@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import threading
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
@@ -643,3 +645,26 @@ def test_the_command_goes_on_behind_a_range_that_it_lost(
     assert found.exit_code == 0, found.output
     assert printed == list(range(60))
     assert "going on with the next range" in caplog.text
+
+
+@pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
+def test_an_iteration_ends_when_another_thread_closes(work: str, delivery: str) -> None:
+    ids = {"client_id": "a", "group_id": "g", "delivery": delivery}
+    claims = RangeClaims(work, "work", size=100, ahead=0, heartbeat_interval=2, **ids)
+    read = threading.Event()
+
+    def work_on() -> int:
+        claimed = claims.next_range(within(30))
+        assert claimed is not None
+        seen = 0
+        for batch in claimed.batches():
+            seen += len(batch)
+            if seen == 60:
+                read.set()  # from here on it waits for messages
+        return seen
+
+    with ThreadPoolExecutor(1) as threads:
+        working = threads.submit(work_on)
+        assert read.wait(within(30))
+        claims.close()
+        assert working.result(within(30)) == 60

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,6 +58,7 @@ from kafkamq.types import RangeType
 _log = logging.getLogger(__name__)
 _ENDS_S = 0.5  # how often the log's ends are asked for
 _SLICE_S = 0.1
+_JOIN_S = 1.0
 _BATCH = 200  # messages of one poll
 _MAX_SILENCE_S = 30.0
 _LABELS = ("group", "topic")
@@ -242,7 +244,7 @@ class ClaimedRange:
         return f"ClaimedRange({self.topic}[{self.partition}] {self.first}-{self.next})"
 
     def __iter__(self) -> Iterator[ClaimedMessage]:
-        """Return its messages; waits for those that are not written yet, until ``stop``.
+        """Return its messages; waits for those not written yet, until ``stop`` or ``close``.
 
         It ends early when it would wait and another range that is held has messages; this one is
         given again when its next message is there.
@@ -347,6 +349,7 @@ class RangeClaims:
         self._ending: dict[
             int, int
         ] = {}  # by token: written as done up to there, without an answer
+        self._polling = threading.Lock()
         interval_ms = milliseconds(heartbeat_interval, name="heartbeat_interval", minimum=500)
         config = ServiceConfig(bootstrap_servers=bootstrap_servers, kafka=dict(kafka or {}))
         with Admin(config) as admin:
@@ -452,7 +455,12 @@ class RangeClaims:
         self._forget_metrics()
         self.engine.leave(timeout_s)
         self.engine.close(timeout_s)
+        # A poll of another thread ends now; one of this thread, if a signal's handler closes, only
+        # when this returns.
+        is_free = self._polling.acquire(timeout=_JOIN_S)
         self._data.close()
+        if is_free:
+            self._polling.release()
 
     # ---- of one range
 
@@ -499,9 +507,10 @@ class RangeClaims:
     def _read(self, claimed: ClaimedRange) -> Iterator[list[ClaimedMessage]]:
         try:
             yield from self._read_on(claimed)
-        except KafkaMQError:  # ``next_range`` gives it again, for as long as it is ours
+        except (KafkaMQError, RuntimeError):  # ``next_range`` gives it again, while it is ours
             self._given.discard(claimed.token)
-            raise
+            if not self._is_closed:  # by another thread, or a signal's handler
+                raise
 
     def _read_on(self, claimed: ClaimedRange) -> Iterator[list[ClaimedMessage]]:
         """Yield what is read of it; the caller moves its position behind what it hands out."""
@@ -517,7 +526,8 @@ class RangeClaims:
                     self._skip_deleted(claimed)
                 else:
                     self._data.place({place: claimed.position})
-            records = self._data.poll(_BATCH, _SLICE_S)
+            with self._polling:
+                records = self._data.poll(_BATCH, _SLICE_S)
             is_at_end = claimed.position >= self.engine.ends.get(claimed.partition, 0)
             if not records and is_at_end and self._to_give():  # those have not to wait
                 with self.engine.lock:
