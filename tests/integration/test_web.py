@@ -119,11 +119,23 @@ def test_the_index_follows_restarts_and_is_made_anew(
         path.unlink()  # while it is open
         service.queue("orders").producer().send(b"one more", id="one-more").result(within(30))
         wait_until(lambda: path.exists() and shows(views, lambda row: row["waiting"] == 2))
-        after = {row["queue"]: row for row in views.overview()["queues"]}
-        for row in before:
-            new = after[row["queue"]]
-            assert new["messages"] == row["messages"] + 2 * (row["queue"] == "orders")
-            assert (new["delayed"], new["in_flight"]) == (row["delayed"], row["in_flight"])
+        expected = {
+            row["queue"]: (
+                row["messages"] + 2 * (row["queue"] == "orders"),
+                row["delayed"],
+                row["in_flight"],
+            )
+            for row in before
+        }
+
+        def counted() -> dict[str, tuple[int, int, int]]:
+            return {
+                row["queue"]: (row["messages"], row["delayed"], row["in_flight"])
+                for row in views.overview()["queues"]
+            }
+
+        # What is open is of a picture, which is made behind the rows and at most so often.
+        wait_until(lambda: counted() == expected, "the counts of before")
         with Admin(config) as admin:
             assert not [group for group in admin.groups() if "web" in group], "in no group"
     finally:
