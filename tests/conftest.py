@@ -8,7 +8,7 @@ import re
 import signal
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from tests.spark_starts import spark_environment
 from tests.waiting import SLOWNESS, measure_slowness, within
 
 from kafkamq.dev import LocalKafka
+from kafkamq.runtime.signals import STOPS, stop_on_signals
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,6 +89,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what is slow, so that no worker is alone with it at the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """Put back the signals that a command has taken here: it keeps them until its process ends."""
+    before = {number: signal.getsignal(number) for number in STOPS}
+    done = yield
+    for number, handler in before.items():
+        if getattr(signal.getsignal(number), "__module__", "") == stop_on_signals.__module__:
+            signal.signal(number, handler)
+    return done
 
 
 def pytest_runtest_logfinish(nodeid: str) -> None:
