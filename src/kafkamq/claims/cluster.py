@@ -17,7 +17,7 @@ from kafkamq.claims.rules.log import Claim
 from kafkamq.claims.rules.policy import ClaimMode
 from kafkamq.claims.rules.steps import Delivery
 from kafkamq.claims.wire.marshal import COORDINATION_TOPIC
-from kafkamq.config import ServiceConfig, milliseconds, one_of, wait_seconds
+from kafkamq.config import Options, ServiceConfig, milliseconds, one_of, wait_seconds
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.metrics import Counter, Gauge, health, register
 from kafkamq.metrics.catalog import Labels
@@ -273,7 +273,7 @@ class Member:
         self,
         topics: str | Sequence[str],
         *,
-        delivery: str = "at-least-once",
+        delivery: str = Options.delivery.default,
         claims: str = "balanced",
         max_claims: int | None = None,
         reclaim: bool = True,
@@ -281,7 +281,7 @@ class Member:
         batch: int = 500,
         queue: int = 1000,
         fenced: bool = False,
-        on_data_loss: str = "raise",
+        on_data_loss: str = Options.on_data_loss.default,
         on_claim: Callable[[str, int, int], None] | None = None,
         on_lost: Callable[[str, int, str], None] | None = None,
     ) -> Consumer:
@@ -314,8 +314,7 @@ class Member:
         """
         if batch < 1 or queue < 1:
             raise ConfigError(f"batch is {batch} and queue {queue}: they must be >= 1")
-        if on_data_loss not in ("raise", "skip"):
-            raise ConfigError(f"on_data_loss is {on_data_loss!r}: it must be 'raise' or 'skip'")
+        Options.on_data_loss.check(on_data_loss)
         return self._claim(
             Consumer,
             topics,

@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any
 
 from kafkamq.claims.wire.marshal import COORDINATION_TOPIC
-from kafkamq.config import QueueConfig, ServiceConfig, milliseconds, wait_seconds
+from kafkamq.config import Options, QueueConfig, ServiceConfig, milliseconds, wait_seconds
 from kafkamq.errors import (
     BrokerError,
     ConfigError,
@@ -89,8 +89,8 @@ def init_topic(
     bootstrap_servers: str,
     topic: str = COORDINATION_TOPIC,
     *,
-    partitions: int = 8,
-    replication_factor: int = -1,
+    partitions: int = Options.partitions.default,
+    replication_factor: int = Options.replication_factor.default,
     retention: float | timedelta = _DAY_S,
     heartbeat_interval: float | timedelta = 60.0,
     rules: str = "safe",

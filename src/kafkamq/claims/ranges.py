@@ -37,7 +37,7 @@ from kafkamq.claims.rules.ranges import (
 )
 from kafkamq.claims.rules.steps import Delivery
 from kafkamq.claims.wire.marshal import coordination_partition
-from kafkamq.config import ServiceConfig, milliseconds, one_of, wait_seconds
+from kafkamq.config import Options, ServiceConfig, milliseconds, one_of, wait_seconds
 from kafkamq.errors import (
     BrokerError,
     ConfigError,
@@ -306,10 +306,10 @@ class RangeClaims:
         group_id: str,
         size: int = 1000,
         ahead: int = 1,
-        delivery: str = "at-least-once",
+        delivery: str = Options.delivery.default,
         range_topic: str = RANGE_TOPIC,
         heartbeat_interval: float | timedelta = 3.0,
-        on_data_loss: str = "raise",
+        on_data_loss: str = Options.on_data_loss.default,
         kafka: Mapping[str, str] | None = None,
     ) -> None:
         """Begin to claim.
@@ -336,8 +336,7 @@ class RangeClaims:
             check_id(name, value)
         if size < 1 or ahead < 0:
             raise ConfigError(f"size is {size} and ahead {ahead}: they must be >= 1 and >= 0")
-        if on_data_loss not in ("raise", "skip"):
-            raise ConfigError(f"on_data_loss is {on_data_loss!r}: it must be 'raise' or 'skip'")
+        Options.on_data_loss.check(on_data_loss)
         self.topic = topic
         self.group_id = group_id
         self._labels = (group_id, topic)

@@ -22,6 +22,7 @@ from kafkamq.types import MarshalRecord
 
 _MAX_SKEW_S = 2.0
 _SHOWN = 20
+HEARTBEAT_S = 60.0
 Topic = Annotated[str, typer.Option("--topic", "-t", help="The coordination topic.")]
 Interval = Annotated[
     float,
@@ -70,7 +71,7 @@ def _record_object(record: MarshalRecord) -> dict[str, Any]:
 def doctor(
     config: ServiceConfig,
     topic: Topic = COORDINATION_TOPIC,
-    interval: Interval = 60.0,
+    interval: Interval = HEARTBEAT_S,
     as_json: Json = False,
 ) -> None:
     """Check the topic and what stands in it; exit code 1 when claims cannot rest on it."""

@@ -12,25 +12,58 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 import re
+import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TextIO, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from kafkamq.cli import output
-from kafkamq.config import TOPICS, ServiceConfig
+from kafkamq.config import TOPICS, Option, ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.metrics import serve_metrics
 from kafkamq.transport.settings import is_secret
 
 TRACKER_HERE = "kafkamq tracker --engine local"
 """The tracker that needs nothing else: what every hint names."""
+
+
+class Command(TyperCommand):
+    """A command whose help shows no type behind flags, as they take no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
+
+
+class Group(TyperGroup):
+    """A group of such commands."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
+
+
+def _without_types(parameters: list[Any]) -> list[Any]:
+    for each in parameters:
+        if getattr(each, "is_flag", False):
+            each.metavar = ""
+    return parameters
+
+
+def command_group(says: str, commands: Mapping[str, Callable[..., None]]) -> typer.Typer:
+    group = typer.Typer(cls=Group, help=says, no_args_is_help=True)
+    for name, command in commands.items():
+        group.command(name, cls=Command)(command)
+    return group
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Topic = Annotated[
@@ -102,22 +135,33 @@ _SETTINGS = tuple(each.name for each in fields(CliSettings))
 _VARIABLE, _KAFKA_VARIABLE = "kafkamq_", "kafkamq_kafka__"
 
 
-def parse_properties(values: Sequence[str]) -> dict[str, str]:
-    """Return the ``--property name=value`` options as a mapping."""
+def parse_pairs(
+    option: str, texts: Sequence[str], form: str, instead: Callable[[str], str]
+) -> dict[str, str]:
+    """Return properties that are given as ``name=value``; ``instead`` says where secrets belong."""
     result = {}
-    for text in values:
+    for text in texts:
         name, equals, value = text.partition("=")
         name = name.strip()
         if not equals or not name:
-            raise ConfigError(f"--property {name!r}: write it as name=value")
+            raise ConfigError(f"{option} {name!r}: write it as {form}")
         if is_secret(name):
-            variable = "KAFKAMQ_KAFKA__" + name.upper().replace(".", "_")
             raise ConfigError(
-                f"--property {name}: a secret does not belong on the command line, where every "
-                f"user of the machine can read it; set {variable}, or name a file with --config"
+                f"{option} {name}: a secret does not belong on the command line, where every user "
+                f"of the machine can read it; {instead(name)}"
             )
         result[name] = value.strip()
     return result
+
+
+def parse_properties(values: Sequence[str]) -> dict[str, str]:
+    """Return the ``--property name=value`` options as a mapping."""
+
+    def instead(name: str) -> str:
+        variable = _KAFKA_VARIABLE.upper() + name.upper().replace(".", "_")
+        return f"set {variable}, or name a file with --config"
+
+    return parse_pairs("--property", values, "name=value", instead)
 
 
 def load_settings(
@@ -211,12 +255,20 @@ def _checked(values: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     return dict(values)
 
 
+@contextmanager
+def reading(option: str, path: Path | str) -> Iterator[TextIO]:
+    """Open a text that an option names; without the mark that editors of Windows write in front."""
+    try:
+        with Path(path).open(encoding="utf-8-sig") as opened:
+            yield opened
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{option} {path}: cannot read it ({error})") from None
+
+
 def read_file(path: Path) -> dict[str, Any]:
     """Settings from a TOML file, or from Java properties (``*.properties``)."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")  # editors of Windows write a mark in front
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {path}: cannot read it ({error})") from None
+    with reading("--config", path) as opened:
+        text = opened.read()
     if path.suffix.lower() == ".properties":
         return _from_properties(text, path)
     return _from_toml(text, path)
@@ -314,6 +366,16 @@ def serving_metrics(port: int | None) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def ends_by_sigterm() -> Iterator[None]:
+    """SIGTERM removes all that was made, as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def with_options(
     command: Callable[..., None],
     name: str,
@@ -336,6 +398,26 @@ def with_options(
     wrapper.__annotations__ = {item.name: item.annotation for item in keyword_only}
     del wrapper.__wrapped__  # Typer would read the inner signature
     return wrapper
+
+
+def with_table(
+    name: str, *options: Option[Any]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command options of the table; it gets what is said of them as a dict, ``name``."""
+    parameters = {}
+    for each in options:
+        kind: Any = each.kind if each.default is not None else each.kind | None
+        limits: dict[str, Any] = {}
+        if each.kind is int:
+            limits = {"min": each.least, "max": each.most if each.most < math.inf else None}
+        metavar = "|".join(each.choices) or None
+        parameters[each.name] = inspect.Parameter(
+            each.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=each.default,
+            annotation=Annotated[kind, typer.Option(help=each.says, metavar=metavar, **limits)],
+        )
+    return lambda command: with_options(command, name, dict, parameters)
 
 
 def with_fields(command: Callable[..., None], name: str, kind: type[Any]) -> Callable[..., None]:
