@@ -51,7 +51,8 @@ RetryDelay: TypeAlias = Callable[[ParallelRecord], float]
 
 _log = logging.getLogger(__name__)
 _TRANSACTION_INTERVAL_MS = 100
-_MAX_THREADS, _MAX_COROUTINES = 256, 2_000  # where nobody says how many may be tried
+# The most handlers that are tried where nobody says how many may be.
+_MAX_THREADS, _MAX_COROUTINES = 256, 2_000
 
 
 class _Own:
@@ -75,17 +76,22 @@ _OPTIONS: tuple[Option[Any], ...] = (
 
 
 class CommitMode(Enum):
-    ASYNCHRONOUS = "asynchronous"  # in the background, every ``commit_interval``
-    SYNCHRONOUS = "synchronous"  # nothing new is polled until the commit is confirmed
-    TRANSACTIONAL = "transactional"  # with the results, exactly once
+    # Commits are made in the background, every ``commit_interval``.
+    ASYNCHRONOUS = "asynchronous"
+    # Nothing new is polled until a commit is confirmed.
+    SYNCHRONOUS = "synchronous"
+    # Offsets are committed with the results, exactly once.
+    TRANSACTIONAL = "transactional"
 
 
 class OnExhausted(Enum):
     """What becomes of a record after its last attempt, or one that its handler rejects."""
 
     DEAD_LETTER = "dead-letter"
-    SKIP = "skip"  # counted, logged and passed over
-    STOP = "stop"  # the consumer fails; the offset stays before the record
+    # The record is counted, logged and passed over.
+    SKIP = "skip"
+    # The consumer fails; the committed offset stays before the record.
+    STOP = "stop"
 
 
 class ParallelOptions(CallOptions, total=False):
@@ -144,9 +150,9 @@ class ParallelOptions(CallOptions, total=False):
     on_committed: Callable[[Mapping[PartitionId, int]], object]
     """Offsets are committed: gets them by (topic, partition)."""
     on_assigned: Callable[[list[PartitionId]], object]
-    """Partitions came."""
+    """Partitions were assigned: gets them."""
     on_revoked: Callable[[list[PartitionId], bool], object]
-    """Partitions went; with whether they were lost without notice."""
+    """Partitions were revoked: gets them, and whether they were lost without notice."""
 
 
 @dataclass(frozen=True, kw_only=True)
