@@ -19,7 +19,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, TextIO, get_type_hints
@@ -28,7 +28,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from kafkamq.cli import output
-from kafkamq.config import TOPICS, Option, ServiceConfig
+from kafkamq.config import Option, ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.metrics import serve_metrics
 from kafkamq.transport.settings import is_secret
@@ -117,18 +117,12 @@ _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class CliSettings:
-    """What the commands need to reach one namespace."""
+class CliSettings(ServiceConfig):
+    """Settings as they were read; ``service_config`` checks them, as some commands need none."""
 
     bootstrap_servers: str = ""
-    namespace: str = "kafkamq"
-    message_topic: str = ""
-    marker_topic: str = ""
-    dead_letter_topic: str = ""
-    tracker_topic: str = ""
-    ledger_topic: str = ""
-    quarantine_topic: str = ""
-    kafka: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None: ...
 
 
 _SETTINGS = tuple(each.name for each in fields(CliSettings))
@@ -195,13 +189,7 @@ def service_config(settings: CliSettings) -> ServiceConfig:
             "no broker is named: pass --bootstrap-servers HOST:PORT, set "
             "KAFKAMQ_BOOTSTRAP_SERVERS, or start one here with 'kafkamq dev'"
         )
-    topics = {name: getattr(settings, name) for name in TOPICS}
-    return ServiceConfig(
-        bootstrap_servers=settings.bootstrap_servers,
-        namespace=settings.namespace,
-        kafka=settings.kafka,
-        **topics,
-    )
+    return ServiceConfig(**{name: getattr(settings, name) for name in _SETTINGS})
 
 
 def _environment() -> dict[str, Any]:
@@ -411,12 +399,8 @@ def with_table(
         if each.kind is int:
             limits = {"min": each.least, "max": each.most if each.most < math.inf else None}
         metavar = "|".join(each.choices) or None
-        parameters[each.name] = inspect.Parameter(
-            each.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=each.default,
-            annotation=Annotated[kind, typer.Option(help=each.says, metavar=metavar, **limits)],
-        )
+        told = typer.Option(help=each.says, metavar=metavar, **limits)
+        parameters[each.name] = _parameter(each.name, each.default, kind, told)
     return lambda command: with_options(command, name, dict, parameters)
 
 
@@ -425,31 +409,29 @@ def with_fields(command: Callable[..., None], name: str, kind: type[Any]) -> Cal
 
     Such a field has metadata: ``flag``, ``help``, ``metavar``, and ``parse`` with its ``text``.
     """
-    told = {each.name: each for each in fields(kind) if "flag" in each.metadata}
-    types = get_type_hints(kind)
-    options = {}
-    for each in told.values():
-        has_text = "parse" in each.metadata
-        option = typer.Option(
-            each.metadata["flag"],
-            help=each.metadata["help"],
-            metavar=each.metadata.get("metavar"),
-        )
-        options[each.name] = inspect.Parameter(
-            each.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=each.metadata["text"] if has_text else each.default,
-            annotation=Annotated[str if has_text else types[each.name], option],
-        )
+    types, parameters, parsers = get_type_hints(kind), {}, {}
+    for each in fields(kind):
+        of = each.metadata
+        if "flag" in of:
+            told = typer.Option(of["flag"], help=of["help"], metavar=of.get("metavar"))
+            default, annotation = of.get("text", each.default), types[each.name]
+            if "parse" in of:
+                annotation, parsers[each.name] = str, of["parse"]
+            parameters[each.name] = _parameter(each.name, default, annotation, told)
 
     def make(**given: Any) -> object:
-        parsed = {
-            each: told[each].metadata.get("parse", lambda value: value)(value)
-            for each, value in given.items()
-        }
-        return kind(**parsed)
+        return kind(**given | {each: parse(given[each]) for each, parse in parsers.items()})
 
-    return with_options(command, name, make, options)
+    return with_options(command, name, make, parameters)
+
+
+def _parameter(name: str, default: object, annotation: Any, told: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[annotation, told],
+    )
 
 
 def _settings(

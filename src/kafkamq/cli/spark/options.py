@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -46,9 +47,8 @@ def _choice(
     return SparkChoice(master, spark_settings(conf, properties_file))
 
 
-def with_spark(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options of this module; it gets them as its argument ``on``."""
-    return with_options(command, "on", _choice)
+with_spark = partial(with_options, name="on", make=_choice)
+"""Gives a command the options of this module; it gets them as its argument ``on``."""
 
 
 _LINE = re.compile(r"(\S+?)(?:\s*[=:]\s*|\s+)(.*)")
