@@ -270,6 +270,15 @@ class Options:
     )
     drain = Option(float, 30.0, least=0)
 
+    # Of claims.
+    heartbeat_interval = Option(
+        float, 60.0, "Heartbeat interval of members, in seconds.", least=0.5
+    )
+    rules = Option(
+        str, "safe", "Protocol of the members: safe, or peer, which Go clients share.",
+        choices=("safe", "peer"),
+    )  # fmt: skip
+
     # Of topics.
     partitions = Option(int, 8, "Partitions of the messages topic.")
     marker_partitions = Option(int, 8, "Partitions of the markers topic.")

@@ -37,7 +37,7 @@ from kafkamq.claims.rules.ranges import (
 )
 from kafkamq.claims.rules.steps import Delivery
 from kafkamq.claims.wire.marshal import coordination_partition
-from kafkamq.config import Options, ServiceConfig, milliseconds, one_of, wait_seconds
+from kafkamq.config import Options, ServiceConfig, one_of, wait_seconds
 from kafkamq.errors import (
     BrokerError,
     ConfigError,
@@ -357,7 +357,7 @@ class RangeClaims:
         # By their tokens: up to where ranges were written as done, without an answer so far.
         self._ending: dict[int, int] = {}
         self._polling = threading.Lock()
-        interval_ms = milliseconds(heartbeat_interval, name="heartbeat_interval", minimum=500)
+        interval_ms = Options.heartbeat_interval.convert(heartbeat_interval)
         config = ServiceConfig(bootstrap_servers=bootstrap_servers, kafka=dict(kafka or {}))
         with Admin(config) as admin:
             ranges = require_topic(admin, range_topic, rules="safe", interval_ms=interval_ms)

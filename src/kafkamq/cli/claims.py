@@ -17,7 +17,7 @@ from kafkamq.claims.audit import ClaimEventKind, ClaimHistory, range_logs, scan_
 from kafkamq.claims.rules.ranges import RANGE_TOPIC
 from kafkamq.claims.wire.marshal import COORDINATION_TOPIC, decode_value
 from kafkamq.cli import claims_log, output
-from kafkamq.cli.claims_log import HEARTBEAT_S, Interval, Topic
+from kafkamq.cli.claims_log import Interval, Topic
 from kafkamq.cli.options import (
     Json,
     MetricsPort,
@@ -48,14 +48,13 @@ Patience = Annotated[
     float | None,
     typer.Option("--timeout", min=0.0, help="End when no message came for this many seconds."),
 ]
-Rules = Annotated[
-    str,
-    typer.Option("--rules", help="Protocol of the members: safe, or peer, which Go clients share."),
-]
 
 
 def _log(
-    *, topic: Topic = COORDINATION_TOPIC, interval: Interval = HEARTBEAT_S, rules: Rules = "safe"
+    *,
+    topic: Topic = COORDINATION_TOPIC,
+    interval: Interval = Options.heartbeat_interval.default,
+    rules: Annotated[str, typer.Option(help=Options.rules.says)] = Options.rules.default,
 ) -> dict[str, Any]:
     return {"coordination_topic": topic, "heartbeat_interval": interval, "rules": rules}
 
@@ -162,7 +161,7 @@ def watch(
     config: ServiceConfig,
     group: OnlyGroup = None,
     topic: Topic = COORDINATION_TOPIC,
-    interval: Interval = HEARTBEAT_S,
+    interval: Interval = Options.heartbeat_interval.default,
     heartbeats: Annotated[bool, typer.Option(help="Show renewals of claims, too.")] = False,
     follow: Annotated[bool, typer.Option(help="Follow the log until Ctrl-C.")] = True,
     as_json: Json = False,

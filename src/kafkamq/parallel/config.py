@@ -56,7 +56,7 @@ _MAX_THREADS, _MAX_COROUTINES = 256, 2_000
 
 
 class _Own:
-    """These no other door has."""
+    """What only parallel consumers are told."""
 
     commit_interval = Option(float, 1.0, least=0.001, most=3600)
     commit_timeout = Option(float, 10.0, least=0.001, most=600)
