@@ -28,7 +28,7 @@ from kafkamq.runtime.signals import STOPS, stop_on_signals
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytest_plugins = ["harness.fixtures"]
+pytest_plugins = ["harness.fixtures", "tests.leftovers"]
 
 # However many workers a run has.
 BROKERS = 2
