@@ -124,7 +124,7 @@ class MessageBatch:
 
 @dataclass(slots=True)
 class Marker:
-    """One decoded marker record, fields as in ``protocol/markers.proto``; never mutated.
+    """One decoded marker record, fields as in ``markers/wire/markers.proto``; never mutated.
 
     ``message_id`` is None where the wire has none (marker with batches, KEEPALIVE of a consumer,
     SCHEDULE that was not carried, TICK).
@@ -207,7 +207,7 @@ class MarshalType(Enum):
 
 @dataclass(slots=True)
 class MarshalRecord:
-    """One record of Marshal's coordination topic; never mutated. ``wire/marshal.py`` is its text.
+    """One record of Marshal's coordination topic, as ``claims/wire/marshal.py`` reads it; frozen.
 
     ``offset`` is the next offset to consume in the claimed partition: where the sender stands
     (HEARTBEAT, RELEASING_PARTITION), or would stand after the batch that it wants to hand out
@@ -257,7 +257,7 @@ class RangeType(Enum):
 
 @dataclass(slots=True)
 class RangeRecord:
-    """One record of the topic of range claims; never mutated. ``wire/ranges.py`` is its text."""
+    """One record of the topic of range claims, as ``claims/rules/ranges.py`` reads it."""
 
     type: RangeType
     instance: str  # random, of one start of the sender's process

@@ -81,11 +81,11 @@ class Member:
         return self._sync
 
     def consumer(self, *arguments: Any, **options: Any) -> Consumer:
-        """Do as ``kafkamq.claims.Member.consumer``, but it claims when it is entered or awaited."""
+        """Return a consumer, which begins to claim when it is entered or awaited."""
         return Consumer(lambda: self._sync.consumer(*arguments, **options))
 
     def hold(self, *arguments: Any, **options: Any) -> Hold:
-        """Do as ``kafkamq.claims.Member.hold``, but it claims when it is entered or awaited."""
+        """Return a hold, which begins to claim when it is entered or awaited."""
         return Hold(lambda: self._sync.hold(*arguments, **options))
 
 

@@ -58,7 +58,7 @@ class Consumer(Entered):
         return self._closed.is_set()
 
     async def receive(self, timeout: float | timedelta = 1.0) -> Message | None:
-        """Do as ``kafkamq.Consumer.receive``; cancelling it loses no message."""
+        """Wait for a message; cancelling the call loses none."""
 
         def call() -> list[sync.Message]:
             message = self._connected().receive(timeout)
@@ -68,7 +68,7 @@ class Consumer(Entered):
         return messages[0] if messages else None
 
     async def receive_many(self, n: int, timeout: float | timedelta = 1.0) -> list[Message]:
-        """Do as ``kafkamq.Consumer.receive_many``; cancelling it loses no message."""
+        """Wait for up to ``n`` messages; cancelling the call loses none."""
         return await self._receive(lambda: self._connected().receive_many(n, timeout))
 
     async def __aiter__(self) -> AsyncIterator[Message]:
@@ -91,12 +91,12 @@ class Consumer(Entered):
                 yield message
 
     async def flush(self, timeout: float | timedelta = 30.0) -> None:
-        """Do as ``kafkamq.Consumer.flush``, without blocking the event loop."""
+        """Wait until verdicts are in Kafka, without blocking the event loop."""
         if self._sync is not None:
             await in_thread(self._sync.flush, timeout)
 
     async def close(self, timeout: float | timedelta = 30.0) -> None:
-        """Do as ``kafkamq.Consumer.close``, without blocking the event loop."""
+        """Close the consumer without blocking the event loop."""
         self._closed.set()
         if self._sync is not None:
             await asyncio.shield(in_thread(self._sync.close, timeout))
@@ -198,7 +198,7 @@ class Message:
     async def hold(
         self, seconds: float | timedelta | None = None, *, until: datetime | None = None
     ) -> str:
-        """Do as ``kafkamq.Message.hold``, without blocking the event loop."""
+        """Hand the message over without blocking the event loop."""
         return await asyncio.shield(in_thread(self._sync.hold, seconds, until=until))
 
     async def __aenter__(self) -> Message:

@@ -72,7 +72,7 @@ class Service:
         return self._sync
 
     async def close(self, timeout: float | timedelta = 30.0) -> None:
-        """Do as ``kafkamq.Service.close``, without blocking the event loop."""
+        """Close the service without blocking the event loop."""
         timeout_s = wait_seconds(timeout, may_be_endless=True)
         consumers, self._consumers = self._consumers, []
         for consumer in consumers:
@@ -94,7 +94,7 @@ class Queue:
     config = shown(sync.Queue.config)
 
     def handler(self, **options: Unpack[HandlerOptions]) -> Callable[[Function], Function]:
-        """Do as ``kafkamq.Queue.handler``; a parameter of type ``kafkamq.aio.Message`` gets one."""
+        """Register a handler, whose parameter of type ``kafkamq.aio.Message`` gets the message."""
         return self._sync.handler(**options)
 
     def producer(self) -> Producer:
@@ -136,7 +136,7 @@ class Delivery:
     done = same(sync.Delivery.done)
 
     async def result(self, timeout: float | timedelta | None = None) -> SentMessage:
-        """Do as ``kafkamq.Delivery.result``, without blocking the event loop."""
+        """Wait for the report of the send without blocking the event loop."""
         if self._sync.done():
             return self._sync.result(0)
         return await in_thread(self._sync.result, timeout)

@@ -96,7 +96,7 @@ class ClaimedMessage:
         return CommitToken(self.topic, self.partition, self.offset, self.token)
 
     def commit(self) -> None:
-        """It is done: after a crash it is not handed out again, once a heartbeat has told so.
+        """Note that the message is done: once a heartbeat has told so, it does not come again.
 
         Raises:
             LeaseLostError: The claim has ended; the message may be with another consumer.
@@ -457,7 +457,7 @@ class Consumer(Holding):
                 return batch
 
     def find_batch(self, timeout: float | timedelta) -> Batch | None:
-        """Do as ``next_batch``, but the application has it only when ``take`` says so.
+        """Wait for the next batch, which the application has only when ``take`` says so.
 
         For those between whom and the application it may be lost. At most once, a claim that ends
         gives back what was not taken; so take each batch before the next one is asked for.
@@ -565,7 +565,7 @@ class Consumer(Holding):
     # ---- verdicts
 
     def commit(self, what: ClaimedMessage | CommitToken | Batch) -> None:
-        """It is done; see ``ClaimedMessage.commit``. Of a batch: all of its messages."""
+        """Note that a message is done (see ``ClaimedMessage.commit``), or all of a batch are."""
         if isinstance(what, Batch):
             for message in what.messages:
                 message.commit()
@@ -589,7 +589,7 @@ class Consumer(Holding):
                 self._engine.drive(session)
 
     def forget(self, message: ClaimedMessage) -> None:
-        """It is dropped without a verdict: the end of its claim does not wait for one."""
+        """Drop a message without a verdict: the end of its claim does not wait for one."""
         with self._engine.lock:
             session = self._sessions.get((message.topic, message.partition))
             if session is not None and session.claimant.token == message.token:
@@ -683,7 +683,7 @@ class Consumer(Holding):
         drain: float | timedelta = 0.0,
         timeout: float | timedelta = 30.0,
     ) -> None:
-        """Do as ``Hold.close``; messages that were not handed out are dropped."""
+        """End as ``Hold.close`` says; messages that were not handed out are dropped."""
         if not self.is_closed:
             self._is_stopped = True
             super().close(release=release, drain=drain, timeout=timeout)

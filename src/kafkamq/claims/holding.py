@@ -86,7 +86,6 @@ class Holding(Listener):
         self._complete: set[str] = set()  # with whole topics: those of which everything is held
 
     def begin(self) -> None:
-        """Begin to claim."""
         with self._engine.lock:
             self._engine.add_ticker(self._tick)
 

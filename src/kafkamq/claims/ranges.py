@@ -312,7 +312,7 @@ class RangeClaims:
         on_data_loss: str = "raise",
         kafka: Mapping[str, str] | None = None,
     ) -> None:
-        """Begin to claim.
+        """Join the members that share the group's partitions, and begin to claim ranges.
 
         Args:
             client_id: A name; need not be the same after a restart.

@@ -1,7 +1,9 @@
 """Writes what becomes of leases: a verdict as an END (R8), KEEPALIVEs (R7), RELEASEs; R9, R30.
 
-Verdicts are noted by the application's threads. The keeper, one thread of a consumer, writes them,
-renews leases, and serves the reports, which say what came late.
+Most ACKs call nothing here: taking the message's offset out of ``lease.held`` (``Message.ack``) is
+the verdict, and the keeper collects the offsets that are missing there. All other verdicts, and
+ACKs that wait, go through ``AckWriter.acknowledge``. The keeper, one thread of a consumer, writes
+them as ENDs, renews leases, and serves the reports, which say what came late.
 """
 
 from __future__ import annotations
@@ -44,18 +46,25 @@ from kafkamq.transport.errors import KafkaError, broker_error, is_retriable
 from kafkamq.transport.record import Record
 from kafkamq.types import DeadLetterReason, MessageBatch, Outcome
 
-WAIT_TIMEOUT_S = 60.0  # of wait=True: every END is confirmed or failed after 30 s
-LINGER_MS = 5  # R30: verdicts that follow each other more closely are written together
+# ``wait=True`` waits so long at most: every END is confirmed or failed after 30 s.
+WAIT_TIMEOUT_S = 60.0
+# Verdicts that follow each other more closely are written together (R30).
+LINGER_MS = 5
+# A lease is renewed after a third of its timeout (R7).
+RENEWALS_PER_TIMEOUT = 3
+MAX_SLEEP_MS = 1000
+# A keeper that has not beaten for so long is taken for hung.
+MAX_BEAT_S = 15.0
+# The log time of an END without a delivery report; in a report -1 says that Kafka gave none.
+UNREPORTED = -2
 _SLICE_S = 0.25
+# The keeper waits so long for reports that a thread waits for, and so long between two such waits.
+_REPORTS_S = 0.05
+_TURN_MS = 5
 _ACK = Outcome.ACK
 _LEASE = attrgetter("_lease")
-_MessageKey = tuple[int, int, tuple[bytes, int]]  # partition, offset, and of which log
-RENEWALS_PER_TIMEOUT = 3  # R7: KEEPALIVE at T/3
-MAX_SLEEP_MS = 1000
-MAX_BEAT_S = 15.0  # a keeper that has not beaten for so long is taken for hung
-_REPORTS_S = 0.05  # one wait for reports that somebody waits for
-_TURN_MS = 5  # between two of them
-UNREPORTED = -2  # log time of an END without a delivery report; -1: Kafka gave none
+# Partition and offset, and the log that they are of.
+_MessageKey = tuple[int, int, tuple[bytes, int]]
 _OF_OUTCOME = {
     Outcome.ACK: catalog.ACKED,
     Outcome.NACK: catalog.NACKED,

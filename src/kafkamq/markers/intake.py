@@ -120,7 +120,7 @@ class Intake:
         self._no_more = threading.Event()  # nothing is STARTed any more
         self._is_drained = threading.Event()  # ... and nothing is under way
         self._drain_s = 0.0
-        self.reader = MessageReader(state, self.pipeline, self.lost, ack_writer, self._helper)
+        self.reader = MessageReader(state, self.pipeline, self.revoked, ack_writer, self._helper)
         self.reader.is_in_transaction = lambda: self._transaction is not None
         self._loop = health.add(f"intake of {queue.queue_id}", max_age_s=MAX_AGE_S)
         self._thread = threading.Thread(
@@ -514,8 +514,8 @@ class Intake:
 
     # The group.
 
-    def lost(self, partitions: Sequence[int], is_lost: bool) -> None:
-        """Told inside of ``poll``: these go when this returns, or are gone already.
+    def revoked(self, partitions: Sequence[int], is_lost: bool) -> None:
+        """Let these partitions go, from within ``poll``; with ``is_lost`` they are gone already.
 
         What is IN_LOG is committed on the way out; the answer decides. The rest is another's.
         """

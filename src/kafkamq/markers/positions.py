@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 
 class Positions:
-    """The positions of one consumer's group; noted by its owner, written by its lease renewer."""
+    """The positions of one consumer's group; noted by its owner, written by its keeper."""
 
     def __init__(self, config: ServiceConfig, group: str, queue_id: str) -> None:
         self._config = config
@@ -103,7 +103,7 @@ class Positions:
                 else:
                     self._known.pop(partition, None)
 
-    # What the lease renewer does.
+    # What the keeper does.
 
     def write(self) -> None:
         """Queue what was noted since the last call; waits for nothing."""

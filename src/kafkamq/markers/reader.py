@@ -89,7 +89,7 @@ class MessageReader:
         self,
         state: ConsumerState,
         pipeline: Pipeline[MarkersMessage],
-        on_lost: Callable[[Sequence[int], bool], None],
+        on_revoked: Callable[[Sequence[int], bool], None],
         ack_writer: MarkersAcknowledger,
         helper: Helper,
     ) -> None:
@@ -97,7 +97,7 @@ class MessageReader:
         self._state = state
         self._config, self._queue = state.namespace.config, state.queue
         self._pipeline = pipeline
-        self._on_lost = on_lost
+        self._on_revoked = on_revoked
         self._ack_writer = ack_writer
         self._helper = helper
         self._topic = self._config.message_topic
@@ -209,7 +209,7 @@ class MessageReader:
         self._note_begun(first)
         if self._fresh:
             self._look_behind(runs)
-        # Else nothing is known: all of it is read again, or it is one record, whoever's.
+        # Else nothing is known: all of it is read again, or it is one record of any queue.
         if following and len(records) > 1:
             self._polled_per_own = len(records) / own if own else MAX_POLL
 
@@ -503,7 +503,7 @@ class MessageReader:
 
     def revoked(self, partitions: Sequence[int], *, is_lost: bool) -> None:
         """These are another member's soon, or already; leases of what is held stay."""
-        self._on_lost(partitions, is_lost)
+        self._on_revoked(partitions, is_lost)
         self.positions.forget(partitions)
         for number in partitions:
             for known in (self._unplaced, self._gained_s, self._looking, self.starts):

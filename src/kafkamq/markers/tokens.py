@@ -1,6 +1,6 @@
 """Verdicts by token (R34): given from any process, written as ENDs, and judged by the log.
 
-``Settler`` gives them; ``HandOver`` has the messages of a consumer whose tokens were asked for.
+``TokenSettler`` gives them; ``HandOver`` has a consumer's messages whose tokens were asked for.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class _NotHere:
 class HandOver:
     """The acknowledger of one consumer's messages whose tokens were asked for; thread-safe.
 
-    A verdict of the holder goes the way of everybody's (``Settler``), so that the log says whose
+    A verdict of the holder goes everybody's way (``TokenSettler``), so that the log says whose
     was first. A thread that runs while there are such messages looks which of them were settled
     elsewhere: these are held and renewed no more.
     """
@@ -106,7 +106,7 @@ class HandOver:
         self._consumer = ack_writer.state
         self.queue_id = ack_writer.queue_id
         self._lock = threading.Lock()
-        self._settler: Settler | None = None
+        self._settler: TokenSettler | None = None
         self._shared: dict[Lease, str] = {}  # tokens of what is held, and not held over
         self._watch: threading.Thread | None = None
         self._ending = threading.Event()
@@ -260,15 +260,15 @@ class HandOver:
 
     # What was settled elsewhere.
 
-    def _own_settler(self) -> Settler:
+    def _own_settler(self) -> TokenSettler:
         consumer = self._consumer
         with self._lock:
             if self._settler is None:
-                self._settler = Settler(consumer.namespace, consumer.queue, consumer.writer)
+                self._settler = TokenSettler(consumer.namespace, consumer.queue, consumer.writer)
             return self._settler
 
     def _give_up(self, lease: Lease, offset: int) -> None:
-        """It is settled, here or elsewhere."""
+        """Let go of a message that has been settled, here or elsewhere."""
         with self._lock:
             self._shared.pop(lease, None)
         with self._consumer.lock:
@@ -332,7 +332,7 @@ class _Written:
     offset: int = -1  # not reported, failed, or Kafka did not say
 
 
-class Settler:
+class TokenSettler:
     """Gives verdicts on a queue's messages by their tokens; thread-safe.
 
     Each call waits until the log says what became of its verdict. ``writer`` is a consumer's; None:

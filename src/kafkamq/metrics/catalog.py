@@ -140,7 +140,7 @@ class Histogram(Family):
                 found.total += seconds * count
 
     def observe_each(self, seconds: Sequence[float], *labels: object) -> None:
-        """Do as ``observe_all``, for many that count once, a bucket at a time."""
+        """Observe many values that count once each, a bucket at a time."""
         ordered = sorted(seconds)
         ends = [0, *(bisect_right(ordered, edge) for edge in self.buckets), len(ordered)]
         groups = [ordered[start:end] for start, end in pairwise(ends) if start < end]

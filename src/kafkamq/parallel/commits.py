@@ -176,7 +176,7 @@ class Committer:
         return None if self._refusal is None else self._refusal[0]
 
     def commit_at_last(self, timeout_s: float) -> bool:
-        """Do as ``commit_now``, again while it may succeed: there is no later commit."""
+        """Commit, and try again while that may succeed: there is no later commit."""
         deadline_s = monotonic() + timeout_s
         while self._commit_by(deadline_s):
             if not self._may_succeed:

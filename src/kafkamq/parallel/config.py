@@ -148,9 +148,9 @@ class ParallelOptions(TypedDict, total=False):
     on_committed: Callable[[Mapping[PartitionId, int]], object]
     """Offsets are committed: gets them by (topic, partition)."""
     on_assigned: Callable[[list[PartitionId]], object]
-    """Partitions came."""
+    """Partitions were assigned: gets them."""
     on_revoked: Callable[[list[PartitionId], bool], object]
-    """Partitions went; with whether they were lost without notice."""
+    """Partitions were revoked: gets them, and whether they were lost without notice."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What a handler gets."""
+"""The record that a parallel consumer's handler gets; in a process, a copy of its fields."""
 
 from __future__ import annotations
 

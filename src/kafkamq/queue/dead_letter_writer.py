@@ -103,7 +103,7 @@ def carried_verdict(message: Message) -> Verdict | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutgoingDeadLetter:
-    """It is a message that is given up, as a ``dead_letter_writer`` gets it.
+    """A message that is given up, as a ``dead_letter_writer`` gets it.
 
     Attributes:
         payload: The message's.

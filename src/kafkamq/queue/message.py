@@ -153,7 +153,7 @@ class Message:  # no ABC: isinstance would cost several times as much, for every
     # Verdicts.
 
     def ack(self, *, wait: bool = False) -> None:
-        """It is done.
+        """Say that the message is done.
 
         Args:
             wait: Until Kafka has confirmed the verdict.

@@ -226,6 +226,7 @@ class Producer:
         """
         del token
         self._require(Feature.DELAYED_SEND, "cancel()")
+        raise ConfigError(f"cancel: nothing is delayed in topic {self._topic}")
 
     def flush(self, timeout: float | timedelta = 30.0) -> None:
         """Wait until all sends of this service so far are confirmed or failed; drops nothing.
@@ -251,7 +252,7 @@ class Producer:
     def _schedule(
         self, payload: bytes | None, key: bytes | None, headers: Headers, id: str, delay_ms: int
     ) -> Delivery:
-        raise NotImplementedError
+        raise ConfigError(f"delay: topic {self._topic} is not the namespace's, which alone has it")
 
     def _require(self, feature: Feature, asked: str) -> None:
         require(self._queue.backend, feature, f"queue {self.queue_id!r}: {asked}")

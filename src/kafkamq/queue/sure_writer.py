@@ -256,9 +256,11 @@ class SureWriter:
             waiting = [each for lane in self._lanes for each in (*lane.untried, *lane.tried)]
         gone = set()
         for write in waiting:
-            with suppress(Exception):  # nobody knows: the next try tells why
+            try:
                 if write.written.drop_if_unwanted():
                     gone.add(write)
+            except Exception:  # noqa: BLE001, PERF203 - the next try tells what is wrong
+                _log.debug("whether a record is wanted is not known", exc_info=True)
         with self._changed:
             for lane in self._lanes:
                 lane.drop(gone)

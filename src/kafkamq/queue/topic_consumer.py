@@ -155,7 +155,7 @@ class TopicConsumer(Consumer, Generic[M]):
 
     @abstractmethod
     def _again(self, message: M, delay_ms: int) -> None:
-        """It is to be delivered again; may raise LeaseLostError."""
+        """Have the message delivered again; may raise LeaseLostError."""
 
     @abstractmethod
     def _confirm(self, timeout_s: float) -> None:

@@ -1,9 +1,10 @@
-"""What runs in a process of handlers: the same executors, on an inbox that the parent fills.
+"""The child's side of a process of handlers: its main function, its inbox, and what it answers.
 
-The parent sends runs; the answers are the ends of runs, and the outcomes that it must act on. What
-is simply done is told with the end of its run, and ends that fall into the same moment go together.
-A process that dies tells nothing more: how far it came with each run stands in memory that both
-see, in a cell with the number of the run, and beside it when its last call began.
+It runs an executor of threads or of coroutines on the runs that the parent sends, and answers with
+the ends of runs and the outcomes that the parent must act on. Plain successes are told with the end
+of their run, and ends that fall into the same moment go together. A process that dies tells nothing
+more: how far it came with each run stands in memory that both see, in a cell with the number of the
+run, and beside it when its last call began.
 
 A terminal's Ctrl-C and a supervisor's SIGTERM reach every process of a group. A child pays no heed
 to them: its parent decides, lets it end what it is at, and ends it by ``kill``; what is left when
@@ -177,7 +178,7 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 class _Run:
-    """It is a run of the parent's; its records come with their places."""
+    """A run of the parent's, whose records come with their places."""
 
     __slots__ = ("cell", "is_over", "is_serial", "mark", "number", "records")
     is_stale = False

@@ -1,7 +1,7 @@
-"""The messages that a worker has received: as a ``WorkQueue``, and from a call to its verdict.
+"""A worker's messages from hand-out to verdict: the ``WorkQueue`` of a queue with handlers.
 
-Each message has its own verdict. In processes a call is a run of one record, and an outcome is that
-of the call.
+It binds a message to its handler's parameters, calls the handler, and turns what it returned or
+raised into the verdict. In processes a call is a run of one record, with an outcome of its own.
 """
 
 from __future__ import annotations
@@ -251,9 +251,7 @@ class _Run:
 
 
 class MessageQueue(Inbox[Message, Message]):
-    """It stands between a feeder and its handlers. A message that was handed out gets its
-    verdict here.
-    """
+    """The messages between a feeder and its handlers, which get their verdicts here."""
 
     def __init__(
         self,
@@ -421,7 +419,7 @@ class RemoteMessages(MessageQueue):
     """
 
     def tend(self) -> None:
-        """Do as that of all; and calls that wait behind slow ones go to other processes."""
+        """Tend the queue, and move calls that wait behind slow ones to other processes."""
         super().tend()
         now_s = time.monotonic()
         with self.lock:

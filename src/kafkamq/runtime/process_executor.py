@@ -250,7 +250,7 @@ class _Process:
 
 
 class _Port(Generic[R]):
-    """It is a process, as a slot of the queue."""
+    """A process of handlers, as a slot of the queue."""
 
     def __init__(self, executor: ProcessExecutor[R]) -> None:
         self._executor = executor

@@ -73,7 +73,7 @@ def _about(queue_id: str, operation: str) -> dict[str, Any]:
 
 
 class Telemetry:
-    """It is one worker's; it uses the providers that the application has set."""
+    """Spans and metrics of one worker, by the providers that the application has set."""
 
     def __init__(self) -> None:
         from opentelemetry import metrics, trace

@@ -56,7 +56,7 @@ class ThreadExecutor(Generic[R]):
             slot.gate.release()
 
     def join(self, timeout_s: float) -> bool:
-        """Do as ``Executor.join``; the thread that calls is not waited for."""
+        """Wait for all threads but the one that calls; return whether they have ended."""
         deadline_s = time.monotonic() + timeout_s
         for thread in list(self._threads.values()):
             if thread is not threading.current_thread():

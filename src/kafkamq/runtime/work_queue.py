@@ -21,6 +21,7 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
@@ -220,7 +221,7 @@ class WorkQueue(Protocol[R_contra]):
     async def acknowledge_async(
         self, slot: Any, run: Any, record: R_contra, outcome: object
     ) -> bool:
-        """Do as ``acknowledge``, on an event loop."""
+        """Acknowledge without blocking the event loop that calls."""
 
     def done(self, slot: Any, run: Any, processed: int | None = None) -> None:
         """A run, of which so many records were tried (None: all), and some perhaps have failed."""
@@ -229,7 +230,7 @@ class WorkQueue(Protocol[R_contra]):
         """All that the slot took is handled; may wait."""
 
     async def publish_async(self, slot: Any) -> None:
-        """Do as ``publish``, on an event loop."""
+        """Publish without blocking the event loop that calls."""
 
     def abandon(self, slot: Any, records: Sequence[R_contra]) -> None:
         """The end does not wait any longer for the handler of these."""
@@ -241,8 +242,8 @@ class WorkQueue(Protocol[R_contra]):
         """A slot cannot go on, by no fault of its handler."""
 
 
-class Inbox(Generic[R, T]):
-    """Lines up, parks and wakes; ``take`` and ``acknowledge`` are its heirs'."""
+class Inbox(ABC, Generic[R, T]):
+    """Lines up, parks and wakes; a subclass says what a slot takes, and what an outcome means."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()  # around all of it
@@ -280,11 +281,15 @@ class Inbox(Generic[R, T]):
             self.parked.wake_all()
         return found
 
+    @abstractmethod
+    def take(self, slot: Slot[T], limit: int = 0) -> Sequence[Any]:
+        """Settle what the slot finished, and give it more; nothing: it is parked."""
+
+    @abstractmethod
     def acknowledge(self, slot: Slot[T], run: Any, record: T, outcome: object) -> bool:
-        raise NotImplementedError
+        """Return what a handler returned or raised; False: its run ends here. Never waits."""
 
     async def acknowledge_async(self, slot: Slot[T], run: Any, record: T, outcome: object) -> bool:
-        """Do as ``acknowledge``, which never waits."""
         return self.acknowledge(slot, run, record, outcome)
 
     def done(self, slot: Slot[T], run: Any, processed: int | None = None) -> None:

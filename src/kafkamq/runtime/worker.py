@@ -1,4 +1,8 @@
-"""``Worker``: runs the handlers of a service's queues, each with its own share of the process."""
+"""``Worker``: runs the handlers of a service's queues, each with its own share of the process.
+
+It receives, hands out and stops. What is committed, and what happens when a partition is revoked,
+is the business of each queue's backend.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 class HandlerSource(Protocol):
-    """It is a service: real, or in memory."""
+    """A service, on Kafka or in memory, as a worker uses it."""
 
     @property
     def handlers(self) -> list[HandlerSpec]:

@@ -309,8 +309,8 @@ class _MemoryConsumer(TopicConsumer[_Held]):
         return True
 
     def _lease_ended(self, message: _Held) -> None:
-        """It was held for too long; with ``changed`` held."""
-        raise NotImplementedError
+        """Deliver again what was held for too long; with ``changed`` held."""
+        self._again(message, 0)
 
     def _leave(self, message: _Held, *, is_seen: bool) -> None:
         """The consumer ends without a verdict on it."""
@@ -323,7 +323,7 @@ class _MemoryConsumer(TopicConsumer[_Held]):
 
 
 class _OffsetsDouble(_MemoryConsumer):
-    """It is as of ``claims``, and a consumer that leaves the group is told of what it holds."""
+    """A consumer as of ``claims``, which is told of what it holds when it leaves the group."""
 
     def _leave(self, message: _Held, *, is_seen: bool) -> None:
         self._lose(message)
@@ -445,9 +445,6 @@ class _ShareDouble(_MemoryConsumer):
         self._write_dead_letter(message, DeadLetterReason.MAX_DELIVERIES, error_text)
         return False
 
-    def _lease_ended(self, message: _Held) -> None:
-        self._again(message, 0)
-
     def _again(self, message: _Held, delay_ms: int) -> None:
         del delay_ms
         super()._again(message, 0)
@@ -472,7 +469,7 @@ class _AtMostOnceDouble(_MarkersDouble):
         return messages
 
     def _done(self, message: _Held) -> None:
-        """It was before."""
+        """Do nothing: the message was done when it was received."""
 
     def _deadline_ms(self) -> float:
         return math.inf

@@ -76,7 +76,7 @@ class MemoryRecord:
         return self.fields
 
     def set_headers(self, value: object) -> None:
-        raise NotImplementedError
+        """Keep the headers: what is read in memory has none to set free."""
 
     def timestamp(self) -> tuple[int, int]:
         return 1, self.appended_ms
@@ -113,7 +113,7 @@ class MemoryDeadLetter:
 
     @property
     def delivery_count(self) -> int:
-        """Deliveries it had."""
+        """Return how many deliveries the message had."""
         return int(self.headers.get("kafkamq-delivery-count") or b"0")
 
 

@@ -128,7 +128,7 @@ class GroupOffsets(Follower):
     def committed_with_metadata(
         self, places: Iterable[PartitionId], *, timeout_s: float = REQUEST_S
     ) -> list[OffsetCommit]:
-        """Do as ``committed``; behind the metadata may stand some memory that was read with it."""
+        """Return offsets and metadata, behind which some memory may stand that was read with it."""
         try:
             return _committed(self.client, partitions_of(places), timeout_s)
         except KafkaException as error:

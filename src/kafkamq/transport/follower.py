@@ -182,7 +182,7 @@ class Follower:
         return batch
 
     def serve(self) -> Sequence[Record]:
-        """Do as ``poll`` of one record without waiting; but the next one raises what goes wrong."""
+        """Poll for one record without waiting; what goes wrong is raised by the next ``poll``."""
         return self._fetch(1, 0.0)
 
     def _fetch(self, limit: int, timeout_s: float) -> Sequence[Record]:

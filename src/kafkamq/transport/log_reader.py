@@ -576,7 +576,7 @@ class Patience:
             return offset if self.grace_s < 0 else min(over, default=_NEVER)
 
     def found(self, where: Hashable, end: int = _NEVER) -> None:
-        """It is there, or a log's records before ``end`` are: searches for that have ended."""
+        """End the searches for ``where``, or for what a log has before ``end``: it is there."""
         if where in self._searches:
             with self._lock:
                 self._keep(where, time.monotonic(), end)

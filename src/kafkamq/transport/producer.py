@@ -350,7 +350,7 @@ class IdempotentProducer:
             self._raise(self._serve(call))
 
     def confirm(self, is_known: Callable[[], bool], doing: str, timeout_s: float) -> None:
-        """Do as ``wait_for``; raise DeadlineExceededError where it is not known in time."""
+        """Wait until it is known; raise DeadlineExceededError where that is not in time."""
         deadline_s = time.monotonic() + timeout_s
         while not self.wait_for(is_known, min(_CONFIRM_S, deadline_s - time.monotonic())):
             self.check(doing)

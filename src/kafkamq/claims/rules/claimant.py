@@ -97,7 +97,7 @@ class DeliveredOffsets:
             self._open.add(offset)
 
     def commit(self, offset: int) -> bool:
-        """It is done; False: it was not handed out, or the position has passed it."""
+        """Note what is done; False: it was not handed out, or the position has passed it."""
         if offset in self._open:
             self._open.remove(offset)
             self._committed.add(offset)
@@ -727,7 +727,7 @@ class Claimant:
     # ---- the end
 
     def _give_up(self, reason: End, monotonic_ms: int) -> None:
-        """It is lost, or may be: hand nothing out, and let others have it."""
+        """Hand nothing more out of a partition that is lost, or may be, and let others have it."""
         self._end = reason
         self._keeps_claim = False
         self._release_offset = None

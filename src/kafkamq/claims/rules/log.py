@@ -108,9 +108,7 @@ class Claim:
 
 @dataclass(slots=True)
 class Contender:
-    """It is somebody who may hold a partition, as far as a reader knows that did not see the
-    claim.
-    """
+    """A client that may hold a partition, as far as a reader knows that did not see the claim."""
 
     beat_ms: int  # log clock of its last record
     is_open: bool = True  # False: it has released, or never can hold it again

@@ -145,7 +145,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """It is over; a further attempt is a further claimant."""
+    """The claimant has ended; a further attempt is a further claimant."""
 
     reason: End
     offset: int  # the position, -1 when it never held the partition

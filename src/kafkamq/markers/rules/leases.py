@@ -354,7 +354,7 @@ class Leases:
         return None if first is None else first.marker_partition
 
     def answered(self, messages: MessageSet) -> None:
-        """Their STARTs are in the log, by whoever; polled again, they are lapsed (R5).
+        """Their STARTs are in the log, by any worker; polled again, they are lapsed (R5).
 
         For a worker that begins at an older position than the last one that was committed. They
         are remembered until what is behind them is committed.
@@ -616,7 +616,7 @@ class Leases:
         return True
 
     def expire(self, monotonic_ms: int) -> list[Lease]:
-        """Held leases that have ended by now, whoever noticed; each is told once.
+        """Return held leases that have ended by now and were not told of yet; each is told once.
 
         Costs nothing while none can have ended. Where very many are held, one that ended behind
         another one is told a moment later; it is not handed out and takes no verdict all the same.

@@ -1,9 +1,9 @@
-"""Who owns a marker partition, and how far its owner is: one committed offset per partition (R22).
+"""Ledgers: the committed offset that says who owns a marker partition, and how far it is (R22).
 
-The ledger of a partition is the offset committed under its transactional id (as the group id): its
-offset is the position to read from after a restart, its metadata says which engine of which epoch
-wrote it, in which batch, and how many rows of that batch are done. It is committed in the same
-transaction as what it speaks of, so it can neither lag nor lead.
+A ledger is committed under the partition's transactional id, as a group id. Its offset is where to
+read from after a restart; its metadata says which engine of which epoch wrote it, in which batch,
+and how many rows of that batch are done. It is committed in the same transaction as what it speaks
+of, so it can neither lag nor lead.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Ledger:
         return self._rests
 
     def open(self, *, timeout_s: float = 30.0) -> Position | None:
-        """Fence whoever wrote before (``init_transactions``), read the ledger, check the epoch.
+        """Fence the former owner (``init_transactions``), read the ledger, check the epoch.
 
         What an earlier owner had under way is committed or aborted for good when this returns, so
         that ``last`` and ``rows_done`` are the truth, also after a commit of unknown outcome.

@@ -3,7 +3,7 @@
 Replicas share the partitions of the markers topic through an ordinary consumer group and are one
 engine (R22). The loop's thread reads, folds and plans; starts and settlements of partitions run in
 a few worker threads, so that a transaction of one partition holds up nobody else. The rules are in
-``rules/redelivery.py`` and ``rules/ticks.py``; an ``if`` about them does not belong here.
+``markers/rules/redelivery.py`` and ``markers/rules/ticks.py``; no ``if`` about them belongs here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kafkamq.markers.tracker.ledger import MAX_OPEN
 from kafkamq.markers.tracker.metrics import TrackerMetrics, observe_lateness
 from kafkamq.markers.tracker.partition import ENGINE, Phase, Started, TrackedPartition, sign_of
 from kafkamq.markers.tracker.records import Quarantine, Ticker
-from kafkamq.markers.tracker.settlement import SettlementError, SettleReport, Settlers
+from kafkamq.markers.tracker.settlement import SettlementError, SettleReport, SettlerPool
 from kafkamq.markers.tracker.succession import Succession
 from kafkamq.markers.tracker.takeover import PartitionStarter
 from kafkamq.markers.wire.markers import decode_slim
@@ -96,7 +96,7 @@ class LocalTracker:
         retention_ms = int(topic.settings.get("retention.ms", "-1"))
         self._carry_after_ms = retention_ms // 4 if retention_ms >= 0 else NEVER  # R19
         self._partitions: dict[int, TrackedPartition] = {}
-        self._settlers = Settlers(config, self._tracker)
+        self._settlers = SettlerPool(config, self._tracker)
         self._ledgers = self._settlers.ledgers
         self._starter = PartitionStarter(
             config, self._tracker, partitions=topic.partitions, ledgers=self._ledgers

@@ -152,10 +152,10 @@ class WindowSize:
         self._refused_rows = max(1, rows // 2)
 
 
-class Settler:
+class ActionSettler:
     """Settles actions of any marker partition of one namespace; one owner thread.
 
-    Holds read_committed readers of the markers and messages topics, kept between calls. Settlers
+    Its read_committed readers of the markers and messages topics are kept between calls. Settlers
     that share ``patience`` share their searches for messages that are not there yet.
     """
 
@@ -238,9 +238,9 @@ class Settler:
 
 @dataclass(slots=True)
 class Settlement:
-    """One plan, and how much of it is done; made for one ``Settler.settle``."""
+    """One plan, and how much of it is done; made for one ``ActionSettler.settle``."""
 
-    settler: Settler
+    settler: ActionSettler
     ledger: Ledger
     rows: Rows
     position: int
@@ -417,7 +417,7 @@ class Settlement:
         return error
 
 
-class Settlers:
+class SettlerPool:
     """One settler for each worker thread, and ledgers that share producers; thread-safe."""
 
     def __init__(self, config: ServiceConfig, tracker: TrackerConfig) -> None:
@@ -425,16 +425,16 @@ class Settlers:
         self._config = config
         self._tracker = tracker
         self._patience = Patience()
-        self._idle: SimpleQueue[Settler] = SimpleQueue()
+        self._idle: SimpleQueue[ActionSettler] = SimpleQueue()
         self._is_closed = False
 
     def add(self) -> None:
         """Connect one more settler."""
-        settler = Settler(self._config, self._tracker, self._patience)
+        settler = ActionSettler(self._config, self._tracker, self._patience)
         settler.prepare()
         self._keep(settler)
 
-    def run(self, ledger: Ledger, job: Callable[[Settler], SettleReport]) -> SettleReport:
+    def run(self, ledger: Ledger, job: Callable[[ActionSettler], SettleReport]) -> SettleReport:
         """Do something with the ledger and a settler that is idle."""
         settler = self._idle.get()
         try:
@@ -452,7 +452,7 @@ class Settlers:
         self.ledgers.close_all(ledgers)
         self._close_idle()
 
-    def _keep(self, settler: Settler) -> None:
+    def _keep(self, settler: ActionSettler) -> None:
         self._idle.put(settler)
         if self._is_closed:
             self._close_idle()

@@ -1,7 +1,7 @@
 """Signs of life of one tracker, and whether it is its turn to take over (R36).
 
-A thread beside whoever tracks: it writes signs while a start, a claim or a batch keeps the others
-busy, and stops to when these have stood still for long. The rules are in ``rules/standby.py``.
+A thread of its own writes signs while a start, a claim or a batch keeps the tracking threads busy,
+and stops when these have stood still for long. The rules are in ``markers/rules/standby.py``.
 """
 
 from __future__ import annotations

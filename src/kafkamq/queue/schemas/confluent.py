@@ -1,6 +1,6 @@
-"""This is the one module that imports Confluent's clients and serdes of a schema registry.
+"""Clients and serdes of a schema registry: only this module imports Confluent's.
 
-Without the extra ``schemas`` this module cannot be imported.
+Without the extra ``schemas`` it cannot be imported.
 """
 
 from __future__ import annotations

@@ -323,7 +323,7 @@ def split_headers(headers: Sequence[Header], stamp: bytes) -> tuple[Headers, Hea
 
 
 def read_stamped_headers(headers: Sequence[Header], stamp: bytes) -> MessageHeaders:
-    """Do as ``read_message_headers``, for a record in a topic that anybody writes to; total."""
+    """Read the headers of a record in a topic that anybody writes to; total."""
     theirs, ours = split_headers(headers, stamp)
     read = read_message_headers(ours)
     return MessageHeaders(read.id, read.delivery_count, read.ttl_ms, read.origin, theirs)
@@ -354,7 +354,7 @@ def stamped(theirs: Sequence[Header], stamp: bytes, ours: Sequence[Header]) -> H
 def stamped_copy_headers(
     headers: Sequence[Header], stamp: bytes, *, delivery_count: int, origin: Origin
 ) -> Headers:
-    """Do as ``copy_headers``: those of the sender untouched, then the stamp and ours."""
+    """Return a copy's headers: those of the sender untouched, then the stamp and ours."""
     theirs, ours = split_headers(headers, stamp)
     copied = copy_headers(ours, delivery_count=delivery_count, origin=origin)
     return stamped(theirs, stamp, copied)

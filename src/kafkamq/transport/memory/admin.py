@@ -184,7 +184,7 @@ class AdminClient(Client):
     def describe_consumer_groups(
         self, group_ids: Sequence[str], **options: Any
     ) -> dict[str, Future[Any]]:
-        """Do as confluent_kafka's does; a group that is not known has no members."""
+        """Describe groups; one that is not known has no members, as in confluent_kafka."""
 
         def describe(group: str) -> ConsumerGroupDescription:
             state, assignments = self.cluster.groups.describe(group)

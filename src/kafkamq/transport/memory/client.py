@@ -440,7 +440,7 @@ class Transactional:
             self._end(deadline_s, is_committed=True)
 
     def abort_transaction(self, timeout: float = -1) -> None:
-        """Do as confluent_kafka's does, which begins with a purge, and serves its reports."""
+        """Purge what is queued and serve its reports, then abort, as confluent_kafka does."""
         deadline_s = time.monotonic() + (timeout if timeout >= 0 else 1e9)
         with self.cluster.changed:
             self._require(_State.OPEN, _State.ABORTABLE, _State.ABORTING)

@@ -190,7 +190,7 @@ class Member:
 
 
 class Group:
-    """It is one group with members; either protocol."""
+    """One group and its members, by either protocol."""
 
     def __init__(self, cluster: State, name: str, *, is_classic: bool) -> None:
         self.name = name

@@ -451,7 +451,7 @@ class _Refused(TopicPartition):
 
 
 class Commits(Client):
-    """It is the half of ``Consumer`` that commits."""
+    """The half of ``Consumer`` that commits."""
 
     session_s: Any  # all of these are ``Membership``'s and ``Consumer``'s
     _group: str

@@ -31,7 +31,7 @@ class _Pumped(Protocol):
 
 
 class State:
-    """It is the lower half of ``MemoryKafka``."""
+    """The lower half of ``MemoryKafka``: its topics and groups, its clock and its faults."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self.now_ms = now_ms
