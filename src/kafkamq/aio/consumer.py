@@ -84,7 +84,7 @@ class Consumer(Entered):
                 await asyncio.sleep(_PAUSE_S)
                 continue
             except StateError:
-                if self._closed.is_set():  # by another task meanwhile
+                if self._closed.is_set():
                     return
                 raise
             if message is not None:
@@ -125,7 +125,8 @@ class Consumer(Entered):
         try:
             return await asyncio.shield(asyncio.wrap_future(future))
         except asyncio.CancelledError:
-            if not future.cancel() and on_cancelled is not None:  # it runs, or is done
+            # A call that runs, or is done, cannot be cancelled.
+            if not future.cancel() and on_cancelled is not None:
                 future.add_done_callback(on_cancelled)
                 if self._sync is not None:
                     self._sync.cancel_receive()
@@ -150,7 +151,7 @@ def _verdict(
             # Shielded: the verdict is written, whether or not its confirmation is waited for.
             await asyncio.shield(in_thread(function, *args, **kwargs))
         else:
-            function(*args, **kwargs)  # only queues it
+            function(*args, **kwargs)
 
     return give
 
@@ -159,7 +160,8 @@ class Message:
     """A delivery of a message, and the verdicts on it; see ``kafkamq.Message``."""
 
     __slots__ = ("_sync",)
-    is_kafkamq_message: ClassVar[bool] = True  # a handler's parameter of this type gets it
+    # A handler's parameter of this type gets the message.
+    is_kafkamq_message: ClassVar[bool] = True
 
     @classmethod
     def of_sync(cls, message: sync.Message) -> Message:

@@ -22,7 +22,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 P = ParamSpec("P")
-_TURN_COUNT = 500  # sends, after which the thread that serves reports gets the interpreter
+# After so many sends the thread that serves reports gets the interpreter.
+_TURN_COUNT = 500
 _TURN_S = 0.0003
 
 
@@ -188,7 +189,7 @@ class Producer(Entered):
         self._sent += 1
         if self._sent % _TURN_COUNT == 0:
             await asyncio.sleep(_TURN_S)
-        while producer.is_full:  # the thread that serves reports makes room
+        while producer.is_full:
             await asyncio.sleep(0.005)
         delivery = producer.send(payload, key=key, headers=headers, delay=delay, ttl=ttl, id=id)
         return Delivery(delivery)

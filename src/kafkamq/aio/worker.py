@@ -81,7 +81,8 @@ class Worker:
             self._lease_lost.loop = loop
         try:
             await in_thread(self._sync.start)
-        except asyncio.CancelledError:  # it goes on in its thread
+        except asyncio.CancelledError:
+            # The start goes on in its thread.
             await self.stop(0.0)
             raise
 
