@@ -134,7 +134,8 @@ class Connections:
         self.config = config
         self.namespace = Namespace(config)
         self._fork_check = ForkCheck("Service")
-        self._lock = threading.RLock()  # a settler asks for its namespace
+        # It is reentrant, as making a settler asks for its namespace.
+        self._lock = threading.RLock()
         # By the topic of their queues; and by the queue, where each names the topic otherwise.
         self._senders: dict[tuple[str, str], Sender] = {}
         self._topics: dict[tuple[str, str], AnyTopic] = {}
