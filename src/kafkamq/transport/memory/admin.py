@@ -154,7 +154,8 @@ class AdminClient(Client):
                 text = "Failed to query partition leaders: No leaders found"
                 raise failure(KafkaError._NOENT, text)
             if (place.topic, place.partition) in self.cluster.faults.offline:
-                return ListOffsetsResultInfo(OFFSET_INVALID, -1, -1)  # as librdkafka's
+                # librdkafka answers so.
+                return ListOffsetsResultInfo(OFFSET_INVALID, -1, -1)
             spec = topic_partition_offsets[place]
             end = partition.stable if is_committed else partition.end
             if spec is OffsetSpec.earliest():  # type: ignore[no-untyped-call]  # of confluent_kafka
