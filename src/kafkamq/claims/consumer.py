@@ -155,9 +155,11 @@ class Outputs:
         self._producer.produce((topic, partition, key, payload, tuple((headers or {}).items())))
 
 
-MAX_BEHIND = 100_000  # offsets of a partition behind its first message without a verdict
+# Offsets of a partition behind its first message without a verdict.
+MAX_BEHIND = 100_000
 _READ = 1000
-_MIN_BUFFER = 10_000  # a buffer that is this long is paused; what one fetch may bring, about
+# A buffer of this length, about what one fetch may bring, is paused.
+_MIN_BUFFER = 10_000
 
 
 class PartitionReader:
@@ -185,9 +187,11 @@ class PartitionReader:
         self._changes: deque[tuple[ClaimSession, int]] = deque()
         self._sessions: dict[tuple[str, int], ClaimSession] = {}
         self._paused: set[ClaimSession] = set()
-        self._room = max(queue, 1000)  # messages in all buffers, unless one is empty
+        # The messages in all buffers, unless one is empty.
+        self._room = max(queue, 1000)
         self._max_buffer = max(_MIN_BUFFER, queue)
-        self.buffers: dict[ClaimSession, deque[ClaimedMessage]] = {}  # the next in turn first
+        # The next in turn comes first.
+        self.buffers: dict[ClaimSession, deque[ClaimedMessage]] = {}
 
     @property
     def has_read(self) -> bool:
@@ -211,7 +215,8 @@ class PartitionReader:
             session, offset = self._changes.popleft()
             place, known = session.place, self._sessions.get(session.place)
             if offset < 0 and known is not session:
-                continue  # a later session reads it already
+                continue
+            # A later session reads it already.
             if known is not None:
                 self._paused.discard(known)
                 self._follower.drop([place])
@@ -339,7 +344,8 @@ class AtMostOnceBatches:
                 continue
             messages, claimant = buffer.offered, buffer.session.claimant
             buffer.offered, buffer.is_handed_out, buffer.is_wanted = (), False, False
-            self._buffers[buffer.session] = self._buffers.pop(buffer.session)  # its turn is over
+            # Its turn is over.
+            self._buffers[buffer.session] = self._buffers.pop(buffer.session)
             self._offer(is_idle=False)
             return Batch(*buffer.session.place, claimant.token, messages)
         return None
@@ -354,7 +360,8 @@ class AtMostOnceBatches:
                 if buffer.is_wanted:
                     self._engine.drive(buffer.session)
                     return True
-                buffer.offered = ()  # dropped by its claimant
+                # The claimant has dropped it.
+                buffer.offered = ()
         return False
 
     def _offer(self, *, is_idle: bool) -> None:
@@ -388,9 +395,10 @@ class Consumer(Holding):
     def __init__(self, engine: Engine, options: ClaimOptions) -> None:
         super().__init__(engine, options)
         self._failure: Exception | None = None
-        self._turn: ClaimSession | None = None  # whose messages come now
+        # The session whose messages come now.
+        self._turn: ClaimSession | None = None
         self._left_of_turn = 0
-        self._handed_out: dict[tuple[str, int], int] = {}  # up to where, ever
+        self._handed_out: dict[tuple[str, int], int] = {}
         self._is_stopped = False
         is_once = options.delivery is Delivery.AT_MOST_ONCE
         self._reader = PartitionReader(
@@ -532,7 +540,8 @@ class Consumer(Holding):
         self.read(max(0.0, min(_SLICE_S, left_s)))
         self._turn = self._reader.next_buffer()
         if self._turn is None and self.has_read and left_s > 0:
-            with self._engine.changed:  # commits make room
+            # Commits make room.
+            with self._engine.changed:
                 self._engine.changed.wait(min(_SLICE_S, left_s))
         return self._turn is not None or left_s > 0
 
@@ -659,7 +668,8 @@ class Consumer(Holding):
             )
             if self._options.on_data_loss == "raise":
                 self._lose(session, text, position)
-            else:  # a new session begins at the log's start
+            else:
+                # A new session begins at the log's start.
                 _log.warning("%s; claiming it again", text)
                 self._claim_again(session)
 
