@@ -17,8 +17,9 @@ SCOPE = "kafkamq"
 SPAN = "process {queue}"
 SENT = "send {queue}"
 RECEIVED = "receive {queue}"
-HANDLED = "kafkamq.worker.handled"  # counter; attributes queue and outcome
-DURATION = "kafkamq.worker.duration"  # histogram, seconds; attributes queue and outcome
+# A counter with the attributes queue and outcome, and a histogram of seconds with the same.
+HANDLED = "kafkamq.worker.handled"
+DURATION = "kafkamq.worker.duration"
 ATTRIBUTES = {
     "system": "messaging.system",
     "destination": "messaging.destination.name",
