@@ -106,7 +106,8 @@ class MarkersProducer(Producer):
             record = reader.read(partition, offset, timeout_s=_CANCEL_TIMEOUT_S)
         finally:
             reader.close()
-        if record is None:  # carried forward since (R19); what is known of it is gone
+        if record is None:
+            # It was carried forward since (R19): what is known of it is gone.
             return None, 0
         try:
             marker = decode_marker(record.value(), topic=topic, partition=partition, offset=offset)
