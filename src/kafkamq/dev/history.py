@@ -79,7 +79,8 @@ class HistoryReader:
 
     def __init__(self, folder: Path | str) -> None:
         self._folder = Path(folder)
-        self._read: dict[Path, int] = {}  # whole lines of each file, in bytes
+        # The whole lines of each file, in bytes.
+        self._read: dict[Path, int] = {}
 
     def read(self) -> list[Event]:
         """Return the events that are new, file by file.

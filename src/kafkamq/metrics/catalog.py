@@ -69,7 +69,8 @@ class Family:
     def values(self) -> dict[Labels, float]:
         with self._lock:
             sources = list(self._sources)
-        asked = [source() for source in sources]  # first: one may add what it has noted so far
+        # This comes first: a source may add what it has noted so far.
+        asked = [source() for source in sources]
         with self._lock:
             result = dict(self._values)
         for found in asked:
@@ -148,7 +149,8 @@ class Histogram(Family):
         self.observe_all(means, *labels)
 
     def distributions(self) -> dict[Labels, Distribution]:
-        self.values()  # what is watched observes what it has noted so far
+        # What is watched observes what it has noted so far.
+        self.values()
         with self._lock:
             return {
                 key: Distribution(list(found.counts), found.total)

@@ -59,8 +59,9 @@ from kafkamq.types import (
     ScheduleToken,
 )
 
-_TOLD_S = 1.0  # how long a receive waits for on_lease_lost
-_SHARE_LIMITS = ShareLimits(  # Kafka's defaults
+# A receive waits so long for ``on_lease_lost``.
+_TOLD_S = 1.0
+_SHARE_LIMITS = ShareLimits(
     min_lock_ms=15_000,
     max_lock_ms=60_000,
     max_deliveries=5,
@@ -72,7 +73,7 @@ _SHARE_LIMITS = ShareLimits(  # Kafka's defaults
 _Held = TopicMessage[tuple[Hashable, Item]]
 RETENTION_MS = 7 * 86_400_000
 """Of messages and markers."""
-_FACTS = NamespaceFacts(  # of the topics that ``create_topics`` makes
+_FACTS = NamespaceFacts(
     message_topic_id=b"",
     message_partitions=1,
     marker_partitions=1,
@@ -215,7 +216,8 @@ class _MemoryConsumer(TopicConsumer[_Held]):
         self._ages.wall_ms = memory.clock.now_ms
         self._changed = memory.changed
         self._ordering = plan.ordering
-        self._deadline_ms()  # a lock that no broker gives is refused here
+        # A lock that no broker gives is refused here.
+        self._deadline_ms()
         with memory.changed:
             memory.consumers.append(self)
 
@@ -440,7 +442,7 @@ class _ShareDouble(_MemoryConsumer):
     def _is_alive(self, message: _Held) -> bool:
         if message.delivery_count <= self.max_deliveries:
             return True
-        message._count -= 1  # this delivery is not handed out
+        message._count -= 1
         error_text = f"{message._count} deliveries ended without a verdict, or were given back"
         self._write_dead_letter(message, DeadLetterReason.MAX_DELIVERIES, error_text)
         return False
@@ -452,7 +454,8 @@ class _ShareDouble(_MemoryConsumer):
     def _leave(self, message: _Held, *, is_seen: bool) -> None:
         if is_seen or message.delivery_count < self.max_deliveries:
             self._again(message, 0)
-        else:  # another delivery would be its last: the queue's tail gets a copy
+        else:
+            # Another delivery would be its last: the queue's tail gets a copy.
             self._memory.waiting.put_back(*message.place)
 
     def _ended(self) -> None:

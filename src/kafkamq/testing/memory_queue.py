@@ -138,14 +138,17 @@ class MemoryQueue:
         self.clock = clock
         self.changed = threading.Condition()
         self.partitions = 1
-        self.arrived: list[Item] = []  # in no shard yet: that is the consumer's choice
+        # They are in no shard yet: that is the consumer's choice.
+        self.arrived: list[Item] = []
         self.waiting: Waiting[Item] = Waiting()
         self.letters: list[MemoryDeadLetter] = []
         self.consumers: list[Holder] = []
         self._offsets: Counter[tuple[str, int]] = Counter()
-        self._due: list[tuple[int, int, Callable[[], None]]] = []  # a heap: time, number, what
+        # A heap of times, numbers and what is to be done.
+        self._due: list[tuple[int, int, Callable[[], None]]] = []
         self._numbers = count()
-        self._schedules: dict[int, int] = {}  # offset of a delayed message -> when it is due
+        # By the offset of a delayed message: when it is due.
+        self._schedules: dict[int, int] = {}
         self._cancelled: set[int] = set()
 
     def tick(self) -> None:
