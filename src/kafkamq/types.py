@@ -67,13 +67,9 @@ class Outcome(IntEnum):
 class Backend(Enum):
     """Who remembers which messages of a queue are done; fixed when the queue is created."""
 
-    # In a topic of markers, which a tracker folds.
     MARKERS = "markers"
-    # In a map in the commits of a consumer group.
     OFFSETS = "offsets"
-    # In the broker's share group.
     SHARE = "share"
-    # In a coordination log.
     CLAIMS = "claims"
 
 
@@ -176,7 +172,6 @@ class ScheduleToken:
     """Names a delayed message until it fires; what ``Producer.cancel`` takes."""
 
     queue_id: str
-    # Of the markers topic.
     partition: int
     offset: int
 
@@ -190,7 +185,6 @@ class SentMessage:
     topic: str
     partition: int
     offset: int
-    # The broker's.
     timestamp_ms: int
     schedule: ScheduleToken | None = None
 
@@ -277,13 +271,11 @@ class RangeRecord:
     """One record of the topic of range claims, as ``claims/rules/ranges.py`` reads it."""
 
     type: RangeType
-    # Random, of one start of the sender's process.
     instance: str
     client: str
     group: str
     topic: str
     partition: int
-    # The range is half-open.
     first: int = 0
     next: int = 0
     # The first offset that nobody has claimed, as the sender knows.

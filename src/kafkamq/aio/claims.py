@@ -344,7 +344,6 @@ class ClaimedRange:
             try:
                 yield found
             except GeneratorExit:
-                # When the loop is left, the iterator underneath is left, too.
                 self._batches = None
                 raise
 

@@ -170,7 +170,6 @@ class Producer(Entered):
 
     @property
     def queue_id(self) -> str:
-        """Return the queue that it sends to."""
         return self._queue.queue_id
 
     async def send(

@@ -167,7 +167,6 @@ class Cluster:
 
     @property
     def coordination_topic(self) -> str:
-        """Return the topic that claims are written to."""
         return self._engine.topic.name
 
     @property
@@ -387,7 +386,6 @@ class Member:
                 " another client_id"
             )
         engine = self._engine
-        # It connects while the claims are read.
         engine.open_writer()
         counts = {name: require_work(engine.admin, name) for name in names}
         engine.wait_until(lambda: engine.is_ready, _READY_S, "reading the claims")

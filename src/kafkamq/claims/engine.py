@@ -77,7 +77,6 @@ class Fence:
         self._group_metadata = group_metadata
         self._is_initialised = False
         self._last_ticket = -1
-        # Held in the application's transactions, and while positions are committed.
         self._lock = threading.Lock()
         self._is_over = False
 
@@ -174,7 +173,6 @@ class ClaimSession:
     start: Fetch | None = None
     is_takeover: bool = False
     wake_ms: int = -NEVER_MS
-    # The last record that asked for it, and was judged.
     heard_at: int = -1
     open_commits: int = 0
 
@@ -281,7 +279,6 @@ class OffsetService:
                 counts[topic] = self._client.partition_count(topic)
             except KafkaMQError as error:  # noqa: PERF203 - a handful of topics
                 if is_retriable(error):
-                    # No broker answers.
                     return
         answer(counts)
 

@@ -79,7 +79,6 @@ class HistoryReader:
 
     def __init__(self, folder: Path | str) -> None:
         self._folder = Path(folder)
-        # The whole lines of each file, in bytes.
         self._read: dict[Path, int] = {}
 
     def read(self) -> list[Event]:

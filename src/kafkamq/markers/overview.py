@@ -34,14 +34,11 @@ TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueBacklog:
-    """A queue and what it has before it."""
-
     queue_id: str
     # Messages of all queues behind its position; at most so many, if they are not counted.
     behind: int
     # Its own among them; None: they are not counted, as there are too many to read.
     waiting: int | None
-    # The consumers in its group now.
     members: int
 
 
@@ -50,7 +47,6 @@ class MarkerPartition:
     """A marker partition and what its tracker last said of it; None: no tracker has, yet."""
 
     partition: int
-    # The offset behind its last record.
     end: int
     status: TrackerStatus | None
 
@@ -373,7 +369,6 @@ def kafka_version(config: ServiceConfig, cluster: ClusterInfo) -> str:
     return cluster.settings.get("inter.broker.protocol.version", "4.0 or newer")
 
 
-# Of a topic with more records nobody is told anything.
 MAX_READ = 100_000
 
 
@@ -387,7 +382,6 @@ class QueueSearch:
         self._config = config
         self._queue_id = queue_id
         self._group = group
-        # The next offset, by topic and partition.
         self._next: dict[tuple[str, int], int] = {}
         self._seen: set[str] = set()
         self._admin = Admin(config, timeout_s=TIMEOUT_S)

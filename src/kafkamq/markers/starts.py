@@ -80,11 +80,9 @@ class Start:
         runs: Collection[MessageRun],
     ) -> None:
         self.reports = reports
-        # The marker partition.
         self.number = number
         self.value = value
         self.leases = leases
-        # The runs that it names.
         self.runs = runs
         self.written_ms = 0
         self.record: Record | None = None
@@ -148,7 +146,6 @@ class Starter:
         # More takes longer than a transaction may, and would be begun again forever.
         self._max_bytes = MAX_TRANSACTION_BYTES if state.queue.exactly_once else 0
         self._queue_key = state.queue.queue_id.encode()
-        # Reports that were served and not looked at.
         self._reports: deque[Start] = deque()
         self._unreported: dict[Start, None] = {}
         self._late_count = 0

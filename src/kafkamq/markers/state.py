@@ -21,7 +21,6 @@ from kafkamq.transport.errors import KafkaException
 from kafkamq.transport.producer import IdempotentProducer, Report
 from kafkamq.transport.settings import marker_settings
 
-# Delivery reports wait no longer than this for the application.
 REPORTS_MS = 100
 # ``max_in_flight`` bounds markers long before.
 MAX_QUEUED = 1_000_000

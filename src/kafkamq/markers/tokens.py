@@ -108,7 +108,6 @@ class HandOver:
         self.queue_id = ack_writer.queue_id
         self._lock = threading.Lock()
         self._settler: TokenSettler | None = None
-        # The tokens of what is held, and not handed over.
         self._shared: dict[Lease, str] = {}
         self._watch: threading.Thread | None = None
         self._ending = threading.Event()
@@ -354,7 +353,6 @@ class TokenSettler:
         self._lock = threading.Lock()
         self._writer = writer
         self._is_owner = writer is None
-        # The one that its ENDs name.
         self._id = new_consumer_id()
         self._reading = threading.Lock()
         self._reader: LogReader | None = None
@@ -424,7 +422,6 @@ class TokenSettler:
     # The token.
 
     def _checked(self, text: str) -> MessageToken:
-        """Return the token, which is of this queue and of the topics that are there."""
         self._require_open()
         token = decode_token(text)
         namespace, queue_id = self._namespace.config.namespace, self._queue.queue_id

@@ -115,8 +115,6 @@ class Distribution:
 
 
 class Histogram(Family):
-    """Seconds, in buckets."""
-
     kind = "histogram"
 
     def __init__(

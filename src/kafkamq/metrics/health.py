@@ -119,7 +119,6 @@ class Health:
             self._loops = [other for other in self._loops if other is not loop]
 
     def states(self) -> list[LoopState]:
-        """Return all of them now."""
         with self._lock:
             loops = list(self._loops)
         return [loop.state() for loop in loops]

@@ -32,9 +32,7 @@ from kafkamq.transport.errors import (
 )
 from kafkamq.types import PartitionId
 
-# A thread that waits for a commit looks so often whether its own thread must make it.
 _TURN_S = 0.02
-# While a map is too long, the next commit follows so soon.
 _SOON_S = 0.05
 # After a broker has refused a map, none is tried for so long, doubled with each refusal.
 _NO_MAPS_S = 60.0

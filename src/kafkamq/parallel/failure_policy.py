@@ -35,9 +35,7 @@ from kafkamq.transport.settings import producer_settings
 from kafkamq.types import Ack, DeadLetterReason, Nack
 
 _MAX_DELAY_S = 366 * 86_400.0
-# The delay of a retry where the user's function that computes it fails.
 _DELAY_S = 1.0
-# A record that stops the consumer is not tried again before that has happened.
 _STOPPED_S = 3600.0
 _log = logging.getLogger(__name__)
 WriteDeadLetter = Callable[[ParallelRecord, DeadLetterReason, str], Written]
@@ -57,10 +55,8 @@ class Unwritten:
 class FailurePolicy:
     config: ParallelConfig
     stats: Stats
-    # Returns when Kafka has the dead letter.
     write: WriteDeadLetter
     fail: Callable[[BaseException], None]
-    # Takes over a dead letter that Kafka has refused, or has not confirmed in time.
     hold: Hold
 
     def apply(self, record: ParallelRecord, outcome: object) -> Steps[int | None]:

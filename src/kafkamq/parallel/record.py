@@ -22,7 +22,6 @@ class Failure:
     reason: str
     # So many attempts were nobody's fault: a result was not written, a body was not read.
     unwritten: int = 0
-    # The record is a dead letter, or is skipped.
     is_given_up: bool = False
 
 

@@ -64,7 +64,6 @@ _RESULTS = "poll_and_produce takes OutgoingRecord, several of them, None, or a v
 Delivered = Callable[["KafkaError | KafkaMQError | None", Record], None]
 _Record: TypeAlias = "tuple[str, bytes | None, bytes | None, int, Headers | None]"
 T = TypeVar("T")
-# Workers wait while so many results have not been taken.
 MAX_WAITING = 1024
 _ASYNC_SLICE_S = 0.002
 _log = logging.getLogger(__name__)

@@ -81,13 +81,10 @@ class TransactionCommitter(Committer):
             transaction_timeout_ms=10_000,
         )
         self._has_begun = False
-        # A send has failed: the transaction must not commit.
         self._failure: BaseException | None = None
-        # The partitions whose results are in the transaction.
         self._partitions: set[PartitionState[ParallelRecord]] = set()
         self._suspects: list[tuple[int, ParallelRecord, BaseException]] = []
         self._fatal: BaseException | None = None
-        # How often each record was tried, and its last error.
         self._blamed: dict[RecordId, tuple[int, BaseException]] = {}
         self.on_produced: OnProduced | None = None
         self._produced: list[Produced] = []
@@ -323,7 +320,6 @@ class TransactionPublisher:
         try:
             threading.Thread(target=rest, name="kafkamq-results", daemon=True).start()
         except RuntimeError:
-            # No thread can begin.
             rest()
         yield from granted(sent)
         sent.result()

@@ -24,9 +24,7 @@ from kafkamq.runtime.work_queue import ParkedSlots, Slot, Waker
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.types import PartitionId
 
-# So many records are in one worker's hands at most.
 MAX_TAKE = 512
-# So many records of one shard are in the hands of a process at most.
 MAX_RUN = 64
 # What is given up is not tried again: its dead letter ends this wait.
 HELD_MS = 366 * 86_400_000
@@ -75,7 +73,6 @@ class ParallelWorkQueue:
         self._stats = stats
         self._is_paused = False
         self._workers: list[PoolWorker] = []
-        # Workers that took more than they have handlers.
         self._laden: set[PoolWorker] = set()
         self._parked = ParkedSlots()
         self._concurrency = config.concurrency

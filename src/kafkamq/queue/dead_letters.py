@@ -37,9 +37,7 @@ REDRIVEN_FROM = "kafkamq-redriven-from"
 
 MAX_TRANSACTION_RECORDS = 500
 MAX_TRANSACTION_BYTES = 4 * 1024 * 1024
-# A report names so many refusals; more are counted.
 MAX_REFUSALS = 100
-# A transaction that was aborted, or whose outcome is unknown, is tried so often.
 MAX_ATTEMPTS = 5
 _KEY_PREFIX = "redrive"
 _log = logging.getLogger(__name__)
@@ -98,7 +96,6 @@ class RefusedLetter:
     topic: str
     partition: int
     offset: int
-    # Why it is refused, and what to do.
     error: str
 
 
@@ -303,7 +300,6 @@ class _Writer:
         return self._report.redriven >= count
 
     def flush(self) -> None:
-        """Writes what is pending."""
         pending, self._pending, self._bytes = self._pending, [], 0
         self._write(pending)
 

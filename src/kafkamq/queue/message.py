@@ -123,7 +123,6 @@ class Message:
 
     @property
     def topic(self) -> str:
-        """Return the topic that this copy stands in."""
         return self._record.topic() or ""
 
     @property
@@ -261,7 +260,6 @@ class Message:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         acknowledger = self._acknowledger
         if acknowledger.has_verdict(self):
-            # A verdict that was given inside stands.
             return
         if error is None:
             acknowledger.acknowledge(self, _ACK)

@@ -251,7 +251,6 @@ class Queue:
 
     @property
     def queue_id(self) -> str:
-        """Return its name."""
         return self._config.queue_id
 
     @property

@@ -18,7 +18,6 @@ from kafkamq.runtime.work_queue import HandlerCall, Slot, WorkQueue, enter, take
 
 # Handlers that never wait must not own the loop: after so long others get a turn.
 _TURN_S = 0.002
-# The end waits so long for a loop that a handler blocks.
 _BLOCKED_S = 10.0
 # A handler that is cancelled has so long to end; then it is left alone.
 _CANCEL_S = 1.0
@@ -57,7 +56,6 @@ class LoopExecutor(Generic[R]):
         self._beat: LoopBeat | None = None
         self._loop_thread = 0
         self._all: asyncio.Task[None] | None = None
-        # The slot that finished last what it took.
         self._latest: Slot[R] | None = None
         self._left_alone: set[asyncio.Task[object]] = set()
         self._ended = threading.Event()

@@ -99,7 +99,6 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
             self._add_members(min(first_members(concurrency), self._max_members))
 
     def _add_members(self, count: int) -> None:
-        """Run with ``_changed`` held."""
         for _ in range(count):
             number = len(self._members)
             member = Member(self._settings, self._queue.topic, self, number=number)
@@ -352,7 +351,6 @@ class _Move:
     # None: its lock has ended.
     message: ShareMessage | None
     verdict: Verdict | None
-    # The delivery count of the copy.
     count: int
     letter: Future[None] | None = None
     copy: Future[None] | None = None

@@ -30,7 +30,6 @@ from kafkamq.transport.record import AcknowledgeType, Record, TopicPartition
 from kafkamq.types import PartitionOffset
 
 _POLL_S = 0.25
-# Verdicts are gathered for so long.
 _TURN_S = 0.02
 _COMMIT_S = 10.0
 _LEAVE_S = 10.0

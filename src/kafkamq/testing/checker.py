@@ -81,7 +81,6 @@ class Verdict:
 class _Message:
     record: LogRecord
     headers: MessageHeaders
-    # Of the first copy: itself, or what its header says.
     origin: RecordId
 
     @property
@@ -433,7 +432,6 @@ class Checker:
     def _check_letter(self, place: RecordId, letter: LogRecord) -> None:
         family, headers = self._families.get(place), read_message_headers(letter.headers)
         is_lost = _header(letter, names.REASON) == DeadLetterReason.PAYLOAD_LOST.value.encode()
-        # A START of a batch has named it.
         is_unread = is_lost and headers.id == "/".join(map(str, place))
         if not family or is_unread or _header(letter, names.PAYLOAD_AT) is not None:
             return

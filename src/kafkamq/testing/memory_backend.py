@@ -59,7 +59,6 @@ from kafkamq.types import (
     ScheduleToken,
 )
 
-# A receive waits so long for ``on_lease_lost``.
 _TOLD_S = 1.0
 _SHARE_LIMITS = ShareLimits(
     min_lock_ms=15_000,

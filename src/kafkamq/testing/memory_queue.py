@@ -22,13 +22,11 @@ class Clock:
     """A clock that stands still until a test moves it; thread-safe."""
 
     def __init__(self, start: float = 0.0) -> None:
-        """``start`` is in seconds."""
         self._now_ms = round(start * 1000)
         self._moved: list[Callable[[], None]] = []
         self._lock = threading.Lock()
 
     def now_ms(self) -> int:
-        """Return what it shows."""
         return self._now_ms
 
     def advance(self, seconds: float | timedelta) -> None:
@@ -108,7 +106,6 @@ class MemoryDeadLetter:
 
     @property
     def error(self) -> str:
-        """Return the text for people."""
         return (self.headers.get("kafkamq-error") or b"").decode()
 
     @property
@@ -138,16 +135,13 @@ class MemoryQueue:
         self.clock = clock
         self.changed = threading.Condition()
         self.partitions = 1
-        # They are in no shard yet: that is the consumer's choice.
         self.arrived: list[Item] = []
         self.waiting: Waiting[Item] = Waiting()
         self.letters: list[MemoryDeadLetter] = []
         self.consumers: list[Holder] = []
         self._offsets: Counter[tuple[str, int]] = Counter()
-        # A heap of times, numbers and what is to be done.
         self._due: list[tuple[int, int, Callable[[], None]]] = []
         self._numbers = count()
-        # By the offset of a delayed message: when it is due.
         self._schedules: dict[int, int] = {}
         self._cancelled: set[int] = set()
 

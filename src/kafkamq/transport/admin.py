@@ -43,7 +43,6 @@ T = TypeVar("T")
 _SLICE_S = 0.2
 # A client gives so many retriable answers in a row before a new one takes its place.
 _PATIENCE = 5
-# Brokers know of a new topic within so long.
 _VISIBLE_S = 5.0
 _TURN_S = 0.05
 _ATTEMPT_S = 4.0
@@ -64,12 +63,10 @@ class TopicInfo:
     partitions: int
     replication_factor: int
     settings: Mapping[str, str] = field(default_factory=dict)
-    # The partitions that nobody leads now.
     leaderless: frozenset[int] = frozenset()
 
     @property
     def max_message_bytes(self) -> int:
-        """Return the largest batch that it takes."""
         return int(self.settings.get("max.message.bytes", "1048588"))
 
     @property
@@ -87,12 +84,8 @@ class TopicInfo:
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:
-    """What ``doctor`` shows of a cluster."""
-
     cluster_id: str
-    # ``host:port`` by broker id.
     brokers: Mapping[int, str]
-    # The settings of one broker.
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -329,7 +322,6 @@ class Admin:
         return tuple(created)
 
     def group_settings(self, group: str) -> dict[str, str]:
-        """Return the settings of a group itself."""
         resource = ConfigResource(ResourceType.GROUP, group)
         (future,) = self.client.describe_configs([resource]).values()
         return _values(self.wait(future, f"describing group {group}"))

@@ -60,7 +60,6 @@ class GroupConsumer(GroupOffsets):
         ignores: Callable[[KafkaError], bool] = is_retriable,
         **settings: object,
     ) -> None:
-        """Open the client."""
         if not is_new_protocol(config.kafka):
             settings = {
                 "partition_assignment_strategy": strategy,

@@ -29,7 +29,6 @@ from kafkamq.transport.record import Record as AnyRecord
 from kafkamq.types import PartitionId
 
 _log = logging.getLogger(__name__)
-# These are ListOffsets' names for the ends of a log.
 _LOG_BEGIN = -2
 _LOG_END = -1
 _CHUNK_RECORDS = 8192
@@ -37,7 +36,6 @@ _SHORT: dict[str, object] = {"queued_min_messages": 1, "fetch_message_max_bytes"
 _RETRY_S = 0.1
 _ANSWER_S = 30.0
 _WAIT_S = 0.5
-# A read gives up when so long no record and no end of the log came; a scan as below.
 _STALL_S = 60.0
 STALL_S = 30.0
 _SCAN_RECORDS = 1000
@@ -278,7 +276,6 @@ MAX_READ = 1000
 _FETCH_BYTES = 65_536
 # A grace where nothing is lost by taking what is not there yet for gone.
 END_GRACE_S = 3.0
-# No record has this offset.
 _NONE = 1 << 63
 
 
@@ -383,7 +380,6 @@ class RecordReader:
         return self._topic, partition
 
     def _is_over(self, partition: int, scan: _Scan) -> bool:
-        """Return whether what remains is not to be had now."""
         return scan.is_at_end or self._answers.is_given_up(partition, scan.answered_s)
 
     def _passed(
@@ -452,12 +448,9 @@ class _Scan:
     def __init__(self, offsets: Sequence[int]) -> None:
         self._offsets = offsets
         self._at = 0
-        # The log is known up to here.
         self.position = self.target
-        # The last record that was read.
         self.behind = 0
         self.is_at_end = False
-        # When an answer came last, or it was asked first.
         self.answered_s = time.monotonic()
 
     @property
@@ -467,7 +460,6 @@ class _Scan:
 
     @property
     def remains(self) -> bool:
-        """Return whether more is wanted."""
         return self._at < len(self._offsets)
 
     @property
@@ -525,7 +517,6 @@ a log ends earlier for a while; metadata name fewer partitions, or the topic tha
 before. A log that does not answer loses nothing, however long that is.
 """
 
-# No record has this offset.
 _NEVER = 1 << 63
 # The first wait for a log that does not answer, while others could be read.
 _FIRST_WAIT_S = 3.0
@@ -544,7 +535,6 @@ class _Search:
     offset: int
     began_s: float
     last_s: float
-    # It is over, and the one that asked has heard of it.
     is_over: bool = False
 
 
@@ -560,7 +550,6 @@ class Patience:
         self._lock = threading.Lock()
         self._searches: dict[Hashable, list[_Search]] = {}
         self._count = 0
-        # The monotonic time at which searches were looked through.
         self._cleared_s = -_CLEARING_S
 
     def is_over(self, where: Hashable, offset: int = 0, end: int = 0) -> bool:
@@ -633,7 +622,6 @@ class Answers:
         self._rest_until_s: dict[Hashable, float] = {}
 
     def is_resting(self, where: Hashable) -> bool:
-        """Return whether a log is not to be read yet."""
         return time.monotonic() < self._rest_until_s.get(where, 0.0)
 
     def is_given_up(self, where: Hashable, since_s: float) -> bool:

@@ -52,9 +52,7 @@ _TURN_S = 0.002
 _SHORT_TURN_S = 0.0005
 _ROOM_S = 0.005
 _METADATA_S = 5.0
-# A turn of the thread that serves reports, while others send.
 _SHARE_S = 0.0003
-# So many records go from one turn to the next.
 _SHARE_COUNT = 500
 _MAX_SHARE_COUNT = 8000
 _MAX_TURNS = 4
@@ -150,15 +148,12 @@ class IdempotentProducer:
         self._fork = ForkCheck("Producer")
         # ``_lock`` is taken before ``_client`` is read. Calls that wait take one of the others;
         # who replaces the client takes all three, in this order, and ends it with the first one.
-        # Held while reports are served, and while a topic is asked for.
         self._serving = threading.Lock()
         self._refreshing = threading.Lock()
         self._lock = threading.Lock()
         self._client = open_producer(settings, self.watch)
         self._must_renew = False
-        # What ended the client whose reports are served.
         self._fatal: KafkaError | None = None
-        # An error for want of a right that has not been told yet.
         self._refusal: KafkaError | None = None
         self._is_closed = False
         # In the object: a report may run with librdkafka's fatal error raised, and then Python

@@ -36,7 +36,6 @@ Delivered: TypeAlias = "Callable[[KafkaError | None, Message], None]"
 # One blocking call; between two of them errors of the connection are looked at.
 _SLICE_S = 0.5
 _CLOSE_S = 5.0
-# A question after a partition that the client does not know takes so long at most.
 _METADATA_S = 5.0
 # A call of one slice that has not returned by then never will.
 _OVERDUE_S = 12.0
@@ -107,7 +106,6 @@ class TransactionalProducer:
         self._watch = ErrorWatch(config.bootstrap_servers)
         self._producer: Producer | None = None
         self._calls = BoundedCall()
-        # It is initialised, and neither fenced nor broken since.
         self._is_ready = False
         self._in_transaction = False
 

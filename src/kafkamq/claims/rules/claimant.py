@@ -73,7 +73,6 @@ class DeliveredOffsets:
     __slots__ = ("_committed", "_delivered", "_open", "position")
 
     def __init__(self, position: int) -> None:
-        # What a heartbeat says: the next offset to consume.
         self.position = position
         self._delivered: deque[int] = deque()
         self._open: set[int] = set()
@@ -213,20 +212,16 @@ class ClaimBatch:
     first_offset: int
     next_offset: int
     is_wanted: bool = True
-    # Whether its ClaimingMessages was read back, and whether its heartbeat is on its way.
     is_announced: bool = False
     is_sent: bool = False
 
 
 @dataclass(slots=True)
 class PendingWrite:
-    """The write that was not read back yet."""
-
     ticket: int
     type: MarshalType
     sent_ms: int
     position: int = 0
-    # Where it stands in the log; -1: not known.
     offset: int = -1
 
 
@@ -323,7 +318,6 @@ class Claimant:
         self._looked_ms = 0
         self._lease_from_ms = 0
         self._next_beat_ms = 0
-        # Why it ends, or will as soon as it can.
         self._end: End | None = None
         self._keeps_claim = False
         self._release_offset: int | None = None

@@ -51,7 +51,6 @@ from kafkamq.errors import WireError
 from kafkamq.queue.rules.log_clock import LogClock
 from kafkamq.types import RangeRecord, RangeType
 
-# So many ranges of a partition may not be done; more are refused.
 MAX_RANGES = 10_000
 MAX_RANGE = 10_000_000
 OffsetRange = tuple[int, int, int]
@@ -113,15 +112,12 @@ def decode_range(value: bytes | None) -> RangeRecord:
 
 @dataclass(slots=True)
 class HeldRange:
-    """A range that was claimed and is not done."""
-
     first: int
     next: int
     owner: _Owner
     token: int
     beat_ms: int
     is_free: bool = False
-    # When it was last told that it is free.
     told_ms: int = 0
     # Its owner is not known: this reader has not read, or not judged, the claim. A record of a
     # member that has read further than ``unsure_at`` names the owner.
@@ -164,8 +160,6 @@ class _PartitionClaims:
     """The claims on one partition; ``frontier`` is -1 while no record has told it."""
 
     frontier: int = -1
-    # By their first offset: the ranges that are held, what a RangeDone ended, and what a ClaimRange
-    # of an unknown range claimed.
     ranges: dict[int, HeldRange] = field(default_factory=dict)
     ended: _Notes = field(default_factory=_Notes)
     claimed: _Notes = field(default_factory=_Notes)
@@ -186,7 +180,6 @@ class RangeLog:
         self._since_ms = None if since_s is None else round(since_s * 1000)
         self._clock = LogClock()
         self._places: dict[int, _PartitionClaims] = {}
-        # The first offset that was read.
         self._begin = -1
         self.next_offset = 0
         self.refused = 0
@@ -236,7 +229,6 @@ class RangeLog:
 
     @property
     def partitions(self) -> list[int]:
-        """Return the partitions of which something is known."""
         return sorted(self._places)
 
     def open_ranges(self, partition: int) -> list[HeldRange]:
@@ -521,7 +513,6 @@ class RangeMember:
     def plan(
         self, monotonic_ms: int, now_s: float, *, ends: Mapping[int, int], bases: Mapping[int, int]
     ) -> list[RangeWrite]:
-        """Return what this member writes now."""
         writes: list[RangeWrite] = []
         held = self.held(list(ends))
         if monotonic_ms >= self._next_beat_ms:

@@ -28,7 +28,6 @@ from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.share.settings import read_limits
 from kafkamq.transport.admin import Admin
 
-# A process is killed when so much of the messages has ended.
 KILL_AT = 0.25
 RECOVERY_LIMIT_S = 90.0
 Say = Callable[[str], None]

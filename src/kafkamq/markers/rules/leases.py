@@ -405,7 +405,6 @@ class Leases:
             offset: Its offset.
         """
         lease.start_offset = offset
-        # Its batch may have failed before this was known.
         is_late = lease.state is _LOST
         first = self._first_of(lease) if self._first_starts and not is_late else None
         if first is None:

@@ -82,7 +82,6 @@ class HoldTable:
         self.logs: dict[LogKey, HoldLog] = {}
         self.chunks: dict[ChunkKey, Chunk] = {}
         self.pages = Pages()
-        # A lower bound over all that is here or in the store.
         self.next_wake_ms = NEVER
         self.open = 0
         self.unsettled = 0
@@ -92,11 +91,8 @@ class HoldTable:
         self._load_chunk = load_chunk
         self._wakes: _Heap = []
         self._firsts: _Heap = []
-        # In turn: the next one to forget, or to look at again.
         self._ended: deque[Ended] = deque()
-        # A heap of when chunks in the store wake.
         self._asleep: list[tuple[int, ChunkKey]] = []
-        # The leaves that were ever made, and those that there are.
         self._made = 0
         self._size = 0
 

@@ -81,10 +81,8 @@ class Ledger:
         self._admin = admin
         self._owns_admin = admin is None
         self._group = b""
-        # Whether it was read since the producer was initialised last.
         self._is_read = False
         self._rests = False
-        # The value of ``last`` when it was put to rest.
         self._held: Position | None = None
 
     @property
@@ -285,7 +283,6 @@ class OpenLedgers:
         self._most = most
         self._idle: OrderedDict[Ledger, None] = OrderedDict()
         self._used: set[Ledger] = set()
-        # A thread ends the clients of these, which takes a while.
         self._ending: set[Ledger] = set()
         self._is_closed = False
         self._changed = threading.Condition()
@@ -428,13 +425,10 @@ class Claim:
     """A start of an engine: its epoch, and what each partition's ledger held before."""
 
     epoch: int = 0
-    # A partition is absent while nothing is committed for it.
     positions: dict[int, Position] = field(default_factory=dict)
-    # The partitions that are this start's.
     done: set[int] = field(default_factory=set)
     # The epoch is larger than this, whatever the ledgers hold: they may be lost.
     above: int = 0
-    # They are open or at rest, if they are kept.
     ledgers: dict[int, Ledger] = field(default_factory=dict)
 
 
@@ -530,7 +524,6 @@ def _claim_one(
                 one.fence(timeout_s=timeout_s)
                 if begun.done and one.is_last(engine, begun.epoch):
                     one.close()
-                    # Nobody has started since it was claimed.
                     return None
                 begun.epoch = max(choose(one.last), begun.above + 1)
                 begun.done.clear()

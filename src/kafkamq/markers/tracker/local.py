@@ -56,14 +56,11 @@ _THREADS = 4
 # A TICK may be so late, too.
 _POLL_S = 0.02
 _STATUS_S = 1.0
-# A partition that cannot start within this is named in the log.
 _PATIENCE_S = 30.0
 _CLOSE_S = 15.0
 _SETTLE_S = 20.0
-# A loop that takes longer for one turn is taken for hung.
 _MAX_TURN_S = 30.0
 _BATCH = 5000
-# Partitions that were added are found so soon.
 _NEW_PARTITIONS_MS = 30_000
 # A killed replica's partitions wait so long for their next owner.
 _SESSION_MS = 6_000
@@ -607,7 +604,6 @@ class MarkerReader:
                     " short for this tracker"
                 )
         except KafkaMQError:
-            # The broker does not tell.
             pass
         return DataLossError(error_text, code="OFFSET_OUT_OF_RANGE")
 

@@ -107,7 +107,6 @@ def observe_lateness(
 class LogEnd:
     """The end of one partition's log as it was last seen."""
 
-    # What read_committed readers can reach.
     stable_offset: int
     # The monotonic time since when it stands below the end; None: it does not.
     stable_since_s: float | None

@@ -27,7 +27,6 @@ _MAX_PAUSE_S = 5.0
 _FIRST_PAUSE_S = 0.1
 _TELL_S = 60.0
 _MAX_LOOK_S = 12.0
-# Between two looks for what brokers do not know, or do not answer for.
 LOOK_S = 3.0
 # Kafka forgets offsets of a group that is silent for days.
 _LEDGER_REFRESH_S = 3600.0
@@ -38,9 +37,7 @@ _EPOCH_REFRESH_S = 60.0
 class Phase(Enum):
     """How far the ownership of a partition has come."""
 
-    # It waits for its turn to start.
     WAITING = "waiting"
-    # A worker opens its ledger.
     STARTING = "starting"
     READING = "reading"
 
@@ -51,7 +48,6 @@ class Started:
 
     ledger: Ledger
     position: int
-    # The consumer_id of our TICKs (R17).
     token: str
 
 
@@ -62,7 +58,6 @@ class Awaited:
 
     def __init__(self, number: int) -> None:
         self._number = number
-        # What is awaited, and until when.
         self._actions: deque[tuple[float, Sequence[Settle | Carry]]] = deque()
         self._look_s = LOOK_S
         self._told_s = -_TELL_S
@@ -123,15 +118,12 @@ class TrackedPartition:
         self.waits_since_s = time.monotonic()
         self._config = config
         self._carry_after_ms = carry_after_ms
-        # The position that the ledger holds.
         self._written = -1
         self._written_s = 0.0
-        # The log was read up to here, control records included.
         self._end = -1
         # There is no position behind this offset; -1: nothing is kept.
         self._kept_from = -1
         self.awaited = Awaited(number)
-        # Nothing is tried before this monotonic time.
         self._retry_s = 0.0
         self._pause_s = _FIRST_PAUSE_S
         self.last_status: TrackerStatus | None = None

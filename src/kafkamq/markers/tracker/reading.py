@@ -29,14 +29,11 @@ from kafkamq.types import Marker, MessageId
 
 _log = logging.getLogger(__name__)
 
-# So many topics of queues have readers that are kept.
 _MAX_TOPICS = 16
-# A topic that brokers do not know is not asked for again within this.
 _MISSING_S = 10.0
 # One sweep of a window may take so long: rows wait for it.
 _READ_S = 1.0
 _NOTHING = None, -1, 0
-# The age of an answer by which a log is looked for.
 _FRESH_S = 0.5
 
 Span: TypeAlias = tuple[MessageId, int]
@@ -63,7 +60,6 @@ class Found:
     # The START or SCHEDULE; None: it is gone, or cannot be read.
     start: Marker | None
     timestamp_ms: int
-    # The reason of the verdict; empty without one.
     error: str
     value: bytes | None = None
     # The payload is gone: it was by reference, and the message was deleted.
@@ -302,9 +298,7 @@ class Rereader:
         # Of queues that are topics of their own, by these and their ids; the last ones used.
         self._others: dict[tuple[str, bytes], MessageLookup] = {}
         self._markers = RecordReader(config, config.marker_topic)
-        # What is known of topics may be old.
         self._is_stale = False
-        # Topics that brokers do not know, and until when.
         self._missing = {"": 0.0}
         # Markers of one partition, by offset, that were read for rows behind the last window.
         self._partition, self._ahead = -1, dict[int, _Decoded]()
@@ -452,7 +446,6 @@ class Rereader:
                     unread = (at for at, row in enumerate(rows) if _wanted([row]) - there.keys())
                     whole = next(unread, len(rows))
                     if 8 * whole <= missing.index(offset):
-                        # Reasons stand far behind.
                         rows, whole = rows[: len(rows) // 4 or 1], 0
                         full_s += _READ_S
                         if size_bytes > max_bytes:
@@ -632,7 +625,6 @@ def _reason_at(row: Settle | Carry) -> int:
 
 
 def _wanted(rows: Sequence[Settle | Carry]) -> set[int]:
-    """Offsets of the markers that are read for these rows."""
     return {row.start_offset for row in rows} | {_reason_at(row) for row in rows} - {-1}
 
 

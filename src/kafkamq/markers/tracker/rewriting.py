@@ -61,17 +61,14 @@ from kafkamq.types import (
 
 _log = logging.getLogger(__name__)
 
-# Of a record and its batch, beyond key, value and headers.
 _OVERHEAD_BYTES = 128
 _HEADER_BYTES = 8
-# Preparing a part may take so long.
 _PART_S = 2.0
 # With an origin, which names a topic, and a count.
 _COPY_BYTES = _OVERHEAD_BYTES + 400
 _RowKey = tuple[int, int, MessageId]
 """A row's marker partition, the offset of its START, and its message."""
 
-# Stands for a START that is gone.
 _NOTHING = Marker(MarkerType.START)
 _LOST = DeadLetterReason.PAYLOAD_LOST
 
@@ -114,7 +111,6 @@ class Part:
         self.size_bytes += size_bytes or _size(key, value, headers)
 
     def end_batch(self, outcome: Outcome, reason: str, first: MessageId, bits: int) -> None:
-        """Messages of one page, for an END of batches."""
         if bits:
             batch = MessageBatch(first.partition, *first.log, first.offset, bits)
             self.ended.setdefault((outcome, reason), []).append((batch, None))

@@ -35,7 +35,6 @@ _log = logging.getLogger(__name__)
 _MAX_ATTEMPTS = 8
 _FIRST_PAUSE_S = 0.05
 _MAX_PAUSE_S = 2.0
-# Between two looks for what holds up a settlement.
 _LOOK_S = 0.5
 # A transaction may take so long; it begins when its rows are ready (R22).
 _WRITE_S = 8.0
@@ -112,11 +111,9 @@ class WindowSize:
         self.bytes = min(_FIRST_BYTES, max_bytes)
         self._max_rows = max_rows
         self._max_bytes = max_bytes
-        # So many rows can be read in time, and one became so many bytes.
         self._rows = max_rows
         self._row_bytes = _FIRST_ROW_BYTES
         self._refused_rows = max_rows
-        # Of the last transaction that failed; so many more stay below that.
         self._failed_bytes = 0
         self._careful = 0
 
@@ -260,14 +257,10 @@ class Settlement:
     members: Sequence[bytes]
     deadline_s: float
     report: SettleReport = field(default_factory=SettleReport)
-    # Rows that are done, those that are awaited among them; and whether this settlement has begun.
     _done: int = 0
     _has_begun: bool = False
-    # What is awaited, each with the number of the row behind it.
     _awaited: list[tuple[int, Settle | Carry]] = field(default_factory=list)
-    # The last commit whose outcome is not known.
     _unknown: BrokerError | None = None
-    # The last transaction had a record that was too large.
     _is_behind_refusal: bool = False
 
     def left_s(self) -> float:
@@ -309,7 +302,6 @@ class Settlement:
         return None
 
     def _begin(self) -> None:
-        """Begin behind what the ledger says."""
         self._done = self.ledger.rows_done(self.batch)
         self._awaited = [(end, row) for end, row in self._awaited if end <= self._done]
         if not self.report.transactions:
@@ -350,7 +342,6 @@ class Settlement:
         return True
 
     def _wait(self) -> None:
-        """Wait for what holds up the settlement."""
         if time.monotonic() + _LOOK_S > self.deadline_s:
             where = f"{self.ledger.key.topic}[{self.ledger.key.partition}]"
             raise BrokerError(

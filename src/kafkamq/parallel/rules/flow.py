@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from kafkamq.errors import ConfigError
 from kafkamq.parallel.rules.offsets import Progress
 
-# The weight of one record in the mean of their sizes.
 _SIZE_WEIGHT = 1 / 16
 
 

@@ -75,7 +75,6 @@ class NullKeys(Enum):
 
     # They are handled one after another, as if they had one key in common.
     SERIAL = "serial"
-    # They are in no order.
     PARALLEL = "parallel"
 
 
@@ -92,7 +91,6 @@ class PartitionPhase(Enum):
 class ShardState(Enum):
     """A shard that is nowhere has no records and is forgotten."""
 
-    # It stands in its partition's line.
     READY = 0
     # It is serial, and a worker has a run of it, perhaps of an earlier assignment.
     OWNED = 1
@@ -108,7 +106,6 @@ class Shard(Generic[R]):
     key: Hashable
     is_serial: bool
     records: list[R]
-    # The first record that waits; those before it are in other hands.
     start: int = 0
     state: ShardState = ShardState.READY
 
@@ -162,7 +159,6 @@ class Run(Generic[R]):
     end: int | None = None
     # What is to be tried again, in order, with the times (monotonic ms) of the next attempts.
     failed: list[tuple[R, int]] | None = None
-    # What handlers returned, until it is published.
     outputs: list[tuple[R, object]] | None = None
 
     @property
@@ -199,14 +195,11 @@ class PartitionState(Generic[R]):
     """One assignment of a partition; read it freely, only the scheduler changes it."""
 
     place: Hashable
-    # Higher than that of every earlier assignment.
     epoch: int
     tracker: OffsetTracker
     phase: PartitionPhase = PartitionPhase.OPEN
-    # Nothing above this offset is handed out.
     ceiling: int | None = None
     waiting_count: int = 0
-    # Records in a worker's hands, or kept behind their runs.
     in_flight_count: int = 0
     is_in_line: bool = False
     serial: dict[Hashable, Shard[R]] = field(default_factory=dict)
@@ -244,8 +237,6 @@ class PartitionState(Generic[R]):
 
 
 class Scheduler(Generic[R]):
-    """All partitions of one consumer."""
-
     def __init__(
         self,
         *,
@@ -262,7 +253,6 @@ class Scheduler(Generic[R]):
         self._line: deque[PartitionState[R]] = deque()
         # Keys, or offsets of what is in no order, in workers' hands that are of closed partitions.
         self._busy: dict[Hashable, dict[Hashable, Shard[R]]] = {}
-        # No delayed shard is due before.
         self._due_ms: float = inf
         self._delays = 0
         self._epoch = 0

@@ -23,7 +23,6 @@ class Waiting(Generic[T]):
     """
 
     def __init__(self) -> None:
-        # What is handed out stands at the front of its shard.
         self._shards: dict[Hashable, deque[T]] = {}
         self._ready: deque[tuple[Hashable, T]] = deque()
         self._delayed: list[tuple[int, int, Hashable, T]] = []
@@ -35,7 +34,6 @@ class Waiting(Generic[T]):
         return len(self._ready) + len(self._delayed) + blocked
 
     def add(self, shard: Hashable, item: T) -> None:
-        """A message has come."""
         if shard is not None:
             waiting = self._shards.get(shard)
             if waiting is not None:

@@ -52,8 +52,6 @@ class BodyUnavailableError(SchemaRegistryError):
 
 
 class _Function:
-    """A function of the payload as a deserializer."""
-
     def __init__(self, function: Callable[[bytes], Any]) -> None:
         self._function = function
 
@@ -120,7 +118,6 @@ class SchemaRegistry:
         urls = str(self._settings["url"]).split(",")
         self._name = ",".join(each.strip().rpartition("@")[2] for each in urls)
         self._lock = threading.Lock()
-        # The client belongs to the process with this id.
         self._client: tuple[int, Any] | None = None
         self.outage = Outage(self._name)
 
@@ -216,7 +213,6 @@ class Schema:
 
     @property
     def registry(self) -> SchemaRegistry:
-        """Return the registry that made it."""
         registry: SchemaRegistry = self._given[0]
         return registry
 

@@ -54,12 +54,9 @@ _AHEAD_WINDOW_MS = 20
 @dataclass(frozen=True, slots=True)
 class Interval:
     elapsed_ms: float
-    # Calls that ended, and how long they took together, with what follows a call in its slot.
     completed: int
     spent_ms: float
-    # How many slots were at work.
     busy: float
-    # There was something to do for another slot.
     has_backlog: bool
 
 
@@ -85,7 +82,6 @@ class Adjustable(Protocol):
 
 @dataclass(slots=True)
 class _Window:
-    # The time until it begins.
     settle_ms: float
     elapsed_ms: float = 0.0
     completed: int = 0
@@ -143,7 +139,6 @@ class FanOut:
         self._minimum = minimum
         self.maximum = maximum
         self.limit = min(max(start, minimum), maximum)
-        # The best limit that is known.
         self._base = self.limit
         # Its rate as it was just now; None: not known.
         self._base_rate: float | None = None
@@ -281,7 +276,6 @@ class RunSize:
         self._spent_us += max(elapsed_us, 0.0)
         self._records += records
         if self._records > _MEMORY_RECORDS:
-            # What was long ago counts less and less.
             self._spent_us *= _MEMORY_RECORDS / self._records
             self._records = _MEMORY_RECORDS
 

@@ -212,7 +212,6 @@ class Topic:
 
     @property
     def timestamp_kind(self) -> int:
-        """Return the kind of its records, as ``Message.timestamp`` tells it."""
         if self.settings["message.timestamp.type"] == "LogAppendTime":
             return TIMESTAMP_LOG_APPEND_TIME
         return TIMESTAMP_CREATE_TIME
@@ -234,8 +233,6 @@ REFUSALS = (
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What becomes of one request."""
-
     latency_s: float = 0.0
     """It takes so long to arrive."""
     error: KafkaError | None = None
@@ -302,7 +299,6 @@ class Faults:
         return self.is_down or client in self.cut or place in self.offline
 
     def of(self, kind: str, client: object, place: PartitionId | None = None) -> Fault | None:
-        """Return what becomes of a request."""
         return None if self.plan is None else self.plan(kind, client, place)
 
 
