@@ -22,7 +22,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 P = ParamSpec("P")
-# After so many sends the thread that serves reports gets the interpreter.
+# Sends after which the thread that serves reports gets the interpreter.
 _TURN_COUNT = 500
 _TURN_S = 0.0003
 

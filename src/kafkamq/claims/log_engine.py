@@ -50,7 +50,7 @@ _BUSY_S = 0.002
 _IDLE_S = 0.05
 _BATCH = 5000
 _TOPOLOGY_MS = 5000
-# Then the topic is gone, and not only unknown to a broker.
+# Behind this the topic is gone, and not only unknown to a broker.
 _MAX_ABSENCES = 4
 _log = logging.getLogger(__name__)
 _DAY_S = 86_400

@@ -46,7 +46,7 @@ from kafkamq.transport.errors import KafkaError, broker_error, is_retriable
 from kafkamq.transport.record import Record
 from kafkamq.types import DeadLetterReason, MessageBatch, Outcome
 
-# ``wait=True`` waits so long at most: every END is confirmed or failed after 30 s.
+# The longest wait of ``wait=True``: every END is confirmed or failed after 30 s.
 WAIT_TIMEOUT_S = 60.0
 # Verdicts that follow each other more closely are written together (R30).
 LINGER_MS = 5

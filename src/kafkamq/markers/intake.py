@@ -31,8 +31,8 @@ from kafkamq.transport.errors import broker_error, is_retriable
 
 MAX_GATHERED = 1000
 GATHER_MS = 50
-# Messages that are handed out so many at once, and used up so fast, let the next ones be STARTed
-# while the application works; on queues with such a redelivery timeout, or a longer one.
+# A hand-out of these messages that is used up within this lets the next ones be STARTed while the
+# application works, on queues with this redelivery timeout at least.
 AHEAD_COUNT = 500
 AHEAD_MS = 100
 MIN_TIMEOUT_MS = 5000
@@ -40,7 +40,7 @@ PATIENCE_MS = 1000
 COMMIT_INTERVAL_MS = 1000
 COMMIT_TIMEOUT_S = 10.0
 MAX_AGE_S = 15.0
-# Behind so many records of one poll there are more: these are read first.
+# Records of one poll behind which there are more: these are read first.
 MANY = 100
 # One wait for reports of STARTs, or for the answer to a commit, which comes late anyway.
 _SENT_S = 0.002

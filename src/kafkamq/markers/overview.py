@@ -35,7 +35,7 @@ TIMEOUT_S = 10.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueBacklog:
     queue_id: str
-    # Messages of all queues behind its position; at most so many, if they are not counted.
+    # Messages of all queues behind its position, or an upper bound where they are not counted.
     behind: int
     # Its own among them; None: they are not counted, as there are too many to read.
     waiting: int | None
@@ -60,7 +60,7 @@ class MarkerPartition:
 class Overview:
     queues: tuple[QueueBacklog, ...]
     markers: tuple[MarkerPartition, ...]
-    # What retention has left of the messages topic; at most so many, if they are not counted.
+    # What retention has left of the messages topic, or an upper bound where it is not counted.
     messages: int
     messages_counted: bool
     dead_letters: int

@@ -44,14 +44,14 @@ from kafkamq.transport.record import Record
 from kafkamq.transport.settings import producer_settings
 from kafkamq.types import Marker, MarkerType, MessageBatch, Outcome
 
-# Brokers' clocks differ; STARTs come for so long after the latest one that is known.
+# Brokers' clocks differ, and STARTs come behind the latest one that is known.
 MARGIN_MS = 60_000
 REFUSED_S = 60.0
 # What has not changed is written again: a former owner's record may come late.
 AGAIN_S = 600.0
 LOOK_BACK_MS = 600_000
 _LOOK_CHUNKS = 4
-# A worker's polls wait so long for a look, with all of its steps.
+# What a worker's polls wait for a look, with all of its steps.
 _LOOK_S = 2.0
 _WITHOUT = (Meaning.FORBIDDEN, Meaning.NO_TOPIC)
 """Without the right to read, or a ledger, a worker goes on: it only knows less."""

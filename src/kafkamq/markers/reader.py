@@ -32,7 +32,7 @@ from kafkamq.types import PartitionId
 
 __all__ = ["MessageReader"]
 
-# One poll asks for so many records at least, and for so many where few or none are our own.
+# The records of a poll, at least and where few or none are our own.
 MIN_POLL = 100
 MAX_POLL = 10_000
 FULL_MS = MAX_AGE_MS

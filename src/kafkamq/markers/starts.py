@@ -46,7 +46,7 @@ from kafkamq.types import MessageId
 MAX_TRANSACTION_BYTES = 16 * 1024 * 1024
 # A look-up per message costs 0.4 us.
 _STARTED, _HELD = LeaseState.STARTED, LeaseState.HELD
-# So many messages are STARTed one by one before the brokers' time is known (R28).
+# Messages that are STARTed one by one before the brokers' time is known (R28).
 FIRST_COUNT = 100
 _MISSING = object()
 _log = logging.getLogger(__name__)

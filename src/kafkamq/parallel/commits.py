@@ -34,7 +34,7 @@ from kafkamq.types import PartitionId
 
 _TURN_S = 0.02
 _SOON_S = 0.05
-# After a broker has refused a map, none is tried for so long, doubled with each refusal.
+# The time without maps after a broker has refused one, doubled with each refusal.
 _NO_MAPS_S = 60.0
 _MAX_NO_MAPS_S = 3600.0
 _log = logging.getLogger(__name__)

@@ -40,7 +40,7 @@ _STOPPED_S = 3600.0
 _log = logging.getLogger(__name__)
 WriteDeadLetter = Callable[[ParallelRecord, DeadLetterReason, str], Written]
 Hold = Callable[[ParallelRecord, DeadLetterReason, Written], None]
-# One pass gives up so many records at most: the thread that polls has other things to do.
+# Records that one pass gives up at most: the thread that polls has other things to do.
 _MOST = 200
 
 

@@ -20,7 +20,7 @@ class Failure:
     # The last error; None: its handler returned a ``Nack``.
     error: BaseException | None
     reason: str
-    # So many attempts were nobody's fault: a result was not written, a body was not read.
+    # Attempts that were nobody's fault: a result was not written, a body was not read.
     unwritten: int = 0
     is_given_up: bool = False
 

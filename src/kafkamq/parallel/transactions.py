@@ -42,9 +42,9 @@ from kafkamq.transport.record import Record
 from kafkamq.transport.transactions import TransactionalProducer
 from kafkamq.types import RecordId
 
-# So many failed records are remembered; more at once mean that Kafka refuses everything.
+# Failed records that are remembered; more at once mean that Kafka refuses everything.
 MAX_BLAMED = 10_000
-# A transaction is committed when so many of its results are waited for.
+# Results of a transaction that are waited for, at which it is committed.
 MAX_UNTOLD = 10_000
 # What these errors say is the consequence of another record's failure.
 _COLLATERAL = (Meaning.PURGED, Meaning.OTHERS_FAULT)

@@ -28,7 +28,7 @@ MAX_TAKE = 512
 MAX_RUN = 64
 # What is given up is not tried again: its dead letter ends this wait.
 HELD_MS = 366 * 86_400_000
-# A worker that has been busy for so long keeps only what it has begun.
+# Behind this a busy worker keeps only what it has begun.
 STUCK_S = 0.02
 
 PoolWorker: TypeAlias = Slot[ParallelRecord]

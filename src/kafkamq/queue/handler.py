@@ -208,7 +208,7 @@ __all__ = [
     "wants_body",
 ]
 
-# So many layers of decorators are looked through: they may go round in a circle.
+# Layers of decorators that are looked through: they may go round in a circle.
 _MAX_LAYERS = 100
 _JSON_TYPES = (dict, list, int, float, bool, Mapping, Sequence)
 

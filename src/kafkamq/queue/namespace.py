@@ -31,7 +31,7 @@ CONNECT_TIMEOUT_S = 15.0
 _END_S = 5.0
 # Kafka's ``metadata.max.age.ms``: new partitions are used after this at the latest.
 MAX_AGE_S = 300.0
-# Workers ask so often: STARTs that name a topic by its former id are soon made again.
+# Of workers: STARTs that name a topic by its former id are soon made again.
 IDENTITY_AGE_S = 15.0
 # What a copy adds: the framing of batch and record, origin, count.
 COPY_OVERHEAD_BYTES = 1024

@@ -32,7 +32,7 @@ from kafkamq.transport.producer import ThreadedProducer
 from kafkamq.transport.record import Record
 from kafkamq.types import Headers
 
-# A record has so many forms, each smaller than the one before; then the first is tried again.
+# Forms of a record, each smaller than the one before; then the first is tried again.
 FORMS = 3
 FIRST_PAUSE_S = 0.1
 MAX_PAUSE_S = 2.0

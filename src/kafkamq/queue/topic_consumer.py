@@ -38,7 +38,7 @@ from kafkamq.transport.record import RecordLike, headers_of
 from kafkamq.types import DeadLetterReason, Nack, Outcome, Reject
 
 P = TypeVar("P")
-# Nothing is handed out while so many dead letters, with their payloads, are not written.
+# Dead letters under way, with their payloads, at which nothing is handed out.
 MAX_UNWRITTEN = 10_000
 _SLICE_S = 0.25
 _log = logging.getLogger(__name__)

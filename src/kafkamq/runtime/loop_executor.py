@@ -16,10 +16,10 @@ from kafkamq.runtime.rules.hanging import Slots, max_left
 from kafkamq.runtime.verdicts import outcomes_of
 from kafkamq.runtime.work_queue import HandlerCall, Slot, WorkQueue, enter, take_list
 
-# Handlers that never wait must not own the loop: after so long others get a turn.
+# The longest turn of handlers that never wait: they must not own the loop.
 _TURN_S = 0.002
 _BLOCKED_S = 10.0
-# A handler that is cancelled has so long to end; then it is left alone.
+# What a cancelled handler has to end; then it is left alone.
 _CANCEL_S = 1.0
 _NO_LOOP = "the event loop of the handlers ended before their consumer was closed"
 _log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from contextlib import closing
 from time import monotonic
 from typing import Any, TypeAlias, TypeVar
 
-# A loop tries so often what it must not block for.
+# The pause between two tries of what a loop must not block for.
 _TURN_S = 0.002
 T = TypeVar("T")
 

@@ -50,16 +50,16 @@ from kafkamq.transport.record import AcknowledgeType, Record
 from kafkamq.transport.settings import share_settings
 from kafkamq.types import DeadLetterReason
 
-# About so many records come by one poll: whole batches of producers.
+# The records of one poll, about: whole batches of producers come.
 MAX_POLL = 500
 QUIET_S = 2.0
-# Closing waits so long for letters and copies; members wait longer for their leave.
+# What closing waits for letters and copies; members wait longer for their leave.
 MOVE_S = 5.0
 # What is left of a lock less than this is not begun.
 MARGIN_MS = 1500
 _CONFIRM_SLICE_S = 0.01
 _MAX_UNSEEN = 100_000
-# A copy is waited for so long before its lock ends; of a shorter lock, a third.
+# The wait for a copy before its lock ends; of a shorter lock, a third.
 _PATIENCE_MS = 5000
 _Key = tuple[int, int, int]
 _log = logging.getLogger(__name__)

@@ -34,7 +34,7 @@ _TURN_S = 0.02
 _COMMIT_S = 10.0
 _LEAVE_S = 10.0
 AGAIN_S = 0.5
-# Errors that waiting rarely mends, as of a topic that is gone, are borne for so long.
+# The patience with errors that waiting rarely mends, as of a topic that is gone.
 PATIENCE_S = 60.0
 # A group takes 200 members by default.
 MAX_MEMBERS = 24

@@ -41,7 +41,7 @@ from kafkamq.types import PartitionId
 
 T = TypeVar("T")
 _SLICE_S = 0.2
-# A client gives so many retriable answers in a row before a new one takes its place.
+# Retriable answers in a row behind which a new client takes the place of one.
 _PATIENCE = 5
 _VISIBLE_S = 5.0
 _TURN_S = 0.05

@@ -521,9 +521,9 @@ _NEVER = 1 << 63
 # The first wait for a log that does not answer, while others could be read.
 _FIRST_WAIT_S = 3.0
 _MAX_WAIT_S = 12.0
-# Then it is left alone for so many times the last wait.
+# Then it is left alone, for a multiple of the last wait.
 _REST_WAITS = 2
-# What nobody has looked for in so long is looked for again from the start.
+# What nobody has looked for within this is looked for again from the start.
 _MEMORY_S = 60.0
 _CLEARING_S = 1.0
 # A lagging broker explains fewer: somebody writes invented names.

@@ -42,7 +42,7 @@ Report: TypeAlias = "Callable[[KafkaError | None, Record], None]"
 NewRecord: TypeAlias = tuple[bytes | None, bytes | None, int, "Headers | None", Report]
 """Value, key, partition (-1: the client's choice), headers, and who is told what became of it."""
 
-# A flush of so long ends what lingers.
+# A flush that ends what lingers.
 _SET_OUT_S = 0.005
 _SLICE_S = 0.25
 _FLUSH_SLICE_S = 0.1
@@ -56,7 +56,7 @@ _SHARE_S = 0.0003
 _SHARE_COUNT = 500
 _MAX_SHARE_COUNT = 8000
 _MAX_TURNS = 4
-# Reports may be so much later where the process stood still.
+# The delay of reports where the process stood still.
 _LATE_S = 30.0
 _REPORTS_S = 0.5
 NEVER_REPORTED = KafkaError(KafkaError._PURGE_QUEUE, "its client was recreated")
@@ -138,7 +138,7 @@ class IdempotentProducer:
     ) -> None:
         self.watch = ErrorWatch(config.bootstrap_servers)
         self.queued = 0
-        # When so many are queued, others get a turn.
+        # The number of queued records at which others get a turn.
         self._turn_at = math.inf
         self._servers = config.bootstrap_servers
         self._settings = settings

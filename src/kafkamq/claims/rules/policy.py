@@ -35,7 +35,7 @@ _TOO_SLOW = (End.BEHIND, End.STUCK)
 _RESTS = (*_TOO_SLOW, End.RIVAL, End.SHARED)
 _CONTESTED = (End.REFUSED, End.HELD)
 _MAX_STRIDE = 1024
-# A client that was too slow does not ask for so many rests.
+# Rests for which a client that was too slow does not ask.
 _SLOW_RESTS = 10
 _NOBODY: Owner = ("", "")
 

@@ -141,12 +141,10 @@ def read_chunk(
 class PageLimits:
     """How chunks are shared out among the index and pages."""
 
-    # So many chunks are listed in the index; if there are more, those that changed first go to
-    # pages, until so many are left.
+    # Chunks in the index; if there are more, those that changed first go to pages, but for the rest.
     listed: int = 1024
     kept: int = 512
-    # A page has so many lines; one with twice as many is split, one with fewer than the least is
-    # dissolved.
+    # Lines of a page; one with twice as many is split, one with fewer than the least is dissolved.
     page: int = 512
     least: int = 64
 

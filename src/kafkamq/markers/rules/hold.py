@@ -19,7 +19,7 @@ PAGE_BITS = 64
 # Longer than the 20 s + 30 s of R5 (R12).
 ENDED_MEMORY_MS = 60_000
 NEVER = 1 << 62
-# A leaf with so many holds can be divided between two pages; one with fewer joins a neighbour.
+# A leaf of the most holds can be divided between two pages; one of fewer joins a neighbour.
 MAX_HOLDS = 2 * PAGE_BITS
 MIN_HOLDS = MAX_HOLDS // 8
 _CHUNK_PAGES = CHUNK_OFFSETS // PAGE_BITS

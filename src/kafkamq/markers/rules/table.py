@@ -27,7 +27,7 @@ from kafkamq.markers.rules.hold import (
 )
 from kafkamq.types import MessageId
 
-# Pairs that count no more are dropped when there are so many, and half of all are such.
+# The least number of pairs that count no more, and half of all pairs, that are dropped.
 _MIN_STALE = 64
 _CHUNK_PAGES = CHUNK_OFFSETS // PAGE_BITS
 _Heap = list[tuple[int, int, Leaf]]

@@ -29,7 +29,7 @@ from kafkamq.transport.transactions import TransactionalProducer
 
 # Of a process; a producer has two connections to a broker that coordinates it.
 MAX_OPEN = 24
-# So many partitions at once: each start of a producer waits for the broker.
+# Partitions at once: each start of a producer waits for the broker.
 _CLAIMING = 8
 
 

@@ -53,7 +53,7 @@ from kafkamq.types import Marker, PartitionId
 _log = logging.getLogger(__name__)
 
 _THREADS = 4
-# A TICK may be so late, too.
+# A TICK may be late by this, too.
 _POLL_S = 0.02
 _STATUS_S = 1.0
 _PATIENCE_S = 30.0
@@ -62,7 +62,7 @@ _SETTLE_S = 20.0
 _MAX_TURN_S = 30.0
 _BATCH = 5000
 _NEW_PARTITIONS_MS = 30_000
-# A killed replica's partitions wait so long for their next owner.
+# What a killed replica's partitions wait for their next owner.
 _SESSION_MS = 6_000
 _STRATEGY = "partition.assignment.strategy"
 _WAIT_S = 0.2

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 _MAX_TOPICS = 16
 _MISSING_S = 10.0
-# One sweep of a window may take so long: rows wait for it.
+# The longest sweep of a window: rows wait for it.
 _READ_S = 1.0
 _NOTHING = None, -1, 0
 _FRESH_S = 0.5

@@ -36,20 +36,18 @@ _MAX_ATTEMPTS = 8
 _FIRST_PAUSE_S = 0.05
 _MAX_PAUSE_S = 2.0
 _LOOK_S = 0.5
-# A transaction may take so long; it begins when its rows are ready (R22).
+# The longest transaction; it begins when its rows are ready (R22).
 _WRITE_S = 8.0
 # A full transaction takes a third of what it may take for the brokers.
 _FULL_S = 10.0 / 3
-# The bytes of a transaction before it is known what goes through, and the least, however slow the
-# others were.
+# A transaction's bytes before it is known what goes through, and the least of a slow link.
 _FIRST_BYTES = 4 * 1024 * 1024
 _LEAST_BYTES = 64 * 1024
 _MAX_GROWTH = 4
-# So many full transactions behind one that failed stay smaller.
+# Full transactions behind one that failed that stay smaller.
 _CAREFUL = 10
 _FIRST_ROW_BYTES = 1024.0
-# A window has so many rows at least, unless they take longer than this: a settlement may not take
-# much longer.
+# The least rows of a window, unless they take longer: a settlement may not.
 _LEAST_ROWS = 16
 _LEAST_S = 4.0
 _READ_S = 1.0

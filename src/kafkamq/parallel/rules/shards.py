@@ -42,7 +42,7 @@ from typing import Generic, Protocol, TypeVar
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.parallel.rules.offsets import OffsetTracker
 
-# So many records that are done stay referenced in front of a long shard.
+# Records that are done and stay referenced in front of a long shard.
 _MAX_CUT_OFF = 512
 DEFAULT_MAX_RUN = 64
 

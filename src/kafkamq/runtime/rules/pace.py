@@ -31,12 +31,12 @@ _MEMORY_RECORDS = 1024.0
 _WINDOW_MS = 240.0
 _CALLS = 24
 _CYCLES = 3
-# After so long one call of each slot will do.
+# Behind this one call of each slot will do.
 _PATIENCE_MS = 2_000.0
-# Calls that began under another limit end within so many cycles.
+# Within these cycles calls end that began under another limit.
 _SETTLE_CYCLES = 1.5
 _SETTLE_MS = 20.0
-# Slots limit the rate while so much of them is at work, for so much of the time.
+# Slots limit the rate while this share of them is at work, for that share of the time.
 _FULL = 0.9
 _MOSTLY = 0.8
 # A limit that is x times as high must bring x ** _PRICE times the rate.
@@ -44,7 +44,7 @@ _PRICE = 0.05
 _FACTORS = (2.0, 1.5, 1.25)
 _REST_MS = 1_000.0
 _MAX_REST_MS = 16_000.0
-# When the rate has changed by so much, what was found does not hold any more.
+# Behind such a change of the rate, what was found does not hold any more.
 _CHANGE = log(1.4)
 # This is about what a batch takes from the log to the handlers.
 _AHEAD_MS = 30

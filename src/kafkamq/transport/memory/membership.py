@@ -25,7 +25,7 @@ from kafkamq.types import PartitionId
 if TYPE_CHECKING:
     from kafkamq.transport.memory.cluster import MemoryKafka
 
-# An outage ends without a word: it is looked for so often.
+# The pause between looks for the end of an outage, which comes without a word.
 _AGAIN_S = 0.25
 _MISSING_S = 1.0
 _log = logging.getLogger(__name__)
