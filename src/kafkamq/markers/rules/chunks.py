@@ -141,7 +141,7 @@ def read_chunk(
 class PageLimits:
     """How chunks are shared out among the index and pages."""
 
-    # Chunks in the index; if there are more, those that changed first go to pages, but for the rest.
+    # Chunks in the index; of more, those that changed first go to pages, until ``kept`` stay.
     listed: int = 1024
     kept: int = 512
     # Lines of a page; one with twice as many is split, one with fewer than the least is dissolved.
