@@ -214,7 +214,7 @@ class Cluster:
         return member
 
     def claims(self, group_id: str | None = None) -> list[Claim]:
-        """Every partition that the read part of the topic names; of one group, or of all."""
+        """Return every partition that the read part of the topic names; of one group, or of all."""
         with self._engine.lock:
             now_s = self._engine.now_s()
             return [

@@ -127,7 +127,7 @@ class Holding(Listener):
             )
 
     def confirmed_position(self, topic: str, partition: int) -> int:
-        """Up to where the log says that all is done; -1: it is not held."""
+        """Return up to where the log says that all is done; -1: it is not held."""
         with self._engine.lock:
             session = self._sessions.get((topic, partition))
             return -1 if session is None else session.claimant.confirmed_position

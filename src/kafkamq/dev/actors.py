@@ -62,7 +62,7 @@ Runner = Callable[[Mapping[str, Any], Recorder, threading.Event], None]
 
 
 def run_work(first: Mapping[str, Any], recorder: Recorder, stopping: threading.Event) -> None:
-    """One of our backends at the work of ``compare``, as a user would run it."""
+    """Run one of our backends at the work of ``compare``, as a user would."""
     handler = Handler(recorder)
 
     def handle(message: Message) -> Nack | None:

@@ -350,7 +350,7 @@ class LocalKafka:
         raise self._failure(f"it does not answer after {self._start_timeout:g} s", log_from)
 
     def _failure(self, what: str, log_from: int) -> LocalKafkaError:
-        """Why it failed, out of what the log says from a position on."""
+        """Return why the broker failed, by what its log says from a position on."""
         path = self.log_path
         with path.open("rb") as file:
             file.seek(log_from)

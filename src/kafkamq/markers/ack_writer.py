@@ -163,7 +163,7 @@ class AckWriter:
             self.state.keeper.ring()
 
     def gathering_s(self) -> float:
-        """So long the verdicts that were given wait for more (R30)."""
+        """Return how long the verdicts that were given still wait for more (R30)."""
         noted_ms = self._noted_ms
         return max(0, noted_ms + LINGER_MS - monotonic_ms()) / 1000 if noted_ms else 0.0
 
@@ -195,7 +195,7 @@ class AckWriter:
             raise
 
     def _ends_of(self, parts: Iterable[Lease]) -> list[EndRecord]:
-        """ENDs that say the verdicts of these: one for all that it can name (R30)."""
+        """Return the ENDs of these, one for all that it can name (R30)."""
         groups: dict[tuple[int, str, Verdict], list[Lease]] = {}
         for part in parts:
             same = part.marker_partition, part.holder_id, part.verdict

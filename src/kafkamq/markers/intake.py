@@ -252,7 +252,7 @@ class Intake:
         return self._last_start if self.is_fast else 0
 
     def _room(self) -> int:
-        """So many more may be held; what waits for an answer does not keep others out."""
+        """Return how many more may be held; what waits for an answer does not keep others out."""
         most = self._queue.max_in_flight
         late = sum(
             len(run.offsets) for run in self.pipeline.under_way() if run.partition in self._late

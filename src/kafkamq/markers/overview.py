@@ -137,7 +137,7 @@ def _bounds(admin: Admin, topic: str) -> dict[int, tuple[int, int]]:
 
 
 def _groups(admin: Admin, config: ServiceConfig) -> dict[str, str]:
-    """Groups of workers, by whom, and their queues: kafka-mq-go's first, then ours."""
+    """Return groups of workers, whose they are, and queues: kafka-mq-go's first, then ours."""
     listed = admin.wait(admin.client.list_consumer_groups(), "listing groups").valid or []
     names = [group.group_id for group in listed if group.group_id != TRACKER_GROUP]
     return {

@@ -355,7 +355,7 @@ class MessageReader:
     # Positions.
 
     def _place(self) -> None:
-        """Partitions whose position is not in the log: a new group's, or data was lost."""
+        """Place partitions whose position is not in the log: a new group's, or data was lost."""
         for partition in self._unplaced.keys() - self._gained_s.keys():
             del self._unplaced[partition]
         # A transaction was given up, perhaps before its offsets were sent: ask after it.

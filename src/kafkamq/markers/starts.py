@@ -240,7 +240,7 @@ class Starter:
         oldest_ms: int | None,
         now_ms: int,
     ) -> None:
-        """Messages of ``of``, or a part of them; epochs ascend with offsets, as do times."""
+        """START messages of ``of``, or a part of them; epochs ascend with offsets, as do times."""
         facts, leases = self._state.facts, self._state.leases
         first, last = run.messages[0]._record, run.messages[-1]._record
         epoch = first.leader_epoch()

@@ -227,7 +227,7 @@ class HandOver:
             self._ack_writer.refuse(message, Refusal.ACKNOWLEDGED_BEFORE)
 
     def _write_hold(self, lease: Lease, message: MarkersMessage, asked_ms: int) -> int:
-        """Its KEEPALIVE is in the log; the log's time."""
+        """Write its KEEPALIVE, and return the log's time when it is in the log."""
         answers: list[tuple[KafkaError | None, int]] = []
 
         def reported(error: KafkaError | None, record: Record) -> None:
@@ -580,7 +580,7 @@ def _unread(token: MessageToken) -> DeadlineExceededError:
 
 
 def _refusal(token: MessageToken, fate: Fate, is_due: bool) -> StateError | LeaseLostError:
-    """Why a verdict did not count."""
+    """Return why a verdict did not count."""
     first, what = fate.first, f"message {_place(token)} of queue {token.queue_id!r}"
     if first is not None and first.outcome in _WORDS:
         return StateError(

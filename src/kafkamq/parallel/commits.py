@@ -280,7 +280,7 @@ class Committer:
                 self._wanted.notify_all()
 
     def _commit(self) -> bool:
-        """One commit; says whether a map holds work back."""
+        """Make one commit; return whether a map holds work back."""
         self._may_succeed = False
         plan = self._plan()
         if not plan.commits:

@@ -378,7 +378,7 @@ class ProducePublisher:
 
 
 def _failed_send(error: Exception) -> Exception | Unwritten:
-    """Of a result; ``Unwritten``, unless it is refused for what it is, or for where it goes to."""
+    """Return ``Unwritten``, or the error where the result or its topic is at fault."""
     is_ours = isinstance(error, StateError)
     is_over = isinstance(error, BrokerError) and error.is_fatal
     is_kafkas = is_over or is_retriable(error) or meaning(error) in REFUSALS

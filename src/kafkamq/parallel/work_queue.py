@@ -104,7 +104,7 @@ class ParallelWorkQueue:
         return self.scheduler.has_ready and not self._is_paused
 
     def set_limit(self, limit: int) -> None:
-        """So many workers may be at work at once; see ``Adjustable``."""
+        """Change how many workers may be at work at once; see ``Adjustable``."""
         with self.lock:
             self._concurrency = limit
             self._parked.set_limit(limit)

@@ -191,7 +191,7 @@ class Consumer(ABC):
         self.put_back(messages)
 
     def cancel_receive(self) -> None:
-        """Whoever waits for the present ``receive`` has gone: it ends soon. From any thread."""
+        """End the present ``receive`` soon, as nobody waits for it any more. From any thread."""
         self._hurry.set()
 
     @abstractmethod

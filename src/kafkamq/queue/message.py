@@ -66,7 +66,7 @@ class Message:
         headers: Sequence[tuple[str, bytes | None]],
         delivery_count: int = 1,
     ) -> None:
-        """Made by a consumer alone."""
+        """Only consumers make messages."""
         self._acknowledger = acknowledger
         self._record = record
         # None: as its record has them; bytes: its id, which is its only one.
@@ -113,7 +113,7 @@ class Message:
 
     @property
     def delivery_count(self) -> int:
-        """Deliveries so far, this one included: 1 at the first."""
+        """Return the deliveries so far, this one included: 1 at the first."""
         return self._count
 
     @property

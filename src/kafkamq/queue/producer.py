@@ -63,7 +63,7 @@ class Producer:
     _is_stamped = False
 
     def __init__(self, sender: Sender, queue: QueueConfig) -> None:
-        """Made by ``Queue.producer``: of a queue with a topic of its own, or of a subclass."""
+        """Only ``Queue.producer`` makes producers, of this class or of a subclass."""
         self._sender = sender
         self._namespace = sender.namespace
         self._queue = queue

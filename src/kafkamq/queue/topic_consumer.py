@@ -86,7 +86,7 @@ class TopicMessage(Message, Generic[P]):
         deadline_ms: float = math.inf,
         place: P,
     ) -> None:
-        """Made by its consumer; ``deadline_ms`` is of its clock."""
+        """Only its consumer makes it; ``deadline_ms`` is of that one's clock."""
         super().__init__(consumer, record, headers_of(record), delivery_count)
         self._deadline_ms = deadline_ms
         self.place = place

@@ -162,7 +162,7 @@ class ProcessExecutor(Generic[R]):
     # Beginning a process.
 
     def made(self) -> _Process | None:
-        """Another process; None: none can begin now."""
+        """Return another process; None: none can begin now."""
         try:
             process = _Process(self.processes.call)
         except OSError as error:

@@ -130,7 +130,7 @@ class ParkedSlots:
         self._waker: Waker | None = None
 
     def join(self, count: int, waker: Waker) -> None:
-        """So many slots are there, and none waits."""
+        """Note how many slots there are; none waits."""
         self._count, self._waker = count, waker
         self.set_limit(self._limit)
 
@@ -332,7 +332,7 @@ class HandlerCall:
         return HandlerTimeoutError(f"the handler took longer than {self.timeout_ms / 1000:g} s")
 
     def abandoning_error(self, count: int) -> HandlerTimeoutError:
-        """So many such calls go on, and no more are left alone."""
+        """Return the error of a consumer behind which this many such calls go on already."""
         return HandlerTimeoutError(
             f"{count} calls of the handler go on although they took longer than "
             f"{self.timeout_ms / 1000:g} s, and cannot be ended: start this process again, and give"

@@ -167,7 +167,7 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
         return len(records)
 
     def _sort(self, message: ShareMessage) -> None:
-        """What becomes of a record that has come; with ``_changed`` held."""
+        """Decide what becomes of a record that has come; with ``_changed`` held."""
         before = earlier_deliveries(message)
         unseen = self._unseen.get(message.key_of_place, 0)
         message._count = max(1, before + message.broker_count - unseen)

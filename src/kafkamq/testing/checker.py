@@ -343,7 +343,7 @@ class Checker:
         )
 
     def _why_not_lost(self, timeline: Timeline, history: MessageHistory, start: Marker) -> str:
-        """Why it is untrue that the payload is lost; empty: it may be."""
+        """Return why it is untrue that the payload is lost; empty: it may be."""
         one = history.message_id
         if start.type is MarkerType.END:
             is_whole = timeline.offsets[0] == 0

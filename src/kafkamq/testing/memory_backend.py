@@ -398,7 +398,7 @@ class _MarkersDouble(_MemoryConsumer):
 def _fire(
     memory: MemoryQueue, record: MemoryRecord, settle: Settle, start: Marker, error: str
 ) -> None:
-    """What a tracker does with a message that is due (R14)."""
+    """Do what a tracker does with a message that is due (R14)."""
     decision = decide(
         settle,
         start,

@@ -101,7 +101,7 @@ class MemoryDeadLetter:
 
     @property
     def reason(self) -> str:
-        """Why: as ``DeadLetterReason``'s values."""
+        """Return why, as a value of ``DeadLetterReason``."""
         return (self.headers.get("kafkamq-reason") or b"").decode()
 
     @property

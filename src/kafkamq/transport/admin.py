@@ -383,7 +383,7 @@ class Admin:
         return self._ask(doing, lambda attempt: read(timeout_s=attempt.timeout_s))
 
     def log_bounds(self, topic: str, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
-        """First offset and end (of what is committed) of each partition."""
+        """Return the first offset and the end (of what is committed) of each partition."""
         wanted = [TopicPartition(topic, partition) for partition in partitions]
         earliest = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # of confluent_kafka
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
@@ -439,7 +439,7 @@ class Admin:
         }
 
     def offsets_for_times(self, topic: str, times_ms: Mapping[int, int]) -> dict[int, int]:
-        """First offset in each partition that is not older than that; absent: there is none."""
+        """Return the first offset in each partition that is not older; absent: there is none."""
         wanted = {
             TopicPartition(topic, number): OffsetSpec.for_timestamp(at_ms)
             for number, at_ms in times_ms.items()
@@ -480,7 +480,7 @@ def _listed(
     attempt: _Attempt,
     isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
 ) -> dict[int, Any]:
-    """Offset and timestamp by partition."""
+    """Return offset and timestamp by partition."""
     futures = attempt.client.list_offsets(
         wanted, isolation_level=isolation, request_timeout=attempt.timeout_s
     )

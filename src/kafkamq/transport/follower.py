@@ -171,7 +171,7 @@ class Follower:
     # Reading.
 
     def poll(self, limit: int, timeout_s: float) -> Sequence[Record]:
-        """Up to so many records, those of a partition in order; waits for the first one alone."""
+        """Return up to ``limit`` records, of a partition in order; waits for the first alone."""
         if self._failure is not None:
             self._raise_failure()
         self.watch.check(self._doing)

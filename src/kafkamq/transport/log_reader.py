@@ -95,11 +95,11 @@ class LogReader(Follower):
         return self._offsets(topic, partitions, _LOG_BEGIN)
 
     def log_ends(self, topic: str, partitions: Sequence[int]) -> dict[int, int]:
-        """Offset behind each partition's last committed record (its last stable offset)."""
+        """Return each partition's last stable offset, behind its last committed record."""
         return self._offsets(topic, partitions, _LOG_END)
 
     def offsets_at(self, topic: str, partitions: Sequence[int], at_ms: int) -> dict[int, int]:
-        """First offset of each partition whose time is not before ``at_ms``; else the log's end."""
+        """Return each partition's first offset not before ``at_ms``; else the log's end."""
         found = self._offsets(topic, partitions, max(0, at_ms))
         behind = [number for number, offset in found.items() if offset < 0]
         return found | self.log_ends(topic, behind)
@@ -183,7 +183,7 @@ class LogReader(Follower):
             self.drop([place])
 
     def _lost(self, wanted: LogRange) -> DataLossError:
-        """Why a position is outside the log (R23)."""
+        """Return why a position is outside the log (R23)."""
         start = self.log_starts(wanted.topic, [wanted.partition])[wanted.partition]
         end = self.log_ends(wanted.topic, [wanted.partition])[wanted.partition]
         where = f"{wanted.topic}[{wanted.partition}]"
@@ -300,7 +300,7 @@ class RecordReader:
     def stream(
         self, partition: int, offsets: Sequence[int], *, timeout_s: float = 60.0
     ) -> Iterator[tuple[int, AnyRecord | None]]:
-        """Offset and record at each of ``offsets`` (ascending, each once); see ``sweep``."""
+        """Yield offset and record at each of ``offsets`` (ascending, each once); see ``sweep``."""
         for _, found in self.sweep({partition: offsets}, timeout_s=timeout_s):
             yield from found.items()
 

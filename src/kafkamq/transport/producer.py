@@ -104,7 +104,7 @@ def _flush(client: Producer, timeout_s: float) -> int:
 
 
 def _runs_a_loop() -> bool:
-    """Whether this thread runs an event loop; asks without an import of asyncio."""
+    """Return whether this thread runs an event loop; asks without an import of asyncio."""
     running = getattr(sys.modules.get("asyncio.events"), "_get_running_loop", None)
     return running is not None and running() is not None
 
@@ -161,7 +161,7 @@ class IdempotentProducer:
         self.failed = self._cause
 
     def __len__(self) -> int:
-        """Records, and reports of records, that are under way."""
+        """Return how many records, and reports of records, are under way."""
         with self._lock:
             return len(self._client)
 
@@ -293,7 +293,7 @@ class IdempotentProducer:
                 del record["_error"]
 
     def _refresh(self, client: Producer, topic: str, error: KafkaException) -> bool:
-        """Whether the client knows a new partition now (R26); it looks every five minutes."""
+        """Return whether the client knows a new partition now (R26): it looks every 5 minutes."""
         if meaning(error) is not Meaning.NO_PARTITION:
             return False
         # It takes seconds: others may write meanwhile.

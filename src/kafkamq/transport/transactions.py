@@ -297,7 +297,7 @@ class TransactionalProducer:
 
     @contextmanager
     def transaction(self, *, timeout_s: float = 30.0) -> Iterator[None]:
-        """Around what is produced: committed when the block ends normally, else aborted."""
+        """Commit what is produced in the block when that ends normally, else abort it."""
         self.begin()
         try:
             yield

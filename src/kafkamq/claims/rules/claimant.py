@@ -178,7 +178,7 @@ class Health:
         self.latest_offsets.append(latest_offset)
 
     def judge(self, position: int, latest_offset: int, monotonic_ms: int) -> End | None:
-        """Why the claim is to be given up; once per heartbeat."""
+        """Return why the claim is to be given up; once per heartbeat."""
         config = self._config
         consumer, partition = velocity(self.positions), velocity(self.latest_offsets)
         if not config.release_if_behind:
@@ -590,7 +590,7 @@ class Claimant:
         return may_reclaim(self.config, claim) and self._log.is_ready(now_s=now_s)
 
     def _coordination_offset(self, claim: Claim) -> int:
-        """Where several are possible: the larger one loses messages, the smaller one repeats."""
+        """Return where to begin: of two offsets the larger loses messages, the smaller repeats."""
         return claim.max_offset if self._is_at_most_once else claim.offset
 
     def _begin_at(self, start: StartPosition) -> None:

@@ -385,7 +385,7 @@ class SafeRules:
             entry.contenders = {}
 
     def _is_warm(self, now_ms: int | None = None) -> bool:
-        """Whoever holds a partition now has written about it since reading began."""
+        """Return whether the holder of any partition has written about it since reading began."""
         if self._since_ms is None:
             return True
         if now_ms is None:
@@ -633,7 +633,7 @@ class ClaimLog:
         )
 
     def claims(self, *, now_s: float) -> Iterator[Claim]:
-        """Every partition that was ever named, held or not."""
+        """Return every partition that was ever named, held or not."""
         for group, topic, partition in list(self._entries):
             yield self.claim(group, topic, partition, now_s=now_s)
 

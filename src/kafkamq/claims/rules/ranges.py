@@ -304,7 +304,7 @@ class RangeLog:
         return True
 
     def _claimed_unjudged(self, place: _PartitionClaims, record: RangeRecord, at: int) -> None:
-        """While not all is known (RC3): whether it was accepted is seen by what others tell."""
+        """Fold a claim while not all is known (RC3): others tell whether it was accepted."""
         if not 0 < record.next - record.first <= MAX_RANGE:
             return
         self._note(place.claimed, record.first, at)

@@ -77,7 +77,7 @@ def compare(
 
 
 def why_not(config: ServiceConfig, contender: Contender) -> str:
-    """Why it cannot be measured on this cluster; empty: it can."""
+    """Return why a contender cannot be measured on this cluster; empty: it can."""
     if contender is not Contender.SHARE:
         return ""
     with Admin(config) as admin:

@@ -182,7 +182,7 @@ class Stage:
         return begin_s
 
     def warm_up(self, *, limit_s: float = 60.0) -> None:
-        """Messages to all partitions, until they are through at once and everybody has joined."""
+        """Send to all partitions until messages are through at once and everybody has joined."""
         deadline_s = time.monotonic() + limit_s
         joined_s = time.monotonic() + _JOIN_S
         quick = 0

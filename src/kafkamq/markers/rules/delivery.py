@@ -157,7 +157,7 @@ def size_of(action: Settle | Carry) -> int:
 
 
 def cut(action: Settle | Carry, begin: int, end: int = PAGE_BITS) -> Settle | Carry:
-    """This action, for these of its messages only (half-open, one at least)."""
+    """Return this action for these of its messages only (half-open, one at least)."""
     if isinstance(action, Carry) or (begin == 0 and end >= action.bits.bit_count()):
         return action
     kept = lowest(action.bits, end)

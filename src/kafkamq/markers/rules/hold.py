@@ -114,7 +114,7 @@ class Consumer:
         self._own, self._own_ms = -1, -1
 
     def renew(self, now_ms: int, timeout_ms: int) -> None:
-        """One more; 0: for each message's own timeout."""
+        """Note one more renewal; 0: for each message's own timeout."""
         self.renewed_ms = now_ms
         if timeout_ms:
             until_ms, numbers, untils = now_ms + timeout_ms, self._numbers, self._untils
@@ -173,7 +173,7 @@ class Holder:
 
     @property
     def renewed_until_ms(self) -> int:
-        """No entry's lease ends before; -1: it was never renewed."""
+        """Return before when no entry's lease ends; -1: it was never renewed."""
         consumer = self._consumer
         if self._counted < consumer.renewals:
             until_ms = consumer.until_ms(self._counted, self.timeout_ms)

@@ -773,7 +773,7 @@ class Leases:
         return copy
 
     def ended(self, lease: Lease, log_ms: int) -> bool:
-        """Its END is in the log; whether it came before the lease's end (R2, R9)."""
+        """Note that its END is in the log; False: it came behind the lease's end (R2, R9)."""
         # Without LogAppendTime nothing is known.
         if lease.log_begin_ms < 0 or log_ms < 0 or log_ms <= lease.log_deadline_ms:
             return True

@@ -320,7 +320,7 @@ class Pipeline(Generic[Message]):
         self._covered = covered
 
     def committed(self) -> list[Run[Message]]:
-        """It succeeded; returns the runs whose messages may be handed out."""
+        """Note that the commit succeeded; return the runs whose messages may be handed out."""
         covered, self._covered = self._covered, None
         assert covered is not None, "a commit has set out"
         done = set(covered.runs)
@@ -332,7 +332,7 @@ class Pipeline(Generic[Message]):
         return covered.runs
 
     def commit_failed(self) -> tuple[list[Run[Message]], dict[int, int]]:
-        """It failed, or nobody knows: what is given up, and where to seek to (R5)."""
+        """Return what is given up as a commit may have failed, and where to seek to (R5)."""
         covered, self._covered = self._covered, None
         gone: list[Run[Message]] = []
         positions: dict[int, int] = {}

@@ -140,7 +140,7 @@ class RedeliveryTracker:
             self.fold(offset, marker)
 
     def fold(self, offset: int, marker: Marker) -> None:
-        """What a record says, once it has moved the clock; for each of its messages (R27)."""
+        """Fold what a record that has moved the clock says of each of its messages (R27)."""
         kind, of_schedule, makes = marker.type, False, False
         fold: _Fold
         if kind is _START:
@@ -401,7 +401,7 @@ class RedeliveryTracker:
         self.table.want(leaf, hold.bits)
 
     def _end(self, leaf: Leaf, index: int, bits: int) -> bool:
-        """These messages of a hold are open no more; whether they were all of it."""
+        """End these messages of a hold; return whether they were all of it."""
         hold = leaf.holds[index]
         count = bits.bit_count()
         if hold.flags & (DUE | CARRY):

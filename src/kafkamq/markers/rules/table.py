@@ -142,7 +142,7 @@ class HoldTable:
         self.wanting[leaf] = None
 
     def part(self, leaf: Leaf, page: int, hold: Hold, bits: int) -> Hold:
-        """These messages of a hold, as one of their own; `even_out` when the page is done."""
+        """Split off these messages of a hold; `even_out` when the page is done."""
         if hold.bits == bits:
             return hold
         part = hold.split(bits)

@@ -265,7 +265,7 @@ class Ledger:
         return last is not None and (last.engine, last.epoch) == (engine, epoch)
 
     def _metadata(self) -> bytes:
-        """Metadata of a group without members: the ledger's group never has any."""
+        """Return the metadata of a group without members: the ledger's group never has any."""
         if not self._group:
             self._group = metadata_of(self._config, self.key.transactional_id)
         return self._group

@@ -137,7 +137,7 @@ class LocalTracker:
         self.close()
 
     def run_once(self, timeout_s: float = _POLL_S) -> int:
-        """One turn: read, fold, plan, and hand out what is to be done; returns records read."""
+        """Read, fold, plan, and hand out what is to be done, once; return the records read."""
         if self._is_closed:
             raise StateError("this tracker is closed")
         self._loop.beat()

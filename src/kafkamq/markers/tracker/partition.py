@@ -73,7 +73,7 @@ class Awaited:
         return found
 
     def add(self, actions: Sequence[Settle | Carry]) -> None:
-        """What a settlement's report names; none: nothing was in its way."""
+        """Await what a settlement's report names; none: nothing was in its way."""
         if not actions:
             if not self._actions:
                 self._look_s = LOOK_S

@@ -90,7 +90,7 @@ class FoundAction:
         return len(self.records) if self.refers else self.size
 
     def message(self, number: int) -> Found:
-        """One of those that are known, with what is its own (R14)."""
+        """Return one of the known messages, with what is its own (R14)."""
         row = cut(self.row, number, number + 1)
         found = Found(row, self.start, self.timestamp_ms, self.error)
         if self.start is not None:
@@ -100,7 +100,7 @@ class FoundAction:
         return found
 
     def first(self, size: int) -> FoundAction:
-        """This action, for the first ``size`` of its messages only."""
+        """Return this action for the first ``size`` of its messages only."""
         return replace(self, row=cut(self.row, 0, size), records=self.records[:size])
 
 
@@ -191,7 +191,7 @@ class MessageLookup:
         return topic if topic.partitions else None
 
     def is_gone(self) -> bool:
-        """Whether a topic that brokers do not know was looked for long enough (R18)."""
+        """Return whether a topic that brokers do not know was looked for long enough (R18)."""
         return self._patience.is_over((self._config.message_topic, -1))
 
     def _id_now(self) -> bytes:
@@ -329,7 +329,7 @@ class Rereader:
         self._ahead = {}
 
     def lookup_of(self, start: Marker | None) -> MessageLookup:
-        """Where the message of a START stands (R37)."""
+        """Return where to look up the message of a START (R37)."""
         if start is None or not start.message_topic:
             return self.messages
         name = start.message_topic, split_key(start.key)[0]
@@ -523,7 +523,7 @@ def sweep(
 
 
 def _is_read(place: _PartitionOffsets, found: _Read, left: Mapping[int, int]) -> bool:
-    """Whether a partition was read behind these offsets, or they are not had now."""
+    """Return whether a partition was read behind these offsets, or they are not had now."""
     partition, offsets = place
     if not offsets:
         return True
@@ -540,7 +540,7 @@ def _offsets(first: int, bits: int) -> Sequence[int]:
 def _missing(
     places: Iterable[_PartitionOffsets], found: _Read, left: Mapping[int, int]
 ) -> dict[int, list[int]]:
-    """Offsets by partition that were not read and can be had, ascending."""
+    """Return by partition the offsets that were not read and can be had, ascending."""
     wanted: dict[int, set[int]] = {}
     for partition, offsets in places:
         wanted.setdefault(partition, set()).update(offsets)
@@ -575,7 +575,7 @@ def _same(one: MessageId, place: _PartitionOffsets, found: _Read) -> Sequence[Re
 
 
 def _is_in(log: _Log, topic: TopicInfo) -> bool:
-    """Whether it can be read: the topic has the partition, and is that of this id (R13)."""
+    """Return whether it can be read: the topic has the partition, and is that of this id (R13)."""
     partition, topic_id = log
     is_there = partition < topic.partitions and partition not in topic.leaderless
     return is_there and _is_same(topic_id, topic)
@@ -620,7 +620,7 @@ def _completed(start: Marker, message: Record, stamp: bytes) -> Marker:
 
 
 def _reason_at(row: Settle | Carry) -> int:
-    """Offset of the END with the reason; -1: there is none."""
+    """Return the offset of the END with the reason; -1: there is none."""
     return row.verdict_offset if isinstance(row, Settle) else -1
 
 
@@ -633,7 +633,7 @@ def _held(markers: Mapping[int, _Decoded]) -> int:
 
 
 def _decoded(record: Record | None) -> _Decoded:
-    """What a record is; of what is gone, or no marker, nothing."""
+    """Return the marker of a record; None: it is gone, or no marker."""
     if record is None:
         return _NOTHING
     try:

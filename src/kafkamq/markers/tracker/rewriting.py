@@ -106,7 +106,7 @@ class Part:
         headers: Headers = (),
         size_bytes: int = 0,
     ) -> None:
-        """One record; 0: its size is not known yet."""
+        """Count one record; 0: its size is not known yet."""
         self.records.append((topic, partition, key, value, headers))
         self.size_bytes += size_bytes or _size(key, value, headers)
 
@@ -202,7 +202,7 @@ class Rewriter:
         return part.size_bytes < self._max_bytes
 
     def _await(self, part: Part, row: Settle | Carry) -> None:
-        """These messages are done without a record."""
+        """Count these messages as done, without a record."""
         # Its partition may have a leader again, or its topic be there.
         self._rereader.ask_again()
         part.awaited.append(row)
@@ -259,7 +259,7 @@ class Rewriter:
         return place is not None and place[:2] == (part.partition, start_offset)
 
     def _copy_all(self, part: Part, found: FoundAction, usual: Copy) -> None:
-        """Messages of a batch; most of them say nothing that a delivery is judged by."""
+        """Copy messages of a batch, most of which say nothing that a delivery is judged by."""
         row = found.row
         first = row.message_id
         bits, other, copies = row.bits, 0, 0

@@ -348,7 +348,7 @@ class Scheduler(Generic[R]):
     # Work comes in.
 
     def add(self, partition: PartitionState[R], records: Sequence[R]) -> int:
-        """Records polled for that partition, in order; those that are done already are left out."""
+        """Add records polled for that partition, in order; what is done already is left out."""
         if partition.phase is PartitionPhase.CLOSED:
             return 0
         offsets = [record.offset for record in records]
@@ -521,7 +521,7 @@ class Scheduler(Generic[R]):
         partition.tracker.complete(offsets)
 
     def keep(self, partition: PartitionState[R], count: int) -> None:
-        """So many records stay in flight behind their runs, until as many less are kept."""
+        """Count records that stay in flight behind their runs; below 0: no longer."""
         if partition.phase is not PartitionPhase.CLOSED:
             partition.in_flight_count += count
 

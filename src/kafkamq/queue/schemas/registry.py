@@ -170,7 +170,7 @@ class SchemaRegistry:
         return float(self._settings["timeout"])
 
     def client(self) -> Any:
-        """This process's client, with errors of ours."""
+        """Return this process's client, with errors of ours."""
         with self._lock:
             if self._client is None or self._client[0] != os.getpid():
                 self._client = os.getpid(), _confluent().make_client(self._settings)

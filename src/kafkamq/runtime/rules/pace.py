@@ -74,7 +74,7 @@ class Adjustable(Protocol):
     """Slots with a limit that can be moved: of a queue, or of each of several processes."""
 
     def set_limit(self, limit: int) -> None:
-        """So many slots may be at work at once; what more are at goes on."""
+        """Change how many slots may be at work at once; what more are at goes on."""
 
     def totals(self) -> Totals:
         """Return the totals at this moment."""

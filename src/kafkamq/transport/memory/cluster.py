@@ -384,7 +384,7 @@ class Groups:
     def refusal(
         self, name: str, generation: int, member_id: str, *, is_transactional: bool = False
     ) -> KafkaError | None:
-        """Why this member may not commit."""
+        """Return why this member may not commit."""
         group = self.groups.get(name)
         is_empty = group is None or not group.members
         if generation < 0 and (is_empty or (is_transactional and not member_id)):

@@ -278,7 +278,7 @@ class Consumer(Membership, Commits):
         return is_led and reading.offset is not None
 
     def _ask_for(self, topic: str, reading: _Reading) -> None:
-        """Of what is assigned and unknown the client asks a broker every second."""
+        """Ask a broker every second for what is assigned and unknown."""
         now_s = time.monotonic()
         is_asked = 0 <= reading.asks_s <= now_s
         if is_asked and self._topic(topic) is not None:

@@ -324,7 +324,7 @@ class Membership:
         )
 
     def _refresh(self, now_s: float) -> None:
-        """Metadata of what is subscribed to; a change of it asks for a new round."""
+        """Look at the metadata of what is subscribed to; a change of it asks for a new round."""
         counts = {topic: self._learn(topic) for topic in self._topics()}
         missing = {
             topic for topic in self._wanted if not topic.startswith("^") and topic not in counts

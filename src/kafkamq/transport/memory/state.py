@@ -50,7 +50,7 @@ class State:
         return topic.partitions[place[1]]
 
     def due(self, at_s: float) -> None:
-        """Something is to be done then (monotonic)."""
+        """Have something done at a monotonic time."""
         self._due_s = min(self._due_s, at_s)
 
     def tick(self) -> float:
@@ -75,7 +75,7 @@ class State:
         self.changed.wait(max(0.0, until_s - now_s))
 
     def keep(self, producer: _Pumped, *, has_backlog: bool) -> None:
-        """Whether a producer has records that wait for something."""
+        """Keep a producer among those with records that wait, or not."""
         if has_backlog:
             self._backlog[producer] = None
         else:
@@ -191,7 +191,7 @@ class Partition:
         return -1
 
     def newest(self) -> tuple[int, int]:
-        """Offset and time of the record with the latest time; -1: there is none."""
+        """Return offset and time of the record with the latest time; -1: there is none."""
         best = (-1, -1)
         for index, record in enumerate(self.records):
             if record is not None and record.timestamp_ms > best[1]:
