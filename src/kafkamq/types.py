@@ -99,7 +99,6 @@ class MessageId:
 
     @property
     def log(self) -> tuple[bytes, int]:
-        """Return of which topic and leader epoch it is."""
         return self.topic_id, self.leader_epoch
 
 
@@ -118,7 +117,6 @@ class MessageBatch:
     bits: int
 
     def message_ids(self) -> Iterator[MessageId]:
-        """Yield the messages, by ascending offset."""
         for number, bit in enumerate(bin(self.bits)[:1:-1]):
             if bit == "1":
                 offset = self.base_offset + number

@@ -257,7 +257,6 @@ class Member:
         return f"Member({self.client_id}, {self.group_id})"
 
     def claim_of(self, topic: str, partition: int) -> Claim:
-        """Return what is known of a partition's claim in this group."""
         engine = self._engine
         with engine.lock:
             log = engine.log.logs[engine.partition_of(topic)]
@@ -265,7 +264,6 @@ class Member:
             return log.claim(self.group_id, topic, partition, now_s=now_s)
 
     def claimed(self, topic: str, partition: int) -> bool:
-        """Return whether somebody in this group holds a partition."""
         return self.claim_of(topic, partition).is_valid
 
     def consumer(

@@ -123,7 +123,6 @@ class Batch:
 
     @property
     def next_offset(self) -> int:
-        """Return the offset behind the last message."""
         return self.messages[-1].offset + 1
 
     def __len__(self) -> int:
@@ -405,7 +404,6 @@ class Consumer(Holding):
         self._batches = AtMostOnceBatches(engine, self._reader, options.batch) if is_once else None
 
     def __iter__(self) -> Iterator[ClaimedMessage]:
-        """Yield messages, until ``stop``."""
         while not self._is_stopped:
             message = self.receive(1.0)
             if message is not None:
@@ -415,7 +413,6 @@ class Consumer(Holding):
 
     @property
     def is_stopped(self) -> bool:
-        """Return whether ``stop`` or ``close`` was called."""
         return self._is_stopped
 
     def receive(self, timeout: float | timedelta = 1.0) -> ClaimedMessage | None:

@@ -283,7 +283,6 @@ class OffsetService:
         answer(counts)
 
     def fence(self, topic: str, partition: int) -> Fence:
-        """Return a fence for a partition that is about to be claimed."""
         return Fence(self._config, self._group, topic, partition, self._membership)
 
     def end(self, fence: Fence) -> None:

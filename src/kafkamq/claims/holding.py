@@ -117,7 +117,6 @@ class Holding(Listener):
             return {place: session.claimant.position for place, session in self._held().items()}
 
     def is_held(self, topic: str, partition: int, token: int) -> bool:
-        """Return whether that claim may be worked under at this moment."""
         with self._engine.lock:
             session = self._sessions.get((topic, partition))
             return (

@@ -60,7 +60,6 @@ _MIN_INTERVALS_KEPT = 6
 
 
 def coordination_topic(config: ServiceConfig) -> str:
-    """Return where the claims of a namespace's queues are written."""
     return f"{config.namespace}.claims"
 
 

@@ -387,7 +387,6 @@ class RangeClaims:
         self.close()
 
     def __iter__(self) -> Iterator[ClaimedRange]:
-        """Yield ranges, until ``stop``."""
         while not self._is_stopped:
             found = self.next_range(1.0)
             if found is not None:
@@ -416,7 +415,6 @@ class RangeClaims:
         return None
 
     def _to_give(self) -> list[tuple[int, HeldRange]]:
-        """Return what the application does not have, and has messages for it."""
         engine = self.engine
         with engine.lock:
             return [
@@ -440,7 +438,6 @@ class RangeClaims:
 
     @property
     def is_stopped(self) -> bool:
-        """Return whether ``stop`` or ``close`` was called."""
         return self._is_stopped
 
     def stop(self) -> None:

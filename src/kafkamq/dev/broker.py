@@ -158,7 +158,6 @@ class LocalKafka:
 
     @property
     def pid(self) -> int:
-        """Return the process id of the broker's Java."""
         return self._running().pid
 
     @property
@@ -350,7 +349,6 @@ class LocalKafka:
         raise self._failure(f"it does not answer after {self._start_timeout:g} s", log_from)
 
     def _failure(self, what: str, log_from: int) -> LocalKafkaError:
-        """Return why the broker failed, by what its log says from a position on."""
         path = self.log_path
         with path.open("rb") as file:
             file.seek(log_from)

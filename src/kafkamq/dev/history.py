@@ -70,7 +70,6 @@ class Recorder:
 
 
 def digest(payload: bytes | None) -> str:
-    """Return what stands for a payload in a history."""
     return "null" if payload is None else hashlib.sha256(payload).hexdigest()[:16]
 
 

@@ -167,7 +167,6 @@ class MarkersConsumer(Consumer):
     def _wait_for(
         self, taken: list[Message], n: int, start: int, timeout: float | timedelta
     ) -> None:
-        """Say what is wanted, and wait until some of it is ready."""
         state, intake = self._state, self.intake
         deadline_s = time.monotonic() + wait_seconds(timeout, may_be_endless=True)
         self._ack_writer.hurry()

@@ -242,7 +242,6 @@ class Intake:
         self._has_more = count >= MANY and self.pipeline.startable_count < wanted
 
     def _wanted(self) -> int:
-        """Return messages that are asked for now, or will be soon."""
         if self._no_more.is_set():
             return 0
         demand = self.demand
@@ -385,7 +384,6 @@ class Intake:
 
     @property
     def _is_early(self) -> bool:
-        """Return whether STARTs or a commit failed just now."""
         return time.monotonic() < self._retry_s
 
     def _send_commit(self, covered: Covered[MarkersMessage], starts: dict[int, int]) -> None:

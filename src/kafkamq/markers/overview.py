@@ -52,7 +52,6 @@ class MarkerPartition:
 
     @property
     def lag(self) -> int | None:
-        """Return records that the tracker has not folded yet."""
         return None if self.status is None else max(0, self.end - self.status.position)
 
 

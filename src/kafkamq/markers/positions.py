@@ -96,7 +96,6 @@ class Positions:
         self._started_ms = max(self._started_ms, log_ms)
 
     def is_known(self, partition: int) -> bool:
-        """Return whether the partition's position was noted since ``forget``."""
         return partition in self._known
 
     def forget(self, partitions: Collection[int]) -> None:

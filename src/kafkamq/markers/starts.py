@@ -370,12 +370,10 @@ class Starter:
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether STARTs are under way that are not late."""
         return len(self._unreported) > self._late_count
 
     @property
     def oldest_ms(self) -> int:
-        """Return when the oldest of these was written; monotonic."""
         return next(iter(self._unreported)).written_ms
 
     def late_partitions(self, patience_ms: int) -> set[int]:

@@ -156,7 +156,6 @@ class ConsumerState:
         return self.namespace.broker_clock.now_ms(time.time_ns() // NS_PER_MS, monotonic_ms())
 
     def now_ms(self) -> int:
-        """Return the brokers' time, as well as it is known."""
         return self.broker_ms() or time.time_ns() // NS_PER_MS
 
     def _new_encoder(self) -> StartEncoder:

@@ -403,7 +403,6 @@ class TokenSettler:
             raise _refusal(token, fate, fates.is_due(token.message_id))
 
     def is_settled(self, text: str, *, timeout_s: float = 30.0) -> bool:
-        """Return whether the message has a verdict that counts, or went to others."""
         token = self._checked(text)
         _, fate = self._read(token, None, time.monotonic() + timeout_s)
         return fate.first is not None
@@ -580,7 +579,6 @@ def _unread(token: MessageToken) -> DeadlineExceededError:
 
 
 def _refusal(token: MessageToken, fate: Fate, is_due: bool) -> StateError | LeaseLostError:
-    """Return why a verdict did not count."""
     first, what = fate.first, f"message {_place(token)} of queue {token.queue_id!r}"
     if first is not None and first.outcome in _WORDS:
         return StateError(

@@ -124,7 +124,6 @@ class Health:
         return [loop.state() for loop in loops]
 
     def is_live(self) -> bool:
-        """Return whether every loop turns."""
         return all(state.is_live for state in self.states())
 
     def is_ready(self) -> bool:

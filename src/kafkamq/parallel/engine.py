@@ -153,7 +153,6 @@ class Engine:
 
     @property
     def is_ending(self) -> bool:
-        """Return whether it drains, closes or has failed."""
         return self._is_ending.is_set()
 
     def commit_soon(self) -> None:

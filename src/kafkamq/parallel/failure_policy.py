@@ -230,7 +230,6 @@ class ParallelDeadLetters:
         return self._writer.write(letter.form, partial(self.is_open, record))
 
     def is_open(self, record: ParallelRecord) -> bool:
-        """Return whether its dead letter is still for this consumer to write."""
         is_waiting = record._is_ours and record not in self._kept
         return is_waiting and record._assignment.tracker.is_open(record.offset)
 

@@ -125,7 +125,6 @@ class ParallelRecord:
 
     @property
     def last_error(self) -> BaseException | None:
-        """Return what the attempt before raised, if this one is not the first."""
         return None if self._failure is None else self._failure.error
 
     @property

@@ -245,7 +245,6 @@ class TransactionCommitter(Committer):
         return any(verdict.ceiling is not None for _, _, verdict in plan.parts)
 
     def _is_current(self, plan: Plan) -> bool:
-        """Return whether the partitions last that it holds results or offsets of."""
         parts = {assignment.partition for assignment, _, _ in plan.parts}
         return self._partitions <= parts and plan.is_current()
 

@@ -368,7 +368,6 @@ class ParallelWorkQueue:
             return any(partition.in_flight_count for partition in partitions)
 
     def find(self, partition: PartitionState[ParallelRecord], offset: int) -> ParallelRecord | None:
-        """Return a record that is open, wherever it is."""
         with self.lock:
             # What a worker took last may be done: it stays there until the worker takes more.
             if not partition.tracker.is_open(offset):

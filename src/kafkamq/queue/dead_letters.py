@@ -52,7 +52,6 @@ class Selection:
     ids: frozenset[str] = field(default_factory=frozenset)
 
     def __contains__(self, letter: object) -> bool:
-        """Return whether a dead letter is meant."""
         return (
             isinstance(letter, DeadLetter)
             and (not self.queue_id or letter.queue_id == self.queue_id)
@@ -422,7 +421,6 @@ class _Writer:
         return own
 
     def _partitions_of(self, topic: str) -> int:
-        """Return the number of a topic's partitions; 0 where there is no such topic."""
         if topic not in self._partitions:
             with Admin(self._config) as admin:
                 found = admin.topics([topic]).get(topic)

@@ -239,7 +239,6 @@ def _several(value: Any, kind: Any, items: tuple[Any, ...], where: str) -> Any:
 
 
 def _scalar(value: Any, kind: Any, where: str) -> Any:
-    """Return a value that JSON has as a text or a number."""
     if type(value) is kind:
         return value
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -304,7 +304,6 @@ class Delivery:
         self._callbacks: list[Callable[[Delivery], None]] | None = None
 
     def done(self) -> bool:
-        """Return whether Kafka has confirmed or failed it."""
         return self._outcome is not None
 
     def result(self, timeout: float | timedelta | None = None) -> SentMessage:

@@ -121,7 +121,6 @@ class Calls:
                 kind[0] = kind_of(outcome)
 
     def is_spent(self, message: Message) -> bool:
-        """Return whether it had its attempts, and its worker died over the last one."""
         most = self.spec.max_attempts
         return most is not None and message.delivery_count > most
 

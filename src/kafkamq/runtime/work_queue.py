@@ -140,12 +140,10 @@ class ParkedSlots:
 
     @property
     def limit(self) -> int:
-        """Return how many may be at work."""
         return self._count - self._kept
 
     @property
     def busy(self) -> int:
-        """Return how many do not wait."""
         return self._count - len(self._parked)
 
     @property
@@ -155,7 +153,6 @@ class ParkedSlots:
 
     @property
     def wakeable(self) -> int:
-        """Return how many of them may be woken."""
         return max(0, len(self._parked) - self._kept)
 
     def park(self, slot: Any) -> None:
@@ -359,5 +356,4 @@ def enter(owner: object) -> None:
 
 
 def is_inside(owner: object) -> bool:
-    """Return whether a handler or hook of this owner is running here."""
     return _owner.get() is owner

@@ -132,7 +132,6 @@ class Worker:
 
     @property
     def handled(self) -> int:
-        """Return messages that have got their verdicts."""
         return sum([feeder.handled for feeder in (*self._feeders, *self._stopped)])
 
     @property

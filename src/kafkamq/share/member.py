@@ -322,7 +322,6 @@ def max_members(concurrency: int) -> int:
 
 
 def members_to_add(held_since_ms: Sequence[int | None], *, maximum: int, now_ms: int) -> int:
-    """Return how many more, when somebody waits for messages and there are none."""
     count = len(held_since_ms)
     for since_ms in held_since_ms:
         if since_ms is None or now_ms - since_ms < HELD_BACK_MS:

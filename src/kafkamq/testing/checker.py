@@ -63,7 +63,6 @@ class Verdict:
 
     @property
     def is_ok(self) -> bool:
-        """Return whether nothing is lost or unexplained."""
         return not self.problems
 
     def require_ok(self, context: str = "") -> None:

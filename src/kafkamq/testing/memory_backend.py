@@ -112,7 +112,6 @@ class MemoryService(Service):
         self._backend.shared_partitions = partitions
 
     def dead_letters(self, queue_id: str | None = None) -> list[MemoryDeadLetter]:
-        """Return what was given up, of one queue or of all, in order."""
         found: list[MemoryDeadLetter] = []
         for queue in self._backend.queues():
             if queue_id in (None, queue.queue_id):

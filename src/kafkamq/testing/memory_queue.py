@@ -83,7 +83,6 @@ class MemoryRecord:
         return 0.0
 
     def origin(self) -> Origin:
-        """Return where its first copy stands."""
         known = read_message_headers(self.fields).origin
         if known is not None and known.topic == self.log:
             return known
@@ -110,7 +109,6 @@ class MemoryDeadLetter:
 
     @property
     def delivery_count(self) -> int:
-        """Return how many deliveries the message had."""
         return int(self.headers.get("kafkamq-delivery-count") or b"0")
 
 
@@ -164,7 +162,6 @@ class MemoryQueue:
     def record(
         self, log: str, number: int, key: bytes | None, payload: bytes | None, headers: Headers
     ) -> MemoryRecord:
-        """Return the next one of a partition."""
         offset = self._offsets[log, number]
         self._offsets[log, number] += 1
         return MemoryRecord(log, number, offset, key, payload, headers, self.clock.now_ms())

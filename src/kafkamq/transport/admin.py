@@ -219,7 +219,6 @@ class Admin:
         return self._ask("describing the cluster", ask)
 
     def topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
-        """Return what these topics are; those that do not exist are absent."""
         doing = f"describing topics {', '.join(names)}"
 
         def ask(attempt: _Attempt) -> dict[str, TopicInfo]:

@@ -455,7 +455,6 @@ class _Scan:
 
     @property
     def target(self) -> int:
-        """Return the next offset that is wanted."""
         return self._offsets[self._at] if self.remains else _NONE
 
     @property
@@ -464,7 +463,6 @@ class _Scan:
 
     @property
     def is_far(self) -> bool:
-        """Return whether seeking the target is cheaper than reading up to it."""
         return self.remains and self.target - self.position > MAX_READ_THROUGH
 
     def take(self, records: Iterable[AnyRecord]) -> dict[int, AnyRecord | None]:

@@ -161,7 +161,6 @@ class IdempotentProducer:
         self.failed = self._cause
 
     def __len__(self) -> int:
-        """Return how many records, and reports of records, are under way."""
         with self._lock:
             return len(self._client)
 

@@ -111,7 +111,6 @@ class TransactionalProducer:
 
     @property
     def is_ready(self) -> bool:
-        """Return whether ``begin`` may be called without ``init``."""
         return self._is_ready
 
     def init(self, *, timeout_s: float = 30.0) -> None:

@@ -114,7 +114,6 @@ class Claim:
 
     @property
     def is_valid(self) -> bool:
-        """Return whether somebody holds the partition."""
         return self.state in (ClaimState.FRESH, ClaimState.UNKNOWN)
 
 
@@ -633,7 +632,6 @@ class ClaimLog:
         )
 
     def claims(self, *, now_s: float) -> Iterator[Claim]:
-        """Return every partition that was ever named, held or not."""
         for group, topic, partition in list(self._entries):
             yield self.claim(group, topic, partition, now_s=now_s)
 

@@ -232,7 +232,6 @@ class RangeLog:
         return sorted(self._places)
 
     def open_ranges(self, partition: int) -> list[HeldRange]:
-        """Return all ranges that are not done, held or free."""
         place = self._places.get(partition)
         return [] if place is None else sorted(place.ranges.values(), key=lambda each: each.first)
 
@@ -241,7 +240,6 @@ class RangeLog:
         return max(0, self._clock.at(now_s) - each.beat_ms) / 1000
 
     def is_open(self, partition: int, first: int, end: int) -> bool:
-        """Return whether a range that is not done has one of these offsets."""
         ranges = self.open_ranges(partition)
         return any(each.first < end and first < each.next for each in ranges)
 

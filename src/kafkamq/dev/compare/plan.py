@@ -163,7 +163,6 @@ class Phase:
 
 
 def backend_of_contender(contender: Contender) -> Backend | None:
-    """Return its backend; None: it is none of ours."""
     return None if contender is Contender.GROUP else Backend(contender.value)
 
 
@@ -176,7 +175,6 @@ def ordering_of(contender: Contender, work: Work) -> str:
 
 
 def handlers_at_once(contender: Contender, work: Work) -> int:
-    """Return how many handlers can run at the same time."""
     every = work.processes * work.concurrency
     if contender is Contender.GROUP:
         return work.partitions

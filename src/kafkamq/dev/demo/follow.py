@@ -128,7 +128,6 @@ class DemoFollower:
         self._thread.start()
 
     def snapshot(self) -> Snapshot:
-        """Return the counts now; raises what ended the thread."""
         if self._error is not None:
             raise self._error
         with self._lock:

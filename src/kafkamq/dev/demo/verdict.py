@@ -273,7 +273,6 @@ class Verdict:
 
     @property
     def failures(self) -> list[str]:
-        """Return what is wrong, in words; empty: all is well."""
         if self.errors:
             return list(self.errors)
         total = self.total

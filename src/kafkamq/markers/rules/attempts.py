@@ -258,7 +258,6 @@ class Fates:
             self._fold(offset, message_id, replace(marker, message_id=message_id, batches=()))
 
     def is_held(self, message_id: MessageId) -> bool:
-        """Return whether a worker's verdict on it would count now."""
         hold = self._tracker.hold_of(message_id)
         return hold is not None and hold.holder is not None
 

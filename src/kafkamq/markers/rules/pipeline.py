@@ -123,7 +123,6 @@ class Pipeline(Generic[Message]):
 
     @property
     def waiting(self) -> Collection[int]:
-        """Return partitions of which nothing is STARTed until ``go_on``."""
         return self._waiting.keys()
 
     @property

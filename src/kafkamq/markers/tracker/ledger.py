@@ -260,7 +260,6 @@ class Ledger:
         return self.last if self.is_last(self.engine, self.epoch) else None
 
     def is_last(self, engine: str, epoch: int) -> bool:
-        """Return whether what it held when it was read last is of this start."""
         last = self.last
         return last is not None and (last.engine, last.epoch) == (engine, epoch)
 
@@ -393,7 +392,6 @@ def is_later_start(error: Exception) -> bool:
 
 
 def latest(positions: Sequence[Position]) -> Position | None:
-    """Return the largest epoch: that of the latest start."""
     return max(positions, key=lambda position: position.epoch, default=None)
 
 

@@ -209,7 +209,6 @@ class LocalTracker:
 
     @property
     def is_over(self) -> bool:
-        """Return whether it was closed, or has stopped because of an error."""
         return self._is_closed
 
     @property
@@ -370,7 +369,6 @@ class LocalTracker:
             self._settle(part, actions)
 
     def _turns(self) -> int:
-        """Return how many partitions share the place of one open ledger."""
         return -(-len(self._partitions) // MAX_OPEN)
 
     def _tick_done(self, part: TrackedPartition, _number: int, offset: int) -> None:

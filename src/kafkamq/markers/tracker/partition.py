@@ -66,7 +66,6 @@ class Awaited:
         return sum(size_of(row) for _, rows in self._actions for row in rows)
 
     def take(self) -> list[Settle | Carry]:
-        """Return those whose time has come."""
         now_s, found = time.monotonic(), list[Settle | Carry]()
         while self._actions and self._actions[0][0] < now_s:
             found += self._actions.popleft()[1]
@@ -131,7 +130,6 @@ class TrackedPartition:
     # ---- the life of an ownership
 
     def may_try(self) -> bool:
-        """Return whether the pause after the last failure is over."""
         return time.monotonic() >= self._retry_s
 
     def failed(self) -> None:
@@ -234,7 +232,6 @@ class TrackedPartition:
         self._kept_from = offset
 
     def position(self) -> int:
-        """Return where a restart begins (R20)."""
         committable = self.core.committable_offset()
         if self._kept_from >= 0:
             return min(committable, self._kept_from)
@@ -259,7 +256,6 @@ class TrackedPartition:
         return since_s > refresh_s or self.position() != self._written
 
     def is_behind(self) -> bool:
-        """Return whether the ledger's position is an older one than the tracker's."""
         return self.phase is Phase.READING and self.position() != self._written
 
     def settled(self, position: int, report: SettleReport) -> None:

@@ -254,7 +254,6 @@ class Rewriter:
         return True
 
     def _is_refused(self, part: Part, start_offset: int) -> bool:
-        """Return whether one of the START's messages was too large."""
         place, _ = self._refused
         return place is not None and place[:2] == (part.partition, start_offset)
 

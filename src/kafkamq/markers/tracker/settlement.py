@@ -117,7 +117,6 @@ class WindowSize:
 
     @property
     def rows(self) -> int:
-        """Return how many rows the next window takes, at least one."""
         fitting = int(self.bytes / self._row_bytes)
         return max(1, min(self._rows, self._max_rows, self._refused_rows, fitting))
 

@@ -80,12 +80,10 @@ class Succession:
 
     @property
     def is_succeeded(self) -> bool:
-        """Return whether a later start than ours gives signs."""
         return self._rules.phase is Phase.SUCCEEDED
 
     @property
     def seen_epoch(self) -> int:
-        """Return the largest epoch of any sign; a start takes a larger one."""
         return self._seen_epoch
 
     @property

@@ -266,7 +266,6 @@ class Scheduler(Generic[R]):
 
     @property
     def has_ready(self) -> bool:
-        """Return whether ``take`` has something, apart from what becomes due."""
         return bool(self._line)
 
     @property

@@ -118,7 +118,6 @@ class _Range:
     longest_run: int
 
     def size(self, form: _Form) -> int | None:
-        """Return the bytes of its plain body; None where the form cannot hold it."""
         largest = MAX_INT16 if form.width == 2 else MAX_INT32
         if form.is_bits:
             fits = self.length <= largest

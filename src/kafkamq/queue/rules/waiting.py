@@ -29,7 +29,6 @@ class Waiting(Generic[T]):
         self._number = count()
 
     def __len__(self) -> int:
-        """Return messages that are not handed out, whether ready or not."""
         blocked = sum([len(shard) - 1 for shard in self._shards.values()])
         return len(self._ready) + len(self._delayed) + blocked
 

@@ -166,11 +166,9 @@ class SchemaRegistry:
 
     @property
     def timeout_s(self) -> float:
-        """Return how long an answer to a request may take."""
         return float(self._settings["timeout"])
 
     def client(self) -> Any:
-        """Return this process's client, with errors of ours."""
         with self._lock:
             if self._client is None or self._client[0] != os.getpid():
                 self._client = os.getpid(), _confluent().make_client(self._settings)
@@ -326,7 +324,6 @@ def _made(kind: str, make: Callable[..., Any], *given: Any, **named: Any) -> Any
 
 
 def _frame(payload: bytes, headers: Headers) -> bytes:
-    """Return what says which schema a payload has."""
     for name, value in headers:
         if name == _HEADER and value is not None:
             return value

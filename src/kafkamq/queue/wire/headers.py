@@ -200,7 +200,6 @@ def dead_letter_headers(
 
 
 def redrive_headers(headers: Iterable[tuple[str, bytes | None]]) -> Headers:
-    """Return the headers of a dead letter that goes back into its queue."""
     return tuple([header for header in headers if header[0] not in _OF_A_DELIVERY])
 
 
@@ -350,7 +349,6 @@ def has_names_of_ours(headers: Sequence[Header]) -> bool:
 
 
 def stamped(theirs: Sequence[Header], stamp: bytes, ours: Sequence[Header]) -> Headers:
-    """Return the headers of a record of ours."""
     return (*theirs, (WRITTEN_FOR, stamp), *ours)
 
 

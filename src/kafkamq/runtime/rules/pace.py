@@ -102,7 +102,6 @@ class _Window:
 
     @property
     def is_full(self) -> bool:
-        """Return whether more slots could have done more."""
         return self.full_ms >= _MOSTLY * self.elapsed_ms
 
     def is_over(self, limit: int) -> bool:

@@ -373,7 +373,6 @@ class Transactional:
             self.cluster.transactions.begun_again(self.transactional_id or "", self._epoch)
 
     def _joined(self, partition: Partition) -> Transaction:
-        """Return the transaction, with the partition in it."""
         transaction = self.cluster.transactions.current(self.transactional_id or "", self._epoch)
         self._partitions.add(partition)
         return transaction

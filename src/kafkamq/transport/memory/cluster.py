@@ -384,7 +384,6 @@ class Groups:
     def refusal(
         self, name: str, generation: int, member_id: str, *, is_transactional: bool = False
     ) -> KafkaError | None:
-        """Return why this member may not commit."""
         group = self.groups.get(name)
         is_empty = group is None or not group.members
         if generation < 0 and (is_empty or (is_transactional and not member_id)):
@@ -600,7 +599,6 @@ class Transactions:
                 self._cluster.due(each.open.began_s + each.timeout_s)
 
     def has_pending_offset(self, group: str, place: PartitionId) -> bool:
-        """Return whether an open transaction holds an offset for it."""
         wanted = group, place
         return any(
             each.open is not None and wanted in each.open.offsets for each in self._ids.values()

@@ -49,7 +49,6 @@ class _Queued:
 
     @property
     def size(self) -> int:
-        """Return about its size in a batch of its own."""
         size = _BATCH_BYTES + len(self.value or b"") + len(self.key or b"")
         for name, value in self.headers or ():
             size += _HEADER_BYTES + len(name) + len(value or b"")
@@ -93,7 +92,6 @@ class Producer(Transactional, Client):
         self._count = 0
 
     def __len__(self) -> int:
-        """Return records that are not reported yet."""
         return self._count
 
     def __bool__(self) -> bool:
