@@ -1,6 +1,7 @@
 """The database of the index: one SQLite file, which may be deleted at any time.
 
-A ``place`` is what ``rows.py`` says; times are the brokers', in ms; ids and keys are bytes.
+A ``place`` is what ``web/index/rows.py`` says; times are the brokers', in ms; ids and keys are
+bytes.
 
 - ``pack``: records of the messages topic, or SCHEDULEs, of one chunk, as ``packs.py`` packs them.
 - ``copy``: a record that is not the first of its message. ``attempt`` is its delivery count;
