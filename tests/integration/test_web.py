@@ -85,7 +85,7 @@ def shows(views: Views, check: Callable[[dict[str, Any]], bool]) -> bool:
     return bool(rows) and check(rows[0])
 
 
-def test_the_index_follows_restarts_and_is_made_anew(
+def test_the_index_follows_restarts_and_is_built_again(
     service: Service, config: ServiceConfig, tmp_path: Path
 ) -> None:
     path = tmp_path / "index"

@@ -306,7 +306,7 @@ def test_old_messages_are_forgotten_and_their_waiting_with_them(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("harm", ["damaged", "empty", "older", "other"])
-def test_an_index_that_cannot_be_used_is_made_anew(tmp_path: Path, harm: str) -> None:
+def test_an_index_that_cannot_be_used_is_built_again(tmp_path: Path, harm: str) -> None:
     logs = Logs(tmp_path / "i")
     logs.messages(FakeRecord(0, b"q"))
     logs.commit()

@@ -6,8 +6,8 @@
 
 ``ack`` writes the verdicts; with ``topic`` the rows' output goes to Kafka in the same transaction,
 with ``table`` it goes to a Delta table before, each message once, and with ``each_batch`` a
-function of yours writes it elsewhere. How a batch is STARTed and renewed: ``leasing.py``,
-``starting.py``; how it is committed: ``committing.py``.
+function of yours writes it elsewhere. ``spark/queues/leasing.py`` and ``spark/queues/starting.py``
+start and renew a batch, ``spark/queues/committing.py`` commits it.
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ class LeaseState(Enum):
     STARTED = 1
     HELD = 2
     ACKNOWLEDGED = 3
-    LOST = 4  # ended by the worker's clock, or forgotten before it was handed out
+    # It ended by the worker's clock, or was forgotten before it was handed out.
+    LOST = 4
 
 
 class Sharing(Enum):
@@ -210,10 +211,10 @@ class Lease:
         lost = self.lost = set(self.lost)
         for offset in list(self.held):  # one by one: each goes here or to an ACK
             lost.add(offset)
-            self.uncollected.discard(offset)  # first: what only ``held`` lacks is acked
+            self.uncollected.discard(offset)
             try:
                 self.held.remove(offset)
-            except KeyError:  # by another thread, just now
+            except KeyError:
                 self.uncollected.add(offset)
                 lost.discard(offset)
         return lost
@@ -354,7 +355,7 @@ class Leases:
         return None if first is None else first.marker_partition
 
     def answered(self, messages: MessageSet) -> None:
-        """Their STARTs are in the log, by whoever; polled again, they are lapsed (R5).
+        """Their STARTs are in the log, by any worker; polled again, they are lapsed (R5).
 
         For a worker that begins at an older position than the last one that was committed. They
         are remembered until what is behind them is committed.
@@ -590,7 +591,7 @@ class Leases:
         after_ms = renewal.redeliver_after_ms
         if lease.state is _LOST:
             return
-        if lease.log_deadline_ms >= log_ms:  # also of a settled one: R9
+        if lease.log_deadline_ms >= log_ms:  # R9
             until_ms = min(log_ms + after_ms, lease.log_begin_ms + self._max_lease_ms)
             # One by id sets the deadline, as trackers fold it. An outage writes several at one log
             # time, of which each asks for less than the one before.
@@ -609,14 +610,14 @@ class Leases:
         """A message of a lease of its own gets its verdict elsewhere (R34); False: it has one."""
         if offset not in lease.held:
             return False
-        lease.uncollected.discard(offset)  # first: what only ``held`` lacks is acked
+        lease.uncollected.discard(offset)
         lease.held.discard(offset)
         lease.is_end_known = True
         self._close(lease)
         return True
 
     def expire(self, monotonic_ms: int) -> list[Lease]:
-        """Held leases that have ended by now, whoever noticed; each is told once.
+        """Return held leases that have ended by now and were not told of yet; each is told once.
 
         Costs nothing while none can have ended. Where very many are held, one that ended behind
         another one is told a moment later; it is not handed out and takes no verdict all the same.
@@ -681,7 +682,7 @@ class Leases:
                 lease.uncollected.add(offset)
             if not isinstance(error, KeyError):
                 raise
-            return Refusal.ACKNOWLEDGED_BEFORE  # by another thread, just now
+            return Refusal.ACKNOWLEDGED_BEFORE
         self._close(lease)
         return part
 
@@ -697,7 +698,7 @@ class Leases:
         part = self._part(lease, taken, verdict)
         # It is written behind a KEEPALIVE that is under way, and that one's writer holds it then.
         part.holder_id = lease.next_holder_id or lease.holder_id
-        lease.uncollected.difference_update(taken)  # first: what only ``held`` lacks is acked
+        lease.uncollected.difference_update(taken)
         lease.held.difference_update(taken)
         self._close(lease)
         return part

@@ -171,7 +171,7 @@ class Chunks:
 
 @dataclass(slots=True)
 class MarkerLog:
-    """It is what a tracker would know of a marker partition, and where new rows begin."""
+    """What a tracker would know of a marker partition, and where new rows begin."""
 
     tracker: RedeliveryTracker
     next_offset: int

@@ -1,6 +1,7 @@
 """The database of the index: one SQLite file, which may be deleted at any time.
 
-A ``place`` is what ``rows.py`` says; times are the brokers', in ms; ids and keys are bytes.
+A ``place`` is what ``web/index/rows.py`` says; times are the brokers', in ms; ids and keys are
+bytes.
 
 - ``message``: a record of the messages topic, or a SCHEDULE. ``attempt`` is its delivery count;
   ``origin`` the place of its first copy, ``letter`` the dead letter that it was redriven from.
