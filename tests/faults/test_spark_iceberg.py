@@ -122,6 +122,14 @@ def test_batches_that_are_repeated_or_of_copies_are_in_the_table_once(world: Wor
             assert re.search(wanted, said), said
 
 
+def test_a_compaction_beside_a_batch_is_no_conflict(world: World) -> None:
+    with world.driver() as spark:
+        times, count, distinct, *operations = spark.tell("compacted")
+    assert times == "1"
+    assert count == distinct == str(2 * 34)
+    assert operations == ["append"] * 3 + ["replace", "append"]
+
+
 @pytest.mark.parametrize(("recipe", "rows"), [("once", 1), ("merge", 2)])
 def test_a_driver_that_another_one_overtakes_finds_what_that_has_written(
     world: World, recipe: str, rows: int

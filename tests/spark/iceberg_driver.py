@@ -8,6 +8,7 @@ In an environment of its own, where kafkamq has nothing of its extra ``spark``. 
 - ``merged``: write batches with copies, several rows of a message, and verdicts, at once and again;
   print what there is then, and how;
 - ``raced``: write a batch beside another driver, that commits the same rows first;
+- ``compacted``: write one beside a compaction of the table;
 - ``refused``: print what is said of tables and rows that will not do.
 """
 
@@ -132,25 +133,58 @@ def merged(spark: SparkSession) -> list[str]:
 
 
 def raced(spark: SparkSession, folder: str, write: Callable[[DataFrame, str], None]) -> list[str]:
-    """A batch is joined with the table, and waits there for the other driver's commit."""
+    """Another driver commits the same rows first."""
     name = f"ice.shop.raced_{write.__name__}"
     create(spark, name)
-    here, go = Path(folder, f"{write.__name__}-here"), Path(folder, f"{write.__name__}-go")
-    batch = rows(spark, 0, 10).where("ack_token IS NOT NULL AND verdict IS NULL").coalesce(1)
+    batch = rows(spark, 0, 10).where("verdict IS NULL")
+    paused(spark, folder, batch, name, write, lambda: write(batch, name))
+    return values(spark, name)
+
+
+def compacted(spark: SparkSession, folder: str) -> list[str]:
+    """A batch is written beside a compaction; print how often it was joined, and what is there."""
+    name = "ice.shop.compacted"
+    create(spark, name)
+    for first in range(0, 30, 10):
+        write_once(rows(spark, first, 10), name)
+    call = "CALL ice.system.rewrite_data_files(table => 'shop.compacted', "
+    call += "options => map('rewrite-all', 'true'))"
+    batch = rows(spark, 20, 20)
+    times = paused(spark, folder, batch, name, write_once, lambda: spark.sql(call).collect())
+    kinds = spark.sql(f"SELECT operation FROM {name}.snapshots ORDER BY committed_at").collect()
+    table = spark.table(name)
+    counts = table.count(), table.distinct().count()
+    return [*map(str, (times, *counts)), *(row.operation for row in kinds)]
+
+
+def paused(
+    spark: SparkSession,
+    folder: str,
+    batch: DataFrame,
+    table: str,
+    write: Callable[[DataFrame, str], None],
+    meanwhile: Callable[[], object],
+) -> int:
+    """Have a batch wait, when it is joined with the table; return how often it was joined."""
+    here, go = Path(folder, f"{table}-here"), Path(folder, f"{table}-go")
 
     @fn.udf(returnType="binary", useArrow=False)
-    def paused(value: bytes) -> bytes:
-        here.touch()
+    def wait(value: bytes) -> bytes:
+        with here.open("ab") as file:
+            file.write(value + b"\n")
         wait_until(go.exists)
         return value
 
+    # In one partition, to leave a core to the others.
+    slow = batch.coalesce(1).withColumn("value", wait("value"))
     with ThreadPoolExecutor(1) as thread:
-        slow = thread.submit(write, batch.withColumn("value", paused("value")), name)
-        wait_until(lambda: here.exists() or slow.done())
-        write(batch, name)
+        done = thread.submit(write, slow, table)
+        wait_until(lambda: here.exists() or done.done())
+        meanwhile()
         go.touch()
-        slow.result()
-    return values(spark, name)
+        done.result()
+    written = here.read_bytes().split()
+    return len(written) // len(set(written))
 
 
 def refused(spark: SparkSession) -> list[str]:
@@ -206,6 +240,7 @@ def main(jars: str, folder: str, recipe: str, bootstrap: str, namespace: str) ->
         "rows": lambda: values(spark, TABLE),
         "merged": lambda: merged(spark),
         "raced": lambda: raced(spark, folder, write),
+        "compacted": lambda: compacted(spark, folder),
         "refused": lambda: refused(spark),
     }
     if worker is not None:
