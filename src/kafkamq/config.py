@@ -40,7 +40,6 @@ MAX_REDELIVERY_TIMEOUT_MS = 12 * 3_600_000
 MAX_QUEUE_ID_BYTES = 1024
 # An int32 on the wire.
 MAX_COUNT = 2**31 - 1
-# So many characters of a value stand in an error text.
 MAX_SHOWN = 80
 Choice = TypeVar("Choice", bound=Enum)
 Value = TypeVar("Value")

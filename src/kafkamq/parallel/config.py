@@ -51,7 +51,6 @@ RetryDelay: TypeAlias = Callable[[ParallelRecord], float]
 
 _log = logging.getLogger(__name__)
 _TRANSACTION_INTERVAL_MS = 100
-# The most handlers that are tried where nobody says how many may be.
 _MAX_THREADS, _MAX_COROUTINES = 256, 2_000
 
 
@@ -76,11 +75,9 @@ _OPTIONS: tuple[Option[Any], ...] = (
 
 
 class CommitMode(Enum):
-    # Commits are made in the background, every ``commit_interval``.
     ASYNCHRONOUS = "asynchronous"
     # Nothing new is polled until a commit is confirmed.
     SYNCHRONOUS = "synchronous"
-    # Offsets are committed with the results, exactly once.
     TRANSACTIONAL = "transactional"
 
 
@@ -241,7 +238,6 @@ class ParallelConfig(CallSettings):
 
     @property
     def has_dead_letters(self) -> bool:
-        """Return whether there is a place for what is given up."""
         return bool(self.dead_letter_topic) or self.dead_letter_writer is not None
 
     @property

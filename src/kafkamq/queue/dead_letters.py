@@ -37,9 +37,7 @@ REDRIVEN_FROM = "kafkamq-redriven-from"
 
 MAX_TRANSACTION_RECORDS = 500
 MAX_TRANSACTION_BYTES = 4 * 1024 * 1024
-# A report names so many refusals; more are counted.
 MAX_REFUSALS = 100
-# A transaction that was aborted, or whose outcome is unknown, is tried so often.
 MAX_ATTEMPTS = 5
 _KEY_PREFIX = "redrive"
 _log = logging.getLogger(__name__)
@@ -55,7 +53,6 @@ class Selection:
     places: frozenset[tuple[int, int]] | None = None  # partition and offset; None: any
 
     def __contains__(self, letter: object) -> bool:
-        """Return whether a dead letter is meant."""
         return (
             isinstance(letter, DeadLetter)
             and (not self.queue_id or letter.queue_id == self.queue_id)
@@ -100,7 +97,6 @@ class RefusedLetter:
     topic: str
     partition: int
     offset: int
-    # Why it is refused, and what to do.
     error: str
 
 
@@ -305,7 +301,6 @@ class _Writer:
         return self._report.redriven >= count
 
     def flush(self) -> None:
-        """Writes what is pending."""
         pending, self._pending, self._bytes = self._pending, [], 0
         self._write(pending)
 
@@ -428,7 +423,6 @@ class _Writer:
         return own
 
     def _partitions_of(self, topic: str) -> int:
-        """Return the number of a topic's partitions; 0 where there is no such topic."""
         if topic not in self._partitions:
             with Admin(self._config) as admin:
                 found = admin.topics([topic]).get(topic)

@@ -46,7 +46,6 @@ _SLICE_S = 0.1
 _RECEIVE_S = 0.25
 _ROOM_S = 0.05
 _PAUSE_S = 0.25
-# A hurry is noticed so soon.
 _JOIN_S = 0.1
 # Each wait of a turn is bounded: a feeder that takes longer hangs in the client.
 _MAX_TURN_S = 120.0
@@ -111,12 +110,10 @@ class Worker:
         self._telemetry = telemetry
         self._hung_after_ms = None if hung_after is None else Options.hung_after.convert(hung_after)
         self._feeders: list[Feeder] = []
-        # They are kept for what they have handled.
         self._stopped: list[Feeder] = []
         self._pools: list[ProcessExecutor[Any]] = []
         self._loop: LoopThread | asyncio.AbstractEventLoop = LoopThread()
         self._stopping = threading.Event()
-        # A stop waits for no handler.
         self._is_hurried = threading.Event()
         self._lock = threading.RLock()
         self._is_started = False
@@ -130,7 +127,6 @@ class Worker:
 
     @property
     def handled(self) -> int:
-        """Return messages that have got their verdicts."""
         return sum([feeder.handled for feeder in (*self._feeders, *self._stopped)])
 
     @property
