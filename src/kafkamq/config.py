@@ -34,7 +34,6 @@ MAX_REDELIVERY_TIMEOUT_MS = 12 * 3_600_000
 MAX_QUEUE_ID_BYTES = 1024
 # An int32 on the wire.
 MAX_COUNT = 2**31 - 1
-# So many characters of a value stand in an error text.
 MAX_SHOWN = 80
 Choice = TypeVar("Choice", bound=Enum)
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")

@@ -50,7 +50,7 @@ _BUSY_S = 0.002
 _IDLE_S = 0.05
 _BATCH = 5000
 _TOPOLOGY_MS = 5000
-# Then the topic is gone, and not only unknown to a broker.
+# Behind this the topic is gone, and not only unknown to a broker.
 _MAX_ABSENCES = 4
 _log = logging.getLogger(__name__)
 _DAY_S = 86_400
@@ -60,7 +60,6 @@ _MIN_INTERVALS_KEPT = 6
 
 
 def coordination_topic(config: ServiceConfig) -> str:
-    """Return where the claims of a namespace's queues are written."""
     return f"{config.namespace}.claims"
 
 
@@ -80,13 +79,10 @@ def check_id(name: str, value: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CoordinationTopic:
-    """A coordination topic that was found fit."""
-
     name: str
     # A change of this number ends every claim.
     partitions: int
     has_broker_time: bool = True
-    # What should be changed, though it works.
     warnings: tuple[str, ...] = ()
 
 
@@ -289,9 +285,7 @@ class LogEngine(ABC):
         self.lock = threading.RLock()
         # Notified when an application's thread may have something to do.
         self.changed = threading.Condition(self.lock)
-        # It is called after each turn of the loop.
         self.on_turn: Callable[[], None] = lambda: None
-        # Why nothing can be claimed any more.
         self.error: KafkaMQError | None = None
         self.admin = Admin(config, timeout_s=15.0)
         self.clock = BrokerClock()
@@ -514,7 +508,6 @@ class LogEngine(ABC):
             self.is_ready = not self._missing
 
     def _check_topology(self, follower: Follower) -> None:
-        """Checks that the topic is as it was."""
         name, partitions = self.topic.name, self.topic.partitions
         count = -1
         try:

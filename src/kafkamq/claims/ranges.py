@@ -56,7 +56,6 @@ from kafkamq.transport.record import Record
 from kafkamq.types import RangeType
 
 _log = logging.getLogger(__name__)
-# The log's ends are asked for so often.
 _ENDS_S = 0.5
 _SLICE_S = 0.1
 _JOIN_S = 1.0
@@ -75,8 +74,6 @@ register(globals())
 
 
 class _RangeEngine(LogEngine):
-    """The log of range claims, and what one member writes to it."""
-
     # A member that tells of what is abandoned may be away for a while.
     window_intervals = 20
     state: RangeLog
@@ -95,7 +92,6 @@ class _RangeEngine(LogEngine):
     ) -> None:
         """``join`` makes the member when the log is known."""
         super().__init__(config, ranges, interval_ms=interval_ms, owner="RangeClaims")
-        # The ends of the partitions that are worked on.
         self.ends: dict[int, int] = {}
         self._work = topic
         self._group_id = group_id
@@ -191,7 +187,6 @@ class _RangeEngine(LogEngine):
             self._offsets.serve()
             for pending in self._begun:
                 if pending.error is not None:
-                    # It is committed again.
                     for each in pending.offsets:
                         self._committed.pop(each.partition, None)
             self._begun = [each for each in self._begun if not each.is_answered]
@@ -352,7 +347,6 @@ class RangeClaims:
         self.is_once = one_of(Delivery, "delivery", delivery) is Delivery.AT_MOST_ONCE
         self._skips = on_data_loss == "skip"
         self._is_stopped = self._is_closed = False
-        # The tokens of ranges that the application has, and its positions in those that wait.
         self._given: set[int] = set()
         self._waiting: dict[int, int] = {}
         # By their tokens: up to where ranges were written as done, without an answer so far.
@@ -393,7 +387,6 @@ class RangeClaims:
         self.close()
 
     def __iter__(self) -> Iterator[ClaimedRange]:
-        """Yield ranges, until ``stop``."""
         while not self._is_stopped:
             found = self.next_range(1.0)
             if found is not None:
@@ -422,7 +415,6 @@ class RangeClaims:
         return None
 
     def _to_give(self) -> list[tuple[int, HeldRange]]:
-        """Return what the application does not have, and has messages for it."""
         engine = self.engine
         with engine.lock:
             return [
@@ -446,7 +438,6 @@ class RangeClaims:
 
     @property
     def is_stopped(self) -> bool:
-        """Return whether ``stop`` or ``close`` was called."""
         return self._is_stopped
 
     def stop(self) -> None:
@@ -531,9 +522,7 @@ class RangeClaims:
         while claimed.position < claimed.next and not self._is_stopped:
             self._require(claimed)
             if self._reading is not claimed:
-                # What is read of another one is not of this one.
                 self._reading = claimed
-                # It may have been left before.
                 self._given.add(claimed.token)
                 self._data.drop(self._data.places - {place})
                 if self._skips:

@@ -119,13 +119,11 @@ class Health:
             self._loops = [other for other in self._loops if other is not loop]
 
     def states(self) -> list[LoopState]:
-        """Return all of them now."""
         with self._lock:
             loops = list(self._loops)
         return [loop.state() for loop in loops]
 
     def is_live(self) -> bool:
-        """Return whether every loop turns."""
         return all(state.is_live for state in self.states())
 
     def is_ready(self) -> bool:

@@ -45,7 +45,6 @@ class MetricsServer:
 class _Handler(BaseHTTPRequestHandler):
     server_version = "kafkamq"
     sys_version = ""
-    # A silent client is dropped after this.
     timeout = 10.0
 
     def do_GET(self) -> None:

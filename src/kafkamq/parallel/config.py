@@ -36,7 +36,6 @@ RetryDelay: TypeAlias = Callable[[ParallelRecord], float]
 _MAX_CONCURRENCY = 100_000
 _log = logging.getLogger(__name__)
 _TRANSACTION_INTERVAL_MS = 100
-# So many handlers run at first where the consumer finds out how many should.
 _START = 16
 _PLAIN = (
     "max_concurrency", "processes", "threads", "batch_size", "max_attempts", "backoff",
@@ -53,16 +52,13 @@ _TIMES = {
     "stall_after": 1,
     "hung_after": 1,
 }
-# The most handlers that are tried where nobody says how many may be.
 _MAX_THREADS, _MAX_COROUTINES = 256, 2_000
 
 
 class CommitMode(Enum):
-    # Commits are made in the background, every ``commit_interval``.
     ASYNCHRONOUS = "asynchronous"
     # Nothing new is polled until a commit is confirmed.
     SYNCHRONOUS = "synchronous"
-    # Offsets are committed with the results, exactly once.
     TRANSACTIONAL = "transactional"
 
 
@@ -297,7 +293,6 @@ class ParallelConfig:
 
     @property
     def has_dead_letters(self) -> bool:
-        """Return whether there is a place for what is given up."""
         return bool(self.dead_letter_topic) or self.dead_letter_writer is not None
 
     @property

@@ -17,7 +17,6 @@ from kafkamq.metrics.health import Handlers
 from kafkamq.parallel.commits import Assignment
 from kafkamq.parallel.engine import Engine, State
 
-# The consumer's thread is stuck when it has not polled for so long.
 MAX_SILENCE_S = 30.0
 _ALIVE = (State.RUNNING, State.PAUSED, State.DRAINING, State.CLOSING)
 _GROUP, _PARTITION = ("queue",), ("queue", "partition")

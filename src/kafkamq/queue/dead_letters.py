@@ -37,9 +37,7 @@ REDRIVEN_FROM = "kafkamq-redriven-from"
 
 MAX_TRANSACTION_RECORDS = 500
 MAX_TRANSACTION_BYTES = 4 * 1024 * 1024
-# A report names so many refusals; more are counted.
 MAX_REFUSALS = 100
-# A transaction that was aborted, or whose outcome is unknown, is tried so often.
 MAX_ATTEMPTS = 5
 _KEY_PREFIX = "redrive"
 _log = logging.getLogger(__name__)
@@ -54,7 +52,6 @@ class Selection:
     ids: frozenset[str] = field(default_factory=frozenset)
 
     def __contains__(self, letter: object) -> bool:
-        """Return whether a dead letter is meant."""
         return (
             isinstance(letter, DeadLetter)
             and (not self.queue_id or letter.queue_id == self.queue_id)
@@ -98,7 +95,6 @@ class RefusedLetter:
     topic: str
     partition: int
     offset: int
-    # Why it is refused, and what to do.
     error: str
 
 
@@ -303,7 +299,6 @@ class _Writer:
         return self._report.redriven >= count
 
     def flush(self) -> None:
-        """Writes what is pending."""
         pending, self._pending, self._bytes = self._pending, [], 0
         self._write(pending)
 
@@ -426,7 +421,6 @@ class _Writer:
         return own
 
     def _partitions_of(self, topic: str) -> int:
-        """Return the number of a topic's partitions; 0 where there is no such topic."""
         if topic not in self._partitions:
             with Admin(self._config) as admin:
                 found = admin.topics([topic]).get(topic)

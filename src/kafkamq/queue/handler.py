@@ -154,7 +154,6 @@ def make_spec(
 
 
 def _at_once(options: HandlerOptions, asked: str) -> tuple[int, int, int]:
-    """Processes, handlers in each, and handlers in all."""
     processes, threads = options.get("processes", 0), options.get("threads", 1)
     concurrency = options.get("concurrency")
     for name, value, minimum in (
@@ -209,14 +208,12 @@ __all__ = [
     "wants_body",
 ]
 
-# So many layers of decorators are looked through: they may go round in a circle.
+# Layers of decorators that are looked through: they may go round in a circle.
 _MAX_LAYERS = 100
 _JSON_TYPES = (dict, list, int, float, bool, Mapping, Sequence)
 
 
 class MessageLike(Protocol):
-    """What a binder needs of a message."""
-
     @property
     def payload(self) -> bytes | None: ...
 
@@ -268,7 +265,6 @@ class Binder:
                         f"handler {name}: {parameter.name} has a default, and would keep it: give "
                         "it none, or make it the first parameter"
                     )
-                # What follows could be given by its name only.
                 is_over = True
                 continue
             if is_option or (has_default and annotation is None):
@@ -424,7 +420,6 @@ def _is_body(annotation: Any) -> bool:
 
 
 def _is_json(annotation: Any) -> bool:
-    """Return what ``convert`` makes of JSON, models aside."""
     is_plain = (get_origin(annotation) or annotation) in _JSON_TYPES or is_union(annotation)
     return is_plain or dataclasses.is_dataclass(annotation) or typing.is_typeddict(annotation)
 

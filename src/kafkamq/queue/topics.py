@@ -23,7 +23,6 @@ HEADROOM_BYTES = 65_536
 """A START, a SCHEDULE or a dead letter may be so much larger than its message (R11)."""
 
 _MISSING = "does not exist"
-# A new topic may be unknown to the broker that is asked for so long.
 _VISIBLE_S = 5.0
 _DAY_MS = 86_400_000
 _MAX_MESSAGE_BYTES = 1_048_588
@@ -289,7 +288,6 @@ def _of_time(topic: TopicInfo, servers: str) -> Iterator[Finding]:
 
 
 def mending_command(servers: str, topic: str, setting: str) -> str:
-    """Return for a finding what sets this."""
     return (
         f"set it: kafka-configs.sh --bootstrap-server {servers} --alter --entity-type topics "
         f"--entity-name {topic} --add-config {setting}"
@@ -328,7 +326,6 @@ def _of_replication(topics: Sequence[TopicInfo]) -> Iterator[Finding]:
 
 
 def _names(some: Sequence[TopicInfo], topics: Sequence[TopicInfo]) -> str:
-    """Return for a finding those topics, or the cluster for all of them."""
     return "" if len(some) == len(topics) else ", ".join(topic.name for topic in some)
 
 

@@ -30,7 +30,6 @@ class ThreadExecutor(Generic[R]):
         self._call = call
         self._slots: list[Slot[R]] = [queue.make_slot() for _ in range(count)]
         self._threads: dict[int, threading.Thread] = {}
-        # Left alone in a handler that takes too long.
         self._left: list[threading.Thread] = []
         self._is_over = threading.Event()
 

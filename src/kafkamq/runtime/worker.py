@@ -47,7 +47,6 @@ _SLICE_S = 0.1
 _RECEIVE_S = 0.25
 _ROOM_S = 0.05
 _PAUSE_S = 0.25
-# A hurry is noticed so soon.
 _JOIN_S = 0.1
 # Each wait of a turn is bounded: a feeder that takes longer hangs in the client.
 _MAX_TURN_S = 120.0
@@ -116,12 +115,10 @@ class Worker:
         if hung_after is not None:
             self._hung_after_ms = milliseconds(hung_after, name="hung_after", minimum=1)
         self._feeders: list[Feeder] = []
-        # They are kept for what they have handled.
         self._stopped: list[Feeder] = []
         self._pools: list[ProcessExecutor[Any]] = []
         self._loop: LoopThread | asyncio.AbstractEventLoop = LoopThread()
         self._stopping = threading.Event()
-        # A stop waits for no handler.
         self._is_hurried = threading.Event()
         self._lock = threading.RLock()
         self._is_started = False
@@ -135,7 +132,6 @@ class Worker:
 
     @property
     def handled(self) -> int:
-        """Return messages that have got their verdicts."""
         return sum([feeder.handled for feeder in (*self._feeders, *self._stopped)])
 
     @property

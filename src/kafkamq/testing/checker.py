@@ -63,7 +63,6 @@ class Verdict:
 
     @property
     def is_ok(self) -> bool:
-        """Return whether nothing is lost or unexplained."""
         return not self.problems
 
     def require_ok(self, context: str = "") -> None:
@@ -81,7 +80,6 @@ class Verdict:
 class _Message:
     record: LogRecord
     headers: MessageHeaders
-    # Of the first copy: itself, or what its header says.
     origin: RecordId
 
     @property
@@ -344,7 +342,7 @@ class Checker:
         )
 
     def _why_not_lost(self, timeline: Timeline, history: MessageHistory, start: Marker) -> str:
-        """Why it is untrue that the payload is lost; empty: it may be."""
+        """Return why it is untrue that the payload is lost; empty: it may be."""
         one = history.message_id
         if start.type is MarkerType.END:
             is_whole = timeline.offsets[0] == 0
@@ -433,7 +431,6 @@ class Checker:
     def _check_letter(self, place: RecordId, letter: LogRecord) -> None:
         family, headers = self._families.get(place), read_message_headers(letter.headers)
         is_lost = _header(letter, names.REASON) == DeadLetterReason.PAYLOAD_LOST.value.encode()
-        # A START of a batch has named it.
         is_unread = is_lost and headers.id == "/".join(map(str, place))
         if not family or is_unread or _header(letter, names.PAYLOAD_AT) is not None:
             return

@@ -59,7 +59,6 @@ from kafkamq.types import (
     ScheduleToken,
 )
 
-# A receive waits so long for ``on_lease_lost``.
 _TOLD_S = 1.0
 _SHARE_LIMITS = ShareLimits(
     min_lock_ms=15_000,
@@ -113,7 +112,6 @@ class MemoryService(Service):
         self._backend.shared_partitions = partitions
 
     def dead_letters(self, queue_id: str | None = None) -> list[MemoryDeadLetter]:
-        """Return what was given up, of one queue or of all, in order."""
         found: list[MemoryDeadLetter] = []
         for queue in self._backend.queues():
             if queue_id in (None, queue.queue_id):
@@ -399,7 +397,7 @@ class _MarkersDouble(_MemoryConsumer):
 def _fire(
     memory: MemoryQueue, record: MemoryRecord, settle: Settle, start: Marker, error: str
 ) -> None:
-    """What a tracker does with a message that is due (R14)."""
+    """Do what a tracker does with a message that is due (R14)."""
     decision = decide(
         settle,
         start,

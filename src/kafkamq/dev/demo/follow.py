@@ -78,7 +78,6 @@ class DemoRecorder:
         return len(self.started - self.ended.keys())
 
     def count(self, outcome: Outcome) -> int:
-        """Copies with this end."""
         return sum(1 for found in self.ended.values() if found is outcome)
 
     def is_settled(self, planned: int) -> bool:
@@ -101,8 +100,6 @@ def _at(marker: Marker) -> PartitionOffset:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the topics say at one moment."""
-
     sent: int = 0
     delayed: int = 0
     held: int = 0
@@ -131,7 +128,6 @@ class DemoFollower:
         self._thread.start()
 
     def snapshot(self) -> Snapshot:
-        """Return the counts now; raises what ended the thread."""
         if self._error is not None:
             raise self._error
         with self._lock:

@@ -108,7 +108,6 @@ class _Demo:
         self.workers: list[Child] = []
         self.others: list[Child] = []
         self.started: list[Child] = []
-        # It ends behind what uses the broker.
         self.brokers = stack.enter_context(ExitStack())
         stack.callback(self._end_children)
 

@@ -23,7 +23,6 @@ _BLOCKED_S = 3.0
 @dataclass(frozen=True, slots=True)
 class Call:
     began_s: float
-    # Topic, partition and offset of its message; of a list, those of the first.
     place: tuple[str, int, int]
 
     def __str__(self) -> str:
