@@ -92,6 +92,7 @@ class Slot(Generic[R]):
     # The record, or list, that its handler is at: the thread that takes it out gives the outcome.
     claim: list[Any] = field(default_factory=list)
     claimed_s: float = 0.0  # when that call began
+    caller: object = None  # its thread's number, or its task
     gate: Any = None  # where it waits; the executor's
 
     def forget(self) -> None:

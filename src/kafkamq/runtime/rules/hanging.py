@@ -23,6 +23,7 @@ _BLOCKED_S = 3.0  # an event loop notes that it turns once a second
 class Call:
     began_s: float
     place: tuple[str, int, int]  # topic, partition and offset of its message; the first of a list
+    caller: object = None  # in what it runs: a thread's number, a task, or a text that says it
 
     def __str__(self) -> str:
         topic, partition, offset = self.place
