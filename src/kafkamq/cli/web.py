@@ -53,6 +53,13 @@ def _access(
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Only show; operators act otherwise.")
     ] = False,
+    worker: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="Where a worker serves --metrics-port, as http://host:9400; may be repeated.",
+        ),
+    ] = None,
 ) -> WebOptions:
     return WebOptions(
         host=host,
@@ -64,6 +71,7 @@ def _access(
         allowed_hosts=frozenset(allowed_host or ()),
         hides_payloads=hide_payloads,
         read_only=read_only,
+        workers=tuple(worker or ()),
     )
 
 
