@@ -167,7 +167,6 @@ class Cluster:
 
     @property
     def coordination_topic(self) -> str:
-        """Return the topic that claims are written to."""
         return self._engine.topic.name
 
     @property
@@ -215,7 +214,7 @@ class Cluster:
         return member
 
     def claims(self, group_id: str | None = None) -> list[Claim]:
-        """Every partition that the read part of the topic names; of one group, or of all."""
+        """Return every partition that the read part of the topic names; of one group, or of all."""
         with self._engine.lock:
             now_s = self._engine.now_s()
             return [
@@ -250,7 +249,7 @@ class Member:
     def __init__(self, engine: Engine, client_id: str, group_id: str) -> None:
         self.client_id = client_id
         self.group_id = group_id
-        self.instance_id = uuid.uuid4().hex[:8]  # new at each start
+        self.instance_id = uuid.uuid4().hex[:8]
         self._engine = engine
         self._holders: list[Consumer | Hold] = []
 
@@ -258,7 +257,6 @@ class Member:
         return f"Member({self.client_id}, {self.group_id})"
 
     def claim_of(self, topic: str, partition: int) -> Claim:
-        """Return what is known of a partition's claim in this group."""
         engine = self._engine
         with engine.lock:
             log = engine.log.logs[engine.partition_of(topic)]
@@ -266,7 +264,6 @@ class Member:
             return log.claim(self.group_id, topic, partition, now_s=now_s)
 
     def claimed(self, topic: str, partition: int) -> bool:
-        """Return whether somebody in this group holds a partition."""
         return self.claim_of(topic, partition).is_valid
 
     def consumer(
@@ -387,7 +384,7 @@ class Member:
                 " another client_id"
             )
         engine = self._engine
-        engine.open_writer()  # it connects while the claims are read
+        engine.open_writer()
         counts = {name: require_work(engine.admin, name) for name in names}
         engine.wait_until(lambda: engine.is_ready, _READY_S, "reading the claims")
         with engine.lock:

@@ -56,10 +56,10 @@ from kafkamq.transport.record import Record
 from kafkamq.types import RangeType
 
 _log = logging.getLogger(__name__)
-_ENDS_S = 0.5  # how often the log's ends are asked for
+_ENDS_S = 0.5
 _SLICE_S = 0.1
 _JOIN_S = 1.0
-_BATCH = 200  # messages of one poll
+_BATCH = 200
 _MAX_SILENCE_S = 30.0
 _LABELS = ("group", "topic")
 HELD = Gauge("kafkamq_claims_ranges_held", "Ranges held, worked on or claimed ahead.", _LABELS)
@@ -74,9 +74,8 @@ register(globals())
 
 
 class _RangeEngine(LogEngine):
-    """The log of range claims, and what one member writes to it."""
-
-    window_intervals = 20  # who tells of what is abandoned may be away for a while
+    # A member that tells of what is abandoned may be away for a while.
+    window_intervals = 20
     state: RangeLog
     member: RangeMember
 
@@ -93,7 +92,7 @@ class _RangeEngine(LogEngine):
     ) -> None:
         """``join`` makes the member when the log is known."""
         super().__init__(config, ranges, interval_ms=interval_ms, owner="RangeClaims")
-        self.ends: dict[int, int] = {}  # of the partitions that are worked on
+        self.ends: dict[int, int] = {}
         self._work = topic
         self._group_id = group_id
         self._join = join
@@ -170,7 +169,8 @@ class _RangeEngine(LogEngine):
                 self.send(write)
             for partition, each in self.held():
                 self.end(RangeType.FREE, partition, each.first, each.next)
-        with suppress(BrokerError):  # the client failed: what was under way was not written
+        with suppress(BrokerError):
+            # The client failed: what was under way was not written.
             self.open_writer().wait_for(lambda: not self.under_way, timeout_s)
 
     def on_stopped(self) -> None:
@@ -183,9 +183,10 @@ class _RangeEngine(LogEngine):
         with self.lock:
             positions = {number: self.state.position(number) for number in self.partitions}
         try:
-            self._offsets.serve()  # its events must go somewhere
+            # Its events must go somewhere.
+            self._offsets.serve()
             for pending in self._begun:
-                if pending.error is not None:  # it is committed again
+                if pending.error is not None:
                     for each in pending.offsets:
                         self._committed.pop(each.partition, None)
             self._begun = [each for each in self._begun if not each.is_answered]
@@ -236,8 +237,10 @@ class ClaimedRange:
         self.partition = partition
         self.first = held.first
         self.next = held.next
-        self.token = held.token  # fencing token: rises with every claim of the same offsets
-        self.position = held.first  # behind the last message that was handed out
+        # A fencing token: it rises with every claim of the same offsets.
+        self.token = held.token
+        # It lies behind the last message that was handed out.
+        self.position = held.first
         self._claims = claims
 
     def __repr__(self) -> str:
@@ -312,7 +315,7 @@ class RangeClaims:
         on_data_loss: str = "raise",
         kafka: Mapping[str, str] | None = None,
     ) -> None:
-        """Begin to claim.
+        """Join the members that share the group's partitions, and begin to claim ranges.
 
         Args:
             client_id: A name; need not be the same after a restart.
@@ -344,11 +347,10 @@ class RangeClaims:
         self.is_once = one_of(Delivery, "delivery", delivery) is Delivery.AT_MOST_ONCE
         self._skips = on_data_loss == "skip"
         self._is_stopped = self._is_closed = False
-        self._given: set[int] = set()  # tokens of ranges that the application has
-        self._waiting: dict[int, int] = {}  # by token: positions of those that it had so far
-        self._ending: dict[
-            int, int
-        ] = {}  # by token: written as done up to there, without an answer
+        self._given: set[int] = set()
+        self._waiting: dict[int, int] = {}
+        # By their tokens: up to where ranges were written as done, without an answer so far.
+        self._ending: dict[int, int] = {}
         self._polling = threading.Lock()
         interval_ms = milliseconds(heartbeat_interval, name="heartbeat_interval", minimum=500)
         config = ServiceConfig(bootstrap_servers=bootstrap_servers, kafka=dict(kafka or {}))
@@ -385,7 +387,6 @@ class RangeClaims:
         self.close()
 
     def __iter__(self) -> Iterator[ClaimedRange]:
-        """Yield ranges, until ``stop``."""
         while not self._is_stopped:
             found = self.next_range(1.0)
             if found is not None:
@@ -414,7 +415,6 @@ class RangeClaims:
         return None
 
     def _to_give(self) -> list[tuple[int, HeldRange]]:
-        """Return what the application does not have, and has messages for it."""
         engine = self.engine
         with engine.lock:
             return [
@@ -438,7 +438,6 @@ class RangeClaims:
 
     @property
     def is_stopped(self) -> bool:
-        """Return whether ``stop`` or ``close`` was called."""
         return self._is_stopped
 
     def stop(self) -> None:
@@ -484,14 +483,16 @@ class RangeClaims:
             HANDED_OUT.add(len(found), *self._labels)
             try:
                 yield Batch(*place, tuple(found))
-            except GeneratorExit:  # the loop was left, and ``done`` cannot end the range
+            except GeneratorExit:
+                # The loop was left, and ``done`` cannot end the range.
                 if self.is_once:
                     self._given.discard(claimed.token)
                 raise
             if self.is_stopped:
                 return
         if self.is_once and claimed.first < claimed.position:
-            self._end_first(claimed)  # behind its last message there was none
+            # Behind its last message there was none.
+            self._end_first(claimed)
 
     def _end_first(self, claimed: ClaimedRange) -> None:
         """What was read of a range is done before it is handed out (RC8)."""
@@ -507,9 +508,11 @@ class RangeClaims:
     def _read(self, claimed: ClaimedRange) -> Iterator[list[ClaimedMessage]]:
         try:
             yield from self._read_on(claimed)
-        except (KafkaMQError, RuntimeError):  # ``next_range`` gives it again, while it is ours
+        except (KafkaMQError, RuntimeError):
+            # ``next_range`` gives it again, while it is ours.
             self._given.discard(claimed.token)
-            if not self._is_closed:  # by another thread, or a signal's handler
+            if not self._is_closed:
+                # Else another thread, or a signal's handler, has closed.
                 raise
 
     def _read_on(self, claimed: ClaimedRange) -> Iterator[list[ClaimedMessage]]:
@@ -518,9 +521,9 @@ class RangeClaims:
         self._reading = None
         while claimed.position < claimed.next and not self._is_stopped:
             self._require(claimed)
-            if self._reading is not claimed:  # what is read of another one is not of this one
+            if self._reading is not claimed:
                 self._reading = claimed
-                self._given.add(claimed.token)  # it may have been left before
+                self._given.add(claimed.token)
                 self._data.drop(self._data.places - {place})
                 if self._skips:
                     self._skip_deleted(claimed)
@@ -529,7 +532,8 @@ class RangeClaims:
             with self._polling:
                 records = self._data.poll(_BATCH, _SLICE_S)
             is_at_end = claimed.position >= self.engine.ends.get(claimed.partition, 0)
-            if not records and is_at_end and self._to_give():  # those have not to wait
+            if not records and is_at_end and self._to_give():
+                # Ranges that have messages do not wait for this one.
                 with self.engine.lock:
                     self._given.discard(claimed.token)
                     self._waiting[claimed.token] = claimed.position
@@ -540,13 +544,15 @@ class RangeClaims:
                 message.token = claimed.token
             if found:
                 yield found
-            if len(found) < len(messages):  # the rest was deleted, or aborted
+            if len(found) < len(messages):
+                # The rest was deleted, or aborted.
                 claimed.position = claimed.next
                 return
             if self._data.outside and self._skips:
                 self._skip_deleted(claimed)
             self._data.require_inside()
-            end = min(self._data.ends.get(place, 0), claimed.next)  # behind what was aborted
+            # It lies behind what was aborted.
+            end = min(self._data.ends.get(place, 0), claimed.next)
             claimed.position = max(claimed.position, end)
 
     def _skip_deleted(self, claimed: ClaimedRange) -> None:
@@ -554,7 +560,8 @@ class RangeClaims:
         first, end = self._data.bounds(place)
         if claimed.position > end:
             raise DataLossError(f"{claimed!r} lies behind the log's end")
-        if claimed.position < first:  # else it is logged a second time, of what was read before
+        if claimed.position < first:
+            # Else it is logged a second time, of what was read before.
             _log.warning("%r: deleted before it was done; going on at %d", claimed, first)
             claimed.position = min(first, claimed.next)
         if claimed.position < claimed.next:
@@ -569,7 +576,8 @@ class RangeClaims:
             place = (claimed.partition, claimed.first, next_offset)
             was_asked = self._ending.pop(claimed.token, 0) == next_offset
             if was_asked and not self.is_once and not self._is_open(*place):
-                claimed.first = next_offset  # what had no answer stands in the log
+                # What had no answer stands in the log.
+                claimed.first = next_offset
                 return
             self._require(claimed)
             write = self.engine.end(RangeType.DONE, *place)
@@ -584,7 +592,8 @@ class RangeClaims:
                     raise DeadlineExceededError(f"{claimed!r} could not be written as done")
                 self.engine.changed.wait(_SLICE_S)
             if self._is_open(*place) or (self.is_once and not write.has_ended):
-                self._lost(claimed)  # it was another one's before that stood in the log
+                # It was another one's before that stood in the log.
+                self._lost(claimed)
             claimed.first = next_offset
             DONE.add(1, *self._labels)
 
@@ -602,6 +611,7 @@ class RangeClaims:
         self._lost(claimed)
 
     def _lost(self, claimed: ClaimedRange) -> NoReturn:
-        self._given.discard(claimed.token)  # it may be ours again, when a beat comes through
+        # It may be ours again, when a beat comes through.
+        self._given.discard(claimed.token)
         LOST.add(1, *self._labels)
         raise LeaseLostError(f"{claimed!r} is not held any more: another member may work on it")

@@ -32,9 +32,10 @@ from kafkamq.transport.errors import (
 )
 from kafkamq.types import PartitionId
 
-_TURN_S = 0.02  # who waits for a commit looks so often whether its thread must make it
-_SOON_S = 0.05  # until the next commit, while a map is too long
-_NO_MAPS_S = 60.0  # after a broker refused a map: until one is tried again, doubled each time
+_TURN_S = 0.02
+_SOON_S = 0.05
+# The time without maps after a broker has refused one, doubled with each refusal.
+_NO_MAPS_S = 60.0
 _MAX_NO_MAPS_S = 3600.0
 _log = logging.getLogger(__name__)
 
@@ -47,7 +48,8 @@ class Assignment:
     flow: PartitionFlow
     stalls: StallDetector
     committed_offset: int
-    committed_version: int  # of the tracker's progress; -1: nothing is committed
+    # The version of the tracker's progress; -1: nothing is committed.
+    committed_version: int
     is_paused: bool = False
     map_chars: int = 0
     is_cut: bool = False
@@ -101,7 +103,8 @@ def plan_commits(
             stats.maps_cut += 1
             whole = len(metadata)
             metadata, end = _cut(progress, whole, limits)
-            if not assignment.is_cut:  # such commits follow each other quickly
+            if not assignment.is_cut:
+                # Commits of a map that is cut follow each other quickly: only the first is logged.
                 _log.warning(
                     "an offset map is too long and is cut: after a restart what is done beyond its"
                     " end is done again",
@@ -156,8 +159,10 @@ class Committer:
         self._fail = fail
         self._no_maps_s = _NO_MAPS_S
         self._no_maps_until_s = 0.0
-        self._may_succeed = False  # the last commit failed, and the same may succeed soon
-        self._refusal: tuple[KafkaMQError, bool] | None = None  # of it, and whether that passes
+        # Whether the last commit failed and the same may succeed soon; and why, and whether that
+        # passes.
+        self._may_succeed = False
+        self._refusal: tuple[KafkaMQError, bool] | None = None
         self._wanted = threading.Condition()
         self._asked = 0
         self._answered = 0
@@ -176,7 +181,7 @@ class Committer:
         return None if self._refusal is None else self._refusal[0]
 
     def commit_at_last(self, timeout_s: float) -> bool:
-        """Do as ``commit_now``, again while it may succeed: there is no later commit."""
+        """Commit, and try again while that may succeed: there is no later commit."""
         deadline_s = monotonic() + timeout_s
         while self._commit_by(deadline_s):
             if not self._may_succeed:
@@ -275,11 +280,11 @@ class Committer:
                 self._wanted.notify_all()
 
     def _commit(self) -> bool:
-        """One commit; says whether a map holds work back."""
+        """Make one commit; return whether a map holds work back."""
         self._may_succeed = False
         plan = self._plan()
         if not plan.commits:
-            self._refusal = None  # nothing is missing
+            self._refusal = None
             return False
         try:
             self._commits.commit(plan.commits, plan.is_current)
@@ -304,7 +309,7 @@ class Committer:
         if what is Meaning.METADATA_TOO_LARGE:
             self._go_without_maps()
             self._may_succeed = True
-            return  # the next one is another
+            return
         ours = broker_error(error, f"committing offsets of group {self._config.group_id}")
         self._may_succeed = is_retriable(ours) and what is not Meaning.NO_MEMBER
         self._refusal = (ours, self._may_succeed)

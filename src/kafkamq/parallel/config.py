@@ -36,12 +36,13 @@ RetryDelay: TypeAlias = Callable[[ParallelRecord], float]
 _MAX_CONCURRENCY = 100_000
 _log = logging.getLogger(__name__)
 _TRANSACTION_INTERVAL_MS = 100
-_START = 16  # handlers at once, where it is found how many
+_START = 16
 _PLAIN = (
     "max_concurrency", "processes", "threads", "batch_size", "max_attempts", "backoff",
     "dead_letter_topic", "max_rate", "start", "on_data_loss", "on_foreign_metadata",
 )  # fmt: skip
-_TIMES = {  # and the least that they may be, in ms
+# Options that are times, with the least that each may be, in ms.
+_TIMES = {
     "timeout": 1,
     "batch_linger": 0,
     "commit_interval": 1,
@@ -51,21 +52,24 @@ _TIMES = {  # and the least that they may be, in ms
     "stall_after": 1,
     "hung_after": 1,
 }
-_MAX_THREADS, _MAX_COROUTINES = 256, 2_000  # where nobody says how many may be tried
+_MAX_THREADS, _MAX_COROUTINES = 256, 2_000
 
 
 class CommitMode(Enum):
-    ASYNCHRONOUS = "asynchronous"  # in the background, every ``commit_interval``
-    SYNCHRONOUS = "synchronous"  # nothing new is polled until the commit is confirmed
-    TRANSACTIONAL = "transactional"  # with the results, exactly once
+    ASYNCHRONOUS = "asynchronous"
+    # Nothing new is polled until a commit is confirmed.
+    SYNCHRONOUS = "synchronous"
+    TRANSACTIONAL = "transactional"
 
 
 class OnExhausted(Enum):
     """What becomes of a record after its last attempt, or one that its handler rejects."""
 
     DEAD_LETTER = "dead-letter"
-    SKIP = "skip"  # counted, logged and passed over
-    STOP = "stop"  # the consumer fails; the offset stays before the record
+    # The record is counted, logged and passed over.
+    SKIP = "skip"
+    # The consumer fails; the committed offset stays before the record.
+    STOP = "stop"
 
 
 class ParallelOptions(TypedDict, total=False):
@@ -148,9 +152,9 @@ class ParallelOptions(TypedDict, total=False):
     on_committed: Callable[[Mapping[PartitionId, int]], object]
     """Offsets are committed: gets them by (topic, partition)."""
     on_assigned: Callable[[list[PartitionId]], object]
-    """Partitions came."""
+    """Partitions were assigned: gets them."""
     on_revoked: Callable[[list[PartitionId], bool], object]
-    """Partitions went; with whether they were lost without notice."""
+    """Partitions were revoked: gets them, and whether they were lost without notice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,7 +293,6 @@ class ParallelConfig:
 
     @property
     def has_dead_letters(self) -> bool:
-        """Return whether there is a place for what is given up."""
         return bool(self.dead_letter_topic) or self.dead_letter_writer is not None
 
     @property

@@ -42,8 +42,8 @@ REPLAY_NAME = "kafkamq-replay"
 
 MAX_TRANSACTION_RECORDS = 500
 MAX_TRANSACTION_BYTES = 4 * 1024 * 1024
-MAX_REFUSALS = 100  # of a report: those beyond are counted
-MAX_ATTEMPTS = 5  # of one transaction whose outcome is unknown or that was aborted
+MAX_REFUSALS = 100
+MAX_ATTEMPTS = 5
 _log = logging.getLogger(__name__)
 
 
@@ -56,7 +56,6 @@ class Selection:
     ids: frozenset[str] = field(default_factory=frozenset)
 
     def __contains__(self, letter: object) -> bool:
-        """Return whether a dead letter is meant."""
         return (
             isinstance(letter, DeadLetter)
             and (not self.queue_id or letter.queue_id == self.queue_id)
@@ -78,14 +77,19 @@ class DeadLetter:
     origin: Origin | None
     user_key: bytes | None
     payload: bytes | None
-    headers: Headers  # the user's
-    redriven_from: str  # empty, or the dead letter that it was before
+    headers: Headers
+    # Empty, or the dead letter that it was before.
+    redriven_from: str
     is_redriven: bool
-    raw_key: bytes = b""  # of the message; empty: nobody knows its queue
+    # The key of the message; empty: nobody knows its queue.
+    raw_key: bytes = b""
     raw_headers: Headers = ()
-    is_readable: bool = True  # False: a header's name is not UTF-8, so no header is known
-    is_bare: bool = False  # key and headers did not fit either: they are where the payload is
-    payload_at: Origin | None = None  # the payload did not fit; it is there (R11)
+    # False: a header's name is not UTF-8, so no header is known.
+    is_readable: bool = True
+    # Key and headers did not fit either: they are where the payload is.
+    is_bare: bool = False
+    # Where the payload is when it did not fit (R11).
+    payload_at: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,31 +99,42 @@ class RefusedLetter:
     topic: str
     partition: int
     offset: int
-    error: str  # why, and what to do
+    error: str
 
 
 @dataclass(slots=True)
 class RedriveReport:
-    """What a redrive did, or would do."""
+    """What a redrive did, or would do.
 
-    selected: int = 0  # met the selection and were not redriven before
+    ``selected`` letters met the selection and were not redriven before. Of these, nothing is left
+    to send of ``payload_lost``; ``queue_unknown`` name no queue, nor do their originals;
+    ``headers_unreadable`` have a header whose name is not UTF-8, and a copy would lose it; and of
+    those that are ``refused`` their queue's topic does not take them, or is gone: the first of them
+    are in ``refusals``.
+    """
+
+    selected: int = 0
     redriven: int = 0
     already_redriven: int = 0
-    payload_lost: int = 0  # of the selected: nothing is left to send
-    queue_unknown: int = 0  # of the selected: neither the letter nor its original names a queue
-    headers_unreadable: int = 0  # of the selected: a name is not UTF-8; a copy would lose them
-    refused: int = 0  # of the selected: their queue's topic does not take them, or is gone
-    refusals: list[RefusedLetter] = field(default_factory=list)  # the first ones of these
+    payload_lost: int = 0
+    queue_unknown: int = 0
+    headers_unreadable: int = 0
+    refused: int = 0
+    refusals: list[RefusedLetter] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The records that are sent again: all dead letters of a namespace."""
+    """The records that are sent again: all dead letters of a namespace.
+
+    Each copy has ``headers``, and a header ``link`` that names the record that it was made of. Keys
+    of the ledger begin with ``prefix``.
+    """
 
     topic: str
-    link: str = REDRIVEN_FROM  # header of a copy, which names the record that it was made of
-    headers: Headers = ()  # of each copy beside that
-    prefix: str = "redrive"  # of keys in the ledger
+    link: str = REDRIVEN_FROM
+    headers: Headers = ()
+    prefix: str = "redrive"
 
     def read(self, config: ServiceConfig) -> Iterator[DeadLetter]:
         """Yield them, partition by partition interleaved, each in log order."""
@@ -181,7 +196,8 @@ def redrive(
     report = RedriveReport()
     try:
         if not dry_run:
-            producer.init()  # before the ledger is read: nothing of a predecessor is under way then
+            # When the ledger is read nothing of a predecessor may be under way.
+            producer.init()
         writer = _Writer(
             config,
             producer,
@@ -268,10 +284,11 @@ class _Writer:
         self._max_records = max_records
         self._also = also
         self._edited = edited
-        self._partitions: dict[str, int] = {}  # by topic
+        self._partitions: dict[str, int] = {}
         with Admin(config) as admin:
             self._ledger_partitions = admin.require_topic(config.ledger_topic).partitions
-        self._done, self._topic_id = _read_done(config, source)  # as of our last ``init``
+        # Keys of the ledger, as of the last ``init`` of ours.
+        self._done, self._topic_id = _read_done(config, source)
         self._pending: list[tuple[DeadLetter, StoredMessage]] = []
         self._bytes = 0
 
@@ -309,7 +326,6 @@ class _Writer:
         return self._report.redriven >= count
 
     def flush(self) -> None:
-        """Writes what is pending."""
         pending, self._pending, self._bytes = self._pending, [], 0
         self._write(pending)
 
@@ -333,7 +349,8 @@ class _Writer:
                 may_repeat = may_be_ours or isinstance(error, TransactionAbortedError)
                 if not is_refused and (attempt == MAX_ATTEMPTS or not may_repeat):
                     raise
-                self._count(0)  # who may not go on must not fence who does
+                # A client that may not go on must not fence one that does.
+                self._count(0)
                 self._producer.init()
                 self._done, _ = _read_done(self._config, self._source)
                 if not is_refused:
@@ -432,7 +449,6 @@ class _Writer:
         return own
 
     def _partitions_of(self, topic: str) -> int:
-        """Return the number of a topic's partitions; 0 where there is no such topic."""
         if topic not in self._partitions:
             with Admin(self._config) as admin:
                 found = admin.topics([topic]).get(topic)
@@ -489,7 +505,8 @@ def _read_done(config: ServiceConfig, source: Source) -> tuple[set[bytes], bytes
         key = record.key()
         if not isinstance(key, bytes):
             continue
-        if key.startswith(nameless):  # by brokers that did not tell the id yet
+        if key.startswith(nameless):
+            # It was written by brokers that did not tell the id yet.
             key = prefix + key.removeprefix(nameless)
         if key.startswith(prefix):
             done.add(key)
@@ -508,10 +525,12 @@ def dead_letter_of(record: Record, done: Set[bytes], topic_id: bytes) -> DeadLet
     queue_id, user_key = split_key(raw_key)
     is_bare = not queue_id
     named, named_key = split_key(dict(raw_headers).get(names.QUEUE_ID))
-    if is_bare:  # R11's last resort has no key: a header names the queue
+    if is_bare:
+        # R11's last resort has no key: a header names the queue.
         queue_id, user_key = named, named_key
         raw_key = queue_id
-    elif named not in (b"", queue_id):  # of a parallel consumer: the key is its record's
+    elif named not in (b"", queue_id):
+        # It is a parallel consumer's: the key is its record's.
         queue_id, user_key = named, record.key()
         raw_key = join_key(queue_id, user_key)
     partition, offset = record.partition() or 0, record.offset() or 0

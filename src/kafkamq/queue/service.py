@@ -87,7 +87,6 @@ class Service:
 
     @property
     def config(self) -> ServiceConfig:
-        """Return where it is and what its topics are called."""
         return self._config
 
     def create_topics(
@@ -193,7 +192,6 @@ class Service:
 
     @property
     def handlers(self) -> list[HandlerSpec]:
-        """Return what ``Queue.handler`` has registered; a ``Worker`` runs them."""
         return self._handlers
 
     def open_consumer(self, spec: HandlerSpec, plan: ConsumerPlan) -> Consumer:
@@ -214,7 +212,6 @@ class Service:
 
 
 def _checked(queue: QueueConfig) -> QueueConfig:
-    """Return a queue whose backend has what its settings ask for."""
     for feature, name, is_asked in (
         (Feature.EXACTLY_ONCE, "exactly_once", queue.exactly_once),
         (Feature.AT_MOST_ONCE, "delivery='at-most-once'", queue.is_at_most_once),
@@ -251,12 +248,10 @@ class Queue:
 
     @property
     def queue_id(self) -> str:
-        """Return its name."""
         return self._config.queue_id
 
     @property
     def config(self) -> QueueConfig:
-        """Return how it is worked on."""
         return self._config
 
     def producer(self) -> Producer:
@@ -286,7 +281,7 @@ class Queue:
         return self.open_consumer(ConsumerPlan(on_lease_lost=on_lease_lost, ordering=ordering))
 
     def open_consumer(self, plan: ConsumerPlan) -> Consumer:
-        """Do as ``consumer``; for ``Worker``, which knows more of what it is for."""
+        """Open a consumer for a ``Worker``, which knows more than others of what it is for."""
         self._connections.check()
         plan = replace(plan, ordering=check_order(self._config, plan))
         consumer = self._backend.open_consumer(self._connections, self._config, plan)

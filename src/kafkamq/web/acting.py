@@ -84,7 +84,7 @@ class NewState:
 
 @dataclass(frozen=True, kw_only=True)
 class NewPayload:
-    """It is sent in the place of a dead letter's payload; one of the two is given."""
+    """The payload that a job sends in the place of a dead letter's own."""
 
     payload: str = ""
     payload_base64: str = ""

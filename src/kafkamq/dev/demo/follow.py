@@ -29,8 +29,8 @@ class DemoRecorder:
     The verdict does not use it: that is a Spark SQL job over the whole logs (``verdict.py``).
     """
 
-    queue_of: dict[PartitionOffset, str] = field(default_factory=dict)  # copies seen, by place
-    ended: dict[PartitionOffset, Outcome] = field(default_factory=dict)  # by the END that counts
+    queue_of: dict[PartitionOffset, str] = field(default_factory=dict)
+    ended: dict[PartitionOffset, Outcome] = field(default_factory=dict)
     started: set[PartitionOffset] = field(default_factory=set)
     scheduled: set[PartitionOffset] = field(default_factory=set)
     fired: set[PartitionOffset] = field(default_factory=set)
@@ -78,7 +78,6 @@ class DemoRecorder:
         return len(self.started - self.ended.keys())
 
     def count(self, outcome: Outcome) -> int:
-        """Copies with this end."""
         return sum(1 for found in self.ended.values() if found is outcome)
 
     def is_settled(self, planned: int) -> bool:
@@ -94,16 +93,15 @@ class DemoRecorder:
 
 
 def _at(marker: Marker) -> PartitionOffset:
-    assert marker.message_id is not None  # the decoder refuses such STARTs and ENDs
+    # The decoder refuses such STARTs and ENDs.
+    assert marker.message_id is not None
     return marker.message_id.partition, marker.message_id.offset
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the topics say at one moment."""
-
     sent: int = 0
-    delayed: int = 0  # of these: still waiting for their time
+    delayed: int = 0
     held: int = 0
     acked: int = 0
     redelivered: int = 0
@@ -130,7 +128,6 @@ class DemoFollower:
         self._thread.start()
 
     def snapshot(self) -> Snapshot:
-        """Return the counts now; raises what ended the thread."""
         if self._error is not None:
             raise self._error
         with self._lock:

@@ -27,16 +27,18 @@ _MAX_PAUSE_S = 5.0
 _FIRST_PAUSE_S = 0.1
 _TELL_S = 60.0
 _MAX_LOOK_S = 12.0
-LOOK_S = 3.0  # between two looks for what brokers do not know, or do not answer for
-_LEDGER_REFRESH_S = 3600.0  # Kafka forgets offsets of a group that is silent for days
-_EPOCH_REFRESH_S = 60.0  # ... and other replicas start by what partition 0's ledger says (R22)
+LOOK_S = 3.0
+# Kafka forgets offsets of a group that is silent for days.
+_LEDGER_REFRESH_S = 3600.0
+# Other replicas start by what partition 0's ledger says (R22).
+_EPOCH_REFRESH_S = 60.0
 
 
 class Phase(Enum):
     """How far the ownership of a partition has come."""
 
-    WAITING = "waiting"  # for its turn to start
-    STARTING = "starting"  # a worker opens its ledger
+    WAITING = "waiting"
+    STARTING = "starting"
     READING = "reading"
 
 
@@ -46,7 +48,7 @@ class Started:
 
     ledger: Ledger
     position: int
-    token: str  # the consumer_id of our TICKs (R17)
+    token: str
 
 
 class Awaited:
@@ -56,22 +58,21 @@ class Awaited:
 
     def __init__(self, number: int) -> None:
         self._number = number
-        self._actions: deque[tuple[float, Sequence[Settle | Carry]]] = deque()  # and until when
+        self._actions: deque[tuple[float, Sequence[Settle | Carry]]] = deque()
         self._look_s = LOOK_S
-        self._told_s = -_TELL_S  # monotonic: when it was logged
+        self._told_s = -_TELL_S
 
     def __len__(self) -> int:
         return sum(size_of(row) for _, rows in self._actions for row in rows)
 
     def take(self) -> list[Settle | Carry]:
-        """Return those whose time has come."""
         now_s, found = time.monotonic(), list[Settle | Carry]()
         while self._actions and self._actions[0][0] < now_s:
             found += self._actions.popleft()[1]
         return found
 
     def add(self, actions: Sequence[Settle | Carry]) -> None:
-        """What a settlement's report names; none: nothing was in its way."""
+        """Await what a settlement's report names; none: nothing was in its way."""
         if not actions:
             if not self._actions:
                 self._look_s = LOOK_S
@@ -116,19 +117,19 @@ class TrackedPartition:
         self.waits_since_s = time.monotonic()
         self._config = config
         self._carry_after_ms = carry_after_ms
-        self._written = -1  # the position that the ledger holds
+        self._written = -1
         self._written_s = 0.0
-        self._end = -1  # the log was read up to here, control records included
-        self._kept_from = -1  # no position behind this offset; -1: nothing is kept
+        self._end = -1
+        # There is no position behind this offset; -1: nothing is kept.
+        self._kept_from = -1
         self.awaited = Awaited(number)
-        self._retry_s = 0.0  # monotonic: nothing is tried before
+        self._retry_s = 0.0
         self._pause_s = _FIRST_PAUSE_S
         self.last_status: TrackerStatus | None = None
 
     # ---- the life of an ownership
 
     def may_try(self) -> bool:
-        """Return whether the pause after the last failure is over."""
         return time.monotonic() >= self._retry_s
 
     def failed(self) -> None:
@@ -148,7 +149,8 @@ class TrackedPartition:
         """Ask for another start: what is known of the log is not enough any more (R17)."""
         self.phase = Phase.WAITING
         self.waits_since_s = time.monotonic()
-        if self.last_status is not None:  # which metrics show until the next start
+        if self.last_status is not None:
+            # Metrics show it until the next start.
             self.last_status = replace(self.last_status, is_live=False)
 
     def start(self, started: Started, *, is_written_soon: bool = True) -> None:
@@ -230,7 +232,6 @@ class TrackedPartition:
         self._kept_from = offset
 
     def position(self) -> int:
-        """Return where a restart begins (R20)."""
         committable = self.core.committable_offset()
         if self._kept_from >= 0:
             return min(committable, self._kept_from)
@@ -255,7 +256,6 @@ class TrackedPartition:
         return since_s > refresh_s or self.position() != self._written
 
     def is_behind(self) -> bool:
-        """Return whether the ledger's position is an older one than the tracker's."""
         return self.phase is Phase.READING and self.position() != self._written
 
     def settled(self, position: int, report: SettleReport) -> None:

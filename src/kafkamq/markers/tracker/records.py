@@ -51,12 +51,13 @@ from kafkamq.transport.settings import producer_settings
 from kafkamq.types import Headers
 
 _TICK_TIMEOUT_MS = 5_000
-SIGNS_PARTITION = 0  # of the tracker topic: all in one log, whose order decides
+# Of the tracker topic: all signs are in one log, whose order decides.
+SIGNS_PARTITION = 0
 AGAIN_S = 1.0
-_REFUSED_S = 0.1  # until a TICK that is waited for is written again
+_REFUSED_S = 0.1
 _log = logging.getLogger(__name__)
 _BATCH = 1000
-_MAX_SIGNS = 1000  # that nobody has asked for: the newest
+_MAX_SIGNS = 1000
 _MAX_PENDING = 5_000
 
 
@@ -71,15 +72,15 @@ class Ticker:
 
     def __init__(self, config: ServiceConfig, *, timeout_ms: int = _TICK_TIMEOUT_MS) -> None:
         self._config = config
-        self._unwritten: dict[bytes, TrackerStatus] = {}  # by key: the newest one
-        self._refused: dict[bytes, None] = {}  # keys of those that are to be written again
+        self._unwritten: dict[bytes, TrackerStatus] = {}
+        self._refused: dict[bytes, None] = {}
         self._lock = threading.Lock()
         # A TICK that waits longer than this says nothing any more, and the next one may follow.
         settings = producer_settings(config)
         for name in ("message.timeout.ms", "delivery.timeout.ms"):
             settings.pop(name, None)
         settings["message.timeout.ms"] = timeout_ms
-        self._again_s = 0.0  # monotonic: not before
+        self._again_s = 0.0
         self._has_warned = False
         self._producer = IdempotentProducer(config, settings, owner="Ticker")
 
@@ -129,7 +130,8 @@ class Ticker:
         while missing:
             for partition in missing:
                 self.tick(partition, engine=engine, epoch=epoch, on_done=offsets.__setitem__)
-            self.poll(0)  # also where all is refused at once: it makes room, or tells why
+            # Where all is refused at once it makes room, or tells why.
+            self.poll(0)
             while len(offsets) < len(partitions) and time.monotonic() < deadline_s:
                 self.poll(0.1)
             missing = [number for number in partitions if offsets.get(number, -1) < 0]
@@ -154,7 +156,8 @@ class Ticker:
 
     def sign(self, sign: Sign) -> None:
         """Write a sign of life (R36), without waiting; one that is refused is lost."""
-        with suppress(BrokerError):  # the next one follows soon
+        with suppress(BrokerError):
+            # The next one follows soon.
             self._producer.produce(
                 self._config.tracker_topic,
                 encode_sign(sign),
@@ -174,7 +177,7 @@ class Ticker:
                 None,
                 lambda error, _: self._published(status, error),
             )
-        except BrokerError as error:  # such as that there is no such topic
+        except BrokerError as error:
             self._published(status, error)
 
     def _refuse(self, key: bytes, status: TrackerStatus) -> None:
@@ -183,7 +186,6 @@ class Ticker:
                 self._refused[key] = None
 
     def _published(self, status: TrackerStatus, error: KafkaError | BrokerError | None) -> None:
-        """What a status has become."""
         key = status_key(status.topic, status.partition)
         if error is not None:
             self._refuse(key, status)
@@ -206,7 +208,8 @@ class Ticker:
         self._again_s = now_s + AGAIN_S
         with self._lock:
             refused = [(key, self._unwritten[key]) for key in self._refused]
-            self._refused.clear()  # each key of them has a status: both change under the lock
+            # Each key of them has a status: both change under the lock.
+            self._refused.clear()
         for key, status in refused:
             self._send(key, status)
 
@@ -293,12 +296,12 @@ class StatusReader:
     def _fold(self, record: Record) -> TrackerStatus | None:
         try:
             if is_sign_key(record.key()):
-                if record.value() is not None:  # no tombstone
+                if record.value() is not None:
                     self._signs.append(decode_sign(record.value()))
                 return None
             key = decode_status_key(record.key())
             value = record.value()
-            if value is None:  # a tombstone
+            if value is None:
                 self.latest.pop(key, None)
                 return None
             status = decode_status(value)
@@ -335,10 +338,10 @@ class Quarantine:
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config
         self._producer: IdempotentProducer | None = None
-        self._pending: dict[tuple[int, int], _Kept] = {}  # by the place where it stands
-        self._failure: KafkaMQError | None = None  # one that waiting does not mend
+        self._pending: dict[tuple[int, int], _Kept] = {}
+        self._failure: KafkaMQError | None = None
         self._refused: list[_Kept] = []
-        self._again_s = 0.0  # monotonic: not before
+        self._again_s = 0.0
         self._has_warned = False
         self.dropped = 0
         """Records that were too large for the topic: only their place and error were kept."""
