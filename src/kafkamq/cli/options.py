@@ -350,7 +350,9 @@ def serving_metrics(port: int | None) -> Iterator[None]:
         yield
         return
     with serve_metrics(port) as server:
-        output.note(f"Metrics: http://localhost:{server.port}/metrics (also /live and /ready)")
+        output.note(
+            f"Metrics: http://localhost:{server.port}/metrics (also /live, /ready and /handlers)"
+        )
         yield
 
 

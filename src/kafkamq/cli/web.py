@@ -52,6 +52,13 @@ def _access(
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Only show; operators act otherwise.")
     ] = False,
+    worker: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="Where a worker serves --metrics-port, as http://host:9400; may be repeated.",
+        ),
+    ] = None,
 ) -> Any:
     from kafkamq.web.options import WebOptions, read_accounts
 
@@ -65,6 +72,7 @@ def _access(
         allowed_hosts=frozenset(allowed_host or ()),
         hides_payloads=hide_payloads,
         read_only=read_only,
+        workers=tuple(worker or ()),
     )
 
 

@@ -122,6 +122,10 @@ class MarkersConsumer(Consumer):
         self.intake.start()
 
     @property
+    def consumer_id(self) -> str:
+        return self._state.leases.consumer_id
+
+    @property
     def in_flight(self) -> int:
         return self._state.leases.open_count
 

@@ -431,7 +431,9 @@ class ParallelWorkQueue:
         with self.lock:
             found = [(worker, _at(worker)) for worker in slots if worker.taken > 0]
             return [
-                Call(worker.began_s, record.place) for worker, record in found if record is not None
+                Call(worker.began_s, record.place, worker.caller)
+                for worker, record in found
+                if record is not None
             ]
 
     def in_flight_count(self) -> int:

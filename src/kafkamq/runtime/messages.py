@@ -369,11 +369,11 @@ class MessageQueue(Inbox[Message, Message]):
     def calls(self, slots: Sequence[Slot[Message]]) -> list[Call]:
         """Return the calls; the time is read last, as another call may begin in between."""
         running = [(claim, slot) for slot in slots for claim in slot.claim[:1]]
-        return [_call_of(claim, slot.claimed_s) for claim, slot in running]
+        return [_call_of(claim, slot.claimed_s, slot.caller) for claim, slot in running]
 
 
-def _call_of(claim: Message | list[Message], began_s: float) -> Call:
-    return Call(began_s, place_of(claim[0] if isinstance(claim, list) else claim))
+def _call_of(claim: Message | list[Message], began_s: float, caller: object) -> Call:
+    return Call(began_s, place_of(claim[0] if isinstance(claim, list) else claim), caller)
 
 
 def place_of(message: Message) -> tuple[str, int, int]:

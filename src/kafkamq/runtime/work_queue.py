@@ -94,6 +94,8 @@ class Slot(Generic[R]):
     # The record, or list, that its handler is at: the thread that takes it out gives the outcome.
     claim: list[Any] = field(default_factory=list)
     claimed_s: float = 0.0
+    # Its thread's number, or its task.
+    caller: object = None
     # What it waits at; only the executor knows its kind.
     gate: Any = None
 

@@ -381,7 +381,12 @@ class Feeder:
         )
         longest_ms = self.hung_after_ms or spec.queue.max_lease_ms
         self._handlers = Handlers(
-            f"handlers of {spec.queue.queue_id}", longest_ms / 1000, self.executor.slots
+            f"handlers of {spec.queue.queue_id}",
+            longest_ms / 1000,
+            self.executor.slots,
+            queue=spec.queue.queue_id,
+            handler=spec.name,
+            consumer=lambda: self.consumer.consumer_id,
         )
         health.watch(self._handlers)
 
