@@ -287,9 +287,11 @@ class OffsetService:
 
     def end(self, fence: Fence) -> None:
         """End its client, off this thread."""
-        with suppress(RuntimeError):
-            # It is closed, and the client ends with its last reference.
+        try:
             self._fences.submit(fence.close)
+        except RuntimeError:
+            # The pool has ended before the claim did. A fence that nobody closes keeps its thread.
+            threading.Thread(target=fence.close, name="kafkamq-fence", daemon=True).start()
 
     # ---- looking up
 
