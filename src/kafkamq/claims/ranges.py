@@ -37,7 +37,7 @@ from kafkamq.claims.rules.ranges import (
 )
 from kafkamq.claims.rules.steps import Delivery
 from kafkamq.claims.wire.marshal import coordination_partition
-from kafkamq.config import ServiceConfig, milliseconds, one_of, wait_seconds
+from kafkamq.config import Options, ServiceConfig, one_of, wait_seconds
 from kafkamq.errors import (
     BrokerError,
     ConfigError,
@@ -309,10 +309,10 @@ class RangeClaims:
         group_id: str,
         size: int = 1000,
         ahead: int = 1,
-        delivery: str = "at-least-once",
+        delivery: str = Options.delivery.default,
         range_topic: str = RANGE_TOPIC,
         heartbeat_interval: float | timedelta = 3.0,
-        on_data_loss: str = "raise",
+        on_data_loss: str = Options.on_data_loss.default,
         kafka: Mapping[str, str] | None = None,
     ) -> None:
         """Join the members that share the group's partitions, and begin to claim ranges.
@@ -339,8 +339,7 @@ class RangeClaims:
             check_id(name, value)
         if size < 1 or ahead < 0:
             raise ConfigError(f"size is {size} and ahead {ahead}: they must be >= 1 and >= 0")
-        if on_data_loss not in ("raise", "skip"):
-            raise ConfigError(f"on_data_loss is {on_data_loss!r}: it must be 'raise' or 'skip'")
+        Options.on_data_loss.check(on_data_loss)
         self.topic = topic
         self.group_id = group_id
         self._labels = (group_id, topic)
@@ -352,7 +351,7 @@ class RangeClaims:
         # By their tokens: up to where ranges were written as done, without an answer so far.
         self._ending: dict[int, int] = {}
         self._polling = threading.Lock()
-        interval_ms = milliseconds(heartbeat_interval, name="heartbeat_interval", minimum=500)
+        interval_ms = Options.heartbeat_interval.convert(heartbeat_interval)
         config = ServiceConfig(bootstrap_servers=bootstrap_servers, kafka=dict(kafka or {}))
         with Admin(config) as admin:
             ranges = require_topic(admin, range_topic, rules="safe", interval_ms=interval_ms)

@@ -7,10 +7,10 @@ import hashlib
 import os
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,7 +19,6 @@ from kafkamq.cli.options import connected, with_options
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.runtime.signals import stop_on_signals
-from kafkamq.web.options import WebOptions, read_accounts
 
 
 def _access(
@@ -60,7 +59,9 @@ def _access(
             help="Where a worker serves --metrics-port, as http://host:9400; may be repeated.",
         ),
     ] = None,
-) -> WebOptions:
+) -> Any:
+    from kafkamq.web.options import WebOptions, read_accounts
+
     return WebOptions(
         host=host,
         port=port,
@@ -75,15 +76,11 @@ def _access(
     )
 
 
-def _with_access(command: Callable[..., None]) -> Callable[..., None]:
-    return with_options(command, "access", _access)
-
-
 @connected
-@_with_access
+@partial(with_options, name="access", make=_access)
 def web(
     config: ServiceConfig,
-    access: WebOptions,
+    access: Any,
     hash_password: Annotated[
         bool, typer.Option("--hash-password", help="Ask for a password, print its hash, and end.")
     ] = False,
@@ -128,6 +125,7 @@ def serving_pages(config: ServiceConfig, folder: Path | None = None) -> Abstract
     require_extra()
     from kafkamq.web.app import serving
     from kafkamq.web.index.follower import IndexOptions
+    from kafkamq.web.options import WebOptions
 
     path = default_path(config) if folder is None else folder / "pages.sqlite"
     return serving(config, WebOptions(port=0), IndexOptions(path=path))

@@ -55,6 +55,7 @@ class Selection:
     queue_id: str = ""
     reason: str = ""
     ids: frozenset[str] = field(default_factory=frozenset)
+    places: frozenset[tuple[int, int]] | None = None  # partition and offset; None: any
 
     def __contains__(self, letter: object) -> bool:
         return (
@@ -62,6 +63,7 @@ class Selection:
             and (not self.queue_id or letter.queue_id == self.queue_id)
             and (not self.reason or letter.reason == self.reason)
             and (not self.ids or letter.id in self.ids)
+            and (self.places is None or (letter.partition, letter.offset) in self.places)
         )
 
 
