@@ -103,7 +103,7 @@ class Handlers:
     ) -> None:
         self.name = name
         self.slots = slots
-        self.queue = queue  # or the group of a parallel consumer
+        self.queue = queue
         self.handler = handler
         self.consumer = consumer
         self._max_age_s = max_age_s

@@ -17,9 +17,10 @@ from typing import Any
 from kafkamq.metrics.health import HandlerCall, health
 
 MAX_POOLS = 200
-MAX_CALLS = 100  # of all pools, the oldest of each
-MAX_CALLS_OF_POOL = 20
-MAX_FRAMES = 24  # of a stack, the innermost
+MAX_CALLS, MAX_CALLS_OF_POOL = 100, 20
+"""The oldest calls of each pool are told, so many of all pools."""
+MAX_FRAMES = 24
+"""The innermost frames of a stack are told."""
 _MAX_DEPTH = 1000
 _MAX_CHARACTERS = 120
 _OURS = ("kafkamq.runtime.", "kafkamq.parallel.", "kafkamq.queue.", "threading", "asyncio.")
@@ -59,7 +60,8 @@ def _shown(call: HandlerCall, now_s: float, threads: Mapping[int, FrameType]) ->
         runs_in, frames = "a coroutine", _frames_of(caller.get_coro(), threads)
     elif isinstance(caller, int):
         runs_in = "a thread"
-        if call.began_s <= now_s:  # else the frames are older than the call
+        # Of a call that began later the frames may be another one's.
+        if call.began_s <= now_s:
             frames = _frames(threads.get(caller))
     else:
         runs_in = str(caller)
@@ -107,5 +109,6 @@ def _line(frame: FrameType) -> str:
     """Return file, line and function; of the file's path its end."""
     code = frame.f_code
     name = "/".join(code.co_filename.replace("\\", "/").split("/")[-2:])
-    function = getattr(code, "co_qualname", code.co_name)  # from Python 3.11 on
+    # Python 3.10 has no qualified names.
+    function = getattr(code, "co_qualname", code.co_name)
     return f"{name}:{frame.f_lineno} {function}"[-_MAX_CHARACTERS:]

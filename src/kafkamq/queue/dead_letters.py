@@ -16,6 +16,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from kafkamq.config import ServiceConfig
@@ -193,10 +194,11 @@ def redrive(
         BrokerError, DeadlineExceededError: What was redriven stays so; run it again for the rest.
     """
     source = source or Source(topic=config.dead_letter_topic)
-    producer = TransactionalProducer(config, redrive_transactional_id(config))
-    originals = _Originals(config)
     report = RedriveReport()
-    try:
+    with (
+        closing(TransactionalProducer(config, redrive_transactional_id(config))) as producer,
+        closing(_Originals(config)) as originals,
+    ):
         if not dry_run:
             # When the ledger is read nothing of a predecessor may be under way.
             producer.init()
@@ -225,9 +227,6 @@ def redrive(
             if not dry_run:
                 writer.add(letter)
         writer.flush()
-    finally:
-        originals.close()
-        producer.close()
     return report
 
 
