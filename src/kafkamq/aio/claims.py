@@ -46,7 +46,6 @@ class Cluster(Entered):
             self._sync = await in_thread(sync.Cluster, servers, **options)
 
     async def connected(self) -> sync.Cluster:
-        """Return the cluster underneath."""
         await self
         assert self._sync is not None, "connected"
         return self._sync
@@ -182,7 +181,6 @@ class Consumer(_Holder[sync.Consumer]):
         self._owner = _Owner()
 
     async def __aiter__(self) -> AsyncIterator[ClaimedMessage]:
-        """Yield messages, until ``stop``."""
         while not self._sync.is_stopped:
             message = await self.receive(_POLL_S)
             if message is not None:
@@ -344,7 +342,6 @@ class ClaimedRange:
             try:
                 yield found
             except GeneratorExit:
-                # When the loop is left, the iterator underneath is left, too.
                 self._batches = None
                 raise
 

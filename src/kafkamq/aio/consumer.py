@@ -44,7 +44,6 @@ class Consumer(Entered):
 
     @property
     def queue_id(self) -> str:
-        """Return the queue that it receives from."""
         return self._queue.queue_id
 
     @property
@@ -54,7 +53,6 @@ class Consumer(Entered):
 
     @property
     def is_closed(self) -> bool:
-        """Return whether ``close`` was called."""
         return self._closed.is_set()
 
     async def receive(self, timeout: float | timedelta = 1.0) -> Message | None:

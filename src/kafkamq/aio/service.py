@@ -22,7 +22,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 P = ParamSpec("P")
-# After so many sends the thread that serves reports gets the interpreter.
+# Sends after which the thread that serves reports gets the interpreter.
 _TURN_COUNT = 500
 _TURN_S = 0.0003
 
@@ -170,7 +170,6 @@ class Producer(Entered):
 
     @property
     def queue_id(self) -> str:
-        """Return the queue that it sends to."""
         return self._queue.queue_id
 
     async def send(

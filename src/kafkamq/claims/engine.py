@@ -77,7 +77,6 @@ class Fence:
         self._group_metadata = group_metadata
         self._is_initialised = False
         self._last_ticket = -1
-        # Held in the application's transactions, and while positions are committed.
         self._lock = threading.Lock()
         self._is_over = False
 
@@ -174,7 +173,6 @@ class ClaimSession:
     start: Fetch | None = None
     is_takeover: bool = False
     wake_ms: int = -NEVER_MS
-    # The last record that asked for it, and was judged.
     heard_at: int = -1
     open_commits: int = 0
 
@@ -281,12 +279,10 @@ class OffsetService:
                 counts[topic] = self._client.partition_count(topic)
             except KafkaMQError as error:  # noqa: PERF203 - a handful of topics
                 if is_retriable(error):
-                    # No broker answers.
                     return
         answer(counts)
 
     def fence(self, topic: str, partition: int) -> Fence:
-        """Return a fence for a partition that is about to be claimed."""
         return Fence(self._config, self._group, topic, partition, self._membership)
 
     def end(self, fence: Fence) -> None:

@@ -70,7 +70,6 @@ class Recorder:
 
 
 def digest(payload: bytes | None) -> str:
-    """Return what stands for a payload in a history."""
     return "null" if payload is None else hashlib.sha256(payload).hexdigest()[:16]
 
 
@@ -79,7 +78,6 @@ class HistoryReader:
 
     def __init__(self, folder: Path | str) -> None:
         self._folder = Path(folder)
-        # The whole lines of each file, in bytes.
         self._read: dict[Path, int] = {}
 
     def read(self) -> list[Event]:

@@ -115,8 +115,6 @@ class Distribution:
 
 
 class Histogram(Family):
-    """Seconds, in buckets."""
-
     kind = "histogram"
 
     def __init__(
@@ -178,7 +176,6 @@ def register(named: Mapping[str, object]) -> None:
 
 
 def families() -> tuple[Family, ...]:
-    """Return all of them, in the order in which they were made."""
     return tuple(_all.values())
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import asdict
 from typing import Any
 
 from kafkamq.config import ServiceConfig
@@ -190,16 +191,8 @@ class Actions:
         shown = found[-PAGE_ENTRIES:][::-1]
         return {
             "actions": [
-                {
-                    "at_ms": each.at_ms,
-                    "user": each.user,
-                    "what": each.what,
-                    "id": each.id,
-                    "offset": each.offset,
-                    "more": {
-                        name: value for name, value in each.more.items() if value not in ("", 0, {})
-                    },
-                }
+                asdict(each)
+                | {"more": {n: value for n, value in each.more.items() if value not in ("", 0, {})}}
                 for each in shown
             ],
             "before": shown[-1].offset if len(found) > PAGE_ENTRIES else 0,

@@ -24,6 +24,7 @@ from kafkamq.web.index.follower import Index
 from kafkamq.web.index.live import Counts, Run
 from kafkamq.web.index.rows import LETTERS, MARKERS, MESSAGES, place_of
 from kafkamq.web.lookups import reading
+from kafkamq.web.workers import Workers
 
 PAGE_ROWS = 50
 SHOWN_RUNS = 200  # messages in flight, on a queue's or a worker's page
@@ -61,8 +62,9 @@ _ORDER = {
 class Views:
     """It reads the index for the pages; thread-safe."""
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: Index, workers: Workers | None = None) -> None:
         self._index = index
+        self._workers = workers or Workers(())
         self._path = index.options.path
         self._health: tuple[float, list[dict[str, Any]]] = (-1e9, [])
 
@@ -93,7 +95,8 @@ class Views:
             rates = lookups.rates(connection, minute - 1)
             chart = lookups.minutes(connection, minute - CHART_MINUTES + 1, minute)
             numbers = {row[1]: row[0] for row in found}
-            rows = [self._queue_row(row, rates) for row in found]
+            slots = self._workers.slots()
+            rows = [self._queue_row(row, rates, slots) for row in found]
             totals = {
                 name: sum(row[name] for row in rows)
                 for name in ("waiting", "in_flight", "delayed", "due", "letters")
@@ -119,14 +122,19 @@ class Views:
             "search": search,
             "totals": totals,
             "chart": _chart(chart, minute),
+            "asks_workers": bool(self._workers.answers),
         }
 
     def _queue_row(
-        self, row: tuple[int, str, int, int, int, int], rates: dict[int, tuple[int, int]]
+        self,
+        row: tuple[int, str, int, int, int, int],
+        rates: dict[int, tuple[int, int]],
+        slots: dict[str, tuple[int, int]],
     ) -> dict[str, Any]:
         queue, name, messages, waiting, letters, redriven = row
         counts = self._index.picture.counts.get(queue, _NOTHING)
         sent, acked = rates.get(queue, (0, 0))
+        busy, count = slots.get(name, (None, None))
         return {
             "queue": name,
             "messages": messages,
@@ -139,6 +147,8 @@ class Views:
             "redriven": redriven,
             "sent_per_minute": sent,
             "acked_per_minute": acked,
+            "busy": busy,
+            "slots": count,
         }
 
     def queue(self, name: str) -> dict[str, Any] | None:
@@ -152,7 +162,8 @@ class Views:
                 return None
             runs = [run for run in picture.runs if run.queue == queue]
             runs.sort(key=lambda run: run.left_ms)
-            made = self._queue_row(rows[0], lookups.rates(connection, minute - 1))
+            rates = lookups.rates(connection, minute - 1)
+            made = self._queue_row(rows[0], rates, self._workers.slots())
             return made | {
                 "open": _listed(connection, runs),
                 "waiting_messages": lookups.waiting(connection, queue, PAGE_ROWS),
@@ -206,8 +217,10 @@ class Views:
                 "groups": lookups.letter_groups(connection, queue=queue),
             }
 
-    def workers(self, *, consumer: str = "") -> dict[str, Any]:
-        """Return which consumer holds what."""
+    def workers(self, *, consumer: str = "", at: str = "") -> dict[str, Any]:
+        """Return which consumer holds what, and what handlers are at: all of those that are asked,
+        those of a consumer, or those at an address.
+        """
         held: defaultdict[str, list[Run]] = defaultdict(list)
         for run in self._index.picture.runs:
             if run.consumer_id:
@@ -233,6 +246,17 @@ class Views:
             "count": len(workers),
             "consumer": consumer,
             "open": listed,
+            "at": at,
+            "topic": self._index.config.message_topic,
+            "asked": [
+                {
+                    "url": url,
+                    "error": error_text,
+                    "pools": [each for each in said.pools if consumer in ("", each.consumer)],
+                }
+                for url, (said, error_text) in list(self._workers.answers.items())
+                if at in ("", url)
+            ],
         }
 
     def trackers(self) -> dict[str, Any]:

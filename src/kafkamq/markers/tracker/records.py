@@ -54,11 +54,9 @@ _TICK_TIMEOUT_MS = 5_000
 # Of the tracker topic: all signs are in one log, whose order decides.
 SIGNS_PARTITION = 0
 AGAIN_S = 1.0
-# So long after a refusal a TICK that is waited for is written again.
 _REFUSED_S = 0.1
 _log = logging.getLogger(__name__)
 _BATCH = 1000
-# So many signs are kept that nobody has asked for: the newest.
 _MAX_SIGNS = 1000
 _MAX_PENDING = 5_000
 
@@ -74,7 +72,6 @@ class Ticker:
 
     def __init__(self, config: ServiceConfig, *, timeout_ms: int = _TICK_TIMEOUT_MS) -> None:
         self._config = config
-        # By key: the newest status; and the keys of those that are to be written again.
         self._unwritten: dict[bytes, TrackerStatus] = {}
         self._refused: dict[bytes, None] = {}
         self._lock = threading.Lock()
@@ -83,7 +80,6 @@ class Ticker:
         for name in ("message.timeout.ms", "delivery.timeout.ms"):
             settings.pop(name, None)
         settings["message.timeout.ms"] = timeout_ms
-        # Nothing is written again before this monotonic time.
         self._again_s = 0.0
         self._has_warned = False
         self._producer = IdempotentProducer(config, settings, owner="Ticker")
@@ -182,7 +178,6 @@ class Ticker:
                 lambda error, _: self._published(status, error),
             )
         except BrokerError as error:
-            # There may be no such topic, for example.
             self._published(status, error)
 
     def _refuse(self, key: bytes, status: TrackerStatus) -> None:
@@ -191,7 +186,6 @@ class Ticker:
                 self._refused[key] = None
 
     def _published(self, status: TrackerStatus, error: KafkaError | BrokerError | None) -> None:
-        """What a status has become."""
         key = status_key(status.topic, status.partition)
         if error is not None:
             self._refuse(key, status)
@@ -345,10 +339,8 @@ class Quarantine:
         self._config = config
         self._producer: IdempotentProducer | None = None
         self._pending: dict[tuple[int, int], _Kept] = {}
-        # A failure that waiting does not mend.
         self._failure: KafkaMQError | None = None
         self._refused: list[_Kept] = []
-        # Nothing is written again before this monotonic time.
         self._again_s = 0.0
         self._has_warned = False
         self.dropped = 0
