@@ -499,7 +499,7 @@ class _Scan:
         return passed
 
     def pass_to(self, position: int, *, is_end: bool) -> list[int]:
-        """Return the log has nothing wanted before ``position``, which may be its end."""
+        """Note that the log has nothing wanted before ``position``, which may be its end."""
         self.answered_s = time.monotonic()
         self.position = position
         passed = self._wanted_to(position)

@@ -398,7 +398,6 @@ class Groups:
         return kafka_error(KafkaError.STALE_MEMBER_EPOCH)
 
     def forget_topic(self, topic: str) -> None:
-        """A deleted topic takes what was committed for it along."""
         for offsets in self.offsets.values():
             for place in [each for each in offsets if each[0] == topic]:
                 del offsets[place]
@@ -483,7 +482,6 @@ def assign(
     topics: Mapping[str, Sequence[str]],
     owned: Mapping[str, set[PartitionId]],
 ) -> Assignment:
-    """Spread partitions over members."""
     if strategy == "range":
         return _range(counts, topics)
     if strategy == "roundrobin":

@@ -299,7 +299,6 @@ class Consumer(Membership, Commits):
         return reading.ready_s <= now_s
 
     def _start(self, place: PartitionId, reading: _Reading, partition: Partition) -> None:
-        """Turn a logical offset into a place in the log."""
         wanted = reading.offset
         if wanted == OFFSET_BEGINNING:
             reading.offset = partition.start

@@ -312,7 +312,6 @@ class Membership:
         self._steps.append(("lost", sorted(self._owned), self._leave))
 
     def _announce(self, error: KafkaError, topic: str | None) -> None:
-        """Put an event among the records."""
         self._events.append(
             Message(
                 topic=topic,
