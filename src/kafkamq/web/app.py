@@ -102,9 +102,6 @@ def serving(
 class _Server(uvicorn.Server):
     """It runs beside the main thread, to which signals go."""
 
-    def install_signal_handlers(self) -> None:
-        """Leave them as they are."""
-
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave them as they are."""

@@ -57,15 +57,11 @@ class WebOptions:
         for address in self.trusted_proxies:
             _require_address(address)
         _require_urls(self.workers)
-        if not self.is_loopback and not self.authenticates:
+        if self.host not in LOOPBACK and not self.authenticates:
             raise ConfigError(
                 f"host is {self.host!r}: an address that is not loopback needs authentication, by"
                 " --password-file, or by --trusted-header and --trusted-proxy"
             )
-
-    @property
-    def is_loopback(self) -> bool:
-        return self.host in LOOPBACK
 
     @property
     def authenticates(self) -> bool:
