@@ -204,9 +204,7 @@ class Lease:
         return batch_of(self.partition, self.log, held) if held else None
 
     def take_held(self) -> Collection[int]:
-        """Return the messages without a verdict, which get none any more; broken off, it is
-        repeated.
-        """
+        """Take the messages without a verdict, which get none any more; it may be repeated."""
         lost = self.lost = set(self.lost)
         for offset in list(self.held):  # one by one: each goes here or to an ACK
             lost.add(offset)
@@ -458,9 +456,7 @@ class Leases:
         self._id_is_spent = True
 
     def may_hand_out(self, lease: Lease, monotonic_ms: int) -> bool:
-        """Return whether it stands; otherwise it is LOST and a tracker brings its messages back
-        (R5).
-        """
+        """Return whether it stands; else it is LOST, and its messages come by a tracker (R5)."""
         if lease.state is _HELD and monotonic_ms < lease.deadline_ms:
             return True
         if lease.state is _HELD:
