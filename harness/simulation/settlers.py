@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _OUTCOMES = (Outcome.ACK, Outcome.ACK, Outcome.NACK, Outcome.REJECT)
 
 
-class Settler:
+class SettlerProcess:
     """It is a process that gives verdicts by the tokens that workers pass it."""
 
     def __init__(self, world: QueueWorld, open_queue: Callable[[Service], Queue]) -> None:

@@ -29,13 +29,17 @@ __all__ = [
     "utf8",
 ]
 
-MAX_REDELIVERY_TIMEOUT_MS = 12 * 3_600_000  # kafka-mq-go's limit, and SQS's
+# kafka-mq-go's limit, and that of SQS.
+MAX_REDELIVERY_TIMEOUT_MS = 12 * 3_600_000
 MAX_QUEUE_ID_BYTES = 1024
-MAX_COUNT = 2**31 - 1  # an int32 on the wire
-MAX_SHOWN = 80  # characters of a value in an error text
+# An int32 on the wire.
+MAX_COUNT = 2**31 - 1
+# So many characters of a value stand in an error text.
+MAX_SHOWN = 80
 Choice = TypeVar("Choice", bound=Enum)
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
-_MAX_WAIT_S = 1e9  # 31 years; a wait of ten times as long raises OverflowError
+# 31 years; a wait of ten times as long raises OverflowError.
+_MAX_WAIT_S = 1e9
 _TOPIC_NAME_LIMIT = "1-249 of letters, digits, '.', '_' and '-'"
 
 
@@ -48,7 +52,8 @@ def milliseconds(value: float | timedelta, *, name: str, minimum: int = 0) -> in
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise _refusal(name, value, "seconds as a number, or a timedelta")
-    if not -1e12 < seconds < 1e12:  # also refuses NaN
+    if not -1e12 < seconds < 1e12:
+        # This also refuses NaN.
         raise _refusal(name, value, "a finite number of seconds, below 10^12")
     result = round(seconds * 1000)
     if result < minimum:
@@ -101,7 +106,7 @@ def one_of(kind: type[Choice], name: str, value: object) -> Choice:
 def _refusal(name: str, value: object, limit: str) -> ConfigError:
     try:
         shown = repr(value)
-    except ValueError:  # of an int with thousands of digits
+    except ValueError:
         shown = f"a huge {type(value).__name__}"
     if len(shown) > MAX_SHOWN:
         shown = shown[: MAX_SHOWN - 3] + "..."
@@ -172,9 +177,11 @@ class ServiceConfig:
                 object.__setattr__(self, name, f"{self.namespace}.{suffix}")
             value: str = getattr(self, name)
             _require(_is_topic_name(value), name, value, _TOPIC_NAME_LIMIT)
-        if not isinstance(self.kafka, Mapping):  # its values may be secrets: not shown
+        if not isinstance(self.kafka, Mapping):
+            # Its values may be secrets, which are not shown.
             raise ConfigError(f"kafka is a {type(self.kafka).__name__}: it must be a mapping")
-        object.__setattr__(self, "kafka", dict(self.kafka))  # as it is now, whatever becomes of it
+        # It stays as it is now, whatever becomes of the argument.
+        object.__setattr__(self, "kafka", dict(self.kafka))
         names = [getattr(self, name) for name in TOPICS]
         _require(len(set(names)) == len(names), "topic names", names, "different from each other")
 

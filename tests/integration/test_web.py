@@ -85,7 +85,7 @@ def shows(views: Views, check: Callable[[dict[str, Any]], bool]) -> bool:
     return bool(rows) and check(rows[0])
 
 
-def test_the_index_follows_restarts_and_is_made_anew(
+def test_the_index_follows_restarts_and_is_built_again(
     service: Service, config: ServiceConfig, tmp_path: Path
 ) -> None:
     path = tmp_path / "index"
@@ -100,7 +100,7 @@ def test_the_index_follows_restarts_and_is_made_anew(
         assert unseen["id"] == "unseen"
         with reading(path) as connection:
             found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'index'")
-            assert {"message_id", "message_key", "letter_queue"} <= {name for (name,) in found}
+            assert {"copy_origin", "letter_queue"} <= {name for (name,) in found}
         before = views.overview()["queues"]
         steps = life(views, "order-0")
         assert steps[:3] == ["SENT", "START", "REJECT"]
@@ -317,6 +317,50 @@ def test_a_browser_shows_each_page_and_what_happens_next(
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.className") == "skip"
     assert not complaints, "\n".join(complaints)
+
+
+@pytest.mark.faults  # by its length: it kills nothing
+def test_a_viewer_sees_what_an_operator_does_and_cannot_do_it(
+    service: Service, config: ServiceConfig, tmp_path: Path, browser: Any
+) -> None:
+    lives(service, 3)
+    producer = service.queue("orders").producer()
+    token = producer.send(b"!", delay=600.0, id="too-much").result(within(30))
+    options = IndexOptions(path=tmp_path / "index")
+    secret = hash_password("right")
+    accounts = {"ann": Account("operator", secret), "vic": Account("viewer", secret)}
+    with serving(config, WebOptions(port=0, accounts=accounts), options) as address:
+
+        def open_pages(name: str, *paths: str) -> list[Any]:
+            credentials = {"username": name, "password": "right"}
+            context = browser.new_context(http_credentials=credentials)
+            pages = [context.new_page() for _ in paths]
+            for page, path in zip(pages, paths, strict=True):
+                page.goto(f"{address}{path}")
+                page.evaluate("window.isTheSame = true")  # until it is loaded again
+            return pages
+
+        message = f"message/1/{token.partition}/{token.offset}"
+        (jobs,) = open_pages("vic", "jobs")
+        wait_until(lambda: jobs.request.get(f"{address}api/{message}").ok)
+        totals = f"{address}api/queues?search=orders"
+        wait_until(lambda: jobs.request.get(totals).json()["totals"]["letters"] == 2)
+        letters, delayed = open_pages("vic", "dead-letters?redriven=yes", message)
+        delayed.get_by_text("delayed", exact=True).first.wait_for()
+        (operator,) = open_pages("ann", "redrive?queue=orders")
+        operator.get_by_label("name").fill("by ann")
+        operator.get_by_role("button", name="Redrive them").click()
+        jobs.get_by_role("row", name="by ann").get_by_text("done").wait_for()
+        for number in range(2):
+            letters.get_by_role("link", name=f"order-{number}").wait_for()
+        operator.goto(f"{address}{message}")
+        operator.get_by_role("button", name="Cancel it").click()
+        delayed.get_by_text("nobody holds it").wait_for()
+        for page in (letters, jobs, delayed):
+            assert page.evaluate("window.isTheSame")
+            assert page.locator("form[method=post]").count() == 0
+        for path in ("jobs", "redrive?queue=orders", f"cancel/{message[8:]}"):
+            assert jobs.request.post(f"{address}{path}").status in (403, 405), path
 
 
 def found_by_axe(page: Any) -> list[str]:

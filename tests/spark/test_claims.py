@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -54,7 +56,9 @@ def test_a_query_reads_what_is_held_and_stops_when_it_is_lost(
             read = {row.partition for row in spark.table("claimed").select("partition").collect()}
             assert read == held
             wait_until(lambda: set(hold.positions().values()) == {10})
-            assert not guard.wait(0.1)
+            assert not guard.wait(timedelta(milliseconds=100))
+            with pytest.raises(ConfigError, match="timeout is nan"):
+                guard.wait(math.nan)
             hold.flush()
             Admin(cluster, topics.group).pause(60.0)  # whatever ends a claim
             with pytest.raises(LeaseLostError, match="are lost"):
@@ -95,8 +99,10 @@ def test_the_log_as_a_table(spark: SparkSession, bootstrap: str) -> None:
         "the type of a coordination record is unknown"
     ]
     assert [row.client for row in rows if row.is_dual] == ["x", "y"]
-    with pytest.raises(ConfigError, match="heartbeat_interval"):
-        coordination_frame(spark, ServiceConfig(bootstrap_servers=bootstrap), heartbeat_interval=0)
+    config = ServiceConfig(bootstrap_servers=bootstrap)
+    for interval in (0, math.nan):
+        with pytest.raises(ConfigError, match=f"heartbeat_interval is {interval}"):
+            coordination_frame(spark, config, heartbeat_interval=interval)
 
 
 def test_a_query_whose_guard_fails_is_stopped() -> None:

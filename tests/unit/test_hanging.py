@@ -74,7 +74,7 @@ def test_health_asks_handlers_for_their_age(monkeypatch: pytest.MonkeyPatch) -> 
         verdicts.append((own.is_live(), own.is_ready()))
     assert verdicts == [(True, True), (True, True), (True, False), (True, False), (False, False)]
     (state,) = own.states()
-    assert "the oldest for 3701 s at orders-3@0" in state.said
+    assert "the oldest for 3701 s at orders-3@0" in state.detail
     slots = Slots(2, at(900))  # one has ended
     assert own.is_ready()
     own.remove(pool)
@@ -122,14 +122,14 @@ def test_a_worker_whose_threads_all_hang_is_not_live(gate: Gate) -> None:
         wait_until(lambda: gate.begun == 1 and worker.handled == 1)
         state = state_of("handlers of hanging")
         assert (state.age_s, state.is_live, state.is_ready) == (0, True, True)
-        assert re.match(r"1 of 2 handlers at work, the oldest for \d+ s at memory\.", state.said)
+        assert re.match(r"1 of 2 handlers at work, the oldest for \d+ s at memory\.", state.detail)
         queue.producer().send(b"b")
         wait_until(lambda: not state_of("handlers of hanging").is_live)
-        assert state_of("handlers of hanging").said.startswith("2 of 2 handlers at work")
+        assert state_of("handlers of hanging").detail.startswith("2 of 2 handlers at work")
         gate.opened.set()
         wait_until(lambda: worker.handled == 3)
         state = state_of("handlers of hanging")
-        assert (state.age_s, state.is_live, state.said) == (0, True, "")
+        assert (state.age_s, state.is_live, state.detail) == (0, True, "")
     assert "handlers of hanging" not in {state.name for state in health.states()}
 
 
@@ -145,7 +145,7 @@ def test_a_blocked_event_loop_hangs_all_of_its_coroutines(gate: Gate) -> None:
         assert state_of("handlers of blocked").is_live
         queue.producer().send(b"a")
         wait_until(lambda: not state_of("handlers of blocked").is_live)
-        said = state_of("handlers of blocked").said
+        said = state_of("handlers of blocked").detail
         assert said.startswith("1 of 8 handlers at work")
         assert "the event loop is blocked for" in said
         gate.opened.set()

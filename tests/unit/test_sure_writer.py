@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -267,9 +268,10 @@ def test_what_nobody_wants_is_forgotten_where_it_waits(
 
 
 def test_a_record_that_does_not_say_whether_it_is_wanted_holds_up_no_other(
-    sender: type[Sender],
+    sender: type[Sender], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The writer's thread ended in silence, and nothing was written any more."""
+    caplog.set_level(logging.DEBUG, sure_writer.__name__)
     answers: list[bool] = []
 
     def is_wanted() -> bool:
@@ -284,6 +286,9 @@ def test_a_record_that_does_not_say_whether_it_is_wanted_holds_up_no_other(
         unsure.first.result(within(30))
     writer.prune()
     assert not unsure.last.done(), "nobody knows that it is not wanted"
+    (told,) = (each for each in caplog.records if each.levelno == logging.DEBUG)
+    assert told.exc_info is not None
+    assert "state is being replaced" in str(told.exc_info[1])
     answers.append(True)
     unsure.last.result(within(30))
     assert len(sender.written) == 2

@@ -85,7 +85,7 @@ def test_a_coroutine_that_ended_cancelled_does_not_hang() -> None:
         wait_until(lambda: worker.handled == 1)
         time.sleep(0.1)
         state = state_of("handlers of cancelled")
-        assert (state.is_live, state.said) == (True, "")
+        assert (state.is_live, state.detail) == (True, "")
 
 
 def test_who_stops_a_second_time_waits_for_the_first() -> None:

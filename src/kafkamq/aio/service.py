@@ -22,7 +22,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 P = ParamSpec("P")
-_TURN_COUNT = 500  # sends, after which the thread that serves reports gets the interpreter
+# After so many sends the thread that serves reports gets the interpreter.
+_TURN_COUNT = 500
 _TURN_S = 0.0003
 
 
@@ -72,7 +73,7 @@ class Service:
         return self._sync
 
     async def close(self, timeout: float | timedelta = 30.0) -> None:
-        """Do as ``kafkamq.Service.close``, without blocking the event loop."""
+        """Close the service without blocking the event loop."""
         timeout_s = wait_seconds(timeout, may_be_endless=True)
         consumers, self._consumers = self._consumers, []
         for consumer in consumers:
@@ -94,7 +95,7 @@ class Queue:
     config = shown(sync.Queue.config)
 
     def handler(self, **options: Unpack[HandlerOptions]) -> Callable[[Function], Function]:
-        """Do as ``kafkamq.Queue.handler``; a parameter of type ``kafkamq.aio.Message`` gets one."""
+        """Register a handler, whose parameter of type ``kafkamq.aio.Message`` gets the message."""
         return self._sync.handler(**options)
 
     def producer(self) -> Producer:
@@ -136,7 +137,7 @@ class Delivery:
     done = same(sync.Delivery.done)
 
     async def result(self, timeout: float | timedelta | None = None) -> SentMessage:
-        """Do as ``kafkamq.Delivery.result``, without blocking the event loop."""
+        """Wait for the report of the send without blocking the event loop."""
         if self._sync.done():
             return self._sync.result(0)
         return await in_thread(self._sync.result, timeout)
@@ -188,7 +189,7 @@ class Producer(Entered):
         self._sent += 1
         if self._sent % _TURN_COUNT == 0:
             await asyncio.sleep(_TURN_S)
-        while producer.is_full:  # the thread that serves reports makes room
+        while producer.is_full:
             await asyncio.sleep(0.005)
         delivery = producer.send(payload, key=key, headers=headers, delay=delay, ttl=ttl, id=id)
         return Delivery(delivery)

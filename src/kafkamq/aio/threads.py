@@ -16,7 +16,8 @@ Self = TypeVar("Self", bound="Entered")
 class Entered:
     """Begins when it is entered or awaited; leaving closes."""
 
-    close: Any  # a coroutine function
+    # A coroutine function.
+    close: Any
 
     async def _begin(self) -> None:
         """Connect, unless it is connected."""

@@ -20,8 +20,7 @@ _POLL_S = 0.05
 
 
 class Worker:
-    """This is ``kafkamq.Worker`` for asyncio: ``async def`` handlers are awaited on the running
-    loop.
+    """``kafkamq.Worker`` for asyncio: ``async def`` handlers are awaited on the running loop.
 
     ``def`` handlers run in threads and in processes as there; receiving has threads of its own, so
     nothing here blocks the loop. ``async with worker:`` runs it in the background.
@@ -75,14 +74,15 @@ class Worker:
     service_config = shown(worker.Worker.service_config)
 
     async def start(self) -> None:
-        """Do as ``kafkamq.Worker.start``, without blocking the event loop."""
+        """Start the worker without blocking the event loop."""
         loop = asyncio.get_running_loop()
         self._sync.use_loop(loop)
         if self._lease_lost is not None:
             self._lease_lost.loop = loop
         try:
             await in_thread(self._sync.start)
-        except asyncio.CancelledError:  # it goes on in its thread
+        except asyncio.CancelledError:
+            # The start goes on in its thread.
             await self.stop(0.0)
             raise
 
@@ -126,5 +126,5 @@ class Worker:
                 await self.stop()
 
     async def stop(self, timeout: float | timedelta | None = None) -> None:
-        """Do as ``kafkamq.Worker.stop``, without blocking the event loop."""
+        """Stop the worker without blocking the event loop."""
         await in_thread(self._sync.stop, timeout)

@@ -39,20 +39,26 @@ from kafkamq.types import MarshalRecord, MarshalType, PartitionId
 
 Position: TypeAlias = int | str | datetime
 """An offset, ``"earliest"``, ``"latest"``, or the first message at or after a time."""
-_UNDER_WAY = 2**63  # in place of an offset
-_PATIENCE_S = 5.0  # beyond the slowest member's heartbeat
+# Stands in place of an offset.
+_UNDER_WAY = 2**63
+# So long is waited beyond the slowest member's heartbeat.
+_PATIENCE_S = 5.0
 _MAX_DRIFT_S = 1.0
-_MAX_PAUSES = 3  # brokers whose clocks differ never agree
-_MIN_RESUME_MS = 10_000  # a change that failed early must still not leave the group paused
+# Brokers whose clocks differ never agree.
+_MAX_PAUSES = 3
+# A change that failed early must still not leave the group paused.
+_MIN_RESUME_MS = 10_000
 
 
 class ResetPhase(Enum):
     """How far a change of positions is."""
 
     PAUSING = "pausing"
-    CLAIMING = "claiming"  # and holding what is claimed, at the old positions
+    # What is claimed is held, at the old positions.
+    CLAIMING = "claiming"
     MOVING = "moving"
-    RESTORING = "restoring"  # giving back what is held, at the old positions
+    # What is held is given back, at the old positions.
+    RESTORING = "restoring"
     RESUMING = "resuming"
     OVER = "over"
 
@@ -86,7 +92,7 @@ class PositionChange:
         self.phase = ResetPhase.PAUSING
         # Why each partition that was not moved was not; empty when all were.
         self.failures: dict[PartitionId, str] = {}
-        self.moved: dict[PartitionId, int] = {}  # where each went, as the log says
+        self.moved: dict[PartitionId, int] = {}
         self._targets = dict(targets)
         self._make_claimant = make_claimant
         self._ids = (instance, client, group)
@@ -96,13 +102,14 @@ class PositionChange:
         self._pauses = dict(pauses)
         self._read_to = read_to
         self._tickets = 0
-        self._open: dict[int, tuple[int, int]] = {}  # by ticket: coordination partition, offset
+        self._open: dict[int, tuple[int, int]] = {}
         self._unsent = list(self._pauses)
         self._write_after_ms = monotonic_ms
         self._claimants: dict[PartitionId, Claimant] = {}
         self._next_try_ms: dict[PartitionId, int] = {}
         self._last_end: dict[PartitionId, End] = {}
-        self.is_resumed = False  # the log says that the pause has ended
+        # The log says that the pause has ended.
+        self.is_resumed = False
 
     @property
     def is_over(self) -> bool:
@@ -351,7 +358,8 @@ class Admin:
                 expires_at_s=expires_at_s,
                 version=0,
             )
-        ends = dict.fromkeys(range(engine.topic.partitions), -1)  # -1: it is to be sent
+        # Where each partition's release stands in the log; -1: it is to be sent.
+        ends = dict.fromkeys(range(engine.topic.partitions), -1)
         logs = engine.log.logs
 
         def is_read() -> bool:

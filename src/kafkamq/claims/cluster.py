@@ -247,7 +247,7 @@ class Member:
     def __init__(self, engine: Engine, client_id: str, group_id: str) -> None:
         self.client_id = client_id
         self.group_id = group_id
-        self.instance_id = uuid.uuid4().hex[:8]  # new at each start
+        self.instance_id = uuid.uuid4().hex[:8]
         self._engine = engine
         self._holders: list[Consumer | Hold] = []
 
@@ -384,7 +384,8 @@ class Member:
                 " another client_id"
             )
         engine = self._engine
-        engine.open_writer()  # it connects while the claims are read
+        # It connects while the claims are read.
+        engine.open_writer()
         counts = {name: require_work(engine.admin, name) for name in names}
         engine.wait_until(lambda: engine.is_ready, _READY_S, "reading the claims")
         with engine.lock:

@@ -76,7 +76,8 @@ class Fence:
         self._group_metadata = group_metadata
         self._is_initialised = False
         self._last_ticket = -1
-        self._lock = threading.Lock()  # the application's transactions, and positions
+        # Held in the application's transactions, and while positions are committed.
+        self._lock = threading.Lock()
         self._is_over = False
 
     @property
@@ -94,7 +95,7 @@ class Fence:
         """Commit the partition's position for the group, unless a later ticket was."""
         topic, partition = self._place
         with self._in_turn():
-            if ticket < self._last_ticket:  # its write did not wait for it, and it is old
+            if ticket < self._last_ticket:
                 return
             self._last_ticket = ticket
             with self.producer.transaction(timeout_s=10.0):
@@ -169,11 +170,12 @@ class ClaimSession:
     coordination_partition: int
     listener: Listener
     fence: Fence | None = None
-    start: Fetch | None = None  # once it is held
-    is_takeover: bool = False  # its former owner fell silent
+    start: Fetch | None = None
+    is_takeover: bool = False
     wake_ms: int = -NEVER_MS
-    heard_at: int = -1  # the last record that asked for it, and was judged
-    open_commits: int = 0  # writes whose offsets are being committed
+    # The last record that asked for it, and was judged.
+    heard_at: int = -1
+    open_commits: int = 0
 
     @property
     def place(self) -> tuple[str, int]:
@@ -255,7 +257,7 @@ class OffsetService:
 
     def count(self, topics: Sequence[str], answer: Callable[[dict[str, int]], None]) -> None:
         """Tell how many partitions topics have; those that cannot be told are absent."""
-        with suppress(RuntimeError):  # it is closed
+        with suppress(RuntimeError):
             self._fences.submit(self._count, topics, answer)
 
     def _count(self, topics: Sequence[str], answer: Callable[[dict[str, int]], None]) -> None:
@@ -264,7 +266,8 @@ class OffsetService:
             try:
                 counts[topic] = self._client.partition_count(topic)
             except KafkaMQError as error:  # noqa: PERF203 - a handful of topics
-                if is_retriable(error):  # no broker answers
+                if is_retriable(error):
+                    # No broker answers.
                     return
         answer(counts)
 
@@ -274,7 +277,8 @@ class OffsetService:
 
     def end(self, fence: Fence) -> None:
         """End its client, off this thread."""
-        with suppress(RuntimeError):  # it is closed, and the client ends with its last reference
+        with suppress(RuntimeError):
+            # It is closed, and the client ends with its last reference.
             self._fences.submit(fence.close)
 
     # ---- looking up
@@ -395,21 +399,24 @@ class Stats:
     """What happened to the claims of a process."""
 
     won: int = 0
-    takeovers: int = 0  # of these: from an owner that went silent
-    lost: int = 0  # held ones that were taken, or may be
+    takeovers: int = 0
+    lost: int = 0
     ended: dict[End, int] = field(default_factory=dict)
-    lateness_ms: int = 0  # of the last heartbeat
+    lateness_ms: int = 0
     max_lateness_ms: int = 0
     handed_out: int = 0
-    redelivered: int = 0  # handed out though a former session of this process had them already
+    # Handed out though a former session of this process had them already.
+    redelivered: int = 0
 
 
 @dataclass(slots=True)
 class ClientClock:
     """How far a client's clock is off, and what it takes for the interval."""
 
-    skew_s: float = 0.0  # the time it wrote minus the broker's
-    interval_ms: int = 0  # 0: it did not say
+    # The time it wrote minus the broker's.
+    skew_s: float = 0.0
+    # 0: it did not say.
+    interval_ms: int = 0
     instance: str = ""
     records: int = 0
 
@@ -507,8 +514,8 @@ class Engine(LogEngine):
             rules=rules, has_broker_time=topic.has_broker_time, interval_ms=interval_ms
         )
         self.stats = Stats()
-        self._offsets: dict[str, OffsetService] = {}  # by group
-        self._sessions: dict[ClaimSession, None] = {}  # in a fixed order
+        self._offsets: dict[str, OffsetService] = {}
+        self._sessions: dict[ClaimSession, None] = {}
         self._dirty: dict[ClaimSession, None] = {}
         self._by_place: dict[tuple[str, str, int], ClaimSession] = {}
         self._tickers: list[Ticker] = []
@@ -622,7 +629,7 @@ class Engine(LogEngine):
         record = self.log.apply(message, partition, offset, broker_ms)
         if record is None:
             return
-        if not record.topic:  # ReleaseGroup
+        if not record.topic:
             group = record.group
             self._dirty |= {t: None for t in self._sessions if t.claimant.config.group == group}
             return
@@ -661,7 +668,7 @@ class Engine(LogEngine):
     def _after_commit(self, session: ClaimSession, step: Write, *, is_committed: bool) -> None:
         key = (session, step.ticket)
         if not step.must_commit and self._overdue.pop(key, None) is None:
-            return  # it was overdue, and is long written
+            return
         session.open_commits -= 1
         if is_committed or not step.must_commit:
             self._produce(session, step)
@@ -682,7 +689,8 @@ class Engine(LogEngine):
         self.send(session.coordination_partition, step.record, report)
 
     def plan_soon(self, session: ClaimSession) -> None:
-        if session in self._sessions:  # a change of positions drives its own
+        if session in self._sessions:
+            # A change of positions drives its own sessions.
             self._dirty[session] = None
 
     # ---- answers of the offset service, from its threads

@@ -56,10 +56,11 @@ from kafkamq.transport.record import Record
 from kafkamq.types import RangeType
 
 _log = logging.getLogger(__name__)
-_ENDS_S = 0.5  # how often the log's ends are asked for
+# The log's ends are asked for so often.
+_ENDS_S = 0.5
 _SLICE_S = 0.1
 _JOIN_S = 1.0
-_BATCH = 200  # messages of one poll
+_BATCH = 200
 _MAX_SILENCE_S = 30.0
 _LABELS = ("group", "topic")
 HELD = Gauge("kafkamq_claims_ranges_held", "Ranges held, worked on or claimed ahead.", _LABELS)
@@ -76,7 +77,8 @@ register(globals())
 class _RangeEngine(LogEngine):
     """The log of range claims, and what one member writes to it."""
 
-    window_intervals = 20  # who tells of what is abandoned may be away for a while
+    # A member that tells of what is abandoned may be away for a while.
+    window_intervals = 20
     state: RangeLog
     member: RangeMember
 
@@ -93,7 +95,8 @@ class _RangeEngine(LogEngine):
     ) -> None:
         """``join`` makes the member when the log is known."""
         super().__init__(config, ranges, interval_ms=interval_ms, owner="RangeClaims")
-        self.ends: dict[int, int] = {}  # of the partitions that are worked on
+        # The ends of the partitions that are worked on.
+        self.ends: dict[int, int] = {}
         self._work = topic
         self._group_id = group_id
         self._join = join
@@ -170,7 +173,8 @@ class _RangeEngine(LogEngine):
                 self.send(write)
             for partition, each in self.held():
                 self.end(RangeType.FREE, partition, each.first, each.next)
-        with suppress(BrokerError):  # the client failed: what was under way was not written
+        with suppress(BrokerError):
+            # The client failed: what was under way was not written.
             self.open_writer().wait_for(lambda: not self.under_way, timeout_s)
 
     def on_stopped(self) -> None:
@@ -183,9 +187,11 @@ class _RangeEngine(LogEngine):
         with self.lock:
             positions = {number: self.state.position(number) for number in self.partitions}
         try:
-            self._offsets.serve()  # its events must go somewhere
+            # Its events must go somewhere.
+            self._offsets.serve()
             for pending in self._begun:
-                if pending.error is not None:  # it is committed again
+                if pending.error is not None:
+                    # It is committed again.
                     for each in pending.offsets:
                         self._committed.pop(each.partition, None)
             self._begun = [each for each in self._begun if not each.is_answered]
@@ -236,8 +242,10 @@ class ClaimedRange:
         self.partition = partition
         self.first = held.first
         self.next = held.next
-        self.token = held.token  # fencing token: rises with every claim of the same offsets
-        self.position = held.first  # behind the last message that was handed out
+        # A fencing token: it rises with every claim of the same offsets.
+        self.token = held.token
+        # It lies behind the last message that was handed out.
+        self.position = held.first
         self._claims = claims
 
     def __repr__(self) -> str:
@@ -312,7 +320,7 @@ class RangeClaims:
         on_data_loss: str = "raise",
         kafka: Mapping[str, str] | None = None,
     ) -> None:
-        """Begin to claim.
+        """Join the members that share the group's partitions, and begin to claim ranges.
 
         Args:
             client_id: A name; need not be the same after a restart.
@@ -338,16 +346,17 @@ class RangeClaims:
             raise ConfigError(f"size is {size} and ahead {ahead}: they must be >= 1 and >= 0")
         if on_data_loss not in ("raise", "skip"):
             raise ConfigError(f"on_data_loss is {on_data_loss!r}: it must be 'raise' or 'skip'")
-        self.topic = topic
-        self.group_id = group_id
+        self.topic, self.group_id = topic, group_id
         self._labels = (group_id, topic)
         self.is_once = one_of(Delivery, "delivery", delivery) is Delivery.AT_MOST_ONCE
         self._skips = on_data_loss == "skip"
         self._is_stopped = self._is_closed = False
-        self._given: set[int] = set()  # tokens of ranges that the application has
-        self._waiting: dict[int, int] = {}  # by token: positions of those that it had so far
-        self._ending: dict[int, int] = {}  # by token: done up to there, without an answer
-        self._under_way: dict[int, RangeWrite] = {}  # by token: what ``done`` waits for
+        # By their tokens: what the application has, and its positions in ranges that wait; up to
+        # where ranges were written as done, without an answer, and what ``done`` waits for.
+        self._given: set[int] = set()
+        self._waiting: dict[int, int] = {}
+        self._ending: dict[int, int] = {}
+        self._under_way: dict[int, RangeWrite] = {}
         self._polling = threading.Lock()
         interval_ms = milliseconds(heartbeat_interval, name="heartbeat_interval", minimum=500)
         config = ServiceConfig(bootstrap_servers=bootstrap_servers, kafka=dict(kafka or {}))
@@ -526,9 +535,11 @@ class RangeClaims:
         self._reading = None
         while claimed.position < claimed.next and not self._is_stopped:
             self._require(claimed)
-            if self._reading is not claimed:  # what is read of another one is not of this one
+            if self._reading is not claimed:
+                # What is read of another one is not of this one.
                 self._reading = claimed
-                self._given.add(claimed.token)  # it may have been left before
+                # It may have been left before.
+                self._given.add(claimed.token)
                 self._data.drop(self._data.places - {place})
                 if self._skips:
                     self._skip_deleted(claimed)
@@ -537,7 +548,8 @@ class RangeClaims:
             with self._polling:
                 records = self._data.poll(_BATCH, _SLICE_S)
             is_at_end = claimed.position >= self.engine.ends.get(claimed.partition, 0)
-            if not records and is_at_end and self._to_give():  # those have not to wait
+            if not records and is_at_end and self._to_give():
+                # Ranges that have messages do not wait for this one.
                 with self.engine.lock:
                     self._given.discard(claimed.token)
                     self._waiting[claimed.token] = claimed.position
@@ -548,13 +560,15 @@ class RangeClaims:
                 message.token = claimed.token
             if found:
                 yield found
-            if len(found) < len(messages):  # the rest was deleted, or aborted
+            if len(found) < len(messages):
+                # The rest was deleted, or aborted.
                 claimed.position = claimed.next
                 return
             if self._data.outside and self._skips:
                 self._skip_deleted(claimed)
             self._data.require_inside()
-            end = min(self._data.ends.get(place, 0), claimed.next)  # behind what was aborted
+            # It lies behind what was aborted.
+            end = min(self._data.ends.get(place, 0), claimed.next)
             claimed.position = max(claimed.position, end)
 
     def _skip_deleted(self, claimed: ClaimedRange) -> None:
@@ -562,7 +576,8 @@ class RangeClaims:
         first, end = self._data.bounds(place)
         if claimed.position > end:
             raise DataLossError(f"{claimed!r} lies behind the log's end")
-        if claimed.position < first:  # else it is logged a second time, of what was read before
+        if claimed.position < first:
+            # Else it is logged a second time, of what was read before.
             _log.warning("%r: deleted before it was done; going on at %d", claimed, first)
             claimed.position = min(first, claimed.next)
         if claimed.position < claimed.next:
@@ -577,7 +592,8 @@ class RangeClaims:
             place = (claimed.partition, claimed.first, next_offset)
             was_asked = self._ending.pop(claimed.token, 0) == next_offset
             if was_asked and not self.is_once and not self._is_open(*place):
-                claimed.first = next_offset  # what had no answer stands in the log
+                # What had no answer stands in the log.
+                claimed.first = next_offset
                 return
             self._require(claimed)
             write = self.engine.end(RangeType.DONE, *place)
@@ -595,7 +611,8 @@ class RangeClaims:
             finally:
                 del self._under_way[claimed.token]
             if self._is_open(*place) or (self.is_once and not write.has_ended):
-                self._lost(claimed)  # it was another one's before that stood in the log
+                # It was another one's before that stood in the log.
+                self._lost(claimed)
             claimed.first = next_offset
             DONE.add(1, *self._labels)
 
@@ -620,6 +637,7 @@ class RangeClaims:
         self._lost(claimed)
 
     def _lost(self, claimed: ClaimedRange) -> NoReturn:
-        self._given.discard(claimed.token)  # it may be ours again, when a beat comes through
+        # It may be ours again, when a beat comes through.
+        self._given.discard(claimed.token)
         LOST.add(1, *self._labels)
         raise LeaseLostError(f"{claimed!r} is not held any more: another member may work on it")

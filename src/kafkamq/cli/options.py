@@ -398,7 +398,7 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def connected_if_named(command: Callable[..., None]) -> Callable[..., None]:
-    """Do as ``connected``; ``config`` is None when no broker is named anywhere."""
+    """Add the options of a connection; ``config`` is None when no broker is named anywhere."""
 
     def make(**given: Any) -> ServiceConfig | None:
         settings = _settings(**given)

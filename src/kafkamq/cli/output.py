@@ -174,7 +174,7 @@ def progress(title: str, total: int | None, *, quiet: bool = False) -> Iterator[
 def progress_to(
     title: str, total: int | None, *, quiet: bool = False
 ) -> Iterator[Callable[[int], None]]:
-    """Do as ``progress``, but be told how much is done in all."""
+    """Show progress to a function that is told how much is done in all."""
     told = 0
     with progress(title, total, quiet=quiet) as advance:
 

@@ -31,8 +31,10 @@ from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.errors import broker_error
 from kafkamq.types import Nack
 
-WORK_S = 0.001  # what a normal message of the demo takes
-LIVE_TIMEOUT_S = 300.0  # on a machine that has much else to do
+# A normal message of the demo takes so long.
+WORK_S = 0.001
+# A machine may have much else to do.
+LIVE_TIMEOUT_S = 300.0
 _POLL_S = 0.1
 _GROUP_BATCH = 500
 
@@ -138,10 +140,12 @@ def _consume(first: Mapping[str, Any], handler: Handler, stopping: threading.Eve
                 error = record.error()
                 if error is not None:
                     raise broker_error(error, "reading as a consumer group")
-                attempt = 1  # it cannot be given back: it is tried again here
+                # It cannot be given back: it is tried again here.
+                attempt = 1
                 while not handler.handle(record.value(), attempt):
                     attempt += 1
-            with suppress(KafkaException):  # the group has moved on: what is not kept comes again
+            with suppress(KafkaException):
+                # The group has moved on: what is not kept comes again.
                 consumer.commit()
 
 

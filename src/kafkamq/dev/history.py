@@ -48,11 +48,10 @@ class Recorder:
         self._call = f'{{"t":%.9f,"process":{named},"op":"%s","id":%s,"attempt":%d}}\n'
 
     def record(self, op: str, **fields: object) -> None:
-        """Writes one line."""
         self.record_all(op, [fields])
 
     def record_all(self, op: str, many: Iterable[dict[str, object]]) -> None:
-        """Writes lines of the same kind at once."""
+        """Write lines of the same kind at once."""
         now_s = time.monotonic()
         lines = [
             json.dumps({"t": now_s, "process": self.process, "op": op, **fields}) + "\n"
@@ -80,7 +79,8 @@ class HistoryReader:
 
     def __init__(self, folder: Path | str) -> None:
         self._folder = Path(folder)
-        self._read: dict[Path, int] = {}  # whole lines of each file, in bytes
+        # The whole lines of each file, in bytes.
+        self._read: dict[Path, int] = {}
 
     def read(self) -> list[Event]:
         """Return the events that are new, file by file.

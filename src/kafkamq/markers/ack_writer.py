@@ -1,7 +1,9 @@
 """Writes what becomes of leases: a verdict as an END (R8), KEEPALIVEs (R7), RELEASEs; R9, R30.
 
-Verdicts are noted by the application's threads. The keeper, one thread of a consumer, writes them,
-renews leases, and serves the reports, which say what came late.
+Most ACKs call nothing here: taking the message's offset out of ``lease.held`` (``Message.ack``) is
+the verdict, and the keeper collects the offsets that are missing there. All other verdicts, and
+ACKs that wait, go through ``AckWriter.acknowledge``. The keeper, one thread of a consumer, writes
+them as ENDs, renews leases, and serves the reports, which say what came late.
 """
 
 from __future__ import annotations
@@ -43,18 +45,25 @@ from kafkamq.transport.errors import KafkaError, broker_error, is_retriable
 from kafkamq.transport.record import Record
 from kafkamq.types import DeadLetterReason, MessageBatch, Outcome
 
-WAIT_TIMEOUT_S = 60.0  # of wait=True: every END is confirmed or failed after 30 s
-LINGER_MS = 5  # R30: verdicts that follow each other more closely are written together
+# ``wait=True`` waits so long at most: every END is confirmed or failed after 30 s.
+WAIT_TIMEOUT_S = 60.0
+# Verdicts that follow each other more closely are written together (R30).
+LINGER_MS = 5
+# A lease is renewed after a third of its timeout (R7).
+RENEWALS_PER_TIMEOUT = 3
+MAX_SLEEP_MS = 1000
+# A keeper that has not beaten for so long is taken for hung.
+MAX_BEAT_S = 15.0
+# The log time of an END without a delivery report; in a report -1 says that Kafka gave none.
+UNREPORTED = -2
 _SLICE_S = 0.25
+# The keeper waits so long for reports that a thread waits for, and so long between two such waits.
+_REPORTS_S = 0.05
+_TURN_MS = 5
 _ACK = Outcome.ACK
 _LEASE = attrgetter("_lease")
-_MessageKey = tuple[int, int, tuple[bytes, int]]  # partition, offset, and of which log
-RENEWALS_PER_TIMEOUT = 3  # R7: KEEPALIVE at T/3
-MAX_SLEEP_MS = 1000
-MAX_BEAT_S = 15.0  # a keeper that has not beaten for so long is taken for hung
-_REPORTS_S = 0.05  # one wait for reports that somebody waits for
-_TURN_MS = 5  # between two of them
-UNREPORTED = -2  # log time of an END without a delivery report; -1: Kafka gave none
+# Partition and offset, and the log that they are of.
+_MessageKey = tuple[int, int, tuple[bytes, int]]
 _OF_OUTCOME = {
     Outcome.ACK: catalog.ACKED,
     Outcome.NACK: catalog.NACKED,
@@ -90,7 +99,8 @@ class EndRecord:
         self.log_ms = log_ms
         for part in self.parts:
             part.is_end_known = True
-        self._writer.end_delivered(self)  # last: what an interrupt breaks off is found by it
+        # It comes last: what an interrupt breaks off is found by it.
+        self._writer.end_delivered(self)
 
 
 class AckWriter:
@@ -104,17 +114,21 @@ class AckWriter:
         self.state = state
         self._on_lease_lost = on_lease_lost
         self.queue_id = state.queue.queue_id
-        self._handed_out: dict[_MessageKey, MarkersMessage] = {}  # if somebody wants to be told
-        self.is_kept = False  # a keeper serves it
-        self._waiting: dict[Bell, None] = {}  # of threads that wait for reports
+        self._handed_out: dict[_MessageKey, MarkersMessage] = {}
+        self.is_kept = False
+        self._waiting: dict[Bell, None] = {}
         self.lost_leases = LostLeases(self.queue_id, on_lease_lost, state.queue.max_in_flight)
-        self._writing = threading.Lock()  # held from taking verdicts or failed ENDs to writing them
-        self._noted_ms = 0  # when the first verdict came that ``serve`` has not looked for since
-        self._failed: deque[EndRecord] = deque()  # to write again
-        self._unseen: dict[EndRecord, None] = {}  # of what nobody saw, and under way
-        self._running_out: deque[EndRecord] = deque()  # of what nobody saw, and not in the log
-        self._under_way: dict[EndRecord, None] = {}  # not delivered yet, the failed too
-        self._extensions: deque[Renewal] = deque()  # that were asked for and are not written
+        # Held from taking verdicts or failed ENDs until they are written.
+        self._writing = threading.Lock()
+        # When the first verdict came that ``serve`` has not looked for since.
+        self._noted_ms = 0
+        self._failed: deque[EndRecord] = deque()
+        # ENDs of what nobody saw: under way, and not in the log.
+        self._unseen: dict[EndRecord, None] = {}
+        self._running_out: deque[EndRecord] = deque()
+        # ENDs that are not delivered, also those that have failed.
+        self._under_way: dict[EndRecord, None] = {}
+        self._extensions: deque[Renewal] = deque()
 
     # Verdicts.
 
@@ -150,7 +164,8 @@ class AckWriter:
         self._has_verdict()
 
     def _has_verdict(self) -> None:
-        if not self._noted_ms:  # else the keeper is awake, and looks when it has gathered enough
+        if not self._noted_ms:
+            # Else the keeper is awake, and looks when it has gathered enough.
             self._noted_ms = monotonic_ms()
             self.state.keeper.ring()
 
@@ -170,7 +185,8 @@ class AckWriter:
         try:
             with self.state.lock:
                 taken = leases.collect()
-                leases.collected()  # last: after an interrupt it is written twice, not never
+                # It comes last: after an interrupt ENDs are written twice, not never.
+                leases.collected()
             ends = self._ends_of(taken)
             self._count_settled(taken, monotonic_ms())
             self._under_way.update(dict.fromkeys(ends))
@@ -179,7 +195,8 @@ class AckWriter:
                 by_route.setdefault(end.parts[0].marker_partition, []).append(end)
             for route, each in by_route.items():
                 self._write_many(route, each)
-        except BaseException:  # an interrupt: twice is harmless, never is not
+        except BaseException:
+            # It is an interrupt: twice is harmless, never is not.
             self._failed.append(EndRecord(self, taken))
             self.state.keeper.ring()
             raise
@@ -314,11 +331,13 @@ class AckWriter:
         if len(lease.offsets) > 1:
             own = leases.apart(lease, offset)
             try:
-                lease.uncollected.discard(offset)  # first: what only ``held`` lacks is acked
+                # It comes first: what only ``held`` lacks is acked.
+                lease.uncollected.discard(offset)
                 lease.held.remove(offset)
                 message._lease = own
                 leases.keep(own)
-            except KeyError:  # acked by another thread, just now
+            except KeyError:
+                # Another thread has acked it just now.
                 lease.uncollected.add(offset)
                 self.refuse(message, Refusal.ACKNOWLEDGED_BEFORE)
             except BaseException:
@@ -340,7 +359,8 @@ class AckWriter:
         state = self.state
 
         def reported(error: object, record: object) -> None:
-            if error is not None:  # without a lock, as in ``end_failed``: each is one step
+            if error is not None:
+                # No lock is taken, as in ``end_failed``: each is one step.
                 state.leases.renewal_failed(renewal)
                 return
             log_ms: int = record.timestamp()[1]  # type: ignore[attr-defined]  # a Message
@@ -378,7 +398,8 @@ class AckWriter:
                 if part is not None:
                     parts.append(part)
         for part in parts:
-            part.is_end_known = True  # without it the lease just runs out
+            # Without it the lease just runs out.
+            part.is_end_known = True
         for end in self._ends_of(parts):
             first = end.parts[0]
             report = partial(self._unseen_reported, end)
@@ -392,7 +413,7 @@ class AckWriter:
         return parts
 
     def _unseen_reported(self, end: EndRecord, error: object, _: object) -> None:
-        if error is not None:  # without a lock, as in ``end_failed``
+        if error is not None:
             self._running_out.append(end)
         self._unseen.pop(end, None)
 
@@ -479,7 +500,8 @@ class AckWriter:
 
     def serve(self) -> None:
         """Write what was given, and what failed."""
-        self._noted_ms = 0  # first: the verdict that comes next rings
+        # It comes first: the verdict that comes next rings.
+        self._noted_ms = 0
         if self._running_out:
             self._let_run_out()
         self._write_extensions()
@@ -508,7 +530,8 @@ class AckWriter:
         Without those whose leases have ended (R30).
         """
         for _ in range(len(self._failed)):
-            failed = self._failed[0]  # stays there until it is written: flush looks
+            # It stays there until it is written: flush looks.
+            failed = self._failed[0]
             now_ms = monotonic_ms()
             with self.state.lock:
                 end_failed = self.state.leases.end_failed
@@ -527,7 +550,8 @@ class AckWriter:
                 except BrokerError:
                     self._under_way.pop(end, None)
                     return
-            self._under_way.pop(failed, None)  # behind these: a flush that finds none returns
+            # It goes behind these: a flush that finds none returns.
+            self._under_way.pop(failed, None)
             self._failed.popleft()
 
     # Waiting.
@@ -552,7 +576,8 @@ class AckWriter:
             with self.state.lock:
                 self.state.leases.look_again()
             self._wait_for(self._is_all_reported, max(0.0, min(left_s, _SLICE_S)))
-            with self._writing:  # or an END might be in another thread's hands
+            # Otherwise an END might be in another thread's hands.
+            with self._writing:
                 if not self.state.leases.has_verdicts and self._is_all_reported():
                     return
             writer.watch.check("writing verdicts")
@@ -727,7 +752,8 @@ class Keeper:
 
     def _each_beat(self) -> None:
         now_ms = monotonic_ms()
-        if now_ms < self._second_ms:  # there may be hundreds of beats a second, for verdicts
+        if now_ms < self._second_ms:
+            # There may be hundreds of beats a second, for verdicts.
             return
         self._second_ms = now_ms + MAX_SLEEP_MS
         self.each_second()

@@ -35,11 +35,14 @@ from kafkamq.queue.namespace import Namespace
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.types import Outcome
 
-MAX_EXIT_S = 5.0  # how long the interpreter's end waits
-_LEAVE_S = 10.0  # for the group, at most
-_LEAST_S = 0.5  # for each step of an end whose time is over
+# The interpreter's end waits so long.
+MAX_EXIT_S = 5.0
+# Leaving the group takes so long at most.
+_LEAVE_S = 10.0
+# Each step of an end whose time is over takes so long.
+_LEAST_S = 0.5
 _SLICE_S = 0.25
-_YIELD_S = 1e-6  # as short as the system allows
+_YIELD_S = 1e-6
 _LEASE = attrgetter("_lease")
 _log = logging.getLogger(__name__)
 
@@ -189,7 +192,8 @@ class MarkersConsumer(Consumer):
                 if left_s <= 0 or self._closing.is_set() or self._hurry.is_set():
                     return
         finally:
-            self._hurry.clear()  # last: one that came before this call was meant for it
+            # It comes last: one that came before this call was meant for it.
+            self._hurry.clear()
 
     def _take(self, taken: list[Message], n: int) -> bool:
         """Take up to ``n`` of what is ready; whether there was any. R5: not what has ended."""
@@ -202,7 +206,7 @@ class MarkersConsumer(Consumer):
         with state.lock:
             may_hand_out = state.leases.may_hand_out
             while ready and len(taken) < n:
-                if n == 1:  # the first one, unless it is not to be handed out
+                if n == 1:
                     message = ready[0]
                     lease = message._lease
                     if message.offset in lease.held and may_hand_out(lease, now_ms):
@@ -210,16 +214,18 @@ class MarkersConsumer(Consumer):
                     ready.popleft()
                     continue
                 some = list(islice(ready, n - len(taken)))
-                are_whole = True  # each lease holds all of its messages
+                are_whole = True
                 for lease in set(map(_LEASE, some)):
-                    may_hand_out(lease, now_ms)  # else it holds nothing any more
+                    # A lease that it ends holds nothing any more.
+                    may_hand_out(lease, now_ms)
                     are_whole = are_whole and len(lease.held) == len(lease.offsets)
                 if are_whole:
                     taken += some
                 else:
                     taken += [each for each in some if each.offset in each._lease.held]
                 if len(some) == len(ready):
-                    ready.clear()  # last: an interrupt in between leaves some in both, none in none
+                    # It comes last: an interrupt in between leaves some in both, none in none.
+                    ready.clear()
                     break
                 for _ in some:
                     ready.popleft()

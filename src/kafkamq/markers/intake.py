@@ -29,29 +29,47 @@ from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.commits import GroupOffsets, PendingCommit
 from kafkamq.transport.errors import broker_error, is_retriable
 
-MAX_GATHERED = 1000  # messages for which a transaction waits no longer
-GATHER_MS = 50  # so long it waits for them
-AHEAD_COUNT = 500  # so many that are handed out at once, and used up within AHEAD_MS,
-AHEAD_MS = 100  # let the next ones be STARTed while the application works
-MIN_TIMEOUT_MS = 5000  # ... on queues with such a redelivery timeout, or a longer one
-PATIENCE_MS = 1000  # so long STARTs of a marker partition that does not answer are waited for
-COMMIT_INTERVAL_MS = 1000  # other queues' messages are committed this often
-COMMIT_TIMEOUT_S = 10.0  # then a commit is given up (R5: bounded)
-MAX_AGE_S = 15.0  # an intake that has not turned for so long is taken for hung
-MANY = 100  # records of one poll, behind which there are more: these are read first
-_SENT_S = 0.002  # one wait for reports of STARTs ...
-_OUTAGE_S = 0.02  # ... or for the answer to a commit, which comes late anyway
-_COMMIT_S = 0.0003  # one wait for the answer to a commit ...
-_AWAITED_S = 0.0001  # ... that a receive waits for
-_BLOCK_S = 0.25  # in the client, which cannot be woken
-_IDLE_S = 0.1  # between two polls while nothing is wanted
-_GATE_S = 0.02  # how often it is looked whether there is room, and R6 is asked
-_MOST_FAILURES = 10  # that wait for a receive; more are logged
-RETRY_S = 0.1  # behind STARTs or a commit that failed, doubled each time up to
+# A transaction waits for so many messages, and for so long.
+MAX_GATHERED = 1000
+GATHER_MS = 50
+# Messages that are handed out so many at once, and used up so fast, let the next ones be STARTed
+# while the application works; on queues with such a redelivery timeout, or a longer one.
+AHEAD_COUNT = 500
+AHEAD_MS = 100
+MIN_TIMEOUT_MS = 5000
+# STARTs of a marker partition that does not answer are waited for so long.
+PATIENCE_MS = 1000
+# Other queues' messages are committed this often.
+COMMIT_INTERVAL_MS = 1000
+# Then a commit is given up (R5: bounded).
+COMMIT_TIMEOUT_S = 10.0
+# An intake that has not turned for so long is taken for hung.
+MAX_AGE_S = 15.0
+# Behind so many records of one poll there are more: these are read first.
+MANY = 100
+# One wait for reports of STARTs, or for the answer to a commit, which comes late anyway.
+_SENT_S = 0.002
+_OUTAGE_S = 0.02
+# One wait for the answer to a commit, and one that a receive waits for.
+_COMMIT_S = 0.0003
+_AWAITED_S = 0.0001
+# The longest wait in the client, which cannot be woken.
+_BLOCK_S = 0.25
+# The pause between two polls while nothing is wanted.
+_IDLE_S = 0.1
+# So often it is looked whether there is room, and R6 is asked.
+_GATE_S = 0.02
+# So many failures wait for a receive; more are logged.
+_MOST_FAILURES = 10
+# The pause behind STARTs or a commit that failed, doubled each time up to the longest.
+RETRY_S = 0.1
 MAX_RETRY_S = 1.0
-_FULL_MS = 500  # between two polls while there is room for no more
-_BEFORE = 8  # what is ready is released before this share of its longest lease is left
-_LINGER_S = 0.1  # a demand whose receive has returned is forgotten after this
+# The pause between two polls while there is room for no more.
+_FULL_MS = 500
+# What is ready is released before this share of its longest lease is left.
+_BEFORE = 8
+# A demand whose receive has returned is forgotten after this.
+_LINGER_S = 0.1
 _log = logging.getLogger(__name__)
 
 
@@ -61,9 +79,11 @@ class Demand:
     __slots__ = ("count", "start", "until_s")
 
     def __init__(self, count: int, start: int, deadline_s: float) -> None:
-        self.count = count  # messages of one receive
-        self.start = start  # messages to be STARTed, together with what is ready
-        self.until_s = deadline_s + _LINGER_S  # monotonic; a next receive goes on with it
+        # The messages of one receive, and what is to be STARTed together with what is ready.
+        self.count = count
+        self.start = start
+        # A next receive goes on with it until this monotonic time.
+        self.until_s = deadline_s + _LINGER_S
 
 
 class Intake:
@@ -100,27 +120,35 @@ class Intake:
         self.asked_ms = monotonic_ms()
         self.is_fast = False
         self.failures: deque[KafkaMQError] = deque()
-        self._last_start = self._last_count = 0  # what was asked for last
+        self._last_start = self._last_count = 0
         self._commit: PendingCommit | None = None
-        self._starts: dict[int, int] = {}  # of this commit: partitions that begin there
-        self._committed_ms = monotonic_ms()  # when one was answered last
-        self._began_s = 0.0  # monotonic; when it set out
-        self._step: Step | None = None  # in a transaction
+        self._starts: dict[int, int] = {}
+        # When a commit was answered last, and when the present one set out.
+        self._committed_ms = monotonic_ms()
+        self._began_s = 0.0
+        # What is in a transaction, and since when messages are gathered for one.
+        self._step: Step | None = None
         self._transaction: Transaction | None = None
-        self._gather_ms = 0  # since when messages are gathered for one
-        self._late: set[int] = set()  # partitions that wait for STARTs without an answer
+        self._gather_ms = 0
+        # Partitions that wait for STARTs without an answer.
+        self._late: set[int] = set()
         self.under_way_count = 0
-        self._is_ahead = False  # there are others for the present demand
-        self._block_s = 0.0  # how long the next poll may block
-        self._given_up: list[PendingCommit] = []  # commits that may be made yet
-        self._retry_s = self._pause_s = 0.0  # monotonic: nothing is committed or STARTed before
-        self._has_more = False  # the last poll brought records, and there is room for more
+        # Others are STARTed for the present demand.
+        self._is_ahead = False
+        self._block_s = 0.0
+        # Commits that may be made yet.
+        self._given_up: list[PendingCommit] = []
+        # Nothing is committed or STARTed before this time.
+        self._retry_s = self._pause_s = 0.0
+        # The last poll brought records, and there is room for more.
+        self._has_more = False
         self._polled_ms = monotonic_ms()
         self._is_ending = False
-        self._no_more = threading.Event()  # nothing is STARTed any more
-        self._is_drained = threading.Event()  # ... and nothing is under way
+        # Nothing is STARTed any more; and then nothing is under way.
+        self._no_more = threading.Event()
+        self._is_drained = threading.Event()
         self._drain_s = 0.0
-        self.reader = MessageReader(state, self.pipeline, self.lost, ack_writer, self._helper)
+        self.reader = MessageReader(state, self.pipeline, self.revoked, ack_writer, self._helper)
         self.reader.is_in_transaction = lambda: self._transaction is not None
         self._loop = health.add(f"intake of {queue.queue_id}", max_age_s=MAX_AGE_S)
         self._thread = threading.Thread(
@@ -148,7 +176,8 @@ class Intake:
         while not self._is_ending:
             self._loop.beat()
             left, has_failed = iter(steps), False
-            while True:  # a step that fails keeps no other one from its turn
+            # A step that fails keeps no other one from its turn.
+            while True:
                 try:
                     for step in left:
                         step()
@@ -184,9 +213,11 @@ class Intake:
         """Wait for what is under way, if anything is, or say how long the client may block."""
         self._block_s = 0.0
         bell = self._state.intake
-        if self._has_more:  # what is next is read while brokers write what was sent
+        if self._has_more:
+            # What is next is read while brokers write what was sent.
             return
-        if self._starter.is_waiting:  # the longer it takes, the more seldom it is looked
+        if self._starter.is_waiting:
+            # The longer it takes, the more seldom it is looked.
             waited_s = (monotonic_ms() - self._starter.oldest_ms) / 1000
             self._starter.wait(max(_SENT_S, min(_OUTAGE_S, waited_s / 4)))
             return
@@ -257,17 +288,20 @@ class Intake:
         count = min(count, self._room()) if count > 0 else 0
         if count <= 0 or (self._is_ahead and count < min(self._last_start, AHEAD_COUNT)):
             return
-        if self.pipeline.is_stale(monotonic_ms()):  # R5's 20 s: fetch again
+        if self.pipeline.is_stale(monotonic_ms()):
+            # It was polled 20 s ago (R5): it is fetched again.
             self.reader.seek(self.pipeline.drop_polled())
             return
         if self._transactor is not None and not self._has_gathered(count):
             return
         try:
             step = self._starter.plan(count)
-        except BaseException:  # nothing that was taken may be forgotten
+        except BaseException:
+            # Nothing that was taken may be forgotten.
             self._give_up(list(self.pipeline.under_way()))
             raise
-        if step is None:  # R6: others first; an END that is under way may let it go on
+        if step is None:
+            # Others go first (R6); an END that is under way may let it go on.
             self._state.keeper.ring()
             return
         if self._transactor is not None:
@@ -302,7 +336,8 @@ class Intake:
             self._starter.see_reports()
             return
         failed = self._starter.see_reports()
-        if failed:  # what fails at once would be read and STARTed again without a pause
+        if failed:
+            # What fails at once would be read and STARTed again without a pause.
             self._back_off()
         for start in failed:
             self._give_up(start.runs)
@@ -351,7 +386,8 @@ class Intake:
             return
         covered = pipeline.committable()
         if not covered.offsets and not starts:
-            if covered.runs:  # a former commit has them, though it had no answer
+            if covered.runs:
+                # A former commit has them, though it had no answer.
                 pipeline.committing(covered)
                 self._committed()
             else:
@@ -410,7 +446,8 @@ class Intake:
         self._commit = None
         if not commit.is_answered:
             self._given_up.append(commit)
-        self._committed_ms = monotonic_ms()  # of skipped ones: not at once again
+        # Skipped ones are not committed again at once.
+        self._committed_ms = monotonic_ms()
         self._back_off()
         gone, positions = self.pipeline.commit_failed()
         self._starter.give_up(gone)
@@ -429,10 +466,12 @@ class Intake:
     def _is_still_ours(self, run: MessageRun) -> bool:
         """Say whether a run may be handed out whose partition went while it was being committed."""
         is_again = self.pipeline.is_polled_again(run)
-        if is_again:  # its messages are others by now, which have leases of their own
+        if is_again:
+            # Its messages are others by now, which have leases of their own.
             self._starter.give_up([run])
             return False
-        if is_again is None:  # it may be back, and not read yet: from where the group is now
+        if is_again is None:
+            # It may be back, and not read yet: from where the group is now.
             self.reader.ask_again([run.partition])
         return True
 
@@ -498,8 +537,8 @@ class Intake:
 
     # The group.
 
-    def lost(self, partitions: Sequence[int], is_lost: bool) -> None:
-        """Told inside of ``poll``: these go when this returns, or are gone already.
+    def revoked(self, partitions: Sequence[int], is_lost: bool) -> None:
+        """Let these partitions go, from within ``poll``; with ``is_lost`` they are gone already.
 
         What is IN_LOG is committed on the way out; the answer decides. The rest is another's.
         """

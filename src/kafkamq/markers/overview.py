@@ -37,9 +37,12 @@ class QueueBacklog:
     """A queue and what it has before it."""
 
     queue_id: str
-    behind: int  # messages of all queues behind its position; at most so many, if not counted
-    waiting: int | None  # of these, its own; None: not counted, there are too many to read
-    members: int  # consumers in its group now
+    # Messages of all queues behind its position; at most so many, if they are not counted.
+    behind: int
+    # Its own among them; None: they are not counted, as there are too many to read.
+    waiting: int | None
+    # The consumers in its group now.
+    members: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +50,8 @@ class MarkerPartition:
     """A marker partition and what its tracker last said of it; None: no tracker has, yet."""
 
     partition: int
-    end: int  # offset behind its last record
+    # The offset behind its last record.
+    end: int
     status: TrackerStatus | None
 
     @property
@@ -60,10 +64,11 @@ class MarkerPartition:
 class Overview:
     queues: tuple[QueueBacklog, ...]
     markers: tuple[MarkerPartition, ...]
-    messages: int  # records of the messages topic that retention has left
-    messages_counted: bool  # False: there are at most so many
-    dead_letters: int  # records of the dead letters topic
-    dead_letters_counted: bool  # False: there are at most so many
+    # What retention has left of the messages topic; at most so many, if they are not counted.
+    messages: int
+    messages_counted: bool
+    dead_letters: int
+    dead_letters_counted: bool
 
 
 def overview(config: ServiceConfig, *, max_scanned: int = MAX_SCANNED) -> Overview:
@@ -198,9 +203,9 @@ def _firsts(bounds: _Bounds) -> dict[int, int]:
 class _Backlog:
     def __init__(self, positions: _Positions, *, is_whole: bool) -> None:
         self._positions = positions
-        self.is_whole = is_whole  # else what lies behind the first position
+        self.is_whole = is_whole
         self.waiting: Counter[str] = Counter()
-        self._offsets: defaultdict[int, list[int]] = defaultdict(list)  # ascending
+        self._offsets: defaultdict[int, list[int]] = defaultdict(list)
 
     def add(self, record: Record) -> None:
         partition, offset = record.partition() or 0, record.offset() or 0
@@ -309,7 +314,7 @@ def _messages(config: ServiceConfig, cluster: ClusterInfo, max_lease_ms: int) ->
     """Yield what depends on how long messages and groups are kept, and who works on queues."""
     with Admin(config, timeout_s=_CHECK_TIMEOUT_S) as admin:
         messages = admin.topics([config.message_topic]).get(config.message_topic)
-    if messages is None:  # it is said elsewhere
+    if messages is None:
         return
     retention_ms = messages.retention_ms
     if not messages.topic_id:
@@ -352,7 +357,8 @@ def kafka_version(config: ServiceConfig, cluster: ClusterInfo) -> str:
     return cluster.settings.get("inter.broker.protocol.version", "4.0 or newer")
 
 
-MAX_READ = 100_000  # records of a topic; more: nobody is told anything
+# Of a topic with more records nobody is told anything.
+MAX_READ = 100_000
 
 
 class QueueSearch:
@@ -365,7 +371,8 @@ class QueueSearch:
         self._config = config
         self._queue_id = queue_id
         self._group = group
-        self._next: dict[tuple[str, int], int] = {}  # offset, by topic and partition
+        # The next offset, by topic and partition.
+        self._next: dict[tuple[str, int], int] = {}
         self._seen: set[str] = set()
         self._admin = Admin(config, timeout_s=TIMEOUT_S)
 

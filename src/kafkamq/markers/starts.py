@@ -42,12 +42,16 @@ from kafkamq.transport.record import LOG_APPEND_TIME, Record, TopicPartition
 from kafkamq.transport.transactions import TransactionalProducer
 from kafkamq.types import MessageId
 
-MAX_TRANSACTION_BYTES = 16 * 1024 * 1024  # of payloads in one, as for trackers (R16)
-_STARTED, _HELD = LeaseState.STARTED, LeaseState.HELD  # a look-up per message costs 0.4 us
-FIRST_COUNT = 100  # messages that are STARTed before the brokers' time is known: one by one (R28)
+# Of payloads in one transaction, as for trackers (R16).
+MAX_TRANSACTION_BYTES = 16 * 1024 * 1024
+# A look-up per message costs 0.4 us.
+_STARTED, _HELD = LeaseState.STARTED, LeaseState.HELD
+# So many messages are STARTed one by one before the brokers' time is known (R28).
+FIRST_COUNT = 100
 _MISSING = object()
 _log = logging.getLogger(__name__)
-_STEP_TIMEOUT_S = 10.0  # of each step of a transaction; longer ones are aborted by the broker
+# The broker aborts a transaction whose step takes longer.
+_STEP_TIMEOUT_S = 10.0
 
 
 def _is_since(record: Record, oldest_ms: int) -> bool:
@@ -76,11 +80,13 @@ class Start:
         runs: Collection[MessageRun],
     ) -> None:
         self.reports = reports
-        self.number = number  # marker partition
+        # The marker partition.
+        self.number = number
         self.value = value
         self.leases = leases
-        self.runs = runs  # those that it names
-        self.written_ms = 0  # monotonic; not after it was written
+        # The runs that it names.
+        self.runs = runs
+        self.written_ms = 0
         self.record: Record | None = None
         self.error: KafkaError | None = None
 
@@ -96,7 +102,7 @@ class Step:
     def __init__(self, runs: Sequence[MessageRun], reports: deque[Start]) -> None:
         self.runs = runs
         self.reports = reports
-        self.starts: dict[int, list[Start]] = {}  # by marker partition
+        self.starts: dict[int, list[Start]] = {}
 
     def add(
         self, number: int, value: bytes, leases: Sequence[Lease], runs: Collection[MessageRun]
@@ -140,9 +146,10 @@ class Starter:
         # More takes longer than a transaction may, and would be begun again forever.
         self._max_bytes = MAX_TRANSACTION_BYTES if state.queue.exactly_once else 0
         self._queue_key = state.queue.queue_id.encode()
-        self._reports: deque[Start] = deque()  # that were served and not looked at
+        # Reports that were served and not looked at.
+        self._reports: deque[Start] = deque()
         self._unreported: dict[Start, None] = {}
-        self._late_count = 0  # of these: to marker partitions that do not answer
+        self._late_count = 0
 
     def plan(self, wanted: int) -> Step | None:
         """Take up to ``wanted`` messages and encode their STARTs; None: R6 lets none start now."""
@@ -172,7 +179,8 @@ class Starter:
 
     def _is_last(self, message: MarkersMessage) -> bool:
         count = message._count
-        if count == 1 or self._is_at_most_once:  # then no delivery follows any more
+        if count == 1 or self._is_at_most_once:
+            # No delivery follows any more.
             return False
         return is_last_delivery(count, self._max_deliveries)
 
@@ -193,7 +201,8 @@ class Starter:
             carries = self._max_bytes and not self._outlives(*ends, oldest_ms)
             for message in run.messages:
                 if count == wanted or (message._count > 1 and self._is_last(message)):
-                    return count  # when these are settled
+                    return count
+                # The rest waits until these are settled.
                 if carries:
                     size += min(len(message._record), self._max_inline_bytes)
                     if size > self._max_bytes and count:
@@ -354,7 +363,7 @@ class Starter:
         count = len(self._unreported) - self._late_count
         writer.wait_for(lambda: len(reports) >= count, timeout_s)
         if len(reports) < len(self._unreported) and writer.is_idle:
-            for start in self._unreported.keys() - set(reports):  # its client is gone
+            for start in self._unreported.keys() - set(reports):
                 start.reported(NEVER_REPORTED, None)
 
     def see_reports(self) -> list[Start]:
@@ -365,7 +374,7 @@ class Starter:
             while reports:
                 start = reports.popleft()
                 if self._unreported.pop(start, _MISSING) is _MISSING:
-                    continue  # it is known
+                    continue
                 if start.error is not None:
                     failed.append(start)
                 else:
@@ -552,7 +561,8 @@ class Transactor:
             producer.commit(timeout_s=_STEP_TIMEOUT_S)
         except BaseException:
             producer.abort(timeout_s=_STEP_TIMEOUT_S)
-            if not producer.is_ready:  # what is open now must not hold readers back
+            if not producer.is_ready:
+                # What is open now must not hold readers back.
                 try:
                     producer.init(timeout_s=_STEP_TIMEOUT_S)
                 except KafkaMQError as error:

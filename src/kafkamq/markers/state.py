@@ -21,9 +21,12 @@ from kafkamq.transport.errors import KafkaException
 from kafkamq.transport.producer import IdempotentProducer, Report
 from kafkamq.transport.settings import marker_settings
 
-REPORTS_MS = 100  # delivery reports wait no longer than this for the application
-MAX_QUEUED = 1_000_000  # markers; max_in_flight bounds them long before
-LINGER_MS = 0.5  # markers of one batch in few requests; who waits for one flushes, so it sets out
+# Delivery reports wait no longer than this for the application.
+REPORTS_MS = 100
+# ``max_in_flight`` bounds markers long before.
+MAX_QUEUED = 1_000_000
+# Markers of one batch go in few requests; a thread that waits for one flushes, so it sets out.
+LINGER_MS = 0.5
 
 
 class Bell:
@@ -41,7 +44,7 @@ class Bell:
 
     def ring(self) -> None:
         """Wake who waits, or who waits next."""
-        with suppress(RuntimeError):  # it was rung already
+        with suppress(RuntimeError):
             self._lock.release()
 
     def wait(self, timeout_s: float) -> bool:

@@ -1,6 +1,6 @@
 """Verdicts by token (R34): given from any process, written as ENDs, and judged by the log.
 
-``Settler`` gives them; ``HandOver`` has the messages of a consumer whose tokens were asked for.
+``TokenSettler`` gives them; ``HandOver`` has a consumer's messages whose tokens were asked for.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ from kafkamq.transport.log_reader import LogRange, LogReader
 from kafkamq.transport.record import LOG_APPEND_TIME, Record
 from kafkamq.types import Outcome
 
-HOLD_TIMEOUT_S = 60.0  # a KEEPALIVE is confirmed or failed after 30 s
+# A KEEPALIVE is confirmed or failed after 30 s.
+HOLD_TIMEOUT_S = 60.0
 _LOOKS_PER_TIMEOUT = 3
 _log = logging.getLogger(__name__)
 _METRICS = {
@@ -72,7 +73,7 @@ class _NotHere:
 class HandOver:
     """The acknowledger of one consumer's messages whose tokens were asked for; thread-safe.
 
-    A verdict of the holder goes the way of everybody's (``Settler``), so that the log says whose
+    A verdict of the holder goes everybody's way (``TokenSettler``), so that the log says whose
     was first. A thread that runs while there are such messages looks which of them were settled
     elsewhere: these are held and renewed no more.
     """
@@ -85,8 +86,9 @@ class HandOver:
         self._consumer = ack_writer.state
         self.queue_id = ack_writer.queue_id
         self._lock = threading.Lock()
-        self._settler: Settler | None = None
-        self._shared: dict[Lease, str] = {}  # tokens of what is held, and not held over
+        self._settler: TokenSettler | None = None
+        # The tokens of what is held, and not handed over.
+        self._shared: dict[Lease, str] = {}
         self._watch: threading.Thread | None = None
         self._ending = threading.Event()
 
@@ -117,7 +119,8 @@ class HandOver:
         asked_ms = max(1, min(seconds_ms, longest_ms))
         try:
             log_ms = self._write_hold(lease, message, asked_ms)
-        except BaseException:  # it is held as before; who knows which KEEPALIVE is in the log
+        except BaseException:
+            # It is held as before; nobody knows which KEEPALIVE is in the log.
             with consumer.lock:
                 lease.sharing, lease.deadline_ms = Sharing.TOKEN, before_ms
                 consumer.leases.keep(lease)
@@ -147,7 +150,8 @@ class HandOver:
         delay_ms: int | None = None,
     ) -> None:
         """Take the holder's verdict, judged by the log."""
-        del wait  # it does
+        # It always waits.
+        del wait
         consumer, lease = self._consumer, message._lease
         consumer.check()
         self._ack_writer.check_reason(reason, outcome)
@@ -181,12 +185,14 @@ class HandOver:
     def _begin(self, message: MarkersMessage, now_ms: int) -> Lease:
         """Return the message's own lease, which nothing renews from here on; with the lock held."""
         self._require_held(message)
-        self._text(message)  # or nobody could settle it
+        # Without a token nobody could settle it.
+        self._text(message)
         if not self._consumer.leases.may_hand_out(message._lease, now_ms):
             self._ack_writer.refuse(message, Refusal.LOST)
         lease = self._ack_writer.own_lease(message)
         lease.sharing = Sharing.HOLDING
-        lease.holder_id = new_consumer_id()  # no KEEPALIVE of a consumer renews it
+        # No KEEPALIVE of a consumer renews it.
+        lease.holder_id = new_consumer_id()
         message._acknowledger = self  # type: ignore[assignment]  # asked first: its state
         return lease
 
@@ -239,15 +245,15 @@ class HandOver:
 
     # What was settled elsewhere.
 
-    def _own_settler(self) -> Settler:
+    def _own_settler(self) -> TokenSettler:
         consumer = self._consumer
         with self._lock:
             if self._settler is None:
-                self._settler = Settler(consumer.namespace, consumer.queue, consumer.writer)
+                self._settler = TokenSettler(consumer.namespace, consumer.queue, consumer.writer)
             return self._settler
 
     def _give_up(self, lease: Lease, offset: int) -> None:
-        """It is settled, here or elsewhere."""
+        """Let go of a message that has been settled, here or elsewhere."""
         with self._lock:
             self._shared.pop(lease, None)
         with self._consumer.lock:
@@ -308,10 +314,11 @@ class HandOver:
 class _Written:
     is_known: bool = False
     error: KafkaError | None = None
-    offset: int = -1  # not reported, failed, or Kafka did not say
+    # -1: it is not reported, has failed, or Kafka did not say.
+    offset: int = -1
 
 
-class Settler:
+class TokenSettler:
     """Gives verdicts on a queue's messages by their tokens; thread-safe.
 
     Each call waits until the log says what became of its verdict. ``writer`` is a consumer's; None:
@@ -326,7 +333,8 @@ class Settler:
         self._lock = threading.Lock()
         self._writer = writer
         self._is_owner = writer is None
-        self._id = new_consumer_id()  # whom its ENDs name
+        # The one that its ENDs name.
+        self._id = new_consumer_id()
         self._reading = threading.Lock()
         self._reader: LogReader | None = None
         self._is_closed = False
@@ -408,7 +416,8 @@ class Settler:
         topic_id, facts = token.message_id.topic_id, self._namespace.facts()
         is_other = topic_id and facts.message_topic_id not in (b"", topic_id)
         is_beyond = token.marker_partition >= facts.marker_partitions
-        if is_other or is_beyond:  # by facts that may be old
+        if is_other or is_beyond:
+            # The facts that say so may be old.
             facts = self._namespace.ask_again()
         if topic_id and facts.message_topic_id not in (b"", topic_id):
             raise StateError(
@@ -468,7 +477,8 @@ class Settler:
                 written.offset = -1 if offset is None else offset
             else:
                 written.error = error
-            written.is_known = True  # last: who waits reads the others then
+            # It comes last: a thread that waits for it reads the others then.
+            written.is_known = True
 
         key, route = marker_key(one.partition, one.offset), token.marker_partition
         doing = f"writing a verdict on message {one.partition}/{one.offset}"
@@ -476,11 +486,13 @@ class Settler:
         writer.write(value, key, route, reported)
         try:
             writer.confirm(lambda: written.is_known, doing, deadline_s - time.monotonic())
-        except StateError as error:  # closed meanwhile: it may be in the log
+        except StateError as error:
+            # It was closed meanwhile: the verdict may be in the log.
             raise _unread(token) from error
         if written.error is not None:
             raise broker_error(written.error, doing)
-        if written.offset < 0:  # a repeated write of which the broker knows no more
+        if written.offset < 0:
+            # It was a repeated write of which the broker knows no more.
             raise _unread(token)
         return written.offset
 

@@ -1,7 +1,7 @@
 """Liveness and readiness follow from the ages of this process's loops.
 
-A loop that matters (a lease renewer, a tracker's turn) beats; who has not beaten for longer than
-it may is taken for hung. Handlers beat nothing: how long a pool of them hangs is asked of it.
+A loop that matters (a consumer's keeper, a tracker's turn) beats; one that has not beaten for
+longer than it may is taken for hung. Handlers do not beat: their pool is asked how long it hangs.
 Standard library only.
 """
 
@@ -16,13 +16,13 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class LoopState:
-    """One loop as it is now."""
+    """One loop as it is now: the age of its last turn, and in ``detail`` more, for people."""
 
     name: str
-    age_s: float  # since its last turn
+    age_s: float
     max_age_s: float
     is_ready: bool
-    said: str = ""  # more, for people
+    detail: str = ""
 
     @property
     def is_live(self) -> bool:
@@ -97,7 +97,7 @@ class Health:
     def add(
         self, name: str, *, max_age_s: float, is_ready: Callable[[], bool] = lambda: True
     ) -> Loop:
-        """A loop begins.
+        """Watch a loop that begins, and return what beats for it.
 
         Args:
             name: For people.
@@ -109,12 +109,12 @@ class Health:
         return loop
 
     def watch(self, watched: Watched) -> None:
-        """Something else begins that is asked for its state."""
+        """Ask from now on for the state of this, too."""
         with self._lock:
             self._loops.append(watched)
 
     def remove(self, loop: Watched) -> None:
-        """It has ended as it should; idempotent."""
+        """Forget a loop that has ended as it should; idempotent."""
         with self._lock:
             self._loops = [other for other in self._loops if other is not loop]
 
@@ -135,4 +135,4 @@ class Health:
 
 
 health = Health()
-"""Of this process."""
+"""The loops of this process."""

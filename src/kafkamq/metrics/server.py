@@ -45,7 +45,8 @@ class MetricsServer:
 class _Handler(BaseHTTPRequestHandler):
     server_version = "kafkamq"
     sys_version = ""
-    timeout = 10.0  # of a silent client
+    # A silent client is dropped after this.
+    timeout = 10.0
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]

@@ -32,9 +32,12 @@ from kafkamq.transport.errors import (
 )
 from kafkamq.types import PartitionId
 
-_TURN_S = 0.02  # who waits for a commit looks so often whether its thread must make it
-_SOON_S = 0.05  # until the next commit, while a map is too long
-_NO_MAPS_S = 60.0  # after a broker refused a map: until one is tried again, doubled each time
+# A thread that waits for a commit looks so often whether its own thread must make it.
+_TURN_S = 0.02
+# While a map is too long, the next commit follows so soon.
+_SOON_S = 0.05
+# After a broker has refused a map, none is tried for so long, doubled with each refusal.
+_NO_MAPS_S = 60.0
 _MAX_NO_MAPS_S = 3600.0
 _log = logging.getLogger(__name__)
 
@@ -47,9 +50,11 @@ class Assignment:
     flow: PartitionFlow
     stalls: StallDetector
     committed_offset: int
-    committed_version: int  # of the tracker's progress; -1: nothing is committed
+    # The version of the tracker's progress; -1: nothing is committed.
+    committed_version: int
     committed_metadata: str = ""
-    metadata: str = ""  # as it was planned last
+    # As it was planned last.
+    metadata: str = ""
     is_paused: bool = False
     is_cut: bool = False
 
@@ -108,7 +113,8 @@ def plan_commits(
             stats.maps_cut += 1
             whole = len(metadata)
             metadata, end = _cut(progress, whole, limits)
-            if not assignment.is_cut:  # such commits follow each other quickly
+            if not assignment.is_cut:
+                # Commits of a map that is cut follow each other quickly: only the first is logged.
                 _log.warning(
                     "an offset map is too long and is cut: after a restart what is done beyond its"
                     " end is done again",
@@ -165,8 +171,10 @@ class Committer:
         self._fail = fail
         self._no_maps_s = _NO_MAPS_S
         self._no_maps_until_s = 0.0
-        self._may_succeed = False  # the last commit failed, and the same may succeed soon
-        self._refusal: tuple[KafkaMQError, bool] | None = None  # of it, and whether that passes
+        # Whether the last commit failed and the same may succeed soon; and why, and whether that
+        # passes.
+        self._may_succeed = False
+        self._refusal: tuple[KafkaMQError, bool] | None = None
         self._wanted = threading.Condition()
         self._asked = 0
         self._answered = 0
@@ -185,7 +193,7 @@ class Committer:
         return None if self._refusal is None else self._refusal[0]
 
     def commit_at_last(self, timeout_s: float) -> bool:
-        """Do as ``commit_now``, again while it may succeed: there is no later commit."""
+        """Commit, and try again while that may succeed: there is no later commit."""
         deadline_s = monotonic() + timeout_s
         while self._commit_by(deadline_s):
             if not self._may_succeed:
@@ -318,7 +326,7 @@ class Committer:
             )
             self._no_maps_s = min(2 * self._no_maps_s, _MAX_NO_MAPS_S)
             self._may_succeed = True
-            return  # the next one is another
+            return
         ours = broker_error(error, f"committing offsets of group {self._config.group_id}")
         self._may_succeed = is_retriable(ours) and what is not Meaning.NO_MEMBER
         self._refusal = (ours, self._may_succeed)

@@ -36,12 +36,14 @@ RetryDelay: TypeAlias = Callable[[ParallelRecord], float]
 _MAX_CONCURRENCY = 100_000
 _log = logging.getLogger(__name__)
 _TRANSACTION_INTERVAL_MS = 100
-_START = 16  # handlers at once, where it is found how many
+# So many handlers run at first where the consumer finds out how many should.
+_START = 16
 _PLAIN = (
     "max_concurrency", "processes", "threads", "batch_size", "max_attempts", "backoff",
     "dead_letter_topic", "max_rate", "start", "on_data_loss", "on_foreign_metadata",
 )  # fmt: skip
-_TIMES = {  # and the least that they may be, in ms
+# Options that are times, with the least that each may be, in ms.
+_TIMES = {
     "timeout": 1,
     "batch_linger": 0,
     "commit_interval": 1,
@@ -51,21 +53,27 @@ _TIMES = {  # and the least that they may be, in ms
     "stall_after": 1,
     "hung_after": 1,
 }
-_MAX_THREADS, _MAX_COROUTINES = 256, 2_000  # where nobody says how many may be tried
+# The most handlers that are tried where nobody says how many may be.
+_MAX_THREADS, _MAX_COROUTINES = 256, 2_000
 
 
 class CommitMode(Enum):
-    ASYNCHRONOUS = "asynchronous"  # in the background, every ``commit_interval``
-    SYNCHRONOUS = "synchronous"  # nothing new is polled until the commit is confirmed
-    TRANSACTIONAL = "transactional"  # with the results, exactly once
+    # Commits are made in the background, every ``commit_interval``.
+    ASYNCHRONOUS = "asynchronous"
+    # Nothing new is polled until a commit is confirmed.
+    SYNCHRONOUS = "synchronous"
+    # Offsets are committed with the results, exactly once.
+    TRANSACTIONAL = "transactional"
 
 
 class OnExhausted(Enum):
     """What becomes of a record after its last attempt, or one that its handler rejects."""
 
     DEAD_LETTER = "dead-letter"
-    SKIP = "skip"  # counted, logged and passed over
-    STOP = "stop"  # the consumer fails; the offset stays before the record
+    # The record is counted, logged and passed over.
+    SKIP = "skip"
+    # The consumer fails; the committed offset stays before the record.
+    STOP = "stop"
 
 
 class ParallelOptions(TypedDict, total=False):
@@ -148,9 +156,9 @@ class ParallelOptions(TypedDict, total=False):
     on_committed: Callable[[Mapping[PartitionId, int]], object]
     """Offsets are committed: gets them by (topic, partition)."""
     on_assigned: Callable[[list[PartitionId]], object]
-    """Partitions came."""
+    """Partitions were assigned: gets them."""
     on_revoked: Callable[[list[PartitionId], bool], object]
-    """Partitions went; with whether they were lost without notice."""
+    """Partitions were revoked: gets them, and whether they were lost without notice."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,11 +43,14 @@ from kafkamq.transport.group_consumer import GroupConsumer
 from kafkamq.transport.record import Record
 from kafkamq.types import DeadLetterReason, PartitionId
 
-MAX_POLL = 1000  # records of one poll
-TICK_S = 0.02  # the longest wait for records, and how often the rest is looked after
-_SAMPLE = 64  # of so many records one is asked for its size
-_LATE_S = 300.0  # for a commit that librdkafka still waits for
-ROOM_S = 0.05  # how long a full partition is waited for before it is paused
+MAX_POLL = 1000
+# The longest wait for records, after which the thread looks after everything else.
+TICK_S = 0.02
+_SAMPLE = 64
+# A commit that librdkafka still waits for is given so long when the consumer ends.
+_LATE_S = 300.0
+# A full partition is waited for so long before it is paused.
+ROOM_S = 0.05
 _log = logging.getLogger(__name__)
 _REQUEST_S = 5.0
 _PATIENCE_S = 30.0
@@ -74,7 +77,7 @@ class Engine:
         self.state = State.UNUSED
         self.failure: BaseException | None = None
         self.ended = threading.Event()
-        self.on_turn: Callable[[], None] = lambda: None  # each turn of the thread
+        self.on_turn: Callable[[], None] = lambda: None
         self.on_end: Callable[[], None] = lambda: None
         self._assignments: dict[PartitionId, Assignment] = {}
         self._source = Source(config, self, self.stats)
@@ -134,7 +137,7 @@ class Engine:
             self._committer.start()
             pool.start()
             self._thread.start()
-        except BaseException as error:  # such as transactions that may not be, too many threads
+        except BaseException as error:
             self.failure = error
             self.work_queue.stop()
             self._committer.end(self.config.commit_timeout_ms / 1000)
@@ -169,7 +172,8 @@ class Engine:
         if drain_s <= 0:
             self.work_queue.stop()
         drain_until_s, close_until_s = now_s + drain_s, now_s + drain_s + timeout_s
-        if self._is_ending.is_set():  # the earlier end counts: a close ends a drain
+        if self._is_ending.is_set():
+            # The earlier end counts: a close ends a drain.
             drain_until_s = min(drain_until_s, self._drain_until_s)
             close_until_s = min(close_until_s, self._close_until_s)
         self._drain_until_s, self._close_until_s = drain_until_s, close_until_s
@@ -209,11 +213,13 @@ class Engine:
         timeout_s = self.config.commit_timeout_ms / 1000
         self.dead_letters.close(max(1.0, self._close_until_s - monotonic()))
         self.results.close(max(1.0, self._close_until_s - monotonic()))
-        is_idle = self._committer.commit_at_last(timeout_s)  # also when it fails: done is done
+        # It is committed also when a part of it failed: done is done.
+        is_idle = self._committer.commit_at_last(timeout_s)
         self._tell_of_refusal()
         if not self._committer.end(timeout_s) or not is_idle:
             _log.warning("a last commit has no answer; leaving the group goes on behind it")
-            self._is_leaving_late = True  # a client must not be ended with a commit inside of it
+            # A client must not be ended with a commit inside of it.
+            self._is_leaving_late = True
             return
         self._forget(list(self._assignments))
         self._source.close()
@@ -240,7 +246,8 @@ class Engine:
     def _step(self, *, is_reading: bool) -> None:
         if self._must_rewind:
             self._rewind()
-        if not is_reading:  # nor fetching, which would take time from who is waited for
+        if not is_reading:
+            # Nothing is fetched, either: that would take time from what is waited for.
             self._pause(self.assignments())
         groups = self._source.poll(MAX_POLL, TICK_S)
         self.stats.last_poll_s = monotonic()
@@ -268,7 +275,8 @@ class Engine:
         crowded: Assignment | None = None
         for place, messages in groups:
             assignment = self._assignments.get(place)
-            if assignment is None:  # went in the same poll
+            if assignment is None:
+                # The partition went in the same poll.
                 continue
             records = make_records(messages, assignment.partition)
             self.stats.polled += len(records)
@@ -361,7 +369,8 @@ class Engine:
         places = [(position.topic, position.partition) for position in positions]
         _log.info("partitions were assigned", extra={"partitions": places})
         if any(not position.is_committed for position in positions):
-            self._committer.request()  # a new group's start, before anything else happens to it
+            # A new group's start is committed before anything else happens to it.
+            self._committer.request()
         tell("on_assigned", config.hooks.on_assigned, places)
 
     def revoked(self, partitions: Sequence[PartitionId]) -> None:
@@ -440,7 +449,8 @@ class Source:
             client_id=f"kafkamq-{config.group_id[:20]}-{uuid.uuid4().hex[:12]}",
             socket_timeout_ms=10_000,
             allow_auto_create_topics=False,
-            enable_partition_eof=True,  # markers and deleted records behind the last one count
+            # Markers and deleted records behind the last record count for the position.
+            enable_partition_eof=True,
         )
         self.commits = CommitTurns(self._group)
 
@@ -477,7 +487,7 @@ class Source:
         groups = _by_partition(batch) if batch else []
         if self._group.outside:
             others = {place for place in list(self._group.outside) if self._is_another_log(place)}
-            groups = [each for each in groups if each[0] not in others]  # of the log that is gone
+            groups = [each for each in groups if each[0] not in others]
         return groups
 
     def _is_another_log(self, place: PartitionId) -> bool:
@@ -488,7 +498,7 @@ class Source:
         except KafkaMQError as error:
             if not is_retriable(error):
                 raise
-            return False  # the next poll asks again
+            return False
         if low <= position <= high:
             start = position
         else:
@@ -505,7 +515,8 @@ class Source:
         is_another = position > high
         if is_another:
             self._member.restarted(Position(*place, start, OffsetTracker(start), False))
-            self.resume([place])  # the member knows of no pause any more
+            # The member knows of no pause any more.
+            self.resume([place])
         return is_another
 
     def _data_loss(self, place: PartitionId, position: int, low: int, high: int) -> str:

@@ -24,10 +24,14 @@ from kafkamq.runtime.work_queue import ParkedSlots, Slot, Waker
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.types import PartitionId
 
-MAX_TAKE = 512  # records in one worker's hands
-MAX_RUN = 64  # records of one shard in the hands of a process
-HELD_MS = 366 * 86_400_000  # who is given up is not tried again: its letter ends this
-STUCK_S = 0.02  # a worker that is at it for so long keeps only what it has begun
+# So many records are in one worker's hands at most.
+MAX_TAKE = 512
+# So many records of one shard are in the hands of a process at most.
+MAX_RUN = 64
+# What is given up is not tried again: its dead letter ends this wait.
+HELD_MS = 366 * 86_400_000
+# A worker that has been busy for so long keeps only what it has begun.
+STUCK_S = 0.02
 
 PoolWorker: TypeAlias = Slot[ParallelRecord]
 """One of those who call handlers."""
@@ -39,17 +43,19 @@ PoolRun: TypeAlias = Run[ParallelRecord]
 class Stats:
     polled: int = 0
     processed: int = 0
-    failed: int = 0  # attempts
+    failed: int = 0
     dead_lettered: int = 0
-    skipped: int = 0  # given up without a dead letter
+    skipped: int = 0
     stalls: int = 0
     commits: int = 0
     commit_failures: int = 0
-    maps_cut: int = 0  # commits with a part of the map, as it was too long
-    maps_ignored: int = 0  # metadata of others, or damaged
-    last_commit_s: float = 0.0  # monotonic
-    last_poll_s: float = 0.0  # monotonic
-    map_chars: int = 0  # the longest map of the last commit
+    # Commits with a part of the map, as it was too long.
+    maps_cut: int = 0
+    # Metadata that others wrote, or that is damaged.
+    maps_ignored: int = 0
+    last_commit_s: float = 0.0
+    last_poll_s: float = 0.0
+    map_chars: int = 0
 
 
 class ParallelWorkQueue:
@@ -64,11 +70,13 @@ class ParallelWorkQueue:
         self.is_stopped = False
         # Given up, but for their dead letters: they wait, and what is behind them in their order.
         self.held: set[ParallelRecord] = set()
-        self.is_deferred = False  # what a handler has returned from is done only when published
+        # With this, what a handler has returned from is done only when it is published.
+        self.is_deferred = False
         self._stats = stats
         self._is_paused = False
         self._workers: list[PoolWorker] = []
-        self._laden: set[PoolWorker] = set()  # that took more than they have handlers
+        # Workers that took more than they have handlers.
+        self._laden: set[PoolWorker] = set()
         self._parked = ParkedSlots()
         self._concurrency = config.concurrency
         self._completed, self._spent_s = 0, 0.0
@@ -119,7 +127,8 @@ class ParallelWorkQueue:
                 self._completed += worker.handed
                 self._spent_s += now_s - worker.began_s
                 worker.handed = 0
-            if worker.taken or worker.finished:  # also a run that it was relieved of as a whole
+            if worker.taken or worker.finished:
+                # This includes a run that the worker was relieved of as a whole.
                 self._collect(worker, now_s)
             parked = self._parked
             is_closed = self._is_paused or self.is_stopped or parked.is_over
@@ -139,7 +148,7 @@ class ParallelWorkQueue:
 
     def _hand_out(self, worker: PoolWorker, runs: list[PoolRun], limit: int) -> None:
         count = sum([len(run.records) for run in runs])
-        if limit:  # a process takes more before it is through with what it has
+        if limit:
             worker.taken += count
             self._parked.unpark(worker)
         else:
@@ -151,7 +160,7 @@ class ParallelWorkQueue:
 
     def _collect(self, worker: PoolWorker, now_s: float) -> None:
         finished, worker.finished = worker.finished, []
-        if self.is_deferred:  # else it was released at once
+        if self.is_deferred:
             for run in finished:
                 if run.failed is not None or run.end is not None:
                     self._release(worker, run)
@@ -310,7 +319,7 @@ class ParallelWorkQueue:
         for run in list(worker.pending):
             relieved += len(run.records)
             self.scheduler.release(run, processed=0)
-        current = worker.current  # its owner may be through with it in this moment
+        current = worker.current
         if current is not None:
             run, records = current
             if not run.is_released:

@@ -37,8 +37,10 @@ REDRIVEN_FROM = "kafkamq-redriven-from"
 
 MAX_TRANSACTION_RECORDS = 500
 MAX_TRANSACTION_BYTES = 4 * 1024 * 1024
-MAX_REFUSALS = 100  # of a report: those beyond are counted
-MAX_ATTEMPTS = 5  # of one transaction whose outcome is unknown or that was aborted
+# A report names so many refusals; more are counted.
+MAX_REFUSALS = 100
+# A transaction that was aborted, or whose outcome is unknown, is tried so often.
+MAX_ATTEMPTS = 5
 _KEY_PREFIX = "redrive"
 _log = logging.getLogger(__name__)
 
@@ -74,14 +76,19 @@ class DeadLetter:
     origin: Origin | None
     user_key: bytes | None
     payload: bytes | None
-    headers: Headers  # the user's
-    redriven_from: str  # empty, or the dead letter that it was before
+    headers: Headers
+    # Empty, or the dead letter that it was before.
+    redriven_from: str
     is_redriven: bool
-    raw_key: bytes = b""  # of the message; empty: nobody knows its queue
+    # The key of the message; empty: nobody knows its queue.
+    raw_key: bytes = b""
     raw_headers: Headers = ()
-    is_readable: bool = True  # False: a header's name is not UTF-8, so no header is known
-    is_bare: bool = False  # key and headers did not fit either: they are where the payload is
-    payload_at: Origin | None = None  # the payload did not fit; it is there (R11)
+    # False: a header's name is not UTF-8, so no header is known.
+    is_readable: bool = True
+    # Key and headers did not fit either: they are where the payload is.
+    is_bare: bool = False
+    # Where the payload is when it did not fit (R11).
+    payload_at: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,21 +98,29 @@ class RefusedLetter:
     topic: str
     partition: int
     offset: int
-    error: str  # why, and what to do
+    # Why it is refused, and what to do.
+    error: str
 
 
 @dataclass(slots=True)
 class RedriveReport:
-    """What a redrive did, or would do."""
+    """What a redrive did, or would do.
 
-    selected: int = 0  # met the selection and were not redriven before
+    ``selected`` letters met the selection and were not redriven before. Of these, nothing is left
+    to send of ``payload_lost``; ``queue_unknown`` name no queue, nor do their originals;
+    ``headers_unreadable`` have a header whose name is not UTF-8, and a copy would lose it; and of
+    those that are ``refused`` their queue's topic does not take them, or is gone: the first of them
+    are in ``refusals``.
+    """
+
+    selected: int = 0
     redriven: int = 0
     already_redriven: int = 0
-    payload_lost: int = 0  # of the selected: nothing is left to send
-    queue_unknown: int = 0  # of the selected: neither the letter nor its original names a queue
-    headers_unreadable: int = 0  # of the selected: a name is not UTF-8; a copy would lose them
-    refused: int = 0  # of the selected: their queue's topic does not take them, or is gone
-    refusals: list[RefusedLetter] = field(default_factory=list)  # the first ones of these
+    payload_lost: int = 0
+    queue_unknown: int = 0
+    headers_unreadable: int = 0
+    refused: int = 0
+    refusals: list[RefusedLetter] = field(default_factory=list)
 
 
 def redrive_transactional_id(config: ServiceConfig) -> str:
@@ -160,7 +175,8 @@ def redrive(
     report = RedriveReport()
     try:
         if not dry_run:
-            producer.init()  # before the ledger is read: nothing of a predecessor is under way then
+            # When the ledger is read nothing of a predecessor may be under way.
+            producer.init()
         writer = _Writer(
             config,
             producer,
@@ -244,13 +260,14 @@ class _Writer:
         self._max_records = max_records
         self._also = also
         self._edited = edited
-        self._partitions: dict[str, int] = {}  # by topic
+        self._partitions: dict[str, int] = {}
         with Admin(config) as admin:
             self._ledger_partitions = admin.require_topic(config.ledger_topic).partitions
             self._topic_id = admin.require_topic(config.dead_letter_topic).topic_id
         self._pending: list[tuple[DeadLetter, StoredMessage]] = []
         self._bytes = 0
-        self._done: set[bytes] = set()  # keys of the ledger, as of the last ``init`` of ours
+        # Keys of the ledger, as of the last ``init`` of ours.
+        self._done: set[bytes] = set()
 
     def is_done(self, letter: DeadLetter) -> bool:
         """Return whether somebody has redriven it since the scan of dead letters began."""
@@ -310,7 +327,8 @@ class _Writer:
                 may_repeat = may_be_ours or isinstance(error, TransactionAbortedError)
                 if not is_refused and (attempt == MAX_ATTEMPTS or not may_repeat):
                     raise
-                self._count(0)  # who may not go on must not fence who does
+                # A client that may not go on must not fence one that does.
+                self._count(0)
                 self._producer.init()
                 self._done, _ = _read_done(self._config)
                 if not is_refused:
@@ -465,7 +483,8 @@ def _read_done(config: ServiceConfig) -> tuple[set[bytes], bytes]:
         key = record.key()
         if not isinstance(key, bytes):
             continue
-        if key.startswith(nameless):  # by brokers that did not tell the id yet
+        if key.startswith(nameless):
+            # It was written by brokers that did not tell the id yet.
             key = prefix + key.removeprefix(nameless)
         if key.startswith(prefix):
             done.add(key)
@@ -484,10 +503,12 @@ def dead_letter_of(record: Record, done: Set[bytes], topic_id: bytes) -> DeadLet
     queue_id, user_key = split_key(raw_key)
     is_bare = not queue_id
     named, named_key = split_key(dict(raw_headers).get(names.QUEUE_ID))
-    if is_bare:  # R11's last resort has no key: a header names the queue
+    if is_bare:
+        # R11's last resort has no key: a header names the queue.
         queue_id, user_key = named, named_key
         raw_key = queue_id
-    elif named not in (b"", queue_id):  # of a parallel consumer: the key is its record's
+    elif named not in (b"", queue_id):
+        # It is a parallel consumer's: the key is its record's.
         queue_id, user_key = named, record.key()
         raw_key = join_key(queue_id, user_key)
     partition, offset = record.partition() or 0, record.offset() or 0

@@ -182,7 +182,7 @@ def _attempts(given: int | None, queue: QueueConfig, asked: str) -> int | None:
 
 
 def _rate(given: float | None, asked: str) -> float | None:
-    rate: object = given  # whatever the types say
+    rate: object = given
     if rate is not None and not (isinstance(rate, int | float) and 0 < rate < 1e12):
         raise ConfigError(f"{asked}: max_rate is {given!r}: it must be messages a second, above 0")
     return given
@@ -190,7 +190,8 @@ def _rate(given: float | None, asked: str) -> float | None:
 
 def _check_lease(spec: HandlerSpec, asked: str) -> None:
     """Where nothing renews a lease a handler must end within it."""
-    longest_ms = max(spec.queue.redelivery_timeout_ms, 15_000)  # the broker's shortest lock
+    # A broker's lock lasts 15 s at least.
+    longest_ms = max(spec.queue.redelivery_timeout_ms, 15_000)
     if spec.queue.backend is Backend.SHARE and spec.timeout_ms >= longest_ms:
         require(
             spec.queue.backend,
@@ -208,7 +209,8 @@ __all__ = [
     "wants_body",
 ]
 
-_MAX_LAYERS = 100  # of decorators; they may go round in a circle
+# So many layers of decorators are looked through: they may go round in a circle.
+_MAX_LAYERS = 100
 _JSON_TYPES = (dict, list, int, float, bool, Mapping, Sequence)
 
 
@@ -266,7 +268,8 @@ class Binder:
                         f"handler {name}: {parameter.name} has a default, and would keep it: give "
                         "it none, or make it the first parameter"
                     )
-                is_over = True  # what follows could be given by its name only
+                # What follows could be given by its name only.
+                is_over = True
                 continue
             if is_option or (has_default and annotation is None):
                 if not has_default:
@@ -355,7 +358,8 @@ def _layers(function: Any) -> Iterator[Any]:
     returns. Others may: what they return is looked at when they are called (``unfinished``).
     """
     for _ in range(_MAX_LAYERS):
-        is_class = isinstance(function, type)  # whose call makes an object, no more
+        # A class's call makes an object, no more.
+        is_class = isinstance(function, type)
         call = None if is_class else getattr(function, "__call__", None)  # noqa: B004
         yield from (function, call)
         if isinstance(function, functools.partial):
@@ -403,7 +407,8 @@ def wants_body(function: Callable[..., Any], *, of_lists: bool = False) -> bool:
         kinds = [hints.get(each.name) for each in parameters if each.default is each.empty]
         if of_lists:
             kinds = [_element(kind, "") for kind in kinds]
-    except (ConfigError, TypeError, ValueError):  # it takes a record, whatever it says
+    except (ConfigError, TypeError, ValueError):
+        # It takes a record, whatever it says.
         return False
     return any(map(_is_body, kinds))
 
@@ -445,7 +450,7 @@ def _parser(
     if annotation is str:
         return _text
     validate = getattr(annotation, "model_validate_json", None)
-    if validate is not None:  # a pydantic model
+    if validate is not None:
         return _validated(validate)
     if _is_json(annotation):
         check_type(annotation, where)
@@ -514,7 +519,8 @@ def _json(message: MessageLike) -> Any:
         raise BodyError(f"the payload is no JSON: {error.msg} at {error.pos}") from None
     except RecursionError:
         raise BodyError("the payload is nested too deeply") from None
-    except ValueError:  # Python reads no number of thousands of digits
+    except ValueError:
+        # Python reads no number of thousands of digits.
         raise BodyError("the payload has a number that is too long") from None
 
 
@@ -524,7 +530,8 @@ def _validated(validate: Callable[[bytes], Any]) -> Callable[[MessageLike], Any]
             return validate(_payload(message))
         except BodyError:
             raise
-        except ValueError as error:  # pydantic's ValidationError is one
+        except ValueError as error:
+            # pydantic's ValidationError is a ValueError.
             raise BodyError(without_input(error)) from None
 
     return parse

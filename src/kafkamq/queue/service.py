@@ -286,7 +286,7 @@ class Queue:
         return self.open_consumer(ConsumerPlan(on_lease_lost=on_lease_lost, ordering=ordering))
 
     def open_consumer(self, plan: ConsumerPlan) -> Consumer:
-        """Do as ``consumer``; for ``Worker``, which knows more of what it is for."""
+        """Open a consumer for a ``Worker``, which knows more than others of what it is for."""
         self._connections.check()
         plan = replace(plan, ordering=check_order(self._config, plan))
         consumer = self._backend.open_consumer(self._connections, self._config, plan)

@@ -38,7 +38,8 @@ from kafkamq.transport.record import RecordLike, headers_of
 from kafkamq.types import DeadLetterReason, Nack, Outcome, Reject
 
 P = TypeVar("P")
-MAX_UNWRITTEN = 10_000  # dead letters, with payloads; beyond it nothing is handed out
+# Nothing is handed out while so many dead letters, with their payloads, are not written.
+MAX_UNWRITTEN = 10_000
 _SLICE_S = 0.25
 _log = logging.getLogger(__name__)
 
@@ -62,8 +63,8 @@ class MessageState(Enum):
     """Whose a delivery is."""
 
     HELD = "held"
-    ACKNOWLEDGED = "settled"  # it has its verdict
-    LOST = "lost"  # its lease or partition went before
+    ACKNOWLEDGED = "settled"
+    LOST = "lost"
 
 
 class TopicMessage(Message, Generic[P]):
@@ -116,8 +117,9 @@ class TopicConsumer(Consumer, Generic[M]):
         self._fork_check = ForkCheck("Consumer")
         self._changed = threading.Condition(threading.RLock())
         self._ready: deque[M] = deque()
-        self._held: dict[int, M] = {}  # handed out, without a verdict
-        self._unwritten_count = 0  # dead letters under way
+        # What is handed out and has no verdict, and how many dead letters are under way.
+        self._held: dict[int, M] = {}
+        self._unwritten_count = 0
         self._has_closed = False
         self._failure: BaseException | None = None
         self._counts: Count[tuple[object, int]] = Count()
@@ -155,7 +157,7 @@ class TopicConsumer(Consumer, Generic[M]):
 
     @abstractmethod
     def _again(self, message: M, delay_ms: int) -> None:
-        """It is to be delivered again; may raise LeaseLostError."""
+        """Have the message delivered again; may raise LeaseLostError."""
 
     @abstractmethod
     def _confirm(self, timeout_s: float) -> None:
@@ -302,7 +304,7 @@ class TopicConsumer(Consumer, Generic[M]):
             message.state = MessageState.ACKNOWLEDGED
             self._held.pop(id(message), None)
             self._counts[outcome, message._record.partition() or 0] += 1
-            self._changed.notify()  # there is room
+            self._changed.notify()
 
     def _judge(self, message: M, outcome: Outcome, reason: str, delay_ms: int | None) -> None:
         delay_s = None if delay_ms is None else delay_ms / 1000
@@ -342,12 +344,14 @@ class TopicConsumer(Consumer, Generic[M]):
                         extra={"queue": self.queue_id, "reason": reason.value},
                     )
                     self._given_up(message)
-                else:  # the consumer is closed: nothing says that it is done
+                else:
+                    # The consumer is closed: nothing says that the message is done.
                     _log.error(
                         "a dead letter could not be written; its message comes again",
                         extra={"queue": self.queue_id, "error": str(failure)},
                     )
-            except LeaseLostError:  # written all the same, and perhaps once more by another
+            except LeaseLostError:
+                # It is written all the same, and perhaps once more by another consumer.
                 self._lost_late((message,))
             finally:
                 with self._changed:

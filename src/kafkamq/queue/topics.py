@@ -23,9 +23,10 @@ HEADROOM_BYTES = 65_536
 """A START, a SCHEDULE or a dead letter may be so much larger than its message (R11)."""
 
 _MISSING = "does not exist"
-_VISIBLE_S = 5.0  # how long a new topic may be unknown to the broker that is asked
+# A new topic may be unknown to the broker that is asked for so long.
+_VISIBLE_S = 5.0
 _DAY_MS = 86_400_000
-_MAX_MESSAGE_BYTES = 1_048_588  # Kafka's default
+_MAX_MESSAGE_BYTES = 1_048_588
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,8 @@ class Finding:
     """One thing that is wrong with a topic, and what to do."""
 
     level: Literal["refuse", "warn"]
-    topic: str  # empty: the cluster
+    # Empty: the finding is of the cluster.
+    topic: str
     text: str
 
     def __str__(self) -> str:
@@ -98,7 +100,7 @@ def create_topics(
         findings = _findings(admin, config, max_lease_ms)
         deadline_s = time.monotonic() + _VISIBLE_S
         while any(_MISSING in one.text for one in findings) and time.monotonic() < deadline_s:
-            time.sleep(0.05)  # brokers learn of topics one by one, and any of them may answer
+            time.sleep(0.05)
             findings = _findings(admin, config, max_lease_ms)
         raise_refusals(findings)
         return created
@@ -200,7 +202,8 @@ def _findings(admin: Admin, config: ServiceConfig, max_lease_ms: int) -> list[Fi
     copied = (config.message_topic, config.marker_topic, config.dead_letter_topic)
     findings += _of_replication([topics[name] for name in copied if name in topics])
     findings += _of_other_tracker(admin, config)
-    return sorted(findings, key=lambda finding: finding.level)  # "refuse" < "warn"
+    # In the order of the texts "refuse" comes before "warn".
+    return sorted(findings, key=lambda finding: finding.level)
 
 
 def _has(topic: TopicInfo, setting: str, default: str) -> str:

@@ -13,7 +13,8 @@ from contextlib import closing
 from time import monotonic
 from typing import Any, TypeAlias, TypeVar
 
-_TURN_S = 0.002  # a loop tries so often what it must not block for
+# A loop tries so often what it must not block for.
+_TURN_S = 0.002
 T = TypeVar("T")
 
 Attempt: TypeAlias = Callable[[float], bool]
@@ -37,7 +38,8 @@ def take(steps: Steps[T]) -> T:
         result: T = end.value
         return result
     finally:
-        steps.close()  # also where the wait was broken off: it gives back what it holds
+        # Also where the wait was broken off: the generator gives back what it holds.
+        steps.close()
 
 
 async def take_async(steps: Steps[T]) -> T:
@@ -55,7 +57,8 @@ async def take_async(steps: Steps[T]) -> T:
 async def _has_come(what: Future[Any] | Attempt, timeout_s: float) -> bool:
     if not callable(what):
         waiting = asyncio.wrap_future(what)
-        waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is seen
+        # An outcome that nobody asks for counts as seen.
+        waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
         done, _ = await asyncio.wait((waiting,), timeout=timeout_s)
         return bool(done)
     deadline_s = monotonic() + timeout_s

@@ -21,6 +21,7 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
@@ -32,7 +33,8 @@ from kafkamq.runtime.rules.hanging import Call, Slots
 
 R = TypeVar("R")
 R_contra = TypeVar("R_contra", contravariant=True)
-T = TypeVar("T")  # the records of a run
+# The records of a run.
+T = TypeVar("T")
 _owner: ContextVar[object] = ContextVar("kafkamq_inside", default=None)
 
 
@@ -56,21 +58,27 @@ class Slot(Generic[R]):
     pending: Iterator[Any] = field(default_factory=lambda: iter(()))
     # The run that it is at, and what it has not begun of that; the same.
     current: tuple[Any, Iterator[R]] | None = None
-    finished: list[Any] = field(default_factory=list)  # runs done as a whole, until ``take``
-    runs: Collection[Any] = ()  # what it took last; of a process: all that it has
-    taken: int = 0  # records that it has, but for those settled one by one
-    handed: int = 0  # records that it took last, and was not relieved of
-    began_s: float = 0.0  # when it took them; of a process: when it was heard of last
-    width: int = 1  # how many handlers it has at once
+    # Runs that are done as a whole, until ``take`` settles them.
+    finished: list[Any] = field(default_factory=list)
+    runs: Collection[Any] = ()
+    # The records that it has, but for those settled one by one.
+    taken: int = 0
+    # The records that it took last, and was not relieved of.
+    handed: int = 0
+    # When it took them; of a process: when it was heard of last.
+    began_s: float = 0.0
+    # How many handlers it has at once.
+    width: int = 1
     # What handlers needed for ``finished``; None: as long as the slot had it.
     spent_us: float | None = None
     # Of a process: asks for what it has not begun; from any thread, at once.
     give_back: Callable[[], None] | None = None
-    is_parked: bool = False  # it waits for the queue to wake it
+    is_parked: bool = False
     # The record, or list, that its handler is at: the thread that takes it out gives the outcome.
     claim: list[Any] = field(default_factory=list)
-    claimed_s: float = 0.0  # when that call began
-    gate: Any = None  # where it waits; the executor's
+    claimed_s: float = 0.0
+    # What it waits at; only the executor knows its kind.
+    gate: Any = None
 
     def forget(self) -> None:
         """Keep nothing of what is done, as it gets nothing now; with the queue's lock held."""
@@ -99,8 +107,10 @@ class ParkedSlots:
     def __init__(self) -> None:
         self._parked: list[Any] = []
         self._count = 0
-        self._limit: int | None = None  # None: all
-        self._kept = 0  # so many wait at least
+        # None: all may work.
+        self._limit: int | None = None
+        # At least so many wait.
+        self._kept = 0
         self._waker: Waker | None = None
 
     def join(self, count: int, waker: Waker) -> None:
@@ -198,7 +208,7 @@ class WorkQueue(Protocol[R_contra]):
     async def acknowledge_async(
         self, slot: Any, run: Any, record: R_contra, outcome: object
     ) -> bool:
-        """Do as ``acknowledge``, on an event loop."""
+        """Acknowledge without blocking the event loop that calls."""
 
     def done(self, slot: Any, run: Any, processed: int | None = None) -> None:
         """A run, of which so many records were tried (None: all), and some perhaps have failed."""
@@ -207,7 +217,7 @@ class WorkQueue(Protocol[R_contra]):
         """All that the slot took is handled; may wait."""
 
     async def publish_async(self, slot: Any) -> None:
-        """Do as ``publish``, on an event loop."""
+        """Publish without blocking the event loop that calls."""
 
     def abandon(self, slot: Any, records: Sequence[R_contra]) -> None:
         """The end does not wait any longer for the handler of these."""
@@ -219,12 +229,12 @@ class WorkQueue(Protocol[R_contra]):
         """A slot cannot go on, by no fault of its handler."""
 
 
-class Inbox(Generic[R, T]):
-    """Lines up, parks and wakes; ``take`` and ``acknowledge`` are its heirs'."""
+class Inbox(ABC, Generic[R, T]):
+    """Lines up, parks and wakes; a subclass says what a slot takes, and what an outcome means."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()  # around all of it
-        self.ready: deque[R] = deque()  # what waits
+        self.lock = threading.Lock()
+        self.ready: deque[R] = deque()
         self.slots: Sequence[Slot[T]] = ()
         self.is_stopped = False
         self.parked = ParkedSlots()
@@ -258,11 +268,15 @@ class Inbox(Generic[R, T]):
             self.parked.wake_all()
         return found
 
+    @abstractmethod
+    def take(self, slot: Slot[T], limit: int = 0) -> Sequence[Any]:
+        """Settle what the slot finished, and give it more; nothing: it is parked."""
+
+    @abstractmethod
     def acknowledge(self, slot: Slot[T], run: Any, record: T, outcome: object) -> bool:
-        raise NotImplementedError
+        """Return what a handler returned or raised; False: its run ends here. Never waits."""
 
     async def acknowledge_async(self, slot: Slot[T], run: Any, record: T, outcome: object) -> bool:
-        """Do as ``acknowledge``, which never waits."""
         return self.acknowledge(slot, run, record, outcome)
 
     def done(self, slot: Slot[T], run: Any, processed: int | None = None) -> None:
@@ -282,15 +296,19 @@ class Inbox(Generic[R, T]):
 
 @dataclass(frozen=True, kw_only=True)
 class HandlerCall:
-    function: Callable[..., Any]  # takes a record, or a list of them
-    name: str = "kafkamq-worker"  # for threads
-    takes_lists: bool = False  # it takes lists
+    function: Callable[..., Any]
+    name: str = "kafkamq-worker"
+    takes_lists: bool = False
     # The queue wants to know of every outcome, not only of those that are not None.
     wants_all: bool = False
-    publishes: bool = False  # the queue has something to publish of what a slot has handled
-    timeout_ms: int = 0  # after so long a call has failed; 0: never
-    is_claimed: bool = False  # the end does not wait for handlers: it takes what they are at
-    owner: object = None  # what its code is inside of (``is_inside``)
+    # Whether the queue has something to publish of what a slot has handled.
+    publishes: bool = False
+    # A call that takes longer has failed; 0: never.
+    timeout_ms: int = 0
+    # Whether the end takes the records that handlers are busy with, in place of waiting for them.
+    is_claimed: bool = False
+    # What its code is inside of (``is_inside``).
+    owner: object = None
 
     @property
     def keeps_claims(self) -> bool:

@@ -1,4 +1,8 @@
-"""``Worker``: runs the handlers of a service's queues, each with its own share of the process."""
+"""``Worker``: runs the handlers of a service's queues, each with its own share of the process.
+
+It receives, hands out and stops. What is committed, and what happens when a partition is revoked,
+is the business of each queue's backend.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +47,16 @@ _SLICE_S = 0.1
 _RECEIVE_S = 0.25
 _ROOM_S = 0.05
 _PAUSE_S = 0.25
-_JOIN_S = 0.1  # a hurry is noticed so soon
-_MAX_TURN_S = 120.0  # each wait of a turn is bounded; who takes longer hangs in the client
+# A hurry is noticed so soon.
+_JOIN_S = 0.1
+# Each wait of a turn is bounded: a feeder that takes longer hangs in the client.
+_MAX_TURN_S = 120.0
 _SPENT = Reject("its worker ended over the last of its attempts")
 _log = logging.getLogger(__name__)
 
 
 class HandlerSource(Protocol):
-    """It is a service: real, or in memory."""
+    """A service, on Kafka or in memory, as a worker uses it."""
 
     @property
     def handlers(self) -> list[HandlerSpec]:
@@ -101,7 +107,8 @@ class Worker:
         self._service = service
         self._queues = None if queues is None else frozenset(queues)
         self._middleware = tuple(middleware)
-        milliseconds(drain, name="drain")  # a setting is no rest of a time: it is not negative
+        # It is checked as a setting: what is left of a time may be negative, a setting may not.
+        milliseconds(drain, name="drain")
         self._drain_s = wait_seconds(drain, name="drain")
         self._told = on_lease_lost
         self._telemetry = telemetry
@@ -109,12 +116,14 @@ class Worker:
         if hung_after is not None:
             self._hung_after_ms = milliseconds(hung_after, name="hung_after", minimum=1)
         self._feeders: list[Feeder] = []
-        self._stopped: list[Feeder] = []  # for what they have handled
+        # They are kept for what they have handled.
+        self._stopped: list[Feeder] = []
         self._pools: list[ProcessExecutor[Any]] = []
         self._loop: LoopThread | asyncio.AbstractEventLoop = LoopThread()
         self._stopping = threading.Event()
-        self._is_hurried = threading.Event()  # a stop waits for no handler
-        self._lock = threading.RLock()  # a start, or a stop
+        # A stop waits for no handler.
+        self._is_hurried = threading.Event()
+        self._lock = threading.RLock()
         self._is_started = False
 
     def __enter__(self) -> Worker:
@@ -263,7 +272,8 @@ class Worker:
         """
         restore = self._catch_signals()
         try:
-            self.start()  # where that is refused, what runs already goes on
+            # Where that is refused, what runs already goes on.
+            self.start()
             try:
                 self.wait()
             finally:
@@ -336,7 +346,7 @@ class Worker:
 
         def stop() -> None:
             _log.info("a signal came: the worker drains")
-            self._stopping.set()  # here already apart
+            self._stopping.set()
 
         def stop_at_once() -> None:
             _log.warning("a second Ctrl-C came: handlers are not waited for")
@@ -416,7 +426,8 @@ class Feeder:
         health.remove(self._loop)
         health.remove(self._handlers)
         try:
-            if self._thread.ident is not None:  # else another queue could not start
+            if self._thread.ident is not None:
+                # Else another queue could not start.
                 self._finish_handlers(deadline_s, is_hurried)
         finally:
             self.consumer.close(max(10.0, deadline_s - time.monotonic()))

@@ -50,13 +50,17 @@ from kafkamq.transport.record import AcknowledgeType, Record
 from kafkamq.transport.settings import share_settings
 from kafkamq.types import DeadLetterReason
 
-MAX_POLL = 500  # records of one poll, about: whole batches of producers come
+# About so many records come by one poll: whole batches of producers.
+MAX_POLL = 500
 QUIET_S = 2.0
-MOVE_S = 5.0  # what closing waits for letters and copies; members wait longer for their leave
-MARGIN_MS = 1500  # what is left of a lock less than this is not begun
+# Closing waits so long for letters and copies; members wait longer for their leave.
+MOVE_S = 5.0
+# What is left of a lock less than this is not begun.
+MARGIN_MS = 1500
 _CONFIRM_SLICE_S = 0.01
-_MAX_UNSEEN = 100_000  # places; far more than a group holds
-_PATIENCE_MS = 5000  # of a copy before its lock ends; a third of a shorter lock
+_MAX_UNSEEN = 100_000
+# A copy is waited for so long before its lock ends; of a shorter lock, a third.
+_PATIENCE_MS = 5000
 _Key = tuple[int, int, int]
 _log = logging.getLogger(__name__)
 
@@ -180,10 +184,11 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
             message._count = before
             self._moves.bury(message, verdict)
         elif is_dead:
-            message._count -= 1  # this delivery is not handed out
+            message._count -= 1
             error_text = f"{message._count} deliveries ended without a verdict, or were given back"
             self._moves.bury(message, (DeadLetterReason.MAX_DELIVERIES, error_text))
-        else:  # handlers have not seen it often enough, and another delivery may come to nothing
+        else:
+            # Handlers have not seen it often enough, and another delivery may come to nothing.
             self._moves.send_back(message, message._count)
         message.state = MessageState.ACKNOWLEDGED
 
@@ -286,7 +291,7 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
         return self._moves.open_count
 
     def _again(self, message: ShareMessage, delay_ms: int) -> None:
-        del delay_ms  # the broker has no delays
+        del delay_ms
         if self._moves.is_near_last(message):
             with self._changed:
                 self._moves.send_back(message, message._count + 1)
@@ -344,9 +349,11 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
 
 @dataclass(slots=True, eq=False)
 class _Move:
-    message: ShareMessage | None  # None: its lock has ended
+    # None: its lock has ended.
+    message: ShareMessage | None
     verdict: Verdict | None
-    count: int  # of the copy's next delivery
+    # The delivery count of the copy.
+    count: int
     letter: Future[None] | None = None
     copy: Future[None] | None = None
     began_ms: int = field(default_factory=monotonic_ms)
@@ -373,7 +380,7 @@ class Moves:
         self._lock_ms = lock_ms
         self._patience_ms = min(_PATIENCE_MS, lock_ms // 3)
         self._open: dict[_Key, _Move] = {}
-        self._ended: dict[_Key, _Move] = {}  # in the order of their ends
+        self._ended: dict[_Key, _Move] = {}
 
     @property
     def open_count(self) -> int:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kafkamq.spark.payloads import with_body
     from kafkamq.spark.queue_streams import Acknowledged, AckQuery, ack, read_queue
     from kafkamq.spark.sink.sink import by_slot, clear_sink_ledger, write_stream
-    from kafkamq.spark.tables import write_once
+    from kafkamq.spark.tables import rows_of, write_once
     from kafkamq.spark.views import Views, register_views
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "map_messages",
     "ack",
     "write_once",
+    "rows_of",
     "Batch",
     "AckQuery",
     "Acknowledged",
@@ -47,7 +48,7 @@ _HOMES = {
     "kafkamq.spark.queue_streams": ("AckQuery", "Acknowledged", "ack", "read_queue"),
     "kafkamq.spark.formats": ("register",),
     "kafkamq.spark.sink.sink": ("by_slot", "clear_sink_ledger", "write_stream"),
-    "kafkamq.spark.tables": ("write_once",),
+    "kafkamq.spark.tables": ("rows_of", "write_once"),
     "kafkamq.spark.views": ("Views", "register_views"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
@@ -57,7 +58,13 @@ def __getattr__(name: str) -> object:
     module = _HOME.get(name)
     if module is None:
         raise AttributeError(f"module 'kafkamq.spark' has no attribute {name!r}")
-    value: object = getattr(import_module(module), name)
+    try:
+        value: object = getattr(import_module(module), name)
+    except ModuleNotFoundError:  # an older PySpark lacks modules
+        from kafkamq.spark.session import check_packages
+
+        check_packages()
+        raise
     globals()[name] = value
     return value
 

@@ -16,15 +16,15 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from kafkamq.claims.audit import ClaimAudit, ClaimHistory
 from kafkamq.claims.wire.marshal import COORDINATION_TOPIC, decode_value
-from kafkamq.config import ServiceConfig
-from kafkamq.errors import ConfigError, LeaseLostError, WireError
+from kafkamq.config import ServiceConfig, milliseconds, wait_seconds
+from kafkamq.errors import LeaseLostError, WireError
 from kafkamq.spark.formats import register_source
 
 if TYPE_CHECKING:
@@ -32,23 +32,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from kafkamq.claims import Hold
+
 _LOOK_S = 0.2
 
 
-class HeldClaims(Protocol):
-    """What ``kafkamq.claims.Hold`` offers."""
-
-    @property
-    def claims(self) -> Mapping[tuple[str, int], int]: ...
-    def positions(self) -> Mapping[tuple[str, int], int]: ...
-    def is_held(self, topic: str, partition: int, token: int) -> bool: ...
-    def commit_position(self, topic: str, partition: int, offset: int) -> None: ...
-
-
-def claimed_assign(held: HeldClaims, topic: str) -> ClaimedAssign:
-    """Return what is held of a topic now, for one streaming query; later claims are for another
-    one.
-    """
+def claimed_assign(held: Hold, topic: str) -> ClaimedAssign:
+    """Return what is held of a topic now, for one streaming query."""
     claims, positions = held.claims, held.positions()
     tokens = {
         number: token
@@ -67,7 +57,7 @@ class ClaimedAssign:
     """Partitions that this driver holds."""
 
     def __init__(
-        self, held: HeldClaims, topic: str, tokens: Mapping[int, int], starts: Mapping[int, int]
+        self, held: Hold, topic: str, tokens: Mapping[int, int], starts: Mapping[int, int]
     ) -> None:
         self.topic = topic  # of which topic
         self.tokens = dict(tokens)  # fencing token by partition
@@ -154,18 +144,14 @@ class ClaimGuard:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the query's end; False: it goes on after ``timeout`` seconds."""
-        deadline_s = None if timeout is None else time.monotonic() + timeout
-        while not self._is_over.is_set():
-            left_s = 1.0 if deadline_s is None else min(1.0, deadline_s - time.monotonic())
-            if left_s <= 0:
-                return False
-            if self._query.awaitTermination(max(1, round(left_s))):
-                break
-        self._is_over.wait(10.0)
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        """Wait for the query's end, and raise what it failed with; False: it goes on."""
+        timeout_s = None if timeout is None else wait_seconds(timeout, may_be_endless=True)
+        if not self._is_over.wait(timeout_s):
+            return False
         if self._failure is not None:
             raise self._failure
+        self._query.awaitTermination()  # which is over, and raises what it failed with
         return True
 
     def stop(self) -> None:
@@ -266,7 +252,7 @@ def coordination_frame(
     config: ServiceConfig,
     *,
     topic: str = COORDINATION_TOPIC,
-    heartbeat_interval: float = 60.0,
+    heartbeat_interval: float | timedelta = 60.0,
 ) -> DataFrame:
     """Every record of a coordination topic with what it did: owners, gaps, two owners at once.
 
@@ -274,15 +260,14 @@ def coordination_frame(
     ``COORDINATION_COLUMNS``.
 
     Raises:
-        ConfigError: The interval is not positive.
+        ConfigError: The interval is no duration above 0.
     """
-    if heartbeat_interval <= 0:
-        raise ConfigError(f"heartbeat_interval is {heartbeat_interval!r}: it must be > 0")
+    interval_s = milliseconds(heartbeat_interval, name="heartbeat_interval", minimum=1) / 1000
     schema = ", ".join(f"`{name}` {kind}" for name, kind in COORDINATION_COLUMNS)
     name = register_source(spark, config)
     records = spark.read.format(name).option("topic", topic).load()
 
     def fold(partition: pd.DataFrame) -> pd.DataFrame:
-        return _fold(partition, heartbeat_interval)
+        return _fold(partition, interval_s)
 
     return records.groupBy("partition").applyInPandas(fold, schema)

@@ -54,7 +54,7 @@ class SourceOptions:
 
     config: ServiceConfig  # where, and Kafka's properties
     topic: str  # topic; of a view: the namespace's
-    view: str = "records"  # view: what a row is, see columns.py
+    view: str = "records"  # view: what a row is (``spark/source/columns.py``)
     queue_id: str = ""  # queue: only its rows
     starting: str | Offsets | int = EARLIEST  # startingOffsets, or ms of startingTimestamp
     ending: str | Offsets | int = LATEST  # endingOffsets or endingTimestamp, of a batch

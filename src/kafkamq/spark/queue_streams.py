@@ -6,8 +6,8 @@
 
 ``ack`` writes the verdicts; with ``topic`` the rows' output goes to Kafka in the same transaction,
 with ``table`` it goes to a Delta table before, each message once, and with ``each_batch`` a
-function of yours writes it elsewhere. How a batch is STARTed and renewed: ``leasing.py``,
-``starting.py``; how it is committed: ``committing.py``.
+function of yours writes it elsewhere. ``spark/queues/leasing.py`` and ``spark/queues/starting.py``
+start and renew a batch, ``spark/queues/committing.py`` commits it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -51,7 +51,7 @@ from kafkamq.spark.queues.committing import (
 )
 from kafkamq.spark.sink.rows import MAX_SLOTS, SINK_COLUMNS, check_types
 from kafkamq.spark.sink.sink import start_query
-from kafkamq.spark.tables import check_table, insert_once
+from kafkamq.spark.tables import Table, check_table, insert_once
 from kafkamq.transport.admin import Admin
 
 if TYPE_CHECKING:
@@ -263,7 +263,7 @@ def ack(
         outputs |= {"backoff": backoff, "slots": slots, "on_late": on_late}
         return AckQuery(start(_remote_writer(frame, config, checkpoint, outputs)), Acknowledged())
     if table:
-        each_batch = partial(_insert, table, check_table(frame, table))
+        each_batch = partial(_insert, check_table(frame, table))
     spark = frame.sparkSession
     config = config or registered_config(spark)
     settings = AckSettings(
@@ -281,8 +281,8 @@ def ack(
     return AckQuery(start(writer), batches.total)
 
 
-def _insert(table: str, columns: Sequence[str], frame: DataFrame, batch: Batch) -> None:
-    insert_once(frame, table, columns)
+def _insert(table: Table, frame: DataFrame, batch: Batch) -> None:
+    insert_once(frame, table)
 
 
 def _follows_from_messages(frame: DataFrame) -> bool:

@@ -4,7 +4,8 @@
     spark.sql("SELECT queue_id, outcome, count(*) FROM deliveries GROUP BY ALL").show()
 
 Every view reads what is committed in the topics when the query runs; nothing is kept. They are the
-views of ``format("kafkamq")``, whose columns ``columns.py`` lists. Times are the brokers'.
+views of ``format("kafkamq")``, whose columns ``spark/source/columns.py`` lists. Times are the
+brokers'.
 """
 
 from __future__ import annotations

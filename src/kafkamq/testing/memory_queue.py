@@ -76,7 +76,7 @@ class MemoryRecord:
         return self.fields
 
     def set_headers(self, value: object) -> None:
-        raise NotImplementedError
+        """Keep the headers: what is read in memory has none to set free."""
 
     def timestamp(self) -> tuple[int, int]:
         return 1, self.appended_ms
@@ -113,7 +113,7 @@ class MemoryDeadLetter:
 
     @property
     def delivery_count(self) -> int:
-        """Deliveries it had."""
+        """Return how many deliveries the message had."""
         return int(self.headers.get("kafkamq-delivery-count") or b"0")
 
 
@@ -138,14 +138,17 @@ class MemoryQueue:
         self.clock = clock
         self.changed = threading.Condition()
         self.partitions = 1
-        self.arrived: list[Item] = []  # in no shard yet: that is the consumer's choice
+        # They are in no shard yet: that is the consumer's choice.
+        self.arrived: list[Item] = []
         self.waiting: Waiting[Item] = Waiting()
         self.letters: list[MemoryDeadLetter] = []
         self.consumers: list[Holder] = []
         self._offsets: Counter[tuple[str, int]] = Counter()
-        self._due: list[tuple[int, int, Callable[[], None]]] = []  # a heap: time, number, what
+        # A heap of times, numbers and what is to be done.
+        self._due: list[tuple[int, int, Callable[[], None]]] = []
         self._numbers = count()
-        self._schedules: dict[int, int] = {}  # offset of a delayed message -> when it is due
+        # By the offset of a delayed message: when it is due.
+        self._schedules: dict[int, int] = {}
         self._cancelled: set[int] = set()
 
     def tick(self) -> None:

@@ -41,8 +41,10 @@ from kafkamq.types import PartitionId
 
 T = TypeVar("T")
 _SLICE_S = 0.2
-_PATIENCE = 5  # retriable answers of one client in a row
-_VISIBLE_S = 5.0  # brokers know of a new topic by then
+# A client gives so many retriable answers in a row before a new one takes its place.
+_PATIENCE = 5
+# Brokers know of a new topic within so long.
+_VISIBLE_S = 5.0
 _TURN_S = 0.05
 _ATTEMPT_S = 4.0
 _COORDINATOR_S = 1.0
@@ -59,11 +61,13 @@ class TopicInfo:
     """What a topic is; ``settings`` are the effective ones, Kafka's names."""
 
     name: str
-    topic_id: bytes  # 16 bytes; empty: the broker does not tell (before 2.8)
+    # 16 bytes; empty: the broker does not tell (before 2.8).
+    topic_id: bytes
     partitions: int
     replication_factor: int
     settings: Mapping[str, str] = field(default_factory=dict)
-    leaderless: frozenset[int] = frozenset()  # partitions that nobody leads now
+    # The partitions that nobody leads now.
+    leaderless: frozenset[int] = frozenset()
 
     @property
     def max_message_bytes(self) -> int:
@@ -88,8 +92,10 @@ class ClusterInfo:
     """What ``doctor`` shows of a cluster."""
 
     cluster_id: str
-    brokers: Mapping[int, str]  # host:port by broker id
-    settings: Mapping[str, str] = field(default_factory=dict)  # of one broker
+    # ``host:port`` by broker id.
+    brokers: Mapping[int, str]
+    # The settings of one broker.
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 class Admin:
@@ -157,7 +163,7 @@ class Admin:
         while True:
             if self._is_closed or self._is_over():
                 raise StateError("this Admin is closed")
-            client.poll(0)  # serves the error callback
+            client.poll(0)
             self._watch.check(doing)
             done, _ = wait_for_futures((future,), timeout=_SLICE_S)
             if not done:
@@ -200,7 +206,8 @@ class Admin:
                 failures += 1
                 if failures % _PATIENCE == 0:
                     self._renew(client)
-            time.sleep(0.1)  # a new topic's leader, or a coordinator that loads
+            # A new topic's leader, or a coordinator that loads, needs a moment.
+            time.sleep(0.1)
 
     def _renew(self, stuck: AdminClient) -> None:
         """Go on with a new client; the old one ends when nobody waits for it any more."""
@@ -311,11 +318,12 @@ class Admin:
                 self.wait(future, f"creating topic {name}")
                 created.append(name)
             except BrokerError as error:  # noqa: PERF203 - a handful of topics
-                if meaning(error) is not Meaning.EXISTS:  # another process was quicker
+                if meaning(error) is not Meaning.EXISTS:
+                    # Another process was quicker.
                     raise
         deadline_s = time.monotonic() + _VISIBLE_S
         missing = list(wanted)
-        while missing and time.monotonic() < deadline_s:  # brokers learn of topics one by one
+        while missing and time.monotonic() < deadline_s:
             found = self.topics(missing)
             missing = [name for name in missing if name not in found]
             if missing:
@@ -406,7 +414,8 @@ class Admin:
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # of confluent_kafka
 
         def ask(attempt: _Attempt) -> dict[int, tuple[int, int]]:
-            try:  # the client has no future for this question
+            # The client has no future for this question.
+            try:
                 found = attempt.client.list_topics(topic, timeout=attempt.timeout_s)
             except KafkaException as error:
                 raise self._refusal(error, attempt.doing, attempt.timeout_s) from error
@@ -529,7 +538,7 @@ def require_brokers(config: ServiceConfig) -> None:
     try:
         future = client.describe_cluster(request_timeout=_SILENCE_S)
         while not wait_for_futures((future,), timeout=_SLICE_S).done:
-            client.poll(0)  # serves the error callback
+            client.poll(0)
             watch.check("connecting")
             if time.monotonic() - begun_s > (_REFUSED_S if watch.is_down else _SILENCE_S):
                 raise watch.silence()

@@ -44,7 +44,8 @@ class _InterruptibleAdminClient(_AdminClient):
     def describe_topics(self, *topics: Any, **options: Any) -> Any:
         try:
             return super().describe_topics(*topics, **options)
-        except SystemError as error:  # Python runs signal handlers in the middle of it
+        except SystemError as error:
+            # Python runs signal handlers in the middle of the call.
             raise raised_inside(error) from None
 
 
@@ -128,9 +129,11 @@ class ClientLog:
     def log(self, level: int, _format: str, *args: object) -> None:
         """Called by confluent_kafka with facility, client name and text."""
         facility, client, text = (*(str(arg) for arg in args), "", "", "")[:3]
-        if facility == "CONFWARN":  # a property of another role: passed on purpose
+        if facility == "CONFWARN":
+            # A property of another role is passed on purpose.
             return
-        if text.endswith(": retrying"):  # as every start does while a coordinator loads
+        if text.endswith(": retrying"):
+            # Every start says so while a coordinator loads.
             level = logging.DEBUG
         now = time.monotonic()
         if now - self._last.get(facility, -1e9) < 10.0:

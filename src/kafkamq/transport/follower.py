@@ -83,12 +83,13 @@ class Follower:
         self._doing = doing
         self._ignores = ignores
         self._placed: dict[PartitionId, int] = {}
-        self._moving: dict[
-            PartitionId, int
-        ] = {}  # where to read what is taken out and put in again
-        self._is_moved = True  # False: the client does not read what it is to read
+        # Where to read what is taken out and put in again.
+        self._moving: dict[PartitionId, int] = {}
+        # False: the client does not read what it is to read.
+        self._is_moved = True
         self._is_closed = False
-        self._failure: BaseException | None = None  # raised when what came before it is taken
+        # It is raised when what came before it is taken.
+        self._failure: BaseException | None = None
         self.settings = consumer_settings(config, group_id=group_id, **settings)
         if on_commit is not None:
             self.settings["on_commit"] = on_commit
@@ -178,11 +179,12 @@ class Follower:
         self.watch.check(self._doing)
         batch = self._fetch(limit, timeout_s)
         if self._failure is not None and not (batch and isinstance(self._failure, Exception)):
-            self._raise_failure()  # an interrupt does not wait
+            self._raise_failure()
+        # An interrupt does not wait.
         return batch
 
     def serve(self) -> Sequence[Record]:
-        """Do as ``poll`` of one record without waiting; but the next one raises what goes wrong."""
+        """Poll for one record without waiting; what goes wrong is raised by the next ``poll``."""
         return self._fetch(1, 0.0)
 
     def _fetch(self, limit: int, timeout_s: float) -> Sequence[Record]:
@@ -193,7 +195,8 @@ class Follower:
         try:
             batch = client.consume(limit, 0)
             if not batch and timeout_s > 0:
-                batch = client.consume(1, timeout_s)  # of more it would wait for all
+                # For more than one record it would wait for all of them.
+                batch = client.consume(1, timeout_s)
                 if batch and limit > 1:
                     batch += client.consume(limit - 1, 0)
         except KafkaException as error:
@@ -216,7 +219,8 @@ class Follower:
         failure, self._failure = self._failure, None
         assert failure is not None, "there is one"
         if isinstance(failure, Exception):
-            self.watch.check(self._doing)  # which may know more of it
+            # The watch may know more of it.
+            self.watch.check(self._doing)
         raise failure
 
     def _event(self, error: KafkaError, record: Record) -> None:
@@ -237,7 +241,8 @@ class Follower:
         elif self._failure is None:
             self._failure = broker_error(error, doing)
             if has_ended(error):
-                self.watch(error)  # which may not be told
+                # It may not have been told.
+                self.watch(error)
 
     def require_inside(self) -> None:
         """Raise that records are gone (DataLossError), if a position is not in the log."""
@@ -321,7 +326,8 @@ class Follower:
         librdkafka tells wrong credentials to the error callback alone, which ``poll`` serves; a
         question that blocks meanwhile would wait for all of its time, and say that nobody answers.
         """
-        if self._placed:  # ``poll`` would lose a record
+        if self._placed:
+            # ``poll`` would lose a record.
             return ask(timeout_s)
         deadline_s = time.monotonic() + timeout_s
         slice_s = _FIRST_SLICE_S

@@ -79,7 +79,7 @@ class NewMessage:
 
 @dataclass(frozen=True, kw_only=True)
 class NewPayload:
-    """It is sent in the place of a dead letter's payload."""
+    """The payload that a job sends in the place of a dead letter's own."""
 
     payload: str = ""
     payload_base64: str = ""
@@ -396,9 +396,9 @@ def api_routes(operations: Operations) -> list[Any]:
     @post("/api/jobs", sync_to_thread=True)
     def start(request: _Request, data: JSONBody[NewJob], body: RawBody) -> dict[str, Any]:
         """Begin to redrive what matches; the filter is that of /api/dead-letters."""
-        said = json.loads(body)
-        _require_known(said, [each.name for each in fields(NewJob)])
-        _require_known(said.get("filter", ()), [each.name for each in fields(LetterFilter)])
+        sent = json.loads(body)
+        _require_known(sent, [each.name for each in fields(NewJob)])
+        _require_known(sent.get("filter", ()), [each.name for each in fields(LetterFilter)])
         return operations.start(_user(request), data).answer()
 
     @post("/api/jobs/{id:str}", sync_to_thread=True)

@@ -135,7 +135,7 @@ class LetterFilter:
             key = None if letter.user_key is None else letter.user_key[:MAX_KEY_BYTES]
             if key != self.key.encode("utf-8", "replace"):
                 return False
-        headers = pack_headers(letter.headers) if self.header else None
+        headers = pack_headers(letter.headers) if self.header else b""
         return (
             self.queue in ("", letter.queue_id)
             and self.reason in ("", letter.reason)
@@ -143,7 +143,7 @@ class LetterFilter:
             and letter.timestamp_ms >= self.since_ms
             and (not self.until_ms or letter.timestamp_ms < self.until_ms)
             and _lower(self.text) in _lower(letter.error[:MAX_ERROR_CHARACTERS])
-            and _lower(self.header) in _lower((headers or b"").decode("utf-8", "replace"))
+            and _lower(self.header) in _lower(headers.decode("utf-8", "replace"))
         )
 
 

@@ -82,7 +82,7 @@ class Passwords:
 
 
 class Guard:
-    """It is an ASGI application around another one."""
+    """An ASGI application that lets to another one what may pass."""
 
     def __init__(self, app: ASGIApp, options: WebOptions) -> None:
         self._app = app

@@ -28,7 +28,8 @@ from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.share.settings import read_limits
 from kafkamq.transport.admin import Admin
 
-KILL_AT = 0.25  # of the messages have ended
+# A process is killed when so much of the messages has ended.
+KILL_AT = 0.25
 RECOVERY_LIMIT_S = 90.0
 Say = Callable[[str], None]
 
@@ -50,7 +51,8 @@ def compare(
     own = ServiceConfig(
         bootstrap_servers=config.bootstrap_servers, namespace=prefix, kafka=config.kafka
     )
-    with Admin(own) as admin:  # a cluster that does not answer is told of at once
+    with Admin(own) as admin:
+        # A cluster that does not answer is told of at once.
         admin.cluster()
     folder = Path(tempfile.mkdtemp(prefix="kafkamq-compare-"))
     say(f"Topics and groups of this run begin with {prefix}")

@@ -29,8 +29,8 @@ class DemoRecorder:
     The verdict does not use it: that is a Spark SQL job over the whole logs (``verdict.py``).
     """
 
-    queue_of: dict[PartitionOffset, str] = field(default_factory=dict)  # copies seen, by place
-    ended: dict[PartitionOffset, Outcome] = field(default_factory=dict)  # by the END that counts
+    queue_of: dict[PartitionOffset, str] = field(default_factory=dict)
+    ended: dict[PartitionOffset, Outcome] = field(default_factory=dict)
     started: set[PartitionOffset] = field(default_factory=set)
     scheduled: set[PartitionOffset] = field(default_factory=set)
     fired: set[PartitionOffset] = field(default_factory=set)
@@ -94,7 +94,8 @@ class DemoRecorder:
 
 
 def _at(marker: Marker) -> PartitionOffset:
-    assert marker.message_id is not None  # the decoder refuses such STARTs and ENDs
+    # The decoder refuses such STARTs and ENDs.
+    assert marker.message_id is not None
     return marker.message_id.partition, marker.message_id.offset
 
 
@@ -103,7 +104,7 @@ class Snapshot:
     """What the topics say at one moment."""
 
     sent: int = 0
-    delayed: int = 0  # of these: still waiting for their time
+    delayed: int = 0
     held: int = 0
     acked: int = 0
     redelivered: int = 0

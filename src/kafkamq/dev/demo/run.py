@@ -108,7 +108,8 @@ class _Demo:
         self.workers: list[Child] = []
         self.others: list[Child] = []
         self.started: list[Child] = []
-        self.brokers = stack.enter_context(ExitStack())  # ends behind what uses the broker
+        # It ends behind what uses the broker.
+        self.brokers = stack.enter_context(ExitStack())
         stack.callback(self._end_children)
 
     def run(self) -> Verdict:

@@ -20,7 +20,8 @@ MAX_BATCHES = 64
 MAX_NAMED = 16_384
 """Most messages that one marker names: what some hundred hostile bytes can ask of a reader."""
 
-_CHUNK_BITS = CHUNK_OFFSETS.bit_length() - 1  # a batch lies in one chunk
+# A batch lies in one chunk.
+_CHUNK_BITS = CHUNK_OFFSETS.bit_length() - 1
 
 
 def chunk_end(offset: int) -> int:
@@ -33,7 +34,7 @@ class Placed(Protocol):
     @property
     def offset(self) -> int: ...
     @property
-    def log(self) -> tuple[bytes, int]: ...  # topic id and leader epoch
+    def log(self) -> tuple[bytes, int]: ...
 
 
 Item = TypeVar("Item", bound=Placed)
@@ -104,7 +105,8 @@ def batch_of(partition: int, log: tuple[bytes, int], offsets: Sequence[int]) -> 
     else:
         digits = bytearray(b"0" * span)
         for offset in offsets:
-            digits[first - offset - 1] = 49  # "1", the lowest bit last
+            # It is the digit "1"; the lowest bit comes last.
+            digits[first - offset - 1] = 49
         bits = int(digits, 2)
     return MessageBatch(partition, *log, first, bits)
 
@@ -119,7 +121,8 @@ def oldest_by_reference_ms(now_ms: int, *, max_lease_ms: int, retention_ms: int)
     """
     if retention_ms < 0:
         return 0
-    return now_ms + max_lease_ms - (retention_ms + 1) // 2 + 1  # 2 (age + max_lease) < retention
+    # From this time on 2 * (age + max_lease) < retention holds.
+    return now_ms + max_lease_ms - (retention_ms + 1) // 2 + 1
 
 
 def delay_by_reference_ms(delay_ms: int, time_ms: int, now_ms: int, *, retention_ms: int) -> int:
@@ -137,7 +140,8 @@ class MessageSet:
     """Messages by their identity; not thread-safe."""
 
     def __init__(self) -> None:
-        self._chunks: dict[_Chunk, int] = {}  # bit i: the i-th message of the chunk
+        # Bit i is the i-th message of the chunk.
+        self._chunks: dict[_Chunk, int] = {}
 
     def __bool__(self) -> bool:
         return bool(self._chunks)

@@ -63,11 +63,14 @@ from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
 __all__ = ["MAX_PLAN", "RedeliveryTracker", "Wake"]
 
-MAX_PLAN = 50_000  # R16: messages in one transaction
+# The messages in one transaction (R16).
+MAX_PLAN = 50_000
 MAX_GRACE_MS = 3_000  # R3
 _BY_TRACKER = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED, Outcome.ALREADY_ENDED)
-_ENDING = (Outcome.ACK, *_BY_TRACKER)  # what R12 remembers
-_START, _END = MarkerType.START, MarkerType.END  # a member's name is looked up slowly
+# What R12 remembers.
+_ENDING = (Outcome.ACK, *_BY_TRACKER)
+# A member's name is looked up slowly.
+_START, _END = MarkerType.START, MarkerType.END
 _BIT = [1 << number for number in range(PAGE_BITS)]
 _PAGE = (1 << PAGE_BITS) - 1
 _Fold = Callable[[int, Marker, HoldLog, int, int], None]
@@ -127,7 +130,8 @@ class RedeliveryTracker:
         if offset < self.next_offset:
             return
         self.next_offset = offset + 1
-        step_ms = self.clock.advance(timestamp_ms)  # R1, R2: what is due is due from here on
+        # What is due is due from here on (R1, R2).
+        step_ms = self.clock.advance(timestamp_ms)
         now_ms = self.clock.now_ms
         if now_ms > self.table.next_wake_ms:
             for leaf in self.table.passed(now_ms):
@@ -223,7 +227,8 @@ class RedeliveryTracker:
         hold.holder = self.holders.join(consumer_id, timeout_ms, old.max_lease_ms, deadline_ms)
         self.holders.leave(old)
         hold.deadline_ms = deadline_ms
-        hold.flags = HELD  # R3: armed again
+        # It is armed again (R3).
+        hold.flags = HELD
         self.table.note(leaf, hold)
 
     def _fold_keepalive(
@@ -235,7 +240,8 @@ class RedeliveryTracker:
         for hold in leaf.at(page):
             touched = hold.bits & bits
             holder = hold.holder
-            if touched and holder is not None:  # it never brings anything to life
+            if touched and holder is not None:
+                # It never brings anything to life.
                 timeout_ms = holder.timeout_ms
                 deadline_ms = self.clock.now_ms + (marker.redeliver_after_ms or timeout_ms)
                 part = self.table.part(leaf, page, hold, touched)
@@ -259,7 +265,8 @@ class RedeliveryTracker:
                     self.late_verdicts += touched.bit_count()  # R9
                     bits ^= touched
                 elif remembers:
-                    index -= self._end(leaf, index - 1, touched)  # one fewer, or none
+                    # There is one hold fewer here, or none.
+                    index -= self._end(leaf, index - 1, touched)
                 elif hold.holder is not None:
                     self._judge(offset, marker, leaf, page, hold, touched)
             self._done(leaf, page)
@@ -273,7 +280,7 @@ class RedeliveryTracker:
         outcome, now_ms, holder = marker.outcome, self.clock.now_ms, hold.holder
         assert holder is not None, "what is held has a holder"
         if outcome is Outcome.RELEASE and holder.consumer_id != marker.consumer_id:
-            return  # by its holder only
+            return
         hold = self.table.part(leaf, page, hold, touched)
         if outcome is Outcome.RELEASE:
             self._fall_due(leaf, hold, DueCause.RELEASED, now_ms)
@@ -290,7 +297,8 @@ class RedeliveryTracker:
 
     def _done(self, leaf: Leaf, page: int) -> None:
         """No more is done to holds of this page by this record: the leaf may be another one now."""
-        count = len(leaf.holds)  # of a small one at 15, 7, 3, 1 and 0: trying costs
+        # The leaf is tried when it is small, at 15, 7, 3, 1 and 0 holds: trying costs.
+        count = len(leaf.holds)
         if count > MAX_HOLDS or (count < MIN_HOLDS and not count & count + 1):
             self.table.even_out(leaf, page)
 
@@ -305,7 +313,8 @@ class RedeliveryTracker:
         if leaf is not None and index >= 0:
             if leaf.holds[index].flags & STATE != WAITING:
                 return
-            self._end(leaf, index, bit)  # carried (R19): it takes the first one's place
+            # It was carried (R19): this takes the first one's place.
+            self._end(leaf, index, bit)
             self._done(leaf, page)
         if log.has_ended(page, bit, now_ms):
             self._end_again(offset, log, page, bit)
@@ -317,10 +326,12 @@ class RedeliveryTracker:
 
     def _fold_tick(self, marker: Marker) -> None:
         if self.engine == (marker.consumer_id, 0):
-            self.engine = marker.consumer_id, marker.engine_epoch  # R36: who stood by learns it
+            # A tracker that stands by learns it (R36).
+            self.engine = marker.consumer_id, marker.engine_epoch
         if self.is_live or (marker.consumer_id, marker.engine_epoch) != self.engine:
             return
-        self.is_live = True  # R17: all that a predecessor wrote has been read
+        # All that a predecessor wrote has been read (R17).
+        self.is_live = True
         self.table.fetch_asked()
         for leaf in self.table.leaves():
             for hold in leaf.holds:
@@ -334,7 +345,7 @@ class RedeliveryTracker:
         for hold in leaf.holds:
             at_ms = hold.wake_ms
             if at_ms < now_ms:
-                if self.changes_at(hold, of_schedule) < now_ms:  # else it was renewed meanwhile
+                if self.changes_at(hold, of_schedule) < now_ms:
                     self._pass(leaf, hold, now_ms, step_ms)
                 due = hold.flags & DUE
                 hold.wake_ms = at_ms = NEVER if due else self.changes_at(hold, of_schedule)
@@ -345,7 +356,7 @@ class RedeliveryTracker:
     def _pass(self, leaf: Leaf, hold: Hold, now_ms: int, step_ms: int) -> None:
         """The clock has passed the time at which this hold changes."""
         holder = hold.holder
-        if holder is None:  # waiting
+        if holder is None:
             if hold.deadline_ms < now_ms:
                 cause = DueCause.SCHEDULED if leaf.log.key[0] else DueCause.NACKED
                 self._fall_due(leaf, hold, cause, hold.deadline_ms)

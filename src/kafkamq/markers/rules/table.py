@@ -27,7 +27,8 @@ from kafkamq.markers.rules.hold import (
 )
 from kafkamq.types import MessageId
 
-_MIN_STALE = 64  # pairs that count no more are dropped when there are so many, and half are
+# Pairs that count no more are dropped when there are so many, and half of all are such.
+_MIN_STALE = 64
 _CHUNK_PAGES = CHUNK_OFFSETS // PAGE_BITS
 _Heap = list[tuple[int, int, Leaf]]
 """Pairs of a leaf's bound and the leaf; one counts while the leaf has holds, and that bound."""
@@ -81,7 +82,8 @@ class HoldTable:
         self.logs: dict[LogKey, HoldLog] = {}
         self.chunks: dict[ChunkKey, Chunk] = {}
         self.pages = Pages()
-        self.next_wake_ms = NEVER  # a lower bound over all that is here or in the store
+        # A lower bound over all that is here or in the store.
+        self.next_wake_ms = NEVER
         self.open = 0
         self.unsettled = 0
         self.wanting: dict[Leaf, None] = {}
@@ -90,10 +92,13 @@ class HoldTable:
         self._load_chunk = load_chunk
         self._wakes: _Heap = []
         self._firsts: _Heap = []
-        self._ended: deque[Ended] = deque()  # in turn: the next one to forget, or to look at again
-        self._asleep: list[tuple[int, ChunkKey]] = []  # heap: when chunks in the store wake
-        self._made = 0  # leaves, ever
-        self._size = 0  # leaves that there are
+        # In turn: the next one to forget, or to look at again.
+        self._ended: deque[Ended] = deque()
+        # A heap of when chunks in the store wake.
+        self._asleep: list[tuple[int, ChunkKey]] = []
+        # The leaves that were ever made, and those that there are.
+        self._made = 0
+        self._size = 0
 
     # ---- holds
 
@@ -298,7 +303,8 @@ class HoldTable:
                 heappop(heap)
                 continue
             first = min([hold.start_offset for hold in leaf.holds])
-            if first == listed:  # a smaller one was listed by itself
+            if first == listed:
+                # A smaller one was listed by itself.
                 break
             leaf.first_offset = first
             heapreplace(heap, (first, number, leaf))

@@ -3,7 +3,7 @@
 Replicas share the partitions of the markers topic through an ordinary consumer group and are one
 engine (R22). The loop's thread reads, folds and plans; starts and settlements of partitions run in
 a few worker threads, so that a transaction of one partition holds up nobody else. The rules are in
-``rules/redelivery.py`` and ``rules/ticks.py``; an ``if`` about them does not belong here.
+``markers/rules/redelivery.py`` and ``markers/rules/ticks.py``; no ``if`` about them belongs here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kafkamq.markers.tracker.ledger import MAX_OPEN
 from kafkamq.markers.tracker.metrics import TrackerMetrics, observe_lateness
 from kafkamq.markers.tracker.partition import ENGINE, Phase, Started, TrackedPartition, sign_of
 from kafkamq.markers.tracker.records import Quarantine, Ticker
-from kafkamq.markers.tracker.settlement import SettlementError, SettleReport, Settlers
+from kafkamq.markers.tracker.settlement import SettlementError, SettleReport, SettlerPool
 from kafkamq.markers.tracker.succession import Succession
 from kafkamq.markers.tracker.takeover import PartitionStarter
 from kafkamq.markers.wire.markers import decode_slim
@@ -53,15 +53,20 @@ from kafkamq.types import Marker, PartitionId
 _log = logging.getLogger(__name__)
 
 _THREADS = 4
-_POLL_S = 0.02  # also how late a TICK may be
+# A TICK may be so late, too.
+_POLL_S = 0.02
 _STATUS_S = 1.0
-_PATIENCE_S = 30.0  # after which a partition that cannot start is named in the log
+# A partition that cannot start within this is named in the log.
+_PATIENCE_S = 30.0
 _CLOSE_S = 15.0
 _SETTLE_S = 20.0
-_MAX_TURN_S = 30.0  # a loop that takes longer for one turn is taken for hung
+# A loop that takes longer for one turn is taken for hung.
+_MAX_TURN_S = 30.0
 _BATCH = 5000
-_NEW_PARTITIONS_MS = 30_000  # partitions that were added are found so soon
-_SESSION_MS = 6_000  # a killed replica's partitions wait so long for their next owner
+# Partitions that were added are found so soon.
+_NEW_PARTITIONS_MS = 30_000
+# A killed replica's partitions wait so long for their next owner.
+_SESSION_MS = 6_000
 _STRATEGY = "partition.assignment.strategy"
 _WAIT_S = 0.2
 
@@ -96,7 +101,7 @@ class LocalTracker:
         retention_ms = int(topic.settings.get("retention.ms", "-1"))
         self._carry_after_ms = retention_ms // 4 if retention_ms >= 0 else NEVER  # R19
         self._partitions: dict[int, TrackedPartition] = {}
-        self._settlers = Settlers(config, self._tracker)
+        self._settlers = SettlerPool(config, self._tracker)
         self._ledgers = self._settlers.ledgers
         self._starter = PartitionStarter(
             config, self._tracker, partitions=topic.partitions, ledgers=self._ledgers
@@ -106,8 +111,8 @@ class LocalTracker:
         self._workers = Workers(_THREADS, name="kafkamq-tracker")
         for _ in range(_THREADS):
             self._workers.submit(self._settlers.add, lambda _: None, _raise)
-        self._starting = 0  # partitions
-        self._next_status_s = 0.0  # monotonic
+        self._starting = 0
+        self._next_status_s = 0.0
         self._is_closed = False
         self._reader = MarkerReader(config, on_assigned=self._assigned, on_revoked=self._revoked)
         self._metrics = TrackerMetrics(config, self.statuses)
@@ -167,7 +172,8 @@ class LocalTracker:
         """Run in a thread of its own; leaving the block stops it and raises what stopped it."""
         stop = threading.Event()
         failures: list[BaseException] = []
-        hung: list[Loop] = []  # what has failed beats no more, so this process is not live
+        # What has failed does not beat any more, so this process is not live.
+        hung: list[Loop] = []
 
         def run() -> None:
             try:
@@ -186,7 +192,8 @@ class LocalTracker:
             thread.join(2 * _CLOSE_S + _SETTLE_S)
             for loop in hung:
                 health.remove(loop)
-            if failures:  # also when the block failed, which then is but a consequence
+            if failures:
+                # This goes also when the block has failed, which then is but a consequence.
                 raise failures[0]
         if thread.is_alive():
             raise DeadlineExceededError("the tracker's thread did not end; it is abandoned")
@@ -234,7 +241,8 @@ class LocalTracker:
                     self._settle(part, ())
             while self._workers.running and time.monotonic() < deadline_s:
                 self._workers.deliver(0.1)
-            self._publish()  # what it had read stays known when the ledgers have expired
+            # What it had read stays known when the ledgers have expired.
+            self._publish()
         finally:
             self._end(timeout_s=2.0)
 
@@ -400,7 +408,8 @@ class LocalTracker:
             self._reader.begin(part.number, started.position)
             if part.number == 0:
                 for other in self._partitions.values():
-                    if other.phase is Phase.WAITING:  # perhaps for its epoch
+                    # Those that wait may have waited for its epoch.
+                    if other.phase is Phase.WAITING:
                         other.retry_s = 0.0
 
     def _start_failed(self, part: TrackedPartition, error: KafkaMQError) -> None:
@@ -457,7 +466,8 @@ class LocalTracker:
         part.is_busy = False
         observe_lateness(part.number, actions, report, time.monotonic() - began_s)
         if self._is_ours(part):
-            part.core.aborted(report.left)  # there was no time for them: ask again
+            # There was no time for them: they are asked for again.
+            part.core.aborted(report.left)
             part.awaited.add(report.awaited)
             part.settled(position, report)
         elif part.ledger is not None:
@@ -475,7 +485,8 @@ class LocalTracker:
             cause = error.__cause__
             if cause is not None and meaning(cause) in REFUSALS:
                 raise cause
-            part.core.aborted(error.actions)  # known not to be done: ask again
+            # They are known not to be done: they are asked for again.
+            part.core.aborted(error.actions)
             part.batch += 1
             part.failed()
         elif isinstance(error, FencedError | OutcomeUnknownError):
@@ -559,7 +570,8 @@ class MarkerReader:
             BrokerError: Credentials, or another error that waiting does not mend.
             DataLossError: A partition's records were deleted before they were read.
         """
-        if not self.member.is_joined:  # not before somebody polls: members must
+        if not self.member.is_joined:
+            # Members must poll, so it does not join before somebody does.
             self.member.join()
         # Rebalances happen in here; the member itself has nothing to read.
         self.member.poll(1, timeout_s if is_full else 0.0)
@@ -585,7 +597,8 @@ class MarkerReader:
                     f" ({wanted} to {first - 1}), and messages may be lost; the retention is too"
                     " short for this tracker"
                 )
-        except KafkaMQError:  # it does not tell
+        except KafkaMQError:
+            # The broker does not tell.
             pass
         return DataLossError(error_text, code="OFFSET_OUT_OF_RANGE")
 
@@ -602,7 +615,8 @@ class MarkerReader:
         self._on_revoked([number for _, number in places])
 
     def close(self) -> None:
-        self.member.close()  # revokes, which ends what is read
+        # It revokes, which ends what is read.
+        self.member.close()
         self._reader.close()
 
 
@@ -622,7 +636,8 @@ def run_standing_by(
             while not succession.wait(_WAIT_S):
                 if stop.is_set():
                     return
-            succession.take_over(ENGINE)  # until it gives its own signs
+            # Until it gives its own signs.
+            succession.take_over(ENGINE)
             local = LocalTracker(config, tracker)
             for warning in local.warnings:
                 _log.warning("topic check: %s", warning)

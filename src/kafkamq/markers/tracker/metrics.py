@@ -74,7 +74,8 @@ class TrackerMetrics:
         }
 
     def _markers_stalled(self) -> dict[Labels, float]:
-        ours = {each.partition for each in self._statuses()}  # replicas share the partitions
+        # Replicas share the partitions.
+        ours = {each.partition for each in self._statuses()}
         now_s = time.monotonic()
         return {
             (str(number),): end.stalled_s(now_s)
@@ -106,8 +107,10 @@ def observe_lateness(
 class LogEnd:
     """The end of one partition's log as it was last seen."""
 
-    stable_offset: int  # what read_committed readers can reach
-    stable_since_s: float | None  # monotonic; since when it stands below the end, None: it does not
+    # What read_committed readers can reach.
+    stable_offset: int
+    # The monotonic time since when it stands below the end; None: it does not.
+    stable_since_s: float | None
 
     def stalled_s(self, now_s: float) -> float:
         """Return seconds for which readers have been held back."""
@@ -162,7 +165,8 @@ class LogWatch:
     def _look(self, admin: Admin, topic: str) -> None:
         try:
             ends = admin.log_ends(topic)
-        except KafkaMQError as error:  # what is known grows old, and a stall longer
+        except KafkaMQError as error:
+            # What is known grows old, and a stall longer.
             _log.debug("the ends of a log are not known", extra={"error": str(error)})
             return
         now_s = time.monotonic()

@@ -27,16 +27,21 @@ _MAX_PAUSE_S = 5.0
 _FIRST_PAUSE_S = 0.1
 _TELL_S = 60.0
 _MAX_LOOK_S = 12.0
-LOOK_S = 3.0  # between two looks for what brokers do not know, or do not answer for
-_LEDGER_REFRESH_S = 3600.0  # Kafka forgets offsets of a group that is silent for days
-_EPOCH_REFRESH_S = 60.0  # ... and other replicas start by what partition 0's ledger says (R22)
+# Between two looks for what brokers do not know, or do not answer for.
+LOOK_S = 3.0
+# Kafka forgets offsets of a group that is silent for days.
+_LEDGER_REFRESH_S = 3600.0
+# Other replicas start by what partition 0's ledger says (R22).
+_EPOCH_REFRESH_S = 60.0
 
 
 class Phase(Enum):
     """How far the ownership of a partition has come."""
 
-    WAITING = "waiting"  # for its turn to start
-    STARTING = "starting"  # a worker opens its ledger
+    # It waits for its turn to start.
+    WAITING = "waiting"
+    # A worker opens its ledger.
+    STARTING = "starting"
     READING = "reading"
 
 
@@ -46,7 +51,8 @@ class Started:
 
     ledger: Ledger
     position: int
-    token: str  # the consumer_id of our TICKs (R17)
+    # The consumer_id of our TICKs (R17).
+    token: str
 
 
 class Awaited:
@@ -56,9 +62,10 @@ class Awaited:
 
     def __init__(self, number: int) -> None:
         self._number = number
-        self._actions: deque[tuple[float, Sequence[Settle | Carry]]] = deque()  # and until when
+        # What is awaited, and until when.
+        self._actions: deque[tuple[float, Sequence[Settle | Carry]]] = deque()
         self._look_s = LOOK_S
-        self._told_s = -_TELL_S  # monotonic: when it was logged
+        self._told_s = -_TELL_S
 
     def __len__(self) -> int:
         return sum(size_of(row) for _, rows in self._actions for row in rows)
@@ -116,14 +123,17 @@ class TrackedPartition:
         self.waits_since_s = time.monotonic()
         self._config = config
         self._carry_after_ms = carry_after_ms
-        self._written = -1  # the position that the ledger holds
+        # The position that the ledger holds.
+        self._written = -1
         self._written_s = 0.0
-        self.end = -1  # the log was read up to here, control records included
-        # No position behind this record: its copy in the quarantine is not confirmed (R21). -1: all
-        # are.
+        # The log was read up to here, control records included.
+        self.end = -1
+        # No position goes behind this record, whose copy in the quarantine is not confirmed (R21);
+        # -1: all are.
         self.kept_from = -1
         self.awaited = Awaited(number)
-        self.retry_s = 0.0  # monotonic: nothing is tried before
+        # Nothing is tried before this monotonic time.
+        self.retry_s = 0.0
         self._pause_s = _FIRST_PAUSE_S
         self.last_status: TrackerStatus | None = None
 
@@ -145,7 +155,8 @@ class TrackedPartition:
         """Ask for another start: what is known of the log is not enough any more (R17)."""
         self.phase = Phase.WAITING
         self.waits_since_s = time.monotonic()
-        if self.last_status is not None:  # which metrics show until the next start
+        if self.last_status is not None:
+            # Metrics show it until the next start.
             self.last_status = replace(self.last_status, is_live=False)
 
     def start(self, started: Started, *, is_written_soon: bool = True) -> None:

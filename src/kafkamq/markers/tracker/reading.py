@@ -29,11 +29,15 @@ from kafkamq.types import Marker, MessageId
 
 _log = logging.getLogger(__name__)
 
-_MAX_TOPICS = 16  # of queues, whose readers are kept
-_MISSING_S = 10.0  # a topic that brokers do not know is not asked for again
-_READ_S = 1.0  # what one sweep of a window may take: rows wait for it
+# So many topics of queues have readers that are kept.
+_MAX_TOPICS = 16
+# A topic that brokers do not know is not asked for again within this.
+_MISSING_S = 10.0
+# One sweep of a window may take so long: rows wait for it.
+_READ_S = 1.0
 _NOTHING = None, -1, 0
-_FRESH_S = 0.5  # the age of an answer by which a log is looked for
+# The age of an answer by which a log is looked for.
+_FRESH_S = 0.5
 
 Span: TypeAlias = tuple[MessageId, int]
 """Messages of one page: bit i is the message at the id's offset + i; bit 0 is set."""
@@ -56,11 +60,14 @@ class Found:
     """One message of a plan and what the logs hold of it."""
 
     row: Settle | Carry
-    start: Marker | None  # the START or SCHEDULE; None: gone, or unreadable
-    timestamp_ms: int  # of the START
-    error: str  # reason of the verdict; empty without one
-    value: bytes | None = None  # the payload
-    is_lost: bool = False  # the payload is gone: it was by reference, and the message was deleted
+    # The START or SCHEDULE; None: it is gone, or cannot be read.
+    start: Marker | None
+    timestamp_ms: int
+    # The reason of the verdict; empty without one.
+    error: str
+    value: bytes | None = None
+    # The payload is gone: it was by reference, and the message was deleted.
+    is_lost: bool = False
 
 
 @dataclass(slots=True)
@@ -71,9 +78,11 @@ class FoundAction:
     start: Marker | None
     timestamp_ms: int
     error: str
-    refers: bool = False  # its messages are read, too
-    records: Sequence[Record | None] = ()  # of the first ones, one each; None: gone, or another one
-    stamp: bytes = b""  # of our records in their topic (R38); empty: it is the namespace's
+    refers: bool = False
+    # The first of its messages, one each; None: it is gone, or another one.
+    records: Sequence[Record | None] = ()
+    # What our records have in their topic (R38); empty: it is the namespace's.
+    stamp: bytes = b""
 
     @property
     def size(self) -> int:
@@ -130,7 +139,7 @@ class MessageLookup:
         self._reader = RecordReader(config, config.message_topic)
         self._admin = admin
         self._topics: dict[str, TopicInfo] = {}
-        self._topics_s = 0.0  # monotonic: when they were asked for
+        self._topics_s = 0.0
 
     def close(self) -> None:
         self._reader.close()
@@ -257,9 +266,11 @@ class MessageLookup:
             self._reader, places, left, self._patience, deadline_s=deadline_s, max_bytes=max_bytes
         )
         if left:
-            self.ask_again()  # some may have no leader
+            # Some may have no leader.
+            self.ask_again()
         if any(found.values()) and not _is_same(self._id_now(), source):
-            self.ask_again()  # it was recreated: what was read may be of the new one
+            # It was recreated: what was read may be of the new one.
+            self.ask_again()
             found, awaited = {}, awaited | known
         result: list[tuple[Sequence[Record | None], bool]] = []
         for (one, bits), place in zip(spans[: count or 1], places, strict=False):
@@ -291,8 +302,10 @@ class Rereader:
         # Of queues that are topics of their own, by these and their ids; the last ones used.
         self._others: dict[tuple[str, bytes], MessageLookup] = {}
         self._markers = RecordReader(config, config.marker_topic)
-        self._is_stale = False  # what is known of topics
-        self._missing = {"": 0.0}  # topics that brokers do not know, and until when
+        # What is known of topics may be old.
+        self._is_stale = False
+        # Topics that brokers do not know, and until when.
+        self._missing = {"": 0.0}
         # Markers of one partition, by offset, that were read for rows behind the last window.
         self._partition, self._ahead = -1, dict[int, _Decoded]()
 
@@ -330,7 +343,8 @@ class Rereader:
         if lookup is None:
             config = replace(self._config, message_topic=start.message_topic)
             lookup = MessageLookup(config, self._patience, self._admin, name[1], self._missing)
-        self._others[name] = lookup  # last: the one that was used last
+        # The last one is the one that was used last.
+        self._others[name] = lookup
         return lookup
 
     def window(
@@ -435,7 +449,8 @@ class Rereader:
                 if (size_bytes > max_bytes or time.monotonic() > full_s) and len(rows) > 1:
                     unread = (at for at, row in enumerate(rows) if _wanted([row]) - there.keys())
                     whole = next(unread, len(rows))
-                    if 8 * whole <= missing.index(offset):  # reasons stand far behind
+                    if 8 * whole <= missing.index(offset):
+                        # Reasons stand far behind.
                         rows, whole = rows[: len(rows) // 4 or 1], 0
                         full_s += _READ_S
                         if size_bytes > max_bytes:
@@ -543,7 +558,7 @@ def _missing(
 def _size(records: Iterable[Record | None]) -> int:
     """Bytes of what they hold; from here on their headers are safe to be read."""
     there = [each for each in records if each is not None]
-    size = sum(map(len, there))  # their values
+    size = sum(map(len, there))
     for record, headers in zip(there, all_headers(there), strict=True):
         size += len(record.key() or b"")
         for name, content in headers:
@@ -586,9 +601,11 @@ def _complete(found: Found, start: Marker, message: Record | None, stamp: bytes)
             found.start = _completed(start, message, b"")
     elif message is None:
         found.is_lost, found.value = True, None
-    elif start.batches:  # R29: all but T, the limits and the consumer is the message's own
+    elif start.batches:
+        # All but T, the limits and the consumer is the message's own (R29).
         found.start, found.value = _completed(start, message, stamp), message.value()
-    else:  # R11: key and headers, too, may have been too large for the START
+    else:
+        # Key and headers, too, may have been too large for the START (R11).
         found.start = replace(start, key=_key_of(start, message), headers=headers_of(message))
         found.value = message.value()
 

@@ -51,13 +51,16 @@ from kafkamq.transport.settings import producer_settings
 from kafkamq.types import Headers
 
 _TICK_TIMEOUT_MS = 5_000
-SIGNS_PARTITION = 0  # of the tracker topic: all in one log, whose order decides
+# Of the tracker topic: all signs are in one log, whose order decides.
+SIGNS_PARTITION = 0
 AGAIN_S = 1.0
-_REFUSED_S = 0.1  # until a TICK that is waited for is written again
+# So long after a refusal a TICK that is waited for is written again.
+_REFUSED_S = 0.1
 _log = logging.getLogger(__name__)
 _BATCH = 1000
 _READ_S = 10.0
-_MAX_SIGNS = 1000  # that nobody has asked for: the newest
+# So many signs are kept that nobody has asked for: the newest.
+_MAX_SIGNS = 1000
 _MAX_PENDING = 5_000
 
 
@@ -66,15 +69,17 @@ class Ticker:
 
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config
-        self._unwritten: dict[bytes, TrackerStatus] = {}  # by key: the newest one
-        self._refused: dict[bytes, None] = {}  # keys of those that are to be written again
+        # By key: the newest status; and the keys of those that are to be written again.
+        self._unwritten: dict[bytes, TrackerStatus] = {}
+        self._refused: dict[bytes, None] = {}
         self._lock = threading.Lock()
         # A TICK that waits longer than this says nothing any more, and the next one may follow.
         settings = producer_settings(config)
         for name in ("message.timeout.ms", "delivery.timeout.ms"):
             settings.pop(name, None)
         settings["message.timeout.ms"] = _TICK_TIMEOUT_MS
-        self._again_s = 0.0  # monotonic: not before
+        # Nothing is written again before this monotonic time.
+        self._again_s = 0.0
         self._has_warned = False
         self._producer = IdempotentProducer(config, settings, owner="Ticker")
 
@@ -124,7 +129,8 @@ class Ticker:
         while missing:
             for partition in missing:
                 self.tick(partition, engine=engine, epoch=epoch, on_done=offsets.__setitem__)
-            self.poll(0)  # also where all is refused at once: it makes room, or tells why
+            # Where all is refused at once it makes room, or tells why.
+            self.poll(0)
             while len(offsets) < len(partitions) and time.monotonic() < deadline_s:
                 self.poll(0.1)
             missing = [number for number in partitions if offsets.get(number, -1) < 0]
@@ -149,7 +155,8 @@ class Ticker:
 
     def sign(self, sign: Sign) -> None:
         """Write a sign of life (R36), without waiting; one that is refused is lost."""
-        with suppress(BrokerError):  # the next one follows soon
+        with suppress(BrokerError):
+            # The next one follows soon.
             self._producer.produce(
                 self._config.tracker_topic,
                 encode_sign(sign),
@@ -169,7 +176,8 @@ class Ticker:
                 None,
                 lambda error, _: self._published(status, error),
             )
-        except BrokerError as error:  # such as that there is no such topic
+        except BrokerError as error:
+            # There may be no such topic, for example.
             self._published(status, error)
 
     def _published(self, status: TrackerStatus, error: KafkaError | BrokerError | None) -> None:
@@ -194,7 +202,8 @@ class Ticker:
         self._again_s = now_s + AGAIN_S
         with self._lock:
             refused = [(key, self._unwritten[key]) for key in self._refused]
-            self._refused.clear()  # each key of them has a status: both change under the lock
+            # Each key of them has a status: both change under the lock.
+            self._refused.clear()
         for key, status in refused:
             self._send(key, status)
 
@@ -281,12 +290,12 @@ class StatusReader:
     def _fold(self, record: Record) -> TrackerStatus | None:
         try:
             if is_sign_key(record.key()):
-                if record.value() is not None:  # no tombstone
+                if record.value() is not None:
                     self._signs.append(decode_sign(record.value()))
                 return None
             key = decode_status_key(record.key())
             value = record.value()
-            if value is None:  # a tombstone
+            if value is None:
                 self.latest.pop(key, None)
                 return None
             status = decode_status(value)
@@ -324,10 +333,12 @@ class Quarantine:
         self._config = config
         self._doing = f"writing to {config.quarantine_topic}"
         self._producer: IdempotentProducer | None = None
-        self._pending: dict[tuple[int, int], _Kept] = {}  # by the place where it stands
-        self._failure: KafkaMQError | None = None  # one that waiting does not mend
+        self._pending: dict[tuple[int, int], _Kept] = {}
+        # A failure that waiting does not mend.
+        self._failure: KafkaMQError | None = None
         self._refused: list[_Kept] = []
-        self._again_s = 0.0  # monotonic: not before
+        # Nothing is written again before this monotonic time.
+        self._again_s = 0.0
         self._has_warned = False
         self.dropped = 0
         """Records that were too large for the topic: only their place and error were kept."""

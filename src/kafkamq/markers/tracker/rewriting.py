@@ -61,14 +61,18 @@ from kafkamq.types import (
 
 _log = logging.getLogger(__name__)
 
-_OVERHEAD_BYTES = 128  # of a record and its batch, beyond key, value and headers
+# Of a record and its batch, beyond key, value and headers.
+_OVERHEAD_BYTES = 128
 _HEADER_BYTES = 8
-_PART_S = 2.0  # what preparing a part may take
-_COPY_BYTES = _OVERHEAD_BYTES + 400  # with an origin, which names a topic, and a count
+# Preparing a part may take so long.
+_PART_S = 2.0
+# With an origin, which names a topic, and a count.
+_COPY_BYTES = _OVERHEAD_BYTES + 400
 _RowKey = tuple[int, int, MessageId]
 """A row's marker partition, the offset of its START, and its message."""
 
-_NOTHING = Marker(MarkerType.START)  # stands for a START that is gone
+# Stands for a START that is gone.
+_NOTHING = Marker(MarkerType.START)
 _LOST = DeadLetterReason.PAYLOAD_LOST
 
 
@@ -126,8 +130,9 @@ class Rewriter:
         self._config = config
         self._tracker = tracker
         self._rereader = rereader
-        self._random = random.Random()  # spreads copies over partitions, decides nothing
-        self._max_bytes = 0  # of the part that is prepared
+        # It spreads copies over partitions, and decides nothing.
+        self._random = random.Random()
+        self._max_bytes = 0
         # The row that a broker refused last, by its place, and how often. It is the next one to be
         # written; if another one's refusal is remembered instead, it is refused once more.
         self._refused: tuple[_RowKey | None, int] = None, 0
@@ -152,7 +157,8 @@ class Rewriter:
         self._aim(None)
         full_s = time.monotonic() + _PART_S
         for found in window:
-            if part.rows and time.monotonic() > full_s:  # each topic is asked for
+            if part.rows and time.monotonic() > full_s:
+                # Each topic is asked for, which takes time.
                 break
             if not self._rewrite_action(part, found):
                 break
@@ -200,7 +206,8 @@ class Rewriter:
 
     def _await(self, part: Part, row: Settle | Carry) -> None:
         """These messages are done without a record."""
-        self._rereader.ask_again()  # its partition may have a leader again, or its topic be there
+        # Its partition may have a leader again, or its topic be there.
+        self._rereader.ask_again()
         part.awaited.append(row)
         part.rows += size_of(row)
 
@@ -336,7 +343,8 @@ class Rewriter:
                 return False
             topic = self._messages.name
             is_done = not refusals and self._copy(part, row, start, found, decision)
-        if not is_done:  # R11: never a stall; the payload lives as long as the record that has it
+        if not is_done:
+            # It is never a stall (R11): the payload lives as long as the record that has it.
             text = f"its copy is larger than {size_limit(self._config, topic)}"
             lost = DeadLetter(_LOST, _joined(text, error))
             self._bury(part, found, start, lost, max(1, refusals), has_payload=True)
@@ -347,7 +355,8 @@ class Rewriter:
         topic, count, value = self._messages, copy.delivery_count, found.value
         origin, key = self._origin(found), start.key
         to_key: bytes | None = key
-        if self._topic:  # R37: key and headers stay the sender's, and the partition, too
+        if self._topic:
+            # Key and headers stay the sender's, and the partition, too (R37).
             headers = stamped_copy_headers(
                 start.headers, self._stamp, delivery_count=count, origin=origin
             )
@@ -418,7 +427,8 @@ class Rewriter:
                 },
             )
         to = self._spread(key, topic)
-        if to in topic.leaderless:  # nobody is promised an order of dead letters
+        if to in topic.leaderless:
+            # Nobody is promised an order of dead letters.
             to = self._any(_targets(topic))
         part.add(topic.name, to, key, value, headers)
         self._end(part, found, Outcome.DEAD_LETTERED, cut_text(why.error))

@@ -1,7 +1,7 @@
 """Signs of life of one tracker, and whether it is its turn to take over (R36).
 
-A thread beside whoever tracks: it writes signs while a start, a claim or a batch keeps the others
-busy, and stops to when these have stood still for long. The rules are in ``rules/standby.py``.
+A thread of its own writes signs while a start, a claim or a batch keeps the tracking threads busy,
+and stops when these have stood still for long. The rules are in ``markers/rules/standby.py``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ SIGN_MS = 1_000
 """Between two signs of a tracker that is active."""
 _POLL_S = 0.1
 _AGAIN_S = 1.0
-_STILL_MS = 30_000  # an owner that has not moved for so long gives no sign
+# An owner that has not moved for so long gives no sign.
+_STILL_MS = 30_000
 _CLOSE_S = 10.0
 _log = logging.getLogger(__name__)
 
@@ -45,15 +46,17 @@ class Succession:
         self._stands_by = stands_by
         self._start = secrets.token_hex(8)
         self._rules = Standby()
-        self._gives: SignKind | None = None  # what it says of itself, every ``SIGN_MS``
+        self._gives: SignKind | None = None
         self._engine = engine
         self._epoch = 0
-        self._seen_epoch = 0  # the largest of any sign
+        # The largest of any sign.
+        self._seen_epoch = 0
         self._signed_ms = 0
         self._moved_ms = 0
         self._has_joined = False
         self._is_caught_up = False
-        self._heard: set[str] = set()  # engines of other starts that live
+        # The engines of other starts that live.
+        self._heard: set[str] = set()
         self._lock = threading.Lock()
         self._changed = threading.Event()
         self._stopping = threading.Event()
@@ -172,7 +175,7 @@ class Succession:
             while not self._stopping.is_set():
                 self._take(reader.take_signs())
                 if self._has_joined:
-                    self._stopping.set()  # its tracker gives the signs of that engine
+                    self._stopping.set()
                     return
                 self._give(ticker)
                 reader.poll(_POLL_S)

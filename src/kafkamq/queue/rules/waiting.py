@@ -23,9 +23,10 @@ class Waiting(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._shards: dict[Hashable, deque[T]] = {}  # with what is handed out at the front
+        # What is handed out stands at the front of its shard.
+        self._shards: dict[Hashable, deque[T]] = {}
         self._ready: deque[tuple[Hashable, T]] = deque()
-        self._delayed: list[tuple[int, int, Hashable, T]] = []  # a heap
+        self._delayed: list[tuple[int, int, Hashable, T]] = []
         self._number = count()
 
     def __len__(self) -> int:
@@ -70,7 +71,7 @@ class Waiting(Generic[T]):
         """What was handed out comes again, as ``item``, from ``due_ms`` on."""
         waiting = self._shards.get(shard) if shard is not None else None
         if shard is not None:
-            if waiting is None:  # dropped meanwhile
+            if waiting is None:
                 return
             waiting[0] = item
         heappush(self._delayed, (due_ms, next(self._number), shard, item))

@@ -23,7 +23,8 @@ from kafkamq.queue.json_values import BodyError
 from kafkamq.queue.rules.retry import backoff_delay_ms
 
 _HEADER = "__value_schema_id"
-_FRAMES = {0: 5, 1: 17}  # bytes in front of the body
+# The bytes in front of the body, by the first of them.
+_FRAMES = {0: 5, 1: 17}
 _MAX_KNOWN = 10_000
 
 
@@ -106,7 +107,8 @@ class SchemaRegistry:
             ConfigError: A setting cannot work, or ``kafkamq[schemas]`` is not installed.
         """
         self._settings: dict[str, Any] = {
-            "max.retries": 0,  # it is asked again where nobody is kept from other work
+            # It is asked again where nobody is kept from other work.
+            "max.retries": 0,
             **(settings or {}),
             "url": url,
             "timeout": milliseconds(timeout, name="timeout", minimum=1) / 1000,
@@ -118,7 +120,8 @@ class SchemaRegistry:
         urls = str(self._settings["url"]).split(",")
         self._name = ",".join(each.strip().rpartition("@")[2] for each in urls)
         self._lock = threading.Lock()
-        self._client: tuple[int, Any] | None = None  # and its process
+        # The client belongs to the process with this id.
+        self._client: tuple[int, Any] | None = None
         self.outage = Outage(self._name)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -189,11 +192,12 @@ class Schema:
     ) -> None:  # fmt: skip
         self._given = registry, kind, schema, subject, register
         self._begin()
-        self._reader()  # says what is wrong with the schema
+        # It says what is wrong with the schema.
+        self._reader()
 
     def _begin(self) -> None:
         self._asks_nobody = self._given[1] == "protobuf"
-        self._known: set[bytes] = set()  # frames whose schemas are here
+        self._known: set[bytes] = set()
         self._lock = threading.Lock()
         self._read: Callable[[bytes, Headers], Any] | None = None
         self._write: Callable[[Any], bytes] | None = None
@@ -360,7 +364,7 @@ class Outage:
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()
-        self._failures = 0  # in a row
+        self._failures = 0
         self._until_s = 0.0
         self._error_text = ""
 

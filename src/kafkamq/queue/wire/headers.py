@@ -38,7 +38,8 @@ MAX_ERROR_BYTES = 4096
 """Error texts are cut at this many bytes of UTF-8 (R11)."""
 
 _MAX_ID_BYTES = 4096
-_MAX_ORIGIN_BYTES = 320  # a topic name has 249 at most
+# A topic name has 249 bytes at most.
+_MAX_ORIGIN_BYTES = 320
 _MAX_DELIVERY_COUNT = 0x7FFF_FFFF
 _MAX_INT64 = 0x7FFF_FFFF_FFFF_FFFF
 JUDGED = frozenset({DELIVERY_COUNT, TTL_MS, ORIGIN})
@@ -77,14 +78,17 @@ class Origin:
 class MessageHeaders:
     """The headers of a message, ours read and the user's left as they were."""
 
-    id: str = ""  # empty: the sender gave none
+    # Empty: the sender gave none.
+    id: str = ""
     delivery_count: int = 1
     ttl_ms: int | None = None
-    origin: Origin | None = None  # None: this record is the first copy
+    # None: this record is the first copy.
+    origin: Origin | None = None
     user: Headers = ()
 
 
-_NOTHING = MessageHeaders()  # shared: values of messages are never mutated
+# It is shared: values of messages are never mutated.
+_NOTHING = MessageHeaders()
 
 
 def read_message_headers(headers: Iterable[tuple[str, bytes | None]] | None) -> MessageHeaders:
@@ -126,7 +130,8 @@ def _read_own(result: MessageHeaders, name: str, value: bytes) -> None:
 
 def _decimal(value: bytes) -> int:
     """Return an ASCII decimal without sign of at most 2^63 - 1, or -1."""
-    if not value.isdigit() or len(value) > 19:  # bytes.isdigit knows ASCII only
+    if not value.isdigit() or len(value) > 19:
+        # ``bytes.isdigit`` knows ASCII only.
         return -1
     number = int(value)
     return number if number <= _MAX_INT64 else -1
@@ -238,7 +243,8 @@ def reason_of(error: BaseException) -> str:
 
 
 MAX_ID_BYTES = 1024
-_HEADER_OVERHEAD_BYTES = 8  # lengths of a name and a value
+# The lengths of a name and a value.
+_HEADER_OVERHEAD_BYTES = 8
 _UUID_BYTES = 36
 _INT64_DIGITS = 19
 OWN_HEADER_BYTES = len(ID) + _UUID_BYTES + len(TTL_MS) + _INT64_DIGITS + 2 * _HEADER_OVERHEAD_BYTES
@@ -323,7 +329,7 @@ def split_headers(headers: Sequence[Header], stamp: bytes) -> tuple[Headers, Hea
 
 
 def read_stamped_headers(headers: Sequence[Header], stamp: bytes) -> MessageHeaders:
-    """Do as ``read_message_headers``, for a record in a topic that anybody writes to; total."""
+    """Read the headers of a record in a topic that anybody writes to; total."""
     theirs, ours = split_headers(headers, stamp)
     read = read_message_headers(ours)
     return MessageHeaders(read.id, read.delivery_count, read.ttl_ms, read.origin, theirs)
@@ -354,7 +360,7 @@ def stamped(theirs: Sequence[Header], stamp: bytes, ours: Sequence[Header]) -> H
 def stamped_copy_headers(
     headers: Sequence[Header], stamp: bytes, *, delivery_count: int, origin: Origin
 ) -> Headers:
-    """Do as ``copy_headers``: those of the sender untouched, then the stamp and ours."""
+    """Return a copy's headers: those of the sender untouched, then the stamp and ours."""
     theirs, ours = split_headers(headers, stamp)
     copied = copy_headers(ours, delivery_count=delivery_count, origin=origin)
     return stamped(theirs, stamp, copied)

@@ -1,7 +1,7 @@
 """Which query hands out a queue, the one that started last (R22), and how far the queue is done.
 
 Each start of a query writes its epoch, one more than that of any start before it, into a ledger of
-the queue's, in a transaction that fences whoever is about to do the same. Before every batch the
+the queue's, in a transaction that fences any other query about to do so. Before every batch the
 query looks whether it still is the latest. So two queries on one queue, with whatever checkpoints,
 do not go on side by side: the earlier ends before its next batch. The position of the queue's group
 is committed in transactions of the same id: a query that was paused behind its look, and goes on
@@ -73,7 +73,7 @@ class QueueOwner:
                 time.sleep(random.uniform(0.02, 0.3))
 
     def check(self) -> None:
-        """Nobody started later."""
+        """Raise FencedError if another query on the queue was started later."""
         last = read_ledgers(self._opened(), [self._key]).get(self._key)
         if last is None:
             self.take()  # Kafka forgets what was committed once and never again

@@ -82,7 +82,7 @@ def by_slot(frame: DataFrame, slots: int) -> DataFrame:
     rows = rows.withColumn(IDENTITY, fn.xxhash64(*parts, fn.to_json(fn.col("headers"))))
     slot = slot_column(slots)
     rows = rows.withColumn(slot, fn.pmod(fn.col(IDENTITY), fn.lit(slots)).cast("int"))
-    # One slot, one task: by keys that Spark's hash sends where we want them (parallelism.py).
+    # One slot is one task, by keys that Spark's hash sends there (``spark/parallelism.py``).
     keys = fn.array(*(fn.lit(group_key("slot", each, slots)) for each in range(slots)))
     return rows.repartition(slots, fn.element_at(keys, fn.col(slot) + 1))
 

@@ -1,7 +1,8 @@
 """One marker partition is folded here, batch by batch, over a store of its state (R18).
 
-State is what ``rules/snapshot.py`` makes: one index, and the chunks of 4096 offsets that a batch
-touches. There is no timer and no wall clock; time comes in with the records (R1), TICKs among them.
+State is what ``markers/rules/snapshot.py`` makes: one index, and the chunks of 4096 offsets that a
+batch touches. There is no timer and no wall clock; time comes in with the records (R1), TICKs
+among them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     markers topic -> blocks of decoded markers -> one fold per marker partition -> the driver
 
 Blocks are grouped by marker partition, which partition p of n tasks folds in task p mod n
-(``parallelism.py``). A batch is one row for each, which the driver settles (``settling.py``).
+(``spark/parallelism.py``). A batch is one row for each, which the driver settles (``settling.py``).
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ that waits, at most.
 
 Spark runs a batch only when there are records. What waits for a time to pass would wait forever
 on a silent log, so the driver appends TICKs: one per partition at a start (R17), later by the
-policy of ``rules/ticks.py`` from what each batch has folded. What a TICK passes is settled behind
-the batch that reads it, so it is not written while one is under way, if it can wait.
+policy of ``markers/rules/ticks.py`` from what each batch has folded. What a TICK passes is settled
+behind the batch that reads it, so it is not written while one is under way, if it can wait.
 A partition that rests gets a TICK an hour, too: without a batch nobody commits its position, and
 Kafka forgets one of a group that is silent for days.
 """
@@ -39,7 +39,7 @@ from kafkamq.markers.tracker.ledger import MAX_OPEN, Claim, Ledger, LedgerKey, O
 from kafkamq.markers.tracker.metrics import observe_lateness
 from kafkamq.markers.tracker.partition import Awaited
 from kafkamq.markers.tracker.records import Ticker
-from kafkamq.markers.tracker.settlement import SettlementError, SettleReport, Settlers
+from kafkamq.markers.tracker.settlement import SettlementError, SettleReport, SettlerPool
 from kafkamq.markers.wire.records import TrackerStatus, decode_status
 from kafkamq.runtime.jobs import Workers
 from kafkamq.spark.blocks import decode_actions
@@ -103,7 +103,7 @@ class RowSettling:
         self._partitions: dict[int, _Partition] = {}
         first = LedgerKey.of_markers(config, 0).transactional_id
         self._admin = Admin(config, kept_groups={first})
-        self._settlers = Settlers(config, tracker)
+        self._settlers = SettlerPool(config, tracker)
         self._workers = Workers(_THREADS, name="kafkamq-tracker")
         for _ in range(_THREADS):
             self._workers.submit(self._settlers.add, lambda _: None, _raise)

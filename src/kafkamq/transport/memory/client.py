@@ -261,13 +261,15 @@ class Transactional:
         self._transaction_ms = int_of(settings, 60_000, "transaction.timeout.ms")
         self._state = _State.INIT
         self._epoch = -1
-        self._partitions: set[Partition] = set()  # that were added to the transaction
+        self._partitions: set[Partition] = set()
         self._has_offsets = False
         self._skipped: set[Partition] = set()
-        self._failed = 0  # deliveries of the transaction
+        # How many deliveries of the transaction have failed.
+        self._failed = 0
         self._abortable: KafkaError | None = None
         self._fatal: KafkaError | None = None
-        self._unraised: KafkaError | None = None  # a fatal error that poll or flush has to raise
+        # A fatal error that poll or flush has to raise.
+        self._unraised: KafkaError | None = None
 
     @property
     def _may_produce(self) -> bool:
@@ -440,7 +442,7 @@ class Transactional:
             self._end(deadline_s, is_committed=True)
 
     def abort_transaction(self, timeout: float = -1) -> None:
-        """Do as confluent_kafka's does, which begins with a purge, and serves its reports."""
+        """Purge what is queued and serve its reports, then abort, as confluent_kafka does."""
         deadline_s = time.monotonic() + (timeout if timeout >= 0 else 1e9)
         with self.cluster.changed:
             self._require(_State.OPEN, _State.ABORTABLE, _State.ABORTING)
@@ -454,7 +456,8 @@ class Transactional:
     def _flush(self, deadline_s: float) -> None:
         try:
             left = self.flush(max(0.0, deadline_s - time.monotonic()))
-        except KafkaException:  # fatal: ``_require`` raises it
+        except KafkaException:
+            # It is fatal: ``_require`` raises it.
             left = 0
         if left:
             text = (

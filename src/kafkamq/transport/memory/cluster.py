@@ -62,8 +62,8 @@ class MemoryKafka(State):
 
     def __init__(self, name: str, *, now_ms: Callable[[], int] = _wall_ms) -> None:
         super().__init__(now_ms)
-        self.name = name  # what stands behind ``memory://``
-        self.settings = dict(BROKER_SETTINGS)  # the broker's
+        self.name = name
+        self.settings = dict(BROKER_SETTINGS)
         self.groups = Groups(self)
         self.transactions = Transactions(self, self.groups.keep_known)
         self._last_id = 0
@@ -134,7 +134,7 @@ class MemoryKafka(State):
 
     def _topics_changed(self) -> None:
         self.groups.topics_changed()
-        self.due(0.0)  # records may have waited for the topic
+        self.due(0.0)
         self.changed.notify_all()
 
 
@@ -179,18 +179,24 @@ class Member:
     def __init__(self, client: GroupClient, member_id: str) -> None:
         self.id = member_id or f"{client.client_id}-{uuid.uuid4()}"
         self.client = client
-        self.topics: list[str] = []  # that it wants
-        self.owned: set[PartitionId] = set()  # it holds these until it says otherwise
-        self.assigned: set[PartitionId] = set()  # to hold; of the consumer protocol: it may
-        self.epoch = 0  # the generation that it has been told of
-        self.has_joined = False  # in this round
-        self.is_removed = False  # the coordinator has dropped it; it does not know yet
-        self.hears_s = math.inf  # when its next heartbeat tells it what is new
+        # The topics that it wants.
+        self.topics: list[str] = []
+        # It holds these until it says otherwise.
+        self.owned: set[PartitionId] = set()
+        # What it is to hold; by the consumer protocol, what it may hold.
+        self.assigned: set[PartitionId] = set()
+        # The generation that it has been told of.
+        self.epoch = 0
+        self.has_joined = False
+        # The coordinator has dropped it, which it does not know yet.
+        self.is_removed = False
+        # When its next heartbeat tells it what is new.
+        self.hears_s = math.inf
         self.silent_since_s = math.inf
 
 
 class Group:
-    """It is one group with members; either protocol."""
+    """One group and its members, by either protocol."""
 
     def __init__(self, cluster: State, name: str, *, is_classic: bool) -> None:
         self.name = name
@@ -258,7 +264,8 @@ class Group:
         for member in self.members.values():
             member.has_joined, member.epoch = False, self.generation
             member.assigned = found[member.id]
-            if strategy == "cooperative-sticky":  # what another one holds must be revoked first
+            if strategy == "cooperative-sticky":
+                # What another one holds must be revoked first.
                 for other, places in owned.items():
                     if other != member.id:
                         member.assigned -= places
@@ -342,9 +349,9 @@ class Groups:
         self._cluster = cluster
         self.offsets: dict[str, dict[PartitionId, Committed]] = {}
         self.groups: dict[str, Group] = {}
-        self.clients: dict[GroupClient, None] = {}  # those that are subscribed
-        self.on_kept: Callable[[str, PartitionId, Committed], None] | None = None  # a test's
-        self.on_known: Callable[[str, PartitionId, int], None] | None = None  # a test's, too
+        self.clients: dict[GroupClient, None] = {}
+        self.on_kept: Callable[[str, PartitionId, Committed], None] | None = None
+        self.on_known: Callable[[str, PartitionId, int], None] | None = None
 
     def group(self, name: str, *, is_classic: bool) -> Group:
         """Get the group, made when it is first asked for; an empty one takes the new protocol."""
@@ -521,7 +528,8 @@ def _sticky(
             free.append((place, able))
     for place, able in free:
         found[min(able, key=lambda member: len(found[member]))].add(place)
-    for place in places:  # the first ones move, as librdkafka has it
+    # The first ones move, as librdkafka has it.
+    for place in places:
         able = [member for member in found if place[0] in topics[member]]
         holder = next((member for member in able if place in found[member]), None)
         if holder is None:
@@ -542,7 +550,7 @@ class _TransactionalId:
     epoch: int = -1
     timeout_s: float = 0.0
     open: Transaction | None = None
-    last_was_committed: bool | None = None  # of this epoch
+    last_was_committed: bool | None = None
 
 
 class Transactions:

@@ -29,7 +29,7 @@ _OUT_OF_RANGE = (
     "fetch failed due to requested offset not available on the broker: Broker: Offset out of range"
     f" (broker {BROKER_ID})"
 )
-_COMMITTED_ONES = (OFFSET_INVALID, OFFSET_STORED)  # where the group is
+_COMMITTED_ONES = (OFFSET_INVALID, OFFSET_STORED)
 _NO_COMMIT = "no previously committed offset available: Local: No offset stored"
 
 
@@ -37,10 +37,14 @@ class _Reading:
     __slots__ = ("asks_s", "eof_at", "first", "offset", "position", "ready_s")
 
     def __init__(self, first: int) -> None:
-        self.first = first  # as it was assigned
-        self.asks_s = -1.0  # when a broker is asked for the partition; negative: it is known
-        self.ready_s = -1.0  # when the first fetch comes back; negative: none was sent
-        self.offset: int | None = first  # None: it stands still
+        # The offset as it was assigned.
+        self.first = first
+        # When a broker is asked for the partition; negative: it is known.
+        self.asks_s = -1.0
+        # When the first fetch comes back; negative: none was sent.
+        self.ready_s = -1.0
+        # None: it stands still.
+        self.offset: int | None = first
         self.position = OFFSET_INVALID
         self.eof_at = -1
 
@@ -59,7 +63,8 @@ class Consumer(Membership, Commits):
         self._readings: dict[PartitionId, _Reading] = {}
         self._paused: set[PartitionId] = set()
         self._events: deque[Message] = deque()
-        self._bounds: dict[PartitionId, tuple[int, int]] = {}  # as the last fetch told
+        # As the last fetch told.
+        self._bounds: dict[PartitionId, tuple[int, int]] = {}
         self._turn = 0
 
     def kill(self) -> None:
@@ -367,7 +372,8 @@ class Consumer(Membership, Commits):
         prefix = "Failed to get watermark offsets: "
 
         faults = self.cluster.faults
-        if place in faults.offline and not faults.separates(self):  # brokers tell of no leader
+        if place in faults.offline and not faults.separates(self):
+            # Brokers tell of no leader.
             raise failure(KafkaError._UNKNOWN_PARTITION, prefix + "Local: Unknown partition")
 
         def ask() -> tuple[int, int]:

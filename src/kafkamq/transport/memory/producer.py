@@ -25,7 +25,8 @@ from kafkamq.transport.memory.state import (
 )
 from kafkamq.types import PartitionId
 
-_BATCH_BYTES = 70  # of a batch and a record besides what is in it
+# The bytes of a batch and a record besides what is in it.
+_BATCH_BYTES = 70
 _HEADER_BYTES = 4
 _NO_TIMESTAMP = (0, -1)
 _log = logging.getLogger(__name__)
@@ -86,9 +87,11 @@ class Producer(Transactional, Client):
         self._is_murmur2 = "murmur2" in str(settings.get("partitioner", ""))
         propagation_ms = int_of(settings, 30_000, "topic.metadata.propagation.max.ms")
         self._propagation_s = propagation_ms / 1000
-        self._missing: dict[str, float] = {}  # topics, and since when
+        # Topics, and since when they are missing.
+        self._missing: dict[str, float] = {}
         self._queues: dict[PartitionId, deque[_Queued]] = {}
-        self._unanswered: list[_Queued] = []  # appended, though nobody will tell
+        # What is appended, though nobody will tell.
+        self._unanswered: list[_Queued] = []
         self._reports: deque[_Queued] = deque()
         self._count = 0
 
@@ -221,7 +224,8 @@ class Producer(Transactional, Client):
             self._report(queued, kafka_error(KafkaError._MSG_TIMED_OUT))
         for place, waiting in list(self._queues.items()):
             while waiting:
-                queued = waiting.popleft()  # first: an error may purge what waits
+                # This comes first: an error may purge what waits.
+                queued = waiting.popleft()
                 if queued.deadline_s <= now_s:
                     self._report(queued, kafka_error(KafkaError._MSG_TIMED_OUT))
                 elif self._fatal is not None or not self._send(queued, now_s):
@@ -240,7 +244,8 @@ class Producer(Transactional, Client):
         again_s = queued.not_before_s if queued.not_before_s > now_s else math.inf
         faults = self.cluster.faults
         if again_s > queued.deadline_s and faults.separates(self, queued.place):
-            again_s = now_s + 0.05  # faults end without a word
+            # Faults end without a word.
+            again_s = now_s + 0.05
         self.cluster.due(min(queued.deadline_s, again_s))
         self.cluster.keep(self, has_backlog=True)
 

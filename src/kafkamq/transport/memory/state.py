@@ -20,7 +20,8 @@ from confluent_kafka import (
 from kafkamq.types import PartitionId
 
 _LONGEST_WAIT_S = 1.0
-_LOOK_S = 0.02  # between two looks at faults; those who wait would wake each other without an end
+# Between two looks at faults: waiting threads would else wake each other without end.
+_LOOK_S = 0.02
 
 
 class _Pumped(Protocol):
@@ -31,7 +32,7 @@ class _Pumped(Protocol):
 
 
 class State:
-    """It is the lower half of ``MemoryKafka``."""
+    """The lower half of ``MemoryKafka``: its topics and groups, its clock and its faults."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self.now_ms = now_ms
@@ -55,7 +56,8 @@ class State:
     def tick(self) -> float:
         """Do what is due; the monotonic time."""
         now_s = time.monotonic()
-        is_disturbed = bool(self.faults.cut) or self.faults.is_down  # which begins without a word
+        # Faults begin without a word.
+        is_disturbed = bool(self.faults.cut) or self.faults.is_down
         if now_s >= self._due_s or (is_disturbed and now_s >= self._looks_s):
             self._due_s, self._looks_s = math.inf, now_s + _LOOK_S
             self._work(now_s)

@@ -26,7 +26,7 @@ from kafkamq.queue.dead_letters import redriven_place
 from kafkamq.transport.admin import Admin, TopicInfo
 from kafkamq.transport.errors import is_fatal
 from kafkamq.transport.follower import Follower
-from kafkamq.transport.record import Record, place_of
+from kafkamq.transport.record import Record
 from kafkamq.types import PartitionId
 from kafkamq.web.index.fold import Fold, MarkerLog
 from kafkamq.web.index.live import MAX_RUNS, Counts, MarkerLag, Picture, Run, open_runs
@@ -34,7 +34,7 @@ from kafkamq.web.index.schema import delete_index, make_indexes, open_index, siz
 
 MAX_POLLED = 5000
 _WAIT_S = 0.25
-_WRITE_ROWS = 50_000
+_WRITE_EVENTS = 500_000
 _WRITE_S = 0.5
 _FIRST_WRITE_S = 5.0  # of the first reading: each write has a price for each queue
 _PICTURE_S = 0.5  # at most so often; and at most a tenth of the time
@@ -220,15 +220,16 @@ class Following:
         records = self._follower.poll(MAX_POLLED, _WAIT_S)
         if self._follower.outside:
             self._place_again()
-        for place, group in groupby(records, place_of):
-            self._take(place, list(group))
+        for number, same in groupby(records, Record.partition):
+            for topic, group in groupby(same, Record.topic):
+                self._take((topic or "", number or 0), list(group))
         for place, end in self._follower.ends.items():
             self._next[place] = max(self._next.get(place, 0), end)
         self._read += len(records)
         self._is_unwritten |= bool(records)
         pause_s = _FIRST_WRITE_S if self._behind() else _WRITE_S
         is_time = time.monotonic() - self._written_s > pause_s
-        if self.fold.pending > _WRITE_ROWS or is_time:
+        if self.fold.pending > _WRITE_EVENTS or is_time:
             self.write()
             if not self._is_indexed and not self._behind():
                 make_indexes(self._connection)
@@ -302,6 +303,7 @@ class Following:
     def forget(self) -> None:
         """Delete what is too old, or what is more than there is room for."""
         options, connection = self._options, self._connection
+        self.write()  # rows of what is deleted do not come later
         oldest_ms = round(time.time() * 1000) - options.keep_ms
         old = [
             number

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from kafkamq.markers.rules.hold import DUE, HELD, PAGE_BITS, STATE, Hold
-from kafkamq.markers.rules.redelivery import RedeliveryTracker
+from kafkamq.markers.rules.hold import DUE, HELD, PAGE_BITS, STATE
 from kafkamq.markers.wire.records import TrackerStatus
-from kafkamq.web.index.fold import Chunks, Fold
-from kafkamq.web.index.rows import CHUNK_BITS, CHUNK_OFFSETS, MARKERS, MESSAGES, place_of
+from kafkamq.web.index.fold import Fold
+from kafkamq.web.index.rows import CHUNK_OFFSETS, MARKERS, MESSAGES, place_of
 
 MAX_RUNS = 200_000  # of one picture; what is beyond is counted and not listed
 STATES = ("in flight", "delayed", "due")
@@ -90,34 +89,21 @@ class Picture:
 
 def open_runs(fold: Fold, ages_ms: Mapping[int, int]) -> Iterator[Run]:
     """Find what is open, by marker partition; ``ages_ms``: since each one's clock was moved."""
-    for partition, log in fold.markers.items():
-        now_ms = log.tracker.clock_ms + ages_ms.get(partition, 0)
-        for leaf in log.tracker.table.leaves():
-            of_schedule, topic_id, _, number = leaf.log.key
+    for marked, log in fold.markers.items():
+        tracker, now_ms = log.tracker, log.tracker.clock_ms + ages_ms.get(marked, 0)
+        for leaf in tracker.table.leaves():
+            of_schedule, topic_id, _, partition = leaf.log.key
             if topic_id and fold.topic_id and topic_id != fold.topic_id:
                 continue
             for page, hold in zip(leaf.pages, leaf.holds, strict=True):
-                offset = page * PAGE_BITS
-                place = place_of(MARKERS if of_schedule else MESSAGES, number, offset)
-                yield from _runs(fold.chunks, log.tracker, hold, place, of_schedule, now_ms)
-
-
-def _runs(
-    chunks: Chunks,
-    tracker: RedeliveryTracker,
-    hold: Hold,
-    place: int,
-    of_schedule: bool,
-    now_ms: int,
-) -> Iterator[Run]:
-    chunk = chunks.get(place >> CHUNK_BITS, changes=False)
-    at = place & CHUNK_OFFSETS - 1
-    until_ms = hold.deadline_ms if hold.flags & DUE else tracker.changes_at(hold, of_schedule)
-    state = _DUE if hold.flags & DUE else _IN_FLIGHT if hold.flags & STATE == HELD else _DELAYED
-    consumer_id = "" if hold.holder is None else hold.holder.consumer_id
-    queues = chunk.by_queue(hold.bits << at)
-    for queue in queues:
-        bits = hold.bits if len(queues) == 1 else chunk.bits_of(queue, hold.bits << at) >> at
-        yield Run(
-            queue, place, bits, state, consumer_id, hold.begin_ms, until_ms - now_ms, of_schedule
-        )
+                place = place_of(MARKERS if of_schedule else MESSAGES, partition, page * PAGE_BITS)
+                until_ms = tracker.changes_at(hold, of_schedule)
+                state = _IN_FLIGHT if hold.flags & STATE == HELD else _DELAYED
+                if hold.flags & DUE:
+                    state, until_ms = _DUE, hold.deadline_ms
+                facts = hold.begin_ms, until_ms - now_ms, of_schedule
+                consumer_id = "" if hold.holder is None else hold.holder.consumer_id
+                number, at = divmod(place, CHUNK_OFFSETS)
+                found = fold.chunks.get(number, changes=False).by_queue(hold.bits << at)
+                for queue, bits in found.items():
+                    yield Run(queue, place, bits >> at, state, consumer_id, *facts)
