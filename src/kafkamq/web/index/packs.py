@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, compress, count, pairwise
 from struct import Struct
 
-PACK_OFFSETS = 1024  # each write has all of a pack that has grown
+# Each write has all of a pack that has grown.
+PACK_OFFSETS = 1024
 _BITS = bytes.maketrans(b"01", b"\0\1")
 _EVENT = Struct("<qqHBIIQH")
 
@@ -37,7 +38,8 @@ class Pack:
         """Read a row, or make a pack without messages."""
         bits, queues, times, ids, keys, headers = columns or (b"",) * 6
         self.place = place
-        self.bits = int.from_bytes(bits, "little")  # bit i: there is a message at ``place`` + i
+        # Bit i: there is a message at ``place`` + i.
+        self.bits = int.from_bytes(bits, "little")
         self.queues, self.times = array("I", queues), array("q", times)
         self.ids, self.keys = (_unpack_texts(each, messages) for each in (ids, keys))
         self.headers = _unpack_texts(headers, messages) or [b""] * messages
