@@ -27,6 +27,10 @@ class WebClient:
         body = json.dumps(data).encode()
         return self._ask(urllib.request.Request(f"{self.address}api/{path}", body, headers))
 
+    def page(self, path: str) -> str:
+        with urllib.request.urlopen(f"{self.address}{path}", timeout=within(60)) as answer:
+            return str(answer.read().decode())
+
     def send_form(self, path: str, **fields: str) -> str:
         """The page that follows a form."""
         body = urlencode({**fields, "csrf": self._token}).encode()

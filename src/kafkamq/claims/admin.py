@@ -39,9 +39,7 @@ from kafkamq.types import MarshalRecord, MarshalType, PartitionId
 
 Position: TypeAlias = int | str | datetime
 """An offset, ``"earliest"``, ``"latest"``, or the first message at or after a time."""
-# Stands in place of an offset.
 _UNDER_WAY = 2**63
-# So long is waited beyond the slowest member's heartbeat.
 _PATIENCE_S = 5.0
 _MAX_DRIFT_S = 1.0
 # Brokers whose clocks differ never agree.
@@ -54,10 +52,8 @@ class ResetPhase(Enum):
     """How far a change of positions is."""
 
     PAUSING = "pausing"
-    # What is claimed is held, at the old positions.
     CLAIMING = "claiming"
     MOVING = "moving"
-    # What is held is given back, at the old positions.
     RESTORING = "restoring"
     RESUMING = "resuming"
     OVER = "over"
@@ -108,7 +104,6 @@ class PositionChange:
         self._claimants: dict[PartitionId, Claimant] = {}
         self._next_try_ms: dict[PartitionId, int] = {}
         self._last_end: dict[PartitionId, End] = {}
-        # The log says that the pause has ended.
         self.is_resumed = False
 
     @property

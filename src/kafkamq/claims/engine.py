@@ -76,7 +76,6 @@ class Fence:
         self._group_metadata = group_metadata
         self._is_initialised = False
         self._last_ticket = -1
-        # Held in the application's transactions, and while positions are committed.
         self._lock = threading.Lock()
         self._is_over = False
 
@@ -173,7 +172,6 @@ class ClaimSession:
     start: Fetch | None = None
     is_takeover: bool = False
     wake_ms: int = -NEVER_MS
-    # The last record that asked for it, and was judged.
     heard_at: int = -1
     open_commits: int = 0
 
@@ -267,19 +265,19 @@ class OffsetService:
                 counts[topic] = self._client.partition_count(topic)
             except KafkaMQError as error:  # noqa: PERF203 - a handful of topics
                 if is_retriable(error):
-                    # No broker answers.
                     return
         answer(counts)
 
     def fence(self, topic: str, partition: int) -> Fence:
-        """Return a fence for a partition that is about to be claimed."""
         return Fence(self._config, self._group, topic, partition, self._membership)
 
     def end(self, fence: Fence) -> None:
         """End its client, off this thread."""
-        with suppress(RuntimeError):
-            # It is closed, and the client ends with its last reference.
+        try:
             self._fences.submit(fence.close)
+        except RuntimeError:
+            # The pool has ended before the claim did. A fence that nobody closes keeps its thread.
+            threading.Thread(target=fence.close, name="kafkamq-fence", daemon=True).start()
 
     # ---- looking up
 

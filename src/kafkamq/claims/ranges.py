@@ -37,7 +37,7 @@ from kafkamq.claims.rules.ranges import (
 )
 from kafkamq.claims.rules.steps import Delivery
 from kafkamq.claims.wire.marshal import coordination_partition
-from kafkamq.config import ServiceConfig, milliseconds, one_of, wait_seconds
+from kafkamq.config import Options, ServiceConfig, one_of, wait_seconds
 from kafkamq.errors import (
     BrokerError,
     ConfigError,
@@ -56,7 +56,6 @@ from kafkamq.transport.record import Record
 from kafkamq.types import RangeType
 
 _log = logging.getLogger(__name__)
-# The log's ends are asked for so often.
 _ENDS_S = 0.5
 _SLICE_S = 0.1
 _JOIN_S = 1.0
@@ -75,8 +74,6 @@ register(globals())
 
 
 class _RangeEngine(LogEngine):
-    """The log of range claims, and what one member writes to it."""
-
     # A member that tells of what is abandoned may be away for a while.
     window_intervals = 20
     state: RangeLog
@@ -95,7 +92,6 @@ class _RangeEngine(LogEngine):
     ) -> None:
         """``join`` makes the member when the log is known."""
         super().__init__(config, ranges, interval_ms=interval_ms, owner="RangeClaims")
-        # The ends of the partitions that are worked on.
         self.ends: dict[int, int] = {}
         self._work = topic
         self._group_id = group_id
@@ -191,7 +187,6 @@ class _RangeEngine(LogEngine):
             self._offsets.serve()
             for pending in self._begun:
                 if pending.error is not None:
-                    # It is committed again.
                     for each in pending.offsets:
                         self._committed.pop(each.partition, None)
             self._begun = [each for each in self._begun if not each.is_answered]
@@ -314,10 +309,10 @@ class RangeClaims:
         group_id: str,
         size: int = 1000,
         ahead: int = 1,
-        delivery: str = "at-least-once",
+        delivery: str = Options.delivery.default,
         range_topic: str = RANGE_TOPIC,
         heartbeat_interval: float | timedelta = 3.0,
-        on_data_loss: str = "raise",
+        on_data_loss: str = Options.on_data_loss.default,
         kafka: Mapping[str, str] | None = None,
     ) -> None:
         """Join the members that share the group's partitions, and begin to claim ranges.
@@ -344,9 +339,9 @@ class RangeClaims:
             check_id(name, value)
         if size < 1 or ahead < 0:
             raise ConfigError(f"size is {size} and ahead {ahead}: they must be >= 1 and >= 0")
-        if on_data_loss not in ("raise", "skip"):
-            raise ConfigError(f"on_data_loss is {on_data_loss!r}: it must be 'raise' or 'skip'")
-        self.topic, self.group_id = topic, group_id
+        Options.on_data_loss.check(on_data_loss)
+        self.topic = topic
+        self.group_id = group_id
         self._labels = (group_id, topic)
         self.is_once = one_of(Delivery, "delivery", delivery) is Delivery.AT_MOST_ONCE
         self._skips = on_data_loss == "skip"
@@ -358,7 +353,7 @@ class RangeClaims:
         self._ending: dict[int, int] = {}
         self._under_way: dict[int, RangeWrite] = {}
         self._polling = threading.Lock()
-        interval_ms = milliseconds(heartbeat_interval, name="heartbeat_interval", minimum=500)
+        interval_ms = Options.heartbeat_interval.convert(heartbeat_interval)
         config = ServiceConfig(bootstrap_servers=bootstrap_servers, kafka=dict(kafka or {}))
         with Admin(config) as admin:
             ranges = require_topic(admin, range_topic, rules="safe", interval_ms=interval_ms)
@@ -393,7 +388,6 @@ class RangeClaims:
         self.close()
 
     def __iter__(self) -> Iterator[ClaimedRange]:
-        """Yield ranges, until ``stop``."""
         while not self._is_stopped:
             found = self.next_range(1.0)
             if found is not None:
@@ -422,7 +416,6 @@ class RangeClaims:
         return None
 
     def _to_give(self) -> list[tuple[int, HeldRange]]:
-        """Return what the application does not have, and has messages for it."""
         engine = self.engine
         with engine.lock:
             return [
@@ -446,7 +439,6 @@ class RangeClaims:
 
     @property
     def is_stopped(self) -> bool:
-        """Return whether ``stop`` or ``close`` was called."""
         return self._is_stopped
 
     def stop(self) -> None:
@@ -536,9 +528,7 @@ class RangeClaims:
         while claimed.position < claimed.next and not self._is_stopped:
             self._require(claimed)
             if self._reading is not claimed:
-                # What is read of another one is not of this one.
                 self._reading = claimed
-                # It may have been left before.
                 self._given.add(claimed.token)
                 self._data.drop(self._data.places - {place})
                 if self._skips:

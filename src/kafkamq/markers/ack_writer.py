@@ -45,24 +45,20 @@ from kafkamq.transport.errors import KafkaError, broker_error, is_retriable
 from kafkamq.transport.record import Record
 from kafkamq.types import DeadLetterReason, MessageBatch, Outcome
 
-# ``wait=True`` waits so long at most: every END is confirmed or failed after 30 s.
+# The longest wait of ``wait=True``: every END is confirmed or failed after 30 s.
 WAIT_TIMEOUT_S = 60.0
 # Verdicts that follow each other more closely are written together (R30).
 LINGER_MS = 5
-# A lease is renewed after a third of its timeout (R7).
 RENEWALS_PER_TIMEOUT = 3
 MAX_SLEEP_MS = 1000
-# A keeper that has not beaten for so long is taken for hung.
 MAX_BEAT_S = 15.0
 # The log time of an END without a delivery report; in a report -1 says that Kafka gave none.
 UNREPORTED = -2
 _SLICE_S = 0.25
-# The keeper waits so long for reports that a thread waits for, and so long between two such waits.
 _REPORTS_S = 0.05
 _TURN_MS = 5
 _ACK = Outcome.ACK
 _LEASE = attrgetter("_lease")
-# Partition and offset, and the log that they are of.
 _MessageKey = tuple[int, int, tuple[bytes, int]]
 _OF_OUTCOME = {
     Outcome.ACK: catalog.ACKED,
@@ -118,12 +114,9 @@ class AckWriter:
         self.is_kept = False
         self._waiting: dict[Bell, None] = {}
         self.lost_leases = LostLeases(self.queue_id, on_lease_lost, state.queue.max_in_flight)
-        # Held from taking verdicts or failed ENDs until they are written.
         self._writing = threading.Lock()
-        # When the first verdict came that ``serve`` has not looked for since.
         self._noted_ms = 0
         self._failed: deque[EndRecord] = deque()
-        # ENDs of what nobody saw: under way, and not in the log.
         self._unseen: dict[EndRecord, None] = {}
         self._running_out: deque[EndRecord] = deque()
         # ENDs that are not delivered, also those that have failed.
@@ -170,7 +163,7 @@ class AckWriter:
             self.state.keeper.ring()
 
     def gathering_s(self) -> float:
-        """So long the verdicts that were given wait for more (R30)."""
+        """Return how long the verdicts that were given still wait for more (R30)."""
         noted_ms = self._noted_ms
         return max(0, noted_ms + LINGER_MS - monotonic_ms()) / 1000 if noted_ms else 0.0
 
@@ -202,7 +195,7 @@ class AckWriter:
             raise
 
     def _ends_of(self, parts: Iterable[Lease]) -> list[EndRecord]:
-        """ENDs that say the verdicts of these: one for all that it can name (R30)."""
+        """Return the ENDs of these, one for all that it can name (R30)."""
         groups: dict[tuple[int, str, Verdict], list[Lease]] = {}
         for part in parts:
             same = part.marker_partition, part.holder_id, part.verdict
@@ -337,7 +330,6 @@ class AckWriter:
                 message._lease = own
                 leases.keep(own)
             except KeyError:
-                # Another thread has acked it just now.
                 lease.uncollected.add(offset)
                 self.refuse(message, Refusal.ACKNOWLEDGED_BEFORE)
             except BaseException:
@@ -439,7 +431,6 @@ class AckWriter:
     # What is known of leases.
 
     def handed_out(self, messages: Sequence[MarkersMessage]) -> None:
-        """The application has them now."""
         if self._on_lease_lost is not None:
             for message in messages:
                 lease = message._lease
@@ -499,7 +490,6 @@ class AckWriter:
     # Served by the keeper, and by every thread that waits for a report.
 
     def serve(self) -> None:
-        """Write what was given, and what failed."""
         # It comes first: the verdict that comes next rings.
         self._noted_ms = 0
         if self._running_out:

@@ -36,11 +36,8 @@ from kafkamq.queue.namespace import Namespace
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.types import Outcome
 
-# The interpreter's end waits so long.
 MAX_EXIT_S = 5.0
-# Leaving the group takes so long at most.
 _LEAVE_S = 10.0
-# Each step of an end whose time is over takes so long.
 _LEAST_S = 0.5
 _SLICE_S = 0.25
 _YIELD_S = 1e-6
@@ -128,6 +125,10 @@ class MarkersConsumer(Consumer):
         self.intake.start()
 
     @property
+    def consumer_id(self) -> str:
+        return self._state.leases.consumer_id
+
+    @property
     def in_flight(self) -> int:
         return self._state.leases.open_count
 
@@ -173,7 +174,6 @@ class MarkersConsumer(Consumer):
     def _wait_for(
         self, taken: list[Message], n: int, start: int, timeout: float | timedelta
     ) -> None:
-        """Say what is wanted, and wait until some of it is ready."""
         state, intake = self._state, self.intake
         deadline_s = time.monotonic() + wait_seconds(timeout, may_be_endless=True)
         self._ack_writer.hurry()

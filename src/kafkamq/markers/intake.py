@@ -29,46 +29,34 @@ from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.commits import GroupOffsets, PendingCommit
 from kafkamq.transport.errors import broker_error, is_retriable
 
-# A transaction waits for so many messages, and for so long.
 MAX_GATHERED = 1000
 GATHER_MS = 50
-# Messages that are handed out so many at once, and used up so fast, let the next ones be STARTed
-# while the application works; on queues with such a redelivery timeout, or a longer one.
+# A hand-out of these messages that is used up within this lets the next ones be STARTed while the
+# application works, on queues with this redelivery timeout at least.
 AHEAD_COUNT = 500
 AHEAD_MS = 100
 MIN_TIMEOUT_MS = 5000
-# STARTs of a marker partition that does not answer are waited for so long.
 PATIENCE_MS = 1000
-# Other queues' messages are committed this often.
 COMMIT_INTERVAL_MS = 1000
-# Then a commit is given up (R5: bounded).
 COMMIT_TIMEOUT_S = 10.0
-# An intake that has not turned for so long is taken for hung.
 MAX_AGE_S = 15.0
-# Behind so many records of one poll there are more: these are read first.
+# Records of one poll behind which there are more: these are read first.
 MANY = 100
 # One wait for reports of STARTs, or for the answer to a commit, which comes late anyway.
 _SENT_S = 0.002
 _OUTAGE_S = 0.02
-# One wait for the answer to a commit, and one that a receive waits for.
 _COMMIT_S = 0.0003
 _AWAITED_S = 0.0001
 # The longest wait in the client, which cannot be woken.
 _BLOCK_S = 0.25
-# The pause between two polls while nothing is wanted.
 _IDLE_S = 0.1
-# So often it is looked whether there is room, and R6 is asked.
 _GATE_S = 0.02
-# So many failures wait for a receive; more are logged.
 _MOST_FAILURES = 10
-# The pause behind STARTs or a commit that failed, doubled each time up to the longest.
 RETRY_S = 0.1
 MAX_RETRY_S = 1.0
-# The pause between two polls while there is room for no more.
 _FULL_MS = 500
 # What is ready is released before this share of its longest lease is left.
 _BEFORE = 8
-# A demand whose receive has returned is forgotten after this.
 _LINGER_S = 0.1
 _log = logging.getLogger(__name__)
 
@@ -79,10 +67,8 @@ class Demand:
     __slots__ = ("count", "start", "until_s")
 
     def __init__(self, count: int, start: int, deadline_s: float) -> None:
-        # The messages of one receive, and what is to be STARTed together with what is ready.
         self.count = count
         self.start = start
-        # A next receive goes on with it until this monotonic time.
         self.until_s = deadline_s + _LINGER_S
 
 
@@ -123,30 +109,21 @@ class Intake:
         self._last_start = self._last_count = 0
         self._commit: PendingCommit | None = None
         self._starts: dict[int, int] = {}
-        # When a commit was answered last, and when the present one set out.
         self._committed_ms = monotonic_ms()
         self._began_s = 0.0
-        # So long the last commits took.
         self._usual_s = 0.0
-        # What is in a transaction, and since when messages are gathered for one.
         self._step: Step | None = None
         self._transaction: Transaction | None = None
         self._gather_ms = 0
-        # Partitions that wait for STARTs without an answer.
         self._late: set[int] = set()
         self.under_way_count = 0
-        # Others are STARTed for the present demand.
         self._is_ahead = False
         self._block_s = 0.0
-        # Commits that may be made yet.
         self._given_up: list[PendingCommit] = []
-        # Nothing is committed or STARTed before this time.
         self._retry_s = self._pause_s = 0.0
-        # The last poll brought records, and there is room for more.
         self._has_more = False
         self._polled_ms = monotonic_ms()
         self._is_ending = False
-        # Nothing is STARTed any more; and then nothing is under way.
         self._no_more = threading.Event()
         self._is_drained = threading.Event()
         self._drain_s = 0.0
@@ -219,7 +196,6 @@ class Intake:
             # What is next is read while brokers write what was sent.
             return
         if self._starter.is_waiting:
-            # The longer it takes, the more seldom it is looked.
             waited_s = (monotonic_ms() - self._starter.oldest_ms) / 1000
             self._starter.wait(max(_SENT_S, min(_OUTAGE_S, waited_s / 4)))
             return
@@ -229,7 +205,8 @@ class Intake:
             waited_s = time.monotonic() - self._began_s
             is_awaited = self.demand is not None and not self.ready
             least_s = _AWAITED_S if is_awaited else _COMMIT_S
-            # Most commits take as long as those before: each look earlier than that costs a turn.
+            # Most commits take as long as those before, of which ``_usual_s`` tells: each look
+            # earlier than that costs a turn.
             early_s = self._usual_s * 3 / 4 - waited_s
             bell.wait(max(least_s, min(_OUTAGE_S, max(waited_s / 4, early_s))))
             return
@@ -265,7 +242,6 @@ class Intake:
         self._has_more = count >= MANY and self.pipeline.startable_count < wanted
 
     def _wanted(self) -> int:
-        """Return messages that are asked for now, or will be soon."""
         if self._no_more.is_set():
             return 0
         demand = self.demand
@@ -275,7 +251,7 @@ class Intake:
         return self._last_start if self.is_fast else 0
 
     def _room(self) -> int:
-        """So many more may be held; what waits for an answer does not keep others out."""
+        """Return how many more may be held; what waits for an answer does not keep others out."""
         most = self._queue.max_in_flight
         late = sum(
             len(run.offsets) for run in self.pipeline.under_way() if run.partition in self._late
@@ -405,7 +381,6 @@ class Intake:
 
     @property
     def _is_early(self) -> bool:
-        """Return whether STARTs or a commit failed just now."""
         return time.monotonic() < self._retry_s
 
     def _send_commit(self, covered: Covered[MarkersMessage], starts: dict[int, int]) -> None:

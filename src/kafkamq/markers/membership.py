@@ -34,7 +34,7 @@ _BROKER_MIN = "group.consumer.min.session.timeout.ms"
 _GROUP_BEAT = "consumer.heartbeat.interval.ms"
 _BROKER_BEAT = "group.consumer.heartbeat.interval.ms"
 _BROKER_MIN_BEAT = "group.consumer.min.heartbeat.interval.ms"
-# So many heartbeats are in a session: one that is late must not cost the membership.
+# Heartbeats in a session: one that is late must not cost the membership.
 _BEATS = 3
 _log = logging.getLogger(__name__)
 

@@ -34,14 +34,11 @@ TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueBacklog:
-    """A queue and what it has before it."""
-
     queue_id: str
-    # Messages of all queues behind its position; at most so many, if they are not counted.
+    # Messages of all queues behind its position, or an upper bound where they are not counted.
     behind: int
     # Its own among them; None: they are not counted, as there are too many to read.
     waiting: int | None
-    # The consumers in its group now.
     members: int
 
 
@@ -50,13 +47,11 @@ class MarkerPartition:
     """A marker partition and what its tracker last said of it; None: no tracker has, yet."""
 
     partition: int
-    # The offset behind its last record.
     end: int
     status: TrackerStatus | None
 
     @property
     def lag(self) -> int | None:
-        """Return records that the tracker has not folded yet."""
         return None if self.status is None else max(0, self.end - self.status.position)
 
 
@@ -64,7 +59,7 @@ class MarkerPartition:
 class Overview:
     queues: tuple[QueueBacklog, ...]
     markers: tuple[MarkerPartition, ...]
-    # What retention has left of the messages topic; at most so many, if they are not counted.
+    # What retention has left of the messages topic, or an upper bound where it is not counted.
     messages: int
     messages_counted: bool
     dead_letters: int
@@ -141,7 +136,7 @@ def _bounds(admin: Admin, topic: str) -> dict[int, tuple[int, int]]:
 
 
 def _groups(admin: Admin, config: ServiceConfig) -> dict[str, str]:
-    """Groups of workers, by whom, and their queues: kafka-mq-go's first, then ours."""
+    """Return groups of workers, whose they are, and queues: kafka-mq-go's first, then ours."""
     listed = admin.wait(admin.client.list_consumer_groups(), "listing groups").valid or []
     names = [group.group_id for group in listed if group.group_id != TRACKER_GROUP]
     return {
@@ -357,7 +352,6 @@ def kafka_version(config: ServiceConfig, cluster: ClusterInfo) -> str:
     return cluster.settings.get("inter.broker.protocol.version", "4.0 or newer")
 
 
-# Of a topic with more records nobody is told anything.
 MAX_READ = 100_000
 
 
@@ -371,7 +365,6 @@ class QueueSearch:
         self._config = config
         self._queue_id = queue_id
         self._group = group
-        # The next offset, by topic and partition.
         self._next: dict[tuple[str, int], int] = {}
         self._seen: set[str] = set()
         self._admin = Admin(config, timeout_s=TIMEOUT_S)

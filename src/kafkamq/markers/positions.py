@@ -44,17 +44,14 @@ from kafkamq.transport.record import Record
 from kafkamq.transport.settings import producer_settings
 from kafkamq.types import Marker, MarkerType, MessageBatch, Outcome
 
-# Brokers' clocks differ; STARTs come for so long after the latest one that is known.
+# Brokers' clocks differ, and STARTs come behind the latest one that is known.
 MARGIN_MS = 60_000
-# After a refusal the next try waits so long.
 REFUSED_S = 60.0
 # What has not changed is written again: a former owner's record may come late.
 AGAIN_S = 600.0
-# What a former owner STARTed is not looked for further back.
 LOOK_BACK_MS = 600_000
-# Of 4096 offsets, behind what is committed: a former owner had no more under way.
 _LOOK_CHUNKS = 4
-# A worker's polls wait so long for a look, with all of its steps.
+# What a worker's polls wait for a look, with all of its steps.
 _LOOK_S = 2.0
 _WITHOUT = (Meaning.FORBIDDEN, Meaning.NO_TOPIC)
 """Without the right to read, or a ledger, a worker goes on: it only knows less."""
@@ -99,7 +96,6 @@ class Positions:
         self._started_ms = max(self._started_ms, log_ms)
 
     def is_known(self, partition: int) -> bool:
-        """Return whether the partition's position was noted since ``forget``."""
         return partition in self._known
 
     def forget(self, partitions: Collection[int]) -> None:
@@ -166,7 +162,6 @@ class Positions:
         try:
             self._producer.serve(timeout_s)
         except BrokerError as error:
-            # The credentials are refused.
             self._refused((), error)
 
     def _written(self, number: int, error: KafkaError | None, _: Record) -> None:
@@ -174,7 +169,6 @@ class Positions:
             self._refused((number,), error)
 
     def _refused(self, partitions: Collection[int], error: KafkaError | BrokerError) -> None:
-        """They are written again later, as they are then."""
         self._wait_again(partitions)
         wrapped = broker_error(error, f"writing positions to {self._config.ledger_topic}")
         if not is_retriable(wrapped):
@@ -305,7 +299,6 @@ class Positions:
     ) -> None:
         until_ms = last_ms + MARGIN_MS
         starts = self._markers_since(first_ms - MARGIN_MS)
-        # By marker partition: a time in it behind ``until_ms``.
         passed: dict[int | None, int] = {}
         for record in scan(self._config, self._config.marker_topic, starts, group_id=self._group):
             log_ms = record.timestamp()[1]

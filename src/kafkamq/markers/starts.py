@@ -46,7 +46,7 @@ from kafkamq.types import MessageId
 MAX_TRANSACTION_BYTES = 16 * 1024 * 1024
 # A look-up per message costs 0.4 us.
 _STARTED, _HELD = LeaseState.STARTED, LeaseState.HELD
-# So many messages are STARTed one by one before the brokers' time is known (R28).
+# Messages that are STARTed one by one before the brokers' time is known (R28).
 FIRST_COUNT = 100
 _MISSING = object()
 _log = logging.getLogger(__name__)
@@ -80,11 +80,9 @@ class Start:
         runs: Collection[MessageRun],
     ) -> None:
         self.reports = reports
-        # The marker partition.
         self.number = number
         self.value = value
         self.leases = leases
-        # The runs that it names.
         self.runs = runs
         self.written_ms = 0
         self.record: Record | None = None
@@ -146,7 +144,6 @@ class Starter:
         # More takes longer than a transaction may, and would be begun again forever.
         self._max_bytes = MAX_TRANSACTION_BYTES if state.queue.exactly_once else 0
         self._queue_key = state.queue.queue_id.encode()
-        # Reports that were served and not looked at.
         self._reports: deque[Start] = deque()
         self._unreported: dict[Start, None] = {}
         self._late_count = 0
@@ -241,7 +238,7 @@ class Starter:
         oldest_ms: int | None,
         now_ms: int,
     ) -> None:
-        """Messages of ``of``, or a part of them; epochs ascend with offsets, as do times."""
+        """START messages of ``of``, or a part of them; epochs ascend with offsets, as do times."""
         facts, leases = self._state.facts, self._state.leases
         first, last = run.messages[0]._record, run.messages[-1]._record
         epoch = first.leader_epoch()
@@ -337,12 +334,10 @@ class Starter:
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether STARTs are under way that are not late."""
         return len(self._unreported) > self._late_count
 
     @property
     def oldest_ms(self) -> int:
-        """Return when the oldest of these was written; monotonic."""
         return next(iter(self._unreported)).written_ms
 
     def late_partitions(self, patience_ms: int) -> set[int]:

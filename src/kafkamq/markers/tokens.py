@@ -87,7 +87,6 @@ class HandOver:
         self.queue_id = ack_writer.queue_id
         self._lock = threading.Lock()
         self._settler: TokenSettler | None = None
-        # The tokens of what is held, and not handed over.
         self._shared: dict[Lease, str] = {}
         self._watch: threading.Thread | None = None
         self._ending = threading.Event()
@@ -207,7 +206,7 @@ class HandOver:
             self._ack_writer.refuse(message, Refusal.ACKNOWLEDGED_BEFORE)
 
     def _write_hold(self, lease: Lease, message: MarkersMessage, asked_ms: int) -> int:
-        """Its KEEPALIVE is in the log; the log's time."""
+        """Write its KEEPALIVE, and return the log's time when it is in the log."""
         answers: list[tuple[KafkaError | None, int]] = []
 
         def reported(error: KafkaError | None, record: Record) -> None:
@@ -333,7 +332,6 @@ class TokenSettler:
         self._lock = threading.Lock()
         self._writer = writer
         self._is_owner = writer is None
-        # The one that its ENDs name.
         self._id = new_consumer_id()
         self._reading = threading.Lock()
         self._reader: LogReader | None = None
@@ -384,7 +382,6 @@ class TokenSettler:
             raise _refusal(token, fate, fates.is_due(token.message_id))
 
     def is_settled(self, text: str, *, timeout_s: float = 30.0) -> bool:
-        """Return whether the message has a verdict that counts, or went to others."""
         token = self._checked(text)
         _, fate = self._read(token, None, time.monotonic() + timeout_s)
         return fate.first is not None
@@ -403,7 +400,6 @@ class TokenSettler:
     # The token.
 
     def _checked(self, text: str) -> MessageToken:
-        """Return the token, which is of this queue and of the topics that are there."""
         self._require_open()
         token = decode_token(text)
         namespace, queue_id = self._namespace.config.namespace, self._queue.queue_id
@@ -556,7 +552,6 @@ def _unread(token: MessageToken) -> DeadlineExceededError:
 
 
 def _refusal(token: MessageToken, fate: Fate, is_due: bool) -> StateError | LeaseLostError:
-    """Why a verdict did not count."""
     first, what = fate.first, f"message {_place(token)} of queue {token.queue_id!r}"
     if first is not None and first.outcome in _WORDS:
         return StateError(

@@ -32,11 +32,9 @@ from kafkamq.transport.errors import (
 )
 from kafkamq.types import PartitionId
 
-# A thread that waits for a commit looks so often whether its own thread must make it.
 _TURN_S = 0.02
-# While a map is too long, the next commit follows so soon.
 _SOON_S = 0.05
-# After a broker has refused a map, none is tried for so long, doubled with each refusal.
+# The time without maps after a broker has refused one, doubled with each refusal.
 _NO_MAPS_S = 60.0
 _MAX_NO_MAPS_S = 3600.0
 _log = logging.getLogger(__name__)
@@ -292,7 +290,7 @@ class Committer:
                 self._wanted.notify_all()
 
     def _commit(self) -> bool:
-        """One commit; says whether a map holds work back."""
+        """Make one commit; return whether a map holds work back."""
         self._may_succeed = False
         plan = self._plan()
         if plan.commits:

@@ -44,12 +44,9 @@ from kafkamq.transport.record import Record
 from kafkamq.types import DeadLetterReason, PartitionId
 
 MAX_POLL = 1000
-# The longest wait for records, after which the thread looks after everything else.
 TICK_S = 0.02
 _SAMPLE = 64
-# A commit that librdkafka still waits for is given so long when the consumer ends.
 _LATE_S = 300.0
-# A full partition is waited for so long before it is paused.
 ROOM_S = 0.05
 _log = logging.getLogger(__name__)
 _REQUEST_S = 5.0
@@ -155,7 +152,6 @@ class Engine:
 
     @property
     def is_ending(self) -> bool:
-        """Return whether it drains, closes or has failed."""
         return self._is_ending.is_set()
 
     def commit_soon(self) -> None:

@@ -37,7 +37,6 @@ class HandOutAges:
     """
 
     def __init__(self, queue_id: str) -> None:
-        # The clock by which the records' times are told.
         self.wall_ms: Callable[[], int] = _wall_ms
         self._queue_id = queue_id
         self._lock = threading.Lock()
@@ -112,8 +111,12 @@ class Consumer(ABC):
 
     @property
     def queue_id(self) -> str:
-        """Return the queue that it receives from."""
         return self._queue.queue_id
+
+    @property
+    def consumer_id(self) -> str:
+        """Return what markers call it now; empty where its backend has no such id."""
+        return ""
 
     @property
     @abstractmethod
@@ -188,7 +191,7 @@ class Consumer(ABC):
         self.put_back(messages)
 
     def cancel_receive(self) -> None:
-        """Whoever waits for the present ``receive`` has gone: it ends soon. From any thread."""
+        """End the present ``receive`` soon, as nobody waits for it any more. From any thread."""
         self._hurry.set()
 
     @abstractmethod
@@ -226,7 +229,6 @@ class Consumer(ABC):
         """
 
 
-# ``flush`` names so many late verdicts; more are counted.
 MAX_LATE = 10_000
 MAX_NAMED = 10
 
@@ -248,7 +250,6 @@ class LostLeases:
         self._max_untold = max_untold
         self._changed = threading.Condition()
         self._untold: deque[Message | MessageId] = deque()
-        # So many of the present backlog were dropped.
         self._dropped = 0
         self._teller: threading.Thread | None = None
         self._late: list[MessageId] = []

@@ -35,7 +35,6 @@ from kafkamq.runtime.verdicts import Verdict, is_verdict, outcomes_of, understoo
 from kafkamq.runtime.work_queue import HandlerFaultError, Inbox, Slot
 from kafkamq.types import Ack, Headers, MessageId, Nack, Reject
 
-# A process that is busy with a call for so long gives back what it has not begun.
 _STUCK_S = 0.02
 STOPPED = Nack(reason="the worker was stopped before its handler had ended")
 _log = logging.getLogger(__name__)
@@ -52,7 +51,6 @@ class Calls:
         telemetry: Telemetry | None,
     ) -> None:
         self.spec = spec
-        # A stop broke off the last attempts of these: they get no dead letters.
         self.spared: list[Message] = []
         self.is_async = spec.is_async
         self._telemetry = telemetry
@@ -123,7 +121,6 @@ class Calls:
                 kind[0] = kind_of(outcome)
 
     def is_spent(self, message: Message) -> bool:
-        """Return whether it had its attempts, and its worker died over the last one."""
         most = self.spec.max_attempts
         return most is not None and message.delivery_count > most
 
@@ -271,10 +268,8 @@ class MessageQueue(Inbox[Message, Message]):
         self._stopping = stopping
         self._size = max(1, calls.spec.batch_size)
         self._linger_s = calls.spec.batch_linger_ms / 1000
-        # When the first message of a list that is not full came.
         self._since_s = 0.0
         self.finished = 0
-        # Messages that wait for what decodes their bodies, and until when.
         self._waiting: list[tuple[float, Message]] = []
 
     def add(self, messages: Sequence[Message]) -> None:
@@ -371,10 +366,11 @@ class MessageQueue(Inbox[Message, Message]):
     def calls(self, slots: Sequence[Slot[Message]]) -> list[Call]:
         """Return the calls; the time is read last, as another call may begin in between."""
         running = [(claim, slot) for slot in slots for claim in slot.claim[:1]]
-        return [
-            Call(slot.claimed_s, place_of(claim[0] if isinstance(claim, list) else claim))
-            for claim, slot in running
-        ]
+        return [_call_of(claim, slot.claimed_s, slot.caller) for claim, slot in running]
+
+
+def _call_of(claim: Message | list[Message], began_s: float, caller: object) -> Call:
+    return Call(began_s, place_of(claim[0] if isinstance(claim, list) else claim), caller)
 
 
 def place_of(message: Message) -> tuple[str, int, int]:

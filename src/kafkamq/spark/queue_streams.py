@@ -34,6 +34,7 @@ from kafkamq.spark.failures import (
     spark_failure,
 )
 from kafkamq.spark.formats import FORMAT, register_source, registered_config
+from kafkamq.spark.options import QueueOptions
 from kafkamq.spark.parallelism import FIRST_LOOK_S, NEXT_LOOK_S, cores
 from kafkamq.spark.payloads import BodySchema, with_body
 from kafkamq.spark.queues.acks import (
@@ -73,11 +74,11 @@ def read_queue(
     queue_id: str,
     config: ServiceConfig | None = None,
     *,
-    redelivery_timeout: float = 60.0,
-    max_deliveries: int = 5,
-    max_lease: float = 43_200.0,
+    redelivery_timeout: float = QueueOptions.redelivery_timeout.default,
+    max_deliveries: int = QueueOptions.max_deliveries.default,
+    max_lease: float = QueueOptions.max_lease.default,
     max_rows: int = 10_000,
-    batch_markers: bool = True,
+    batch_markers: bool = QueueOptions.batch_markers.default,
     group: str | None = None,
     schema: BodySchema | None = None,
     malformed: str = "reject",

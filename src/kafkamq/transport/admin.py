@@ -41,9 +41,8 @@ from kafkamq.types import PartitionId
 
 T = TypeVar("T")
 _SLICE_S = 0.2
-# A client gives so many retriable answers in a row before a new one takes its place.
+# Retriable answers in a row behind which a new client takes the place of one.
 _PATIENCE = 5
-# Brokers know of a new topic within so long.
 _VISIBLE_S = 5.0
 _TURN_S = 0.05
 _ATTEMPT_S = 4.0
@@ -66,12 +65,10 @@ class TopicInfo:
     partitions: int
     replication_factor: int
     settings: Mapping[str, str] = field(default_factory=dict)
-    # The partitions that nobody leads now.
     leaderless: frozenset[int] = frozenset()
 
     @property
     def max_message_bytes(self) -> int:
-        """Return the largest batch that it takes."""
         return int(self.settings.get("max.message.bytes", "1048588"))
 
     @property
@@ -89,12 +86,8 @@ class TopicInfo:
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:
-    """What ``doctor`` shows of a cluster."""
-
     cluster_id: str
-    # ``host:port`` by broker id.
     brokers: Mapping[int, str]
-    # The settings of one broker.
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -228,7 +221,6 @@ class Admin:
         return self._ask("describing the cluster", ask)
 
     def topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
-        """Return what these topics are; those that do not exist are absent."""
         doing = f"describing topics {', '.join(names)}"
 
         def ask(attempt: _Attempt) -> dict[str, TopicInfo]:
@@ -331,7 +323,6 @@ class Admin:
         return tuple(created)
 
     def group_settings(self, group: str) -> dict[str, str]:
-        """Return the settings of a group itself."""
         resource = ConfigResource(ResourceType.GROUP, group)
         (future,) = self.client.describe_configs([resource]).values()
         return _values(self.wait(future, f"describing group {group}"))
@@ -393,7 +384,7 @@ class Admin:
         return self._ask(doing, lambda attempt: read(timeout_s=attempt.timeout_s))
 
     def log_bounds(self, topic: str, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
-        """First offset and end (of what is committed) of each partition."""
+        """Return the first offset and the end (of what is committed) of each partition."""
         wanted = [TopicPartition(topic, partition) for partition in partitions]
         earliest = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # of confluent_kafka
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
@@ -449,7 +440,7 @@ class Admin:
         }
 
     def offsets_for_times(self, topic: str, times_ms: Mapping[int, int]) -> dict[int, int]:
-        """First offset in each partition that is not older than that; absent: there is none."""
+        """Return the first offset in each partition that is not older; absent: there is none."""
         wanted = {
             TopicPartition(topic, number): OffsetSpec.for_timestamp(at_ms)
             for number, at_ms in times_ms.items()
@@ -490,7 +481,7 @@ def _listed(
     attempt: _Attempt,
     isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
 ) -> dict[int, Any]:
-    """Offset and timestamp by partition."""
+    """Return offset and timestamp by partition."""
     futures = attempt.client.list_offsets(
         wanted, isolation_level=isolation, request_timeout=attempt.timeout_s
     )

@@ -20,7 +20,6 @@ MAX_BATCHES = 64
 MAX_NAMED = 16_384
 """Most messages that one marker names: what some hundred hostile bytes can ask of a reader."""
 
-# A batch lies in one chunk.
 _CHUNK_BITS = CHUNK_OFFSETS.bit_length() - 1
 
 
@@ -86,7 +85,6 @@ def join(named: Iterable[tuple[MessageBatch, T]]) -> list[tuple[tuple[MessageBat
 
 
 def union(batches: Sequence[MessageBatch]) -> MessageBatch:
-    """Batches of one chunk as one."""
     one = batches[0]
     if len(batches) == 1:
         return one

@@ -27,7 +27,7 @@ from kafkamq.markers.rules.hold import (
 )
 from kafkamq.types import MessageId
 
-# Pairs that count no more are dropped when there are so many, and half of all are such.
+# The least number of pairs that count no more, and half of all pairs, that are dropped.
 _MIN_STALE = 64
 _CHUNK_PAGES = CHUNK_OFFSETS // PAGE_BITS
 _Heap = list[tuple[int, int, Leaf]]
@@ -82,7 +82,6 @@ class HoldTable:
         self.logs: dict[LogKey, HoldLog] = {}
         self.chunks: dict[ChunkKey, Chunk] = {}
         self.pages = Pages()
-        # A lower bound over all that is here or in the store.
         self.next_wake_ms = NEVER
         self.open = 0
         self.unsettled = 0
@@ -92,11 +91,8 @@ class HoldTable:
         self._load_chunk = load_chunk
         self._wakes: _Heap = []
         self._firsts: _Heap = []
-        # In turn: the next one to forget, or to look at again.
         self._ended: deque[Ended] = deque()
-        # A heap of when chunks in the store wake.
         self._asleep: list[tuple[int, ChunkKey]] = []
-        # The leaves that were ever made, and those that there are.
         self._made = 0
         self._size = 0
 
@@ -144,7 +140,7 @@ class HoldTable:
         self.wanting[leaf] = None
 
     def part(self, leaf: Leaf, page: int, hold: Hold, bits: int) -> Hold:
-        """These messages of a hold, as one of their own; `even_out` when the page is done."""
+        """Split off these messages of a hold; `even_out` when the page is done."""
         if hold.bits == bits:
             return hold
         part = hold.split(bits)

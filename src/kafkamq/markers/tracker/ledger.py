@@ -29,7 +29,7 @@ from kafkamq.transport.transactions import TransactionalProducer
 
 # Of a process; a producer has two connections to a broker that coordinates it.
 MAX_OPEN = 24
-# So many partitions at once: each start of a producer waits for the broker.
+# Partitions at once: each start of a producer waits for the broker.
 _CLAIMING = 8
 
 
@@ -81,10 +81,8 @@ class Ledger:
         self._admin = admin
         self._owns_admin = admin is None
         self._group = b""
-        # Whether it was read since the producer was initialised last.
         self._is_read = False
         self._rests = False
-        # The value of ``last`` when it was put to rest.
         self._held: Position | None = None
 
     @property
@@ -269,12 +267,11 @@ class Ledger:
         return self.last if self.is_last(self.engine, self.epoch) else None
 
     def is_last(self, engine: str, epoch: int) -> bool:
-        """Return whether what it held when it was read last is of this start."""
         last = self.last
         return last is not None and (last.engine, last.epoch) == (engine, epoch)
 
     def _metadata(self) -> bytes:
-        """Metadata of a group without members: the ledger's group never has any."""
+        """Return the metadata of a group without members: the ledger's group never has any."""
         if not self._group:
             self._group = metadata_of(self._config, self.key.transactional_id)
         return self._group
@@ -292,7 +289,6 @@ class OpenLedgers:
         self._most = most
         self._idle: OrderedDict[Ledger, None] = OrderedDict()
         self._used: set[Ledger] = set()
-        # A thread ends the clients of these, which takes a while.
         self._ending: set[Ledger] = set()
         self._is_closed = False
         self._changed = threading.Condition()
@@ -401,7 +397,6 @@ def is_later_start(error: Exception) -> bool:
 
 
 def latest(positions: Sequence[Position]) -> Position | None:
-    """Return the largest epoch: that of the latest start."""
     return max(positions, key=lambda position: position.epoch, default=None)
 
 
@@ -433,13 +428,10 @@ class Claim:
     """A start of an engine: its epoch, and what each partition's ledger held before."""
 
     epoch: int = 0
-    # A partition is absent while nothing is committed for it.
     positions: dict[int, Position] = field(default_factory=dict)
-    # The partitions that are this start's.
     done: set[int] = field(default_factory=set)
     # The epoch is larger than this, whatever the ledgers hold: they may be lost.
     above: int = 0
-    # They are open or at rest, if they are kept.
     ledgers: dict[int, Ledger] = field(default_factory=dict)
 
 
@@ -535,7 +527,6 @@ def _claim_one(
                 one.fence(timeout_s=timeout_s)
                 if begun.done and one.is_last(engine, begun.epoch):
                     one.close()
-                    # Nobody has started since it was claimed.
                     return None
                 begun.epoch = max(choose(one.last), begun.above + 1)
                 begun.done.clear()

@@ -53,19 +53,16 @@ from kafkamq.types import Marker, PartitionId
 _log = logging.getLogger(__name__)
 
 _THREADS = 4
-# A TICK may be so late, too.
+# A TICK may be late by this, too.
 _POLL_S = 0.02
 _STATUS_S = 1.0
-# A partition that cannot start within this is named in the log.
 _PATIENCE_S = 30.0
 _CLOSE_S = 15.0
 _SETTLE_S = 20.0
-# A loop that takes longer for one turn is taken for hung.
 _MAX_TURN_S = 30.0
 _BATCH = 5000
-# Partitions that were added are found so soon.
 _NEW_PARTITIONS_MS = 30_000
-# A killed replica's partitions wait so long for their next owner.
+# What a killed replica's partitions wait for their next owner.
 _SESSION_MS = 6_000
 _STRATEGY = "partition.assignment.strategy"
 _WAIT_S = 0.2
@@ -140,7 +137,7 @@ class LocalTracker:
         self.close()
 
     def run_once(self, timeout_s: float = _POLL_S) -> int:
-        """One turn: read, fold, plan, and hand out what is to be done; returns records read."""
+        """Read, fold, plan, and hand out what is to be done, once; return the records read."""
         if self._is_closed:
             raise StateError("this tracker is closed")
         self._loop.beat()
@@ -212,7 +209,6 @@ class LocalTracker:
 
     @property
     def is_over(self) -> bool:
-        """Return whether it was closed, or has stopped because of an error."""
         return self._is_closed
 
     @property
@@ -375,7 +371,6 @@ class LocalTracker:
             self._settle(part, actions)
 
     def _turns(self) -> int:
-        """Return how many partitions share the place of one open ledger."""
         return -(-len(self._partitions) // MAX_OPEN)
 
     def _tick_done(self, part: TrackedPartition, _number: int, offset: int) -> None:
@@ -598,7 +593,6 @@ class MarkerReader:
                     " short for this tracker"
                 )
         except KafkaMQError:
-            # The broker does not tell.
             pass
         return DataLossError(error_text, code="OFFSET_OUT_OF_RANGE")
 

@@ -107,13 +107,11 @@ def observe_lateness(
 class LogEnd:
     """The end of one partition's log as it was last seen."""
 
-    # What read_committed readers can reach.
     stable_offset: int
     # The monotonic time since when it stands below the end; None: it does not.
     stable_since_s: float | None
 
     def stalled_s(self, now_s: float) -> float:
-        """Return seconds for which readers have been held back."""
         return 0.0 if self.stable_since_s is None else max(0.0, now_s - self.stable_since_s)
 
     def seen(self, stable_offset: int, end_offset: int, now_s: float) -> LogEnd:

@@ -27,7 +27,6 @@ _MAX_PAUSE_S = 5.0
 _FIRST_PAUSE_S = 0.1
 _TELL_S = 60.0
 _MAX_LOOK_S = 12.0
-# Between two looks for what brokers do not know, or do not answer for.
 LOOK_S = 3.0
 # Kafka forgets offsets of a group that is silent for days.
 _LEDGER_REFRESH_S = 3600.0
@@ -38,9 +37,7 @@ _EPOCH_REFRESH_S = 60.0
 class Phase(Enum):
     """How far the ownership of a partition has come."""
 
-    # It waits for its turn to start.
     WAITING = "waiting"
-    # A worker opens its ledger.
     STARTING = "starting"
     READING = "reading"
 
@@ -51,7 +48,6 @@ class Started:
 
     ledger: Ledger
     position: int
-    # The consumer_id of our TICKs (R17).
     token: str
 
 
@@ -62,7 +58,6 @@ class Awaited:
 
     def __init__(self, number: int) -> None:
         self._number = number
-        # What is awaited, and until when.
         self._actions: deque[tuple[float, Sequence[Settle | Carry]]] = deque()
         self._look_s = LOOK_S
         self._told_s = -_TELL_S
@@ -71,14 +66,13 @@ class Awaited:
         return sum(size_of(row) for _, rows in self._actions for row in rows)
 
     def take(self) -> list[Settle | Carry]:
-        """Return those whose time has come."""
         now_s, found = time.monotonic(), list[Settle | Carry]()
         while self._actions and self._actions[0][0] < now_s:
             found += self._actions.popleft()[1]
         return found
 
     def add(self, actions: Sequence[Settle | Carry]) -> None:
-        """What a settlement's report names; none: nothing was in its way."""
+        """Await what a settlement's report names; none: nothing was in its way."""
         if not actions:
             if not self._actions:
                 self._look_s = LOOK_S
@@ -123,7 +117,6 @@ class TrackedPartition:
         self.waits_since_s = time.monotonic()
         self._config = config
         self._carry_after_ms = carry_after_ms
-        # The position that the ledger holds.
         self._written = -1
         self._written_s = 0.0
         # The log was read up to here, control records included.
@@ -226,7 +219,6 @@ class TrackedPartition:
         return self.core.plan(self._config.max_offsets_per_commit)
 
     def position(self) -> int:
-        """Return where a restart begins (R20)."""
         committable = self.core.committable_offset()
         if self.kept_from >= 0:
             return min(committable, self.kept_from)
@@ -251,7 +243,6 @@ class TrackedPartition:
         return since_s > refresh_s or self.position() != self._written
 
     def is_behind(self) -> bool:
-        """Return whether the ledger's position is an older one than the tracker's."""
         return self.phase is Phase.READING and self.position() != self._written
 
     def settled(self, position: int, report: SettleReport) -> None:

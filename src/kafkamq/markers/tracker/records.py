@@ -54,7 +54,6 @@ _TICK_TIMEOUT_MS = 5_000
 # Of the tracker topic: all signs are in one log, whose order decides.
 SIGNS_PARTITION = 0
 AGAIN_S = 1.0
-# So long after a refusal a TICK that is waited for is written again.
 _REFUSED_S = 0.1
 _log = logging.getLogger(__name__)
 _BATCH = 1000
@@ -69,7 +68,6 @@ class Ticker:
 
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config
-        # By key: the newest status; and the keys of those that are to be written again.
         self._unwritten: dict[bytes, TrackerStatus] = {}
         self._refused: dict[bytes, None] = {}
         self._lock = threading.Lock()
@@ -177,11 +175,9 @@ class Ticker:
                 lambda error, _: self._published(status, error),
             )
         except BrokerError as error:
-            # There may be no such topic, for example.
             self._published(status, error)
 
     def _published(self, status: TrackerStatus, error: KafkaError | BrokerError | None) -> None:
-        """What a status has become."""
         key = status_key(status.topic, status.partition)
         with self._lock:
             if self._unwritten.get(key) is status:
@@ -334,10 +330,8 @@ class Quarantine:
         self._doing = f"writing to {config.quarantine_topic}"
         self._producer: IdempotentProducer | None = None
         self._pending: dict[tuple[int, int], _Kept] = {}
-        # A failure that waiting does not mend.
         self._failure: KafkaMQError | None = None
         self._refused: list[_Kept] = []
-        # Nothing is written again before this monotonic time.
         self._again_s = 0.0
         self._has_warned = False
         self.dropped = 0

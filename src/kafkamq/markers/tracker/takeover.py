@@ -60,7 +60,6 @@ class PartitionStarter:
         self._lock = threading.Lock()
         self._choosing = threading.Lock()
         self._telling = threading.Lock()
-        # What was told before this process; it is read once.
         self._told_positions: dict[int, int] | None = None
         # Of this process; 0: it has not started any partition yet.
         self._epoch = 0

@@ -29,6 +29,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
+from kafkamq.config import QueueConfig
 from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.markers.membership import warn_of_mqgo_workers
 from kafkamq.markers.rules.handout import is_last_delivery
@@ -44,7 +45,7 @@ from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.keys import join_key
 from kafkamq.spark.backlog import Backlog
 from kafkamq.spark.marker_log import MarkerLog, marker_log
-from kafkamq.spark.options import AcknowledgeOptions, SourceOptions
+from kafkamq.spark.options import SourceOptions
 from kafkamq.spark.queues.acks import AckToken
 from kafkamq.spark.queues.owner import QueueOwner, QueuePosition
 from kafkamq.spark.queues.starting import (
@@ -103,7 +104,7 @@ class KeepAlive:
         log: MarkerLog,
         consumer_id: str,
         partitions: Iterable[int],
-        options: AcknowledgeOptions,
+        options: QueueConfig,
         named_until_s: float,
     ) -> None:
         self.named: Mapping[int, Sequence[Waiting]] = {}
@@ -144,7 +145,7 @@ class QueueReader(StreamReader):
         super().__init__(options, schema)
         acknowledge = options.acknowledge
         assert acknowledge is not None, "a stream that acknowledges"
-        self._acknowledge: AcknowledgeOptions = acknowledge
+        self._acknowledge: QueueConfig = acknowledge
         self._schema_of_rows = schema
         self._planned: StreamOffsets | None = None  # by this process
         # What was STARTed last: where the batch begins and ends, and its tasks.

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from kafkamq.config import QueueConfig
 from kafkamq.markers.rules.batching import gather, oldest_by_reference_ms
 from kafkamq.markers.rules.handout import expires_at_ms, has_expired, is_last_delivery
 from kafkamq.markers.rules.hold import DUE
@@ -42,7 +43,7 @@ from kafkamq.queue.namespace import NamespaceFacts
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.keys import CHUNK_OFFSETS, join_key, marker_key, marker_partition
 from kafkamq.spark.marker_log import MarkerLog, RecordMetadata
-from kafkamq.spark.options import AcknowledgeOptions, SourceOptions
+from kafkamq.spark.options import SourceOptions
 from kafkamq.spark.queues.acks import ENDED, NACKED
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.log_reader import LogRange, Record, log_reader
@@ -230,7 +231,7 @@ class Starter:
         self._plan = plan
         self._ranges = {each.partition: each for each in ranges}
         self._options = options
-        self._acknowledge: AcknowledgeOptions = acknowledge
+        self._acknowledge: QueueConfig = acknowledge
         self._log = log
         self._check = check
         # Of all runs of this batch.
