@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any
 
 from kafkamq.claims.wire.marshal import COORDINATION_TOPIC
-from kafkamq.config import QueueConfig, ServiceConfig, milliseconds, wait_seconds
+from kafkamq.config import Options, QueueConfig, ServiceConfig, milliseconds, wait_seconds
 from kafkamq.errors import (
     BrokerError,
     ConfigError,
@@ -90,11 +90,11 @@ def init_topic(
     bootstrap_servers: str,
     topic: str = COORDINATION_TOPIC,
     *,
-    partitions: int = 8,
-    replication_factor: int = -1,
+    partitions: int = Options.partitions.default,
+    replication_factor: int = Options.replication_factor.default,
     retention: float | timedelta = _DAY_S,
-    heartbeat_interval: float | timedelta = 60.0,
-    rules: str = "safe",
+    heartbeat_interval: float | timedelta = Options.heartbeat_interval.default,
+    rules: str = Options.rules.default,
     kafka: Mapping[str, str] | None = None,
     timeout: float | timedelta = 30.0,
 ) -> bool:
@@ -121,14 +121,14 @@ def init_topic(
         ConfigError: An argument, or the topic as it is, cannot work.
         BrokerError, DeadlineExceededError: The cluster refused, or does not answer.
     """
-    check_rules(rules)
+    Options.rules.check(rules)
     if partitions < 1 or (replication_factor < 1 and replication_factor != -1):
         raise ConfigError(
             f"partitions is {partitions} and replication_factor {replication_factor}: they must be"
             " >= 1 (a replication factor of -1 is the cluster's default)"
         )
     retention_ms = milliseconds(retention, name="retention")
-    interval_ms = milliseconds(heartbeat_interval, name="heartbeat_interval")
+    interval_ms = Options.heartbeat_interval.convert(heartbeat_interval)
     timeout_s = wait_seconds(timeout)
     if retention_ms < _MIN_INTERVALS_KEPT * interval_ms:
         raise ConfigError(
@@ -145,12 +145,6 @@ def init_topic(
             created = bool(admin.create_topics(wanted, replication_factor=replication_factor))
         require_topic(admin, topic, rules=rules, interval_ms=interval_ms)
         return created
-
-
-def check_rules(rules: str) -> None:
-    """Refuse what is not the name of a rule set."""
-    if rules not in ("safe", "peer"):
-        raise ConfigError(f"rules is {rules!r}: it must be 'safe' or 'peer'")
 
 
 def require_work(admin: Admin, topic: str) -> int:

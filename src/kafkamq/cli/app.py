@@ -25,11 +25,13 @@ from kafkamq.cli import (
     tracker,
     web,
 )
+from kafkamq.cli.options import Command, Group
 from kafkamq.cli.spark import jobs
 from kafkamq.errors import ConfigError, KafkaMQError
 
 app = typer.Typer(
     name="kafkamq",
+    cls=Group,
     help="Message queues on Kafka, with the pipeline behind them on Spark.",
     no_args_is_help=True,
     add_completion=False,
@@ -88,7 +90,7 @@ for _command in (
     web.web,
     top.top,
 ):
-    app.command()(_command)
+    app.command(cls=Command)(_command)
 app.add_typer(dead_letters.group, name="dlq")
 app.add_typer(claims.group, name="claims")
 app.add_typer(jobs.cluster, name="spark")

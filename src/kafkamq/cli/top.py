@@ -19,7 +19,6 @@ from urllib.parse import urlencode, urlsplit
 from urllib.request import Request, urlopen
 
 import typer
-from rich import box
 from rich.console import Group
 from rich.live import Live
 from rich.table import Table
@@ -219,13 +218,8 @@ def _queue(found: Mapping[str, Any], now_ms: int) -> Iterator[Table | Text]:
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for index, name in enumerate(names):
-        is_number = any(isinstance(row[index], int) for row in rows)
-        table.add_column(name, justify="right" if is_number else "left", overflow="ellipsis")
-    for row in rows:
-        table.add_row(*(Text(f"{v:,}" if isinstance(v, int) else _shown(str(v))) for v in row))
-    return table
+    shown = [[_shown(each) if isinstance(each, str) else each for each in row] for row in rows]
+    return output.table_of("", names, shown, "ellipsis")
 
 
 def _shown(text: str) -> str:

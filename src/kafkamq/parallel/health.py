@@ -139,7 +139,10 @@ def watch_engine(engine: Engine) -> Callable[[], None]:
     )
     engine.on_turn = loop.beat
     handlers = Handlers(
-        f"handlers of parallel consumer {group}", engine.config.hung_after_ms / 1000, engine.slots
+        f"handlers of parallel consumer {group}",
+        engine.config.hung_after_ms / 1000,
+        engine.slots,
+        queue=group,
     )
     health.watch(handlers)
 

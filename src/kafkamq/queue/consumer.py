@@ -119,6 +119,11 @@ class Consumer(ABC):
         return self._queue.queue_id
 
     @property
+    def consumer_id(self) -> str:
+        """Return what markers call it now; empty where its backend has no such id."""
+        return ""
+
+    @property
     @abstractmethod
     def in_flight(self) -> int:
         """Return messages held: fetched ahead, or handed out and without verdict."""

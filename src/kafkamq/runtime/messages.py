@@ -330,19 +330,16 @@ class MessageQueue(Inbox[Message, Message]):
 
     def settle(self, message: Message, outcome: object) -> bool:
         """Give it its verdict; False: it is not finished."""
-        if isinstance(outcome, BodyUnavailableError):
-            self._wait_for_body(message, outcome.delay_s)
-            return False
-        self.handler_calls.acknowledge(message, outcome)
-        return True
-
-    def _wait_for_body(self, message: Message, delay_s: float) -> None:
-        """Keep it: its handler was not called, so this is no delivery that has failed."""
+        if not isinstance(outcome, BodyUnavailableError):
+            self.handler_calls.acknowledge(message, outcome)
+            return True
+        # It is kept: its handler was not called, so this is no delivery that has failed.
         with self.lock:
-            if not self.is_stopped:
-                self._waiting.append((time.monotonic() + delay_s, message))
-                return
-        self.handler_calls.spared.append(message)
+            if self.is_stopped:
+                self.handler_calls.spared.append(message)
+            else:
+                self._waiting.append((time.monotonic() + outcome.delay_s, message))
+        return False
 
     def _look_again(self) -> None:
         now_s = time.monotonic()
@@ -369,11 +366,11 @@ class MessageQueue(Inbox[Message, Message]):
     def calls(self, slots: Sequence[Slot[Message]]) -> list[Call]:
         """Return the calls; the time is read last, as another call may begin in between."""
         running = [(claim, slot) for slot in slots for claim in slot.claim[:1]]
-        return [_call_of(claim, slot.claimed_s) for claim, slot in running]
+        return [_call_of(claim, slot.claimed_s, slot.caller) for claim, slot in running]
 
 
-def _call_of(claim: Message | list[Message], began_s: float) -> Call:
-    return Call(began_s, place_of(claim[0] if isinstance(claim, list) else claim))
+def _call_of(claim: Message | list[Message], began_s: float, caller: object) -> Call:
+    return Call(began_s, place_of(claim[0] if isinstance(claim, list) else claim), caller)
 
 
 def place_of(message: Message) -> tuple[str, int, int]:

@@ -317,7 +317,8 @@ class _Port(Generic[R]):
             index, step = progress_of(process.marks[cell], number)
             if step is Step.BEGUN and index < len(run.records):
                 place = self._processes.place(run.records[index])
-                found.append(Call(process.times[cell] / 1e9, place))
+                began_s = process.times[cell] / 1e9
+                found.append(Call(began_s, place, f"process {process.pid}"))
         return found
 
     # Its thread.

@@ -49,28 +49,6 @@ class WorkerDiedError(HandlerFaultError):
     """The process of a handler ended in the middle of its work."""
 
 
-class Run(Protocol[R]):
-    """Records for one slot, to be handled one after another."""
-
-    @property
-    def records(self) -> list[R]:
-        """Return those that are left to it."""
-
-    @property
-    def is_serial(self) -> bool:
-        """Nothing is begun behind a record that is to be tried again."""
-
-    @property
-    def is_stale(self) -> bool:
-        """Whatever is done of it now does not count."""
-
-    @property
-    def failed(self) -> list[tuple[R, int]] | None:
-        """Return what of it is to be tried again, with the times of the next attempts; None:
-        nothing.
-        """
-
-
 @dataclass(slots=True, eq=False, repr=False)
 class Slot(Generic[R]):
     """One who calls handlers; a field is its own thread's unless its comment names another."""
@@ -94,6 +72,8 @@ class Slot(Generic[R]):
     # The record, or list, that its handler is at: the thread that takes it out gives the outcome.
     claim: list[Any] = field(default_factory=list)
     claimed_s: float = 0.0
+    # Its thread's number, or its task.
+    caller: object = None
     # What it waits at; only the executor knows its kind.
     gate: Any = None
 

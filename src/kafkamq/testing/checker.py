@@ -18,6 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
+from kafkamq.config import Options
 from kafkamq.errors import KafkaMQError
 from kafkamq.queue.wire import headers as names
 from kafkamq.queue.wire.headers import MessageHeaders, Origin, read_message_headers
@@ -98,11 +99,11 @@ class Checker:
         messages: Iterable[LogRecord],
         markers: Iterable[LogRecord],
         dead_letters: Iterable[LogRecord],
-        confirmed: Collection[RecordId] = (),
-        deleted: Collection[tuple[int, int]] = (),
-        max_deliveries: int = 5,
-        max_lease_ms: int = 43_200_000,
-        must_be_settled: bool = True,
+        confirmed: Collection[RecordId],
+        deleted: Collection[tuple[int, int]],
+        max_deliveries: int,
+        max_lease_ms: int,
+        must_be_settled: bool,
     ) -> None:
         self.verdict = Verdict()
         self._max_deliveries = max_deliveries
@@ -464,8 +465,8 @@ def check_logs(
     dead_letters: Iterable[LogRecord],
     confirmed: Collection[RecordId] = (),
     deleted: Collection[tuple[int, int]] = (),
-    max_deliveries: int = 5,
-    max_lease_ms: int = 43_200_000,
+    max_deliveries: int = Options.max_deliveries.default,
+    max_lease_ms: int = Options.max_lease.default_ms,
     must_be_settled: bool = True,
 ) -> Verdict:
     """Judge the logs of one namespace, each given as all its committed records in any order.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from kafkamq.config import Options
 from kafkamq.errors import UnsupportedVersionError, WireError
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome, expand
@@ -131,7 +132,7 @@ class Timeline:
     """One marker partition, with indices of what concerns whom."""
 
     partition: int
-    default_max_lease_ms: int = 43_200_000
+    default_max_lease_ms: int = Options.max_lease.default_ms
     offsets: list[int] = field(default_factory=list)
     # None: it cannot be decoded.
     records: list[Marker | None] = field(default_factory=list)
@@ -415,7 +416,7 @@ def _ending(outcome: Outcome, of_schedule: bool) -> Ending:
 
 
 def read_timelines(
-    markers: Iterable[LogRecord], *, max_lease_ms: int = 43_200_000
+    markers: Iterable[LogRecord], *, max_lease_ms: int = Options.max_lease.default_ms
 ) -> dict[int, Timeline]:
     """Return the records of a markers topic, in any order, by partition."""
     timelines: dict[int, Timeline] = {}

@@ -28,7 +28,7 @@ from datetime import timedelta
 from functools import cached_property, partial
 from typing import Any, cast
 
-from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.config import Options, QueueConfig, ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.markers.producer import MAX_DELAY_MS
 from kafkamq.markers.rules.delivery import Copy, DueCause, Settle, decide
@@ -104,7 +104,11 @@ class MemoryService(Service):
         """There are no brokers."""
 
     def create_topics(
-        self, *, partitions: int = 8, marker_partitions: int = 8, replication_factor: int = -1
+        self,
+        *,
+        partitions: int = Options.partitions.default,
+        marker_partitions: int = Options.marker_partitions.default,
+        replication_factor: int = Options.replication_factor.default,
     ) -> None:
         """There is nothing to create, but queues that are used from now on have partitions."""
         if partitions < 1 or marker_partitions < 1:

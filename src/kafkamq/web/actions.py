@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import asdict
 from typing import Any
 
 from kafkamq.config import ServiceConfig
@@ -22,6 +23,7 @@ from kafkamq.transport.producer import IdempotentProducer
 from kafkamq.transport.settings import producer_settings
 from kafkamq.transport.transactions import NewRecord
 from kafkamq.web.jobs import MAX_RECORD_BYTES, Action, Job, Trail, decode
+from kafkamq.web.lookups import page_of
 
 PAGE_ENTRIES = 100
 PAGE_JOBS = 50
@@ -168,15 +170,11 @@ class Actions:
         with self._changed:
             jobs = [*reversed(self._trail.jobs.values())]
             jobs.sort(key=lambda job: job.is_over)
-            pages = max(1, -(-len(jobs) // PAGE_JOBS))
-            page = min(max(1, page), pages)
-            made = [job.as_dict() for job in jobs[(page - 1) * PAGE_JOBS : page * PAGE_JOBS]]
+            shown, paging = page_of(jobs, page, PAGE_JOBS)
+            made = [job.as_dict() for job in shown]
             is_unread = self._next_offset <= written
-        return {
+        return paging | {
             "jobs": made,
-            "count": len(jobs),
-            "page": page,
-            "pages": pages,
             "unread": written if is_unread else -1,
             "error": self.error,
             "turn_error": self.turn_error,
@@ -190,16 +188,8 @@ class Actions:
         shown = found[-PAGE_ENTRIES:][::-1]
         return {
             "actions": [
-                {
-                    "at_ms": each.at_ms,
-                    "user": each.user,
-                    "what": each.what,
-                    "id": each.id,
-                    "offset": each.offset,
-                    "more": {
-                        name: value for name, value in each.more.items() if value not in ("", 0, {})
-                    },
-                }
+                asdict(each)
+                | {"more": {n: value for n, value in each.more.items() if value not in ("", 0, {})}}
                 for each in shown
             ],
             "before": shown[-1].offset if len(found) > PAGE_ENTRIES else 0,

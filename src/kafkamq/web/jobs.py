@@ -2,10 +2,10 @@
 
 An action is written before its effect, so none is without a record. Records say ``what``:
 
-- ``redrive``, ``resend``: a job begins; it runs.
+- ``redrive``, ``replay``, ``resend``: a job begins; it runs.
 - ``pause``, ``resume``, ``cancel``: what an operator wants of a job that has not ended.
 - ``run``: a process takes the job up. What another one has to say of its end counts no more.
-- ``progress``: so many more dead letters went, in the transaction in which they went.
+- ``progress``: so many more went, in the transaction in which they went.
 - ``stop``: the process that runs the job cannot go on, and says why: the job is paused.
 - ``end``: nothing is left.
 - ``send``, ``cancel-delayed``: one message; ``done``, ``failed`` or ``unknown`` (it was not known
@@ -29,9 +29,10 @@ STATES_AFTER = {"pause": PAUSED, "resume": RUNNING, "cancel": CANCELLED}
 MAX_JOBS = 1000  # that have ended, and are remembered
 MAX_ENTRIES = 2000  # of the trail on the page; the topic keeps all
 MAX_RECORD_BYTES = 900_000
-_KINDS = ("redrive", "resend")
+_KINDS = ("redrive", "replay", "resend")
 _SILENT = ("progress", "run")  # of the trail
-_UNSHOWN = ("payload", "ends", "topic_id")  # in the trail; a job has them
+_UNSHOWN = ("payload", "ends", "marker_ends", "topic_id")  # in the trail; a job has them
+_OWN = ("payload", "place", "ends", "marker_ends", "topic_id", "runner")
 _MAX_RATE = 1e6
 _REDRIVEN_BEFORE = "it was redriven before: nothing was sent"
 
@@ -79,10 +80,10 @@ def _int(text: str) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """A job sends dead letters back into their queues."""
+    """A job sends dead letters back into their queues, or messages again."""
 
     id: str
-    kind: str  # redrive or resend
+    kind: str  # redrive, replay or resend
     name: str
     user: str
     state: str = RUNNING
@@ -91,10 +92,11 @@ class Job:
     filter: LetterFilter
     place: tuple[int, int] | None  # of the one dead letter that is sent again, edited
     payload: str  # of that one, base64
-    rate: float  # dead letters a second; 0: as fast as it goes
+    rate: float  # a second; 0: as fast as it goes
     expected: int  # how many there were when it began
-    ends: Mapping[int, int]  # of the dead letters topic, by partition: later ones are not meant
-    topic_id: str  # of that topic, in hex
+    ends: Mapping[int, int]  # of the topic that it reads, by partition: later ones are not meant
+    marker_ends: Mapping[int, int]  # of a replay
+    topic_id: str  # of the topic that it reads, in hex
     runner: str = ""  # the process that took it up last
     done: int = 0
     refused: int = 0  # as of the last process
@@ -112,25 +114,11 @@ class Job:
         return self.state in (ENDED, CANCELLED)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what pages show: all but the payload."""
-        return {
-            "id": self.id,
-            "kind": self.kind,
-            "name": self.name,
-            "user": self.user,
-            "state": self.state,
-            "created_ms": self.created_ms,
-            "changed_ms": self.changed_ms,
-            "filter": {name: value for name, value in asdict(self.filter).items() if value},
-            "where": None if self.place is None else f"2/{self.place[0]}/{self.place[1]}",
-            "rate": self.rate,
-            "expected": self.expected,
-            "done": self.done,
-            "refused": self.refused,
-            "left": self.left,
-            "why": self.why,
-            "refusals": list(self.refusals),
-        }
+        """Return what pages show: all but the payload, and what its process alone needs."""
+        shown = {name: value for name, value in asdict(self).items() if name not in _OWN}
+        chosen = {name: value for name, value in shown["filter"].items() if value}
+        where = None if self.place is None else f"2/{self.place[0]}/{self.place[1]}"
+        return shown | {"filter": chosen, "where": where, "left": self.left}
 
 
 class Trail:
@@ -172,7 +160,9 @@ def _job(action: Action) -> Job | None:
     try:
         # What names nothing means nothing, and not everything.
         place: Any = more["place"] if action.what == "resend" else None
-        kept = more["filter"] if action.what == "redrive" else {}
+        chosen = LetterFilter()
+        if action.what != "resend":
+            chosen = LetterFilter.of_record(more["filter"]).of_kind(action.what)
         return Job(
             id=action.id,
             kind=action.what,
@@ -180,16 +170,21 @@ def _job(action: Action) -> Job | None:
             user=action.user,
             created_ms=action.at_ms,
             changed_ms=action.at_ms,
-            filter=LetterFilter.of_record(kept),
+            filter=chosen,
             place=(int(place[0]), int(place[1])) if action.what == "resend" else None,
             payload=str(more["payload"]) if action.what == "resend" else "",
             rate=min(_MAX_RATE, max(0.0, float(more.get("rate", 0.0)))),
             expected=_count(more.get("expected")),
-            ends={int(number): int(end) for number, end in more["ends"].items()},
+            ends=_ends(more["ends"]),
+            marker_ends=_ends(more["marker_ends"]) if action.what == "replay" else {},
             topic_id=str(more["topic_id"]),
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError):
         return None
+
+
+def _ends(kept: Any) -> dict[int, int]:
+    return {int(number): int(end) for number, end in kept.items()}
 
 
 def _change(job: Job, action: Action) -> None:

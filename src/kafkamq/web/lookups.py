@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from heapq import nlargest
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kafkamq.types import Outcome
 from kafkamq.web.filters import LetterFilter
@@ -26,6 +26,7 @@ from kafkamq.web.index.rows import (
 )
 from kafkamq.web.index.schema import open_reader
 
+_T = TypeVar("_T")
 MAX_FAMILY = 200  # copies of one message, dead letters and redriven copies included
 MAX_FOUND = 100
 MAX_CHUNKS_SEARCHED = 50
@@ -50,6 +51,14 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
     with closing(open_reader(path)) as connection:
         connection.execute("BEGIN")
         yield connection
+
+
+def page_of(rows: Sequence[_T], page: int, size: int) -> tuple[Sequence[_T], dict[str, Any]]:
+    """Return the rows of a page, the nearest that there is, and which page of how many it is."""
+    pages = max(1, -(-len(rows) // size))
+    page = min(max(1, page), pages)
+    shown = rows[(page - 1) * size : page * size]
+    return shown, {"count": len(rows), "page": page, "pages": pages}
 
 
 def text_of(data: bytes | None) -> str | None:

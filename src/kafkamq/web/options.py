@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,8 @@ from kafkamq.errors import ConfigError
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 VIEWER, OPERATOR = "viewer", "operator"
 MAX_PASSWORD_FILE_BYTES = 1 << 20
+MAX_WORKERS = 100
+_URL = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::(\d{1,5}))?(/[\w.~/-]*)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class WebOptions:
     allowed_hosts: frozenset[str] = frozenset()  # beside loopback's names and ``host``
     hides_payloads: bool = False  # from viewers
     read_only: bool = False  # True: nobody acts
+    workers: tuple[str, ...] = ()  # addresses of their metrics ports, which are asked
 
     def __post_init__(self) -> None:
         if bool(self.trusted_header) != bool(self.trusted_proxies):
@@ -52,15 +56,12 @@ class WebOptions:
             )
         for address in self.trusted_proxies:
             _require_address(address)
-        if not self.is_loopback and not self.authenticates:
+        _require_urls(self.workers)
+        if self.host not in LOOPBACK and not self.authenticates:
             raise ConfigError(
                 f"host is {self.host!r}: an address that is not loopback needs authentication, by"
                 " --password-file, or by --trusted-header and --trusted-proxy"
             )
-
-    @property
-    def is_loopback(self) -> bool:
-        return self.host in LOOPBACK
 
     @property
     def authenticates(self) -> bool:
@@ -79,6 +80,15 @@ def _require_address(text: str) -> None:
         ipaddress.ip_address(text)
     except ValueError:
         raise ConfigError(f"trusted_proxy is {text!r}: it must be an address") from None
+
+
+def _require_urls(urls: tuple[str, ...]) -> None:
+    for url in urls:
+        found = _URL.fullmatch(url)
+        if not found or int(found[2] or 1) >= 1 << 16:
+            raise ConfigError(f"worker is {url[:80]!r}: it must be as http://host:9400")
+    if len(urls) > MAX_WORKERS:
+        raise ConfigError(f"{len(urls)} times worker: {MAX_WORKERS} are asked at most")
 
 
 def read_accounts(path: Path) -> dict[str, Account]:

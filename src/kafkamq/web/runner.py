@@ -21,9 +21,11 @@ from dataclasses import dataclass, replace
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, FencedError, KafkaMQError, StateError
+from kafkamq.markers.replays import Messages
 from kafkamq.queue.backend import StoredMessage
 from kafkamq.queue.dead_letters import (
     MAX_TRANSACTION_RECORDS,
+    REPLAY_NAME,
     DeadLetter,
     RedriveReport,
     Selection,
@@ -36,6 +38,7 @@ from kafkamq.transport.group_consumer import GroupConsumer
 from kafkamq.transport.transactions import NewRecord
 from kafkamq.types import PartitionId
 from kafkamq.web.actions import Actions
+from kafkamq.web.filters import LetterFilter
 from kafkamq.web.jobs import Action, Job
 
 MAX_REFUSALS = 20  # that the last record of a job names
@@ -73,6 +76,29 @@ class _Meant(Selection):
         if self.job.place is not None:
             return (letter.partition, letter.offset) == self.job.place
         return self.job.filter.means(letter)
+
+
+def messages_of(
+    config: ServiceConfig,
+    chosen: LetterFilter,
+    ends: Mapping[int, int],
+    marker_ends: Mapping[int, int],
+    check: Callable[[], None],
+    *,
+    name: str = "",
+) -> Messages:
+    """Return the messages that a replay of this name means; ``check`` is asked at each record."""
+    return Messages(
+        topic=config.message_topic,
+        prefix=f"replay-{name}",
+        headers=((REPLAY_NAME, name.encode()),),
+        means=chosen.means,
+        since_ms=chosen.since_ms,
+        is_done=chosen.state == "done",
+        ends=ends,
+        marker_ends=marker_ends,
+        check=check,
+    )
 
 
 class Runner:
@@ -206,10 +232,12 @@ class Runner:
             self._stop(job, str(error))
 
     def _require_topic(self, job: Job) -> None:
-        with Admin(self._config) as admin:
-            topic_id = admin.require_topic(self._config.dead_letter_topic).topic_id
+        config = self._config
+        topic = config.message_topic if job.kind == "replay" else config.dead_letter_topic
+        with Admin(config) as admin:
+            topic_id = admin.require_topic(topic).topic_id
         if topic_id.hex() != job.topic_id:
-            raise StateError(f"{self._config.dead_letter_topic} is another topic since; cancel it")
+            raise StateError(f"{topic} is another topic since; cancel it")
 
     def _redrive(self, job: Job) -> RedriveReport:
         pace = _Pace(job.rate)
@@ -241,9 +269,14 @@ class Runner:
             def edited(message: StoredMessage) -> StoredMessage:
                 return replace(message, payload=payload)
 
+        source = None
+        if job.kind == "replay":
+            ends = job.ends, job.marker_ends
+            source = messages_of(self._config, job.filter, *ends, check, name=job.id)
         return redrive(
             self._config,
-            _Meant(job=job, check=check),
+            _Meant(job=job, check=check) if source is None else Selection(),
+            source=source,
             on_progress=on_progress,
             max_records=pace.chunk,
             also=also,

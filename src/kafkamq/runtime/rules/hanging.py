@@ -24,6 +24,8 @@ _BLOCKED_S = 3.0
 class Call:
     began_s: float
     place: tuple[str, int, int]
+    # In what it runs: a thread's number, a task, or a text that says it.
+    caller: object = None
 
     def __str__(self) -> str:
         topic, partition, offset = self.place

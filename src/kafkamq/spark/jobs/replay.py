@@ -22,6 +22,7 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.markers.tracker.ledger import Ledger, LedgerKey
 from kafkamq.markers.wire.records import Position, decode_position, encode_position
+from kafkamq.queue.dead_letters import REPLAY_NAME, REPLAYED_FROM
 from kafkamq.queue.wire.headers import Origin, message_headers
 from kafkamq.queue.wire.keys import join_key, key_partition
 from kafkamq.spark.jobs.sql import sql_errors
@@ -32,11 +33,6 @@ from kafkamq.transport.transactions import NewRecord
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
-
-REPLAYED_FROM = "kafkamq-replayed-from"
-"""Header of a replayed message: the copy that was chosen, as an origin is written."""
-REPLAY_NAME = "kafkamq-replay"
-"""Header with the replay's name, by which it knows its own copies again."""
 
 MAX_TRANSACTION_RECORDS = 1000
 MAX_TRANSACTION_BYTES = 4 * 1024 * 1024

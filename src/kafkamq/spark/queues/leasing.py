@@ -29,14 +29,12 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
+from kafkamq.config import QueueConfig
 from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.markers.membership import warn_of_mqgo_workers
 from kafkamq.markers.rules.handout import is_last_delivery
 from kafkamq.markers.rules.leases import NEW_PARTITION_MS
-from kafkamq.markers.wire.markers import (
-    encode_keepalive,
-    encode_known_keepalive,
-)
+from kafkamq.markers.wire.markers import encode_keepalive, encode_known_keepalive
 from kafkamq.queue.names import group_of
 from kafkamq.queue.namespace import NamespaceFacts
 from kafkamq.queue.topics import require_topics
@@ -44,7 +42,7 @@ from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.keys import join_key
 from kafkamq.spark.backlog import Backlog
 from kafkamq.spark.marker_log import MarkerLog, marker_log
-from kafkamq.spark.options import AcknowledgeOptions, SourceOptions
+from kafkamq.spark.options import SourceOptions
 from kafkamq.spark.queues.acks import AckToken
 from kafkamq.spark.queues.owner import QueueOwner, QueuePosition
 from kafkamq.spark.queues.starting import (
@@ -103,7 +101,7 @@ class KeepAlive:
         log: MarkerLog,
         consumer_id: str,
         partitions: Iterable[int],
-        options: AcknowledgeOptions,
+        options: QueueConfig,
         named_until_s: float,
     ) -> None:
         self.named: Mapping[int, Sequence[Waiting]] = {}
@@ -144,9 +142,9 @@ class QueueReader(StreamReader):
         super().__init__(options, schema)
         acknowledge = options.acknowledge
         assert acknowledge is not None, "a stream that acknowledges"
-        self._acknowledge: AcknowledgeOptions = acknowledge
-        self._schema_of_rows = schema
-        self._planned: StreamOffsets | None = None  # by this process
+        self._acknowledge: QueueConfig = acknowledge
+        # By this process.
+        self._planned: StreamOffsets | None = None
         # What was STARTed last: where the batch begins and ends, and its tasks.
         self._batch: tuple[StreamOffsets, StreamOffsets, Sequence[QueuePartition]] = {}, {}, []
         self._keep_alive: KeepAlive | None = None
@@ -325,7 +323,7 @@ class QueueReader(StreamReader):
 
         if not isinstance(partition, QueuePartition):
             return  # Spark's placeholder for "no partitions"
-        schema = to_arrow_schema(self._schema_of_rows, timezone="UTC")
+        schema = to_arrow_schema(self._schema, timezone="UTC")
         starts = {offset: start for start, offsets in partition.starts for offset in offsets}
 
         def batch(records: list[Record]) -> pa.RecordBatch | None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from kafkamq.config import QueueConfig
 from kafkamq.markers.rules.batching import gather, oldest_by_reference_ms
 from kafkamq.markers.rules.handout import expires_at_ms, has_expired, is_last_delivery
 from kafkamq.markers.rules.hold import DUE
@@ -42,7 +43,7 @@ from kafkamq.queue.namespace import NamespaceFacts
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.keys import CHUNK_OFFSETS, join_key, marker_key, marker_partition
 from kafkamq.spark.marker_log import MarkerLog, RecordMetadata
-from kafkamq.spark.options import AcknowledgeOptions, SourceOptions
+from kafkamq.spark.options import SourceOptions
 from kafkamq.spark.queues.acks import ENDED, NACKED
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.log_reader import LogRange, Record, log_reader
@@ -128,18 +129,14 @@ class StartPlan:
         }
 
     def is_of_topic(self, one: MessageId) -> bool:
-        """Return whether it is of no other topic of this name (R13); brokers that are upgraded
-        begin to tell ids.
-        """
+        """Return whether it is of no other topic of this name (R13)."""
         known = self.facts.message_topic_id
         return not one.topic_id or not known or one.topic_id == known
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """It says where messages of one partition were STARTed, by one record; or that they have a
-    verdict.
-    """
+    """It says where one record STARTed messages of a partition, or that they have a verdict."""
 
     topic_id: bytes
     marker_partition: int
@@ -230,7 +227,7 @@ class Starter:
         self._plan = plan
         self._ranges = {each.partition: each for each in ranges}
         self._options = options
-        self._acknowledge: AcknowledgeOptions = acknowledge
+        self._acknowledge: QueueConfig = acknowledge
         self._log = log
         self._check = check
         # Of all runs of this batch.
@@ -276,9 +273,7 @@ class Starter:
         return open_
 
     def _still_open(self, messages: Sequence[Waiting]) -> list[Waiting]:
-        """Return what is still open: no START is written by an old look (R5). What was acked
-        since may be forgotten (R12) by now.
-        """
+        """Return what is still open: an ack behind an old look may be forgotten by now (R12)."""
         if messages and monotonic_ms() - self._looked_ms > MAX_AGE_MS:
             self._looked_ms = monotonic_ms()
             self._check()
@@ -355,7 +350,6 @@ class Starter:
     # ---- what is written
 
     def _start(self, messages: Sequence[Waiting], consumer_id: str) -> list[_Started]:
-        """Write the STARTs of these."""
         acknowledge = self._acknowledge
         encoder = StartEncoder(
             consumer_id=consumer_id,
@@ -457,9 +451,8 @@ class Starter:
             begin = begins.get(route, 0)
             trackers = self._history.trackers
             tracker = trackers.setdefault(route, RedeliveryTracker(begin, partition=route))
-            for offset, timestamp_ms, kind, marker in self._log.read(route, begin, end):
-                is_log_time = kind == LOG_APPEND_TIME
-                tracker.apply(offset, timestamp_ms if is_log_time else -1, marker)
+            for offset, _, log_ms, marker in self._log.read(route, begin, end):
+                tracker.apply(offset, log_ms, marker)
                 for each in () if marker is None else expand(marker):
                     self._note(route, offset, each)
         return ends
