@@ -96,7 +96,8 @@ def pack_headers(headers: Sequence[Header]) -> bytes:
     room, kept = MAX_HEADERS_BYTES, []
     for name, value in headers:
         text = None if value is None else value[:room].decode("utf-8", "backslashreplace")
-        room -= 4 + len(name) + len(value or b"")  # none is for nothing, as they are many then
+        # None is for nothing, as they are many then.
+        room -= 4 + len(name) + len(value or b"")
         if room < 0:
             break
         kept.append([name, text])
