@@ -491,14 +491,16 @@ class RangeClaims:
                 HANDED_OUT.add(len(found), *self._labels)
                 try:
                     yield Batch(*place, tuple(found))
-                except GeneratorExit:  # the loop was left, and ``done`` cannot end the range
+                except GeneratorExit:
+                    # The loop was left, and ``done`` cannot end the range.
                     if self.is_once:
                         self._given.discard(claimed.token)
                     raise
                 if self.is_stopped:
                     return
             if self.is_once and claimed.first < claimed.position:
-                self._end_first(claimed)  # behind its last message there was none
+                # Behind its last message there was none.
+                self._end_first(claimed)
 
     @contextmanager
     def _until_closed(self, claimed: ClaimedRange) -> Iterator[None]:
@@ -507,7 +509,8 @@ class RangeClaims:
             yield
         except (KafkaMQError, RuntimeError):
             self._given.discard(claimed.token)
-            if not self._is_closed:  # by another thread, or a signal's handler
+            if not self._is_closed:
+                # Else another thread, or a signal's handler, has closed.
                 raise
 
     def _end_first(self, claimed: ClaimedRange) -> None:
@@ -594,7 +597,7 @@ class RangeClaims:
             try:
                 interval_s = self.engine.interval_ms / 1000
                 self.engine.wait_until(self._are_known, interval_s, f"ending {claimed!r}")
-            except (DeadlineExceededError, StateError) as error:  # not in time, or before a close
+            except (DeadlineExceededError, StateError) as error:
                 self._ending[claimed.token] = next_offset
                 error_text = f"{claimed!r} could not be written as done"
                 raise DeadlineExceededError(error_text) from error

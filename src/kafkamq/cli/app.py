@@ -71,7 +71,8 @@ def start(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
-    if not _debug():  # each of its failed commands is raised as well, and becomes one line
+    if not _debug():
+        # Each of its failed commands is raised as well, and becomes one line.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
 
 
@@ -112,7 +113,8 @@ def main() -> None:
     except OSError as error:
         if _debug() or error.errno not in _UNWRITTEN:
             raise
-        if error.errno != errno.EPIPE:  # the reader of our output has left, for example `| head`
+        if error.errno != errno.EPIPE:
+            # Otherwise the reader of our output has left, as with ``| head``.
             text = f"[red]kafkamq:[/red] the output cannot be written: {error.strerror}"
             output.errors().print(text, soft_wrap=True)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

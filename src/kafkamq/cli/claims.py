@@ -195,7 +195,7 @@ def watch(
             output.print_json(row)
         else:
             where = ""
-            if each.record.topic:  # a group's pause names none
+            if each.record.topic:
                 where = f" {row['topic']}[{row['partition']}] at {row['position']}"
             output.output().print(
                 f"{row['time']} {row['event']:<12} {row['group']}{where} by {row['by']}",
@@ -452,7 +452,8 @@ def ranges_consume(
         ) as claims,
     ):
 
-        def watch() -> None:  # a range whose messages are not written yet waits for them
+        def watch() -> None:
+            # A range whose messages are not written yet waits for them.
             while not claims.is_stopped:
                 is_idle = timeout is not None and time.monotonic() - last_s >= timeout
                 if stopping.wait(0.1) or is_idle:

@@ -45,7 +45,7 @@ def decode_records(
     as_json: Json = False,
 ) -> None:
     """Decode records, given as text or all that stand in the topic."""
-    del as_json  # there is no other form
+    del as_json
     if texts:
         lines = (line.rstrip("\n") for line in sys.stdin) if texts == ["-"] else iter(texts)
         for line in lines:

@@ -160,7 +160,6 @@ _PLOTS: tuple[tuple[str, Callable[[Measured], float | None]], ...] = (
 
 
 def render(work: Work, found: Sequence[Measured], *, version: str = "") -> str:
-    """Return the page."""
     names = [each.contender for each in found]
     plots = "".join(figure(title, [pick(each) for each in found], names) for title, pick in _PLOTS)
     notes = "".join(

@@ -95,7 +95,6 @@ def consume(
 
 
 def load_worker(name: str) -> Worker:
-    """Return the worker that ``module:worker`` names."""
     found = load_named(name, "worker", form="module:worker")
     if not isinstance(found, Worker):
         raise ConfigError(f"{name} is a {type(found).__name__}: it must be a kafkamq.Worker")
@@ -122,12 +121,12 @@ def work(
 
 
 def load_named(name: str, what: str, *, form: str) -> object:
-    """Return what stands in a module under a name, which may have dots."""
     module_name, colon, path = name.partition(":")
     if not (module_name and colon and path):
         raise ConfigError(f"the {what} is {name!r}: name it as {form}")
     if "" not in sys.path:
-        sys.path.insert(0, "")  # the folder that the command was given in, as with python -m
+        # The folder that the command was given in is searched, as with ``python -m``.
+        sys.path.insert(0, "")
     try:
         found: object = importlib.import_module(module_name)
         for part in path.split("."):

@@ -71,7 +71,7 @@ def dev(
     as_json: Json = False,
 ) -> None:
     """Run a local Kafka broker until Ctrl-C; the first run fetches it."""
-    with output.progress_to("Fetching Kafka", None) as fetched:  # only a first run needs it
+    with output.progress_to("Fetching Kafka", None) as fetched:
         broker = LocalKafka(
             kafka_version,
             port=port,
@@ -117,7 +117,7 @@ def _say_where(broker: LocalKafka, pages: str | None = None, *, as_json: bool) -
     if as_json:
         output.print_json(where)
         return
-    rows = [(name, str(value)) for name, value in where.items()]  # a pid has no thousands
+    rows = [(name, str(value)) for name, value in where.items()]
     output.print_table("Kafka is up", ("what", "value"), rows)
     output.note(
         "In another terminal:\n"

@@ -183,7 +183,6 @@ def load_settings(
 
 
 def service_config(settings: CliSettings) -> ServiceConfig:
-    """Return the library's settings from the commands' settings."""
     if not settings.bootstrap_servers:
         raise ConfigError(
             "no broker is named: pass --bootstrap-servers HOST:PORT, set "
@@ -304,7 +303,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 def _from_toml(text: str, path: Path) -> dict[str, Any]:
     try:
         import tomllib
-    except ModuleNotFoundError:  # Python 3.10
+    except ModuleNotFoundError:
         try:
             import tomli as tomllib  # type: ignore[no-redef,import-not-found,unused-ignore]
         except ModuleNotFoundError:
@@ -386,7 +385,8 @@ def with_options(
     # A function may have one, whatever its type says.
     wrapper.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {item.name: item.annotation for item in keyword_only}
-    del wrapper.__wrapped__  # Typer would read the inner signature
+    # Typer would read the inner signature.
+    del wrapper.__wrapped__
     return wrapper
 
 

@@ -42,10 +42,11 @@ class Advance(Protocol):
 
 def prepare_stdout() -> None:
     """Makes what cannot be written an OSError, and what has no character an escape."""
-    if sys.stderr is None:  # it was closed before the start: nobody wants to know
+    if sys.stderr is None:
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     if sys.stdout is None:
-        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")  # which refuses
+        # This refuses what is written.
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
@@ -86,7 +87,6 @@ def table_of(
     rows: Sequence[Sequence[object]],
     overflow: Literal["fold", "ellipsis"] = "fold",
 ) -> Table:
-    """Return a table; numbers stand right, None is a dash."""
     table = Table(
         title=escape(title) if title else None,
         title_justify="left",
@@ -104,7 +104,6 @@ def table_of(
 
 
 def cell(value: object) -> str:
-    """Return a value as a table shows it."""
     if value is None:
         return "-"
     if isinstance(value, bool):

@@ -37,7 +37,6 @@ def document(title: str, body: str) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return a table; numbers stand right, None is a dash."""
     if not rows:
         return "<p>None.</p>"
     numeric = [

@@ -48,7 +48,6 @@ _PAUSE_S = 0.5
 
 
 def service(config: ServiceConfig) -> Service:
-    """Return the library's entry for a namespace."""
     return Service(config.bootstrap_servers, config.namespace, kafka=config.kafka, **config.topics)
 
 
@@ -153,7 +152,7 @@ def _send_all(
                 if not deliveries and refusal is None:
                     break
                 confirmed, failure = _confirm(producer, deliveries)
-                failure = refusal or failure  # the first that happened
+                failure = refusal or failure
                 for each in confirmed if as_json else ():
                     _print_sent(each)
                 sent += len(confirmed)
@@ -304,7 +303,6 @@ def _receive(
 
 
 def _check_verdict(verdict: Verdict, delay: float | None, reason: str, delivery: str) -> None:
-    """Checks that the options belong together."""
     if verdict is Verdict.REJECT and not reason:
         raise ConfigError("--reject needs --reason TEXT: it stands in the dead letter")
     if verdict is not Verdict.ACK and delivery != Options.delivery.default:
@@ -325,7 +323,7 @@ def _handle_each(
             handle(rest[0])
             rest.popleft()
     finally:
-        consumer.put_back(rest)  # for close, which releases it
+        consumer.put_back(rest)
 
 
 def _settle(message: Message, verdict: Verdict, *, delay: float | None, reason: str) -> None:
@@ -367,7 +365,8 @@ def is_used(
 
     Until then there is a warning and no group, so that a mistyped name leaves nothing behind.
     """
-    if queue.topic:  # its topic is asked for by that name
+    if queue.topic:
+        # Its topic is asked for by that name.
         return True
     deadline_s = time.monotonic() + patience
     with QueueSearch(config, queue.queue_id, group_of_workers(config, queue)) as search:

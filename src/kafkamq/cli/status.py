@@ -126,7 +126,7 @@ def _worker(host: str, port: int) -> list[dict[str, Any]]:
         {
             "queue_id": queue_id,
             "in_flight": found.get(("in_flight", queue_id)),
-            "ready": found.get(("ready", queue_id)),  # of `markers` queues, as all that follows
+            "ready": found.get(("ready", queue_id)),
             "under_way": found.get(("under_way", queue_id)),
             "poll_age_s": found.get(("poll_age_seconds", queue_id)),
         }

@@ -94,7 +94,6 @@ def _is_read(ask: Ask) -> bool:
 
 @contextmanager
 def _asking_index(config: ServiceConfig) -> Iterator[Ask]:
-    """Make an index of its own, which ends with the command."""
     from kafkamq.web.index.follower import Index, IndexOptions
     from kafkamq.web.views import Views
 
@@ -109,7 +108,7 @@ def _asking_index(config: ServiceConfig) -> Iterator[Ask]:
 
         def ask(what: str, **query: str) -> dict[str, Any] | None:
             if what != "state" and not views.state()["made_ms"]:
-                return {}  # there is no file yet
+                return {}
             try:
                 return answers[what](**query)
             except sqlite3.Error as error:
@@ -152,7 +151,6 @@ def _asking_pages(url: str, user: str, password: str) -> Iterator[Ask]:
 
 
 def frame(ask: Ask, queue: str, sort: str) -> Group:
-    """Return what is shown at one moment."""
     state = ask("state") or {}
     title = Text(f"{state.get('namespace', '')}  {time.strftime('%H:%M:%S')}", "bold")
     if state.get("error"):
@@ -223,7 +221,6 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
 
 
 def _shown(text: str) -> str:
-    """Return a text that moves no cursor."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 

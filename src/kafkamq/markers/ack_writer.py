@@ -102,7 +102,8 @@ class EndRecord:
 class AckWriter:
     """Writes the ENDs of one worker and learns what became of them; thread-safe."""
 
-    hand_over: Acknowledger  # of messages whose tokens are asked for, which needs this one
+    # Of messages whose tokens are asked for, which needs this one.
+    hand_over: Acknowledger
 
     def __init__(
         self, state: ConsumerState, on_lease_lost: Callable[[Message], None] | None

@@ -231,7 +231,8 @@ class MarkersConsumer(Consumer):
                 # In C, as there are many.
                 deque(islice(iter(ready.popleft, None), len(some)), maxlen=0)
             state.renew_id()
-            if not ready:  # how fast it was used up decides how much is STARTed ahead
+            if not ready:
+                # How fast it was used up decides how much is STARTed ahead.
                 count, elapsed_ms = intake.ready_count, now_ms - intake.ready_ms
                 self._ahead.drained(count, elapsed_ms)
                 is_used_at_once = count >= AHEAD_COUNT and elapsed_ms <= AHEAD_MS

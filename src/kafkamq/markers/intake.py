@@ -397,7 +397,8 @@ class Intake:
         return are_many or monotonic_ms() - self._committed_ms >= COMMIT_INTERVAL_MS
 
     def _see_commit(self) -> None:
-        for given_up in self._given_up:  # it may be made late, behind a later one: that goes again
+        # It may be made late, behind a later one: that goes again.
+        for given_up in self._given_up:
             if given_up.is_answered:
                 self.pipeline.commit_again([each.partition for each in given_up.offsets])
         self._given_up = [each for each in self._given_up if not each.is_answered]

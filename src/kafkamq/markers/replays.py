@@ -59,10 +59,11 @@ class Messages(Source):
             place, origin = (letter.partition, letter.offset), letter.origin
             if place[1] >= self.ends.get(place[0], 0) or letter.raw_key != record.key():
                 continue
-            first = None  # the sender's record of a copy
+            first = None
             if origin is not None and origin.topic == self.topic:
                 first = (origin.partition, origin.offset)
-            if self.is_done:  # the first one goes where both were acknowledged
+            if self.is_done:
+                # The first one goes where both were acknowledged.
                 is_meant = _has(acked, place) and not (first is not None and _has(acked, first))
             else:
                 is_meant = first is None

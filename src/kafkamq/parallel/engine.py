@@ -341,7 +341,8 @@ class Engine:
         record = None
         if self.config.gives_up_stalled:
             record = self.work_queue.find(assignment.partition, stall.offset)
-        if record is not None:  # as a dead letter it lets the offset move
+        if record is not None:
+            # As a dead letter it lets the offset move.
             reason = DeadLetterReason.MAX_LEASE
             error_text = f"held the committed offset back for {held_s:g} s"
             written = self.dead_letters.write(record, reason, error_text)

@@ -55,7 +55,8 @@ class Selection:
     queue_id: str = ""
     reason: str = ""
     ids: frozenset[str] = field(default_factory=frozenset)
-    places: frozenset[tuple[int, int]] | None = None  # partition and offset; None: any
+    # None: any.
+    places: frozenset[tuple[int, int]] | None = None
 
     def __contains__(self, letter: object) -> bool:
         return (

@@ -86,7 +86,8 @@ def register_source(
             return format_name
 
     spark.conf.set(_PUSHDOWN, "true")
-    with active(spark):  # where Spark looks whether somebody else's has that name
+    with active(spark):
+        # Spark looks there whether somebody else's source has that name.
         spark.dataSource.register(RegisteredSource)
     if config is not None and name == FORMAT:
         _registered[spark] = config

@@ -38,7 +38,7 @@ Handler: TypeAlias = "Callable[[StreamMessage], Verdict | Awaitable[Verdict]]"
 
 _NEEDED = ("ack_token", "value")
 _RESULTS = (("verdict", "STRING"), ("delay", "DOUBLE"), ("reason", "STRING"), ("result", "BINARY"))
-_GIVEN = ("verdict", "reason")  # of rows that no handler sees
+_GIVEN = ("verdict", "reason")
 _log = logging.getLogger(__name__)
 
 
@@ -47,13 +47,13 @@ class StreamMessage:
     """What a handler sees of a row; verdicts are what it returns."""
 
     payload: bytes | None
-    key: bytes | None  # the sender's
-    headers: Mapping[str, bytes | None]  # the last of a name
+    key: bytes | None
+    headers: Mapping[str, bytes | None]
     id: str
     queue_id: str
-    delivery_count: int  # 1 at the first delivery
+    delivery_count: int
     timestamp_ms: int
-    row: Mapping[str, Any] = field(repr=False)  # all columns
+    row: Mapping[str, Any] = field(repr=False)
 
 
 def map_messages(
@@ -194,7 +194,8 @@ async def _run_coroutines(
     shards = iter(_shards(messages))
 
     async def work() -> None:
-        for shard in shards:  # shared: each takes the next one
+        # The iterator is shared: each takes the next one.
+        for shard in shards:
             for index, message in shard:
                 try:
                     done[index] = _judge(await cast("Awaitable[Verdict]", handler(message)))

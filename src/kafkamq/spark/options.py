@@ -38,8 +38,6 @@ class QueueOptions:
 
 
 class _Own:
-    """What a query may say besides."""
-
     max_rows_per_trigger = Option[int | None](int, None, most=1 << 63)
     max_offsets_per_trigger = Option[int | None](int, None, most=1 << 63)
     include_headers = Option(bool, False)
@@ -66,13 +64,11 @@ _KNOWN = {name.lower() for name in _SPELLED}
 _INTERNAL = {"mode", "tasks", "acknowledge"}
 _SHOWN = sorted(name for name in _SPELLED if name not in _INTERNAL)
 _ROWS = ("records", "blocks", *VIEWS)
-_OF_QUEUES = ("messages", "deliveries", "in_flight")  # which option queue narrows
+_OF_QUEUES = ("messages", "deliveries", "in_flight")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions:
-    """What a query reads."""
-
     config: ServiceConfig  # where, and Kafka's properties
     topic: str  # topic; of a view: the namespace's
     view: str = "records"  # view: what a row is (``spark/source/columns.py``)
@@ -107,7 +103,6 @@ def chosen_partitions(options: SourceOptions, count: int) -> list[int]:
 def parse_source_options(
     options: Mapping[str, str], service: ServiceConfig | None
 ) -> SourceOptions:
-    """Read the options of a query."""
     given = {name.lower(): value for name, value in options.items()}
     given.pop("path", None)
     unknown = sorted(name for name in set(given) - _KNOWN if not name.startswith("kafka."))

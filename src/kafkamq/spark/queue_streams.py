@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-_STOP_S = 5.0  # for the thread that waits in Spark
-_ROW_BY_ROW = ("Filter", "Generate", "Project", "SubqueryAlias", "View")  # nodes of Spark's plans
+_STOP_S = 5.0
+_ROW_BY_ROW = ("Filter", "Generate", "Project", "SubqueryAlias", "View")
 _log = logging.getLogger(__name__)
 
 EachBatch = Callable[["DataFrame", Batch], "DataFrame | None"]
@@ -125,12 +125,10 @@ def read_queue(
 
 @dataclass
 class Acknowledged:
-    """What became of verdicts."""
-
-    ends: int = 0  # verdicts written
-    written: int = 0  # rows of output
-    skipped: int = 0  # rows of output that an earlier run had written
-    late: int = 0  # verdicts that came after their lease's end: these messages are delivered again
+    ends: int = 0
+    written: int = 0
+    skipped: int = 0
+    late: int = 0
 
     def _add(self, other: Acknowledged) -> None:
         self.ends += other.ends
@@ -189,7 +187,8 @@ class AckQuery:
     def stop(self) -> None:
         """End it; the batch under way is repeated at the next start."""
         calls = logging.getLogger("py4j.clientserver")
-        calls.addFilter(_is_no_interrupt)  # of the batch under way, which py4j would print
+        # It leaves out the interrupt of the batch under way, which py4j would print.
+        calls.addFilter(_is_no_interrupt)
         try:
             self.query.stop()
             self._ended.wait(_STOP_S)
@@ -318,7 +317,7 @@ def _remote_writer(
 ) -> DataStreamWriter:
     """The server has what was registered in the session; its sink finds no more options."""
     given = [name for name, value in needs_driver.items() if value]
-    if "topic" in frame.columns:  # by which rows are output, too
+    if "topic" in frame.columns:
         given.append("topic")
     if given:
         raise ConfigError(
@@ -398,15 +397,14 @@ class _Cut:
         self._look_s = now_s + NEXT_LOOK_S
         wanted = min(MAX_SLOTS, cores(self._spark))
         if wanted > self.note.tasks:
-            made = self.note.cut(wanted, since=batch + 1)  # Spark plans it when this one is done
+            # Spark plans it when this one is done.
+            made = self.note.cut(wanted, since=batch + 1)
             write_note(self._spark, self._checkpoint, made)
             self.note = made
             _log.info("batches have more slots from now on", extra={"slots": wanted})
 
 
 class _Batches:
-    """What Spark calls for each batch, in a thread of the driver."""
-
     def __init__(
         self,
         settings: AckSettings,
@@ -416,13 +414,13 @@ class _Batches:
         planned: int,
     ) -> None:
         self.total = Acknowledged()
-        self.keeps_at_once = True  # the rows, before each_batch is called
+        self.keeps_at_once = True
         self.commits: CommitSettings | None = None
-        self.cut: _Cut | None = None  # with commits
+        self.cut: _Cut | None = None
         self._settings = settings
         self._each_batch = each_batch
         self._on_late = on_late
-        self._planned = planned  # the last batch of earlier runs
+        self._planned = planned
 
     def run(self, frame: DataFrame, batch: int) -> None:
         """Output first, ENDs last."""

@@ -24,8 +24,6 @@ __all__ = ["VIEWS", "Views", "register_views"]
 
 
 class Views:
-    """DataFrames over the topics of one namespace."""
-
     def __init__(self, spark: SparkSession, config: ServiceConfig) -> None:
         self._spark = spark
         self._format = register_source(spark, config)

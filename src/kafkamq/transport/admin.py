@@ -47,8 +47,9 @@ _VISIBLE_S = 5.0
 _TURN_S = 0.05
 _ATTEMPT_S = 4.0
 _COORDINATOR_S = 1.0
-_REFUSED_S = 3.0  # of a command, while connections are refused, or a name is unknown
-_SILENCE_S = 15.0  # ... while nothing comes back at all, which a slow network may explain
+# Of a command, while connections are refused, or while nothing comes back, as in a slow network.
+_REFUSED_S = 3.0
+_SILENCE_S = 15.0
 # librdkafka asks for a group's coordinator three times within half a second, and if none is there
 # yet (a fresh cluster, a restart) the request hangs until its timeout: short ones are repeated.
 # Requests on a connection to a broker that was frozen hang as long, and a client that missed an

@@ -45,7 +45,7 @@ from kafkamq.web.runner import messages_of
 MAX_SAMPLES = 20
 MAX_DRY_RUN_S = 20.0
 MAX_NAME_CHARACTERS = 200
-MAX_PAYLOAD_BYTES = 600_000  # as base64 it fits into a record of the actions topic
+MAX_PAYLOAD_BYTES = 600_000
 MAX_RATE = 1e6
 _SENT_S = 30.0
 _ID = re.compile(r"[A-Za-z0-9_-]{0,64}")
@@ -67,18 +67,17 @@ class NewJob:
     Dead letters that were redriven before stay. Of two jobs with the same id the second is none.
     """
 
-    kind: str = "redrive"  # or "replay"
-    id: str = ""  # chosen by who asks, to ask again
+    kind: str = "redrive"
+    id: str = ""
     filter: LetterFilter = field(default_factory=LetterFilter)
-    everything: bool = False  # needed where nothing chooses
+    everything: bool = False
     name: str = ""
-    rate: float = 0.0  # dead letters a second; 0: as fast as it goes
+    # Dead letters a second; 0: as fast as it goes.
+    rate: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewState:
-    """It says what is wanted of a job: pause, resume or cancel."""
-
     do: str = ""
 
 
@@ -101,8 +100,6 @@ class NewPayload:
 
 @dataclass(frozen=True, kw_only=True)
 class NewMessage(NewPayload):
-    """A message goes to a queue."""
-
     queue: str = ""
     key: str = ""
     id: str = ""
@@ -118,7 +115,6 @@ class Written:
     is_read: bool
 
     def answer(self) -> dict[str, Any]:
-        """Return what the API says."""
         return {"id": self.id, "is_read": self.is_read}
 
     def shown(self) -> Redirect:

@@ -27,8 +27,8 @@ from kafkamq.web.lookups import page_of
 
 PAGE_ENTRIES = 100
 PAGE_JOBS = 50
-_LOOK_S = 5.0  # for a topic that another process makes
-_LOOK_AGAIN_S = 60.0  # whether it was recreated
+_LOOK_S = 5.0
+_LOOK_AGAIN_S = 60.0
 _RETRY_S = 5.0
 _WRITE_S = 30.0
 _SEEN_S = 5.0
@@ -45,11 +45,12 @@ class Actions:
     def __init__(self, config: ServiceConfig) -> None:
         self.config = config
         self.topic = actions_topic(config)
-        self.error = ""  # why it cannot be read; empty: it can
-        self.next_id = ""  # of the job that is to run; empty: none, or nobody knows yet
-        self.turn_error = ""  # why this process is no member of those that take turns
+        self.error = ""
+        # The job that is to run; empty: there is none, or nobody knows yet.
+        self.next_id = ""
+        self.turn_error = ""
         self.exists = False
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()
         self._trail = Trail()
         self._topic_id = b""
         self._next_offset = 0
@@ -128,7 +129,7 @@ class Actions:
                         self._apply(record)
                     # What it says of the end may be older than the records.
                     self._next_offset = max(self._next_offset, follower.ends.get(place, 0))
-                    if follower.ends or self.next_id:  # never in the midst of the first reading
+                    if follower.ends or self.next_id:
                         job = self._trail.next_job()
                         self.next_id = "" if job is None else job.id
                     self._changed.notify_all()
@@ -148,7 +149,6 @@ class Actions:
             self._changed.wait(timeout_s)
 
     def job(self, id: str) -> Job | None:
-        """Return a job, which the caller must not change."""
         with self._changed:
             return self._trail.jobs.get(id)
 

@@ -43,12 +43,13 @@ from kafkamq.web.runner import Runner
 from kafkamq.web.views import FORMS, Payloads, Views
 from kafkamq.web.workers import Workers
 
-STILL_S = 2.0  # a page in which nothing has changed but the time is as old as that
+STILL_S = 2.0
 CHANGING_S = 0.25
 MAX_SHOWN = 200
 MAX_CONNECTIONS = 500
 STOP_S = 5
-_REST = 10  # making a page takes no more than a tenth of a core
+# Making a page takes no more than a tenth of a core.
+_REST = 10
 _Request = Request[Any, Any, Any]
 _Data = dict[str, Any]
 
@@ -73,7 +74,8 @@ def serving(
             log_level="warning",
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # the guard looks at the peer itself
+            # The guard looks at the peer itself.
+            proxy_headers=False,
             limit_concurrency=MAX_CONNECTIONS,
             timeout_graceful_shutdown=STOP_S,
             ws="none",
@@ -122,10 +124,10 @@ class _Shown:
 
     text: str
     status: int
-    tag: str  # of these bytes, by which a browser says that it has them
+    tag: str
     versions: tuple[int, int]
     made_s: float
-    rest_s: float  # for which it is fresh, whatever happens
+    rest_s: float
 
     def is_fresh(self, versions: tuple[int, int]) -> bool:
         is_same = versions == self.versions
@@ -150,7 +152,7 @@ class Site:
         self._options = options
         self._shown: OrderedDict[tuple[str, str], _Shown] = OrderedDict()
         self._making: set[tuple[str, str]] = set()
-        self._lock = threading.Lock()  # guards both
+        self._lock = threading.Lock()
         self._tags = map("{}-{}".format, repeat(secrets.token_hex(4)), count())
 
     def page(self, request: _Request, template: str, make: Callable[[], _Data | None]) -> Any:
@@ -193,7 +195,8 @@ class Site:
 
     def _values(self, request: _Request, data: _Data | None) -> _Data:
         return {
-            "csrf": request.scope["state"]["csrf"],  # empty: this user does not act
+            # Empty: this user does not act.
+            "csrf": request.scope["state"]["csrf"],
             "page": data or {},
             "state": self.views.state(),
             "tag": "",
@@ -210,7 +213,7 @@ class Site:
             return Response({"error": text}, status_code=status)
         try:
             values = self._values(request, {"status": status, "text": text})
-        except KeyError:  # not even its user is known
+        except KeyError:
             return Response(text, status_code=status, media_type=MediaType.TEXT)
         return _html(render("failure.html", values), status)
 
@@ -280,7 +283,8 @@ def build_app(index: Index, options: WebOptions, actions: Actions) -> Guard:
         on_startup=[site.workers.start],
         on_shutdown=[site.close],
         request_max_body_size=MAX_BODY_BYTES,
-        logging_config=None,  # who starts the program says what is logged
+        # The program that starts this one says what is logged.
+        logging_config=None,
     )
     return Guard(app, options)
 
@@ -382,7 +386,8 @@ def _action_pages(site: Site) -> list[Any]:
         texts = dict(request.query_params)
         texts.pop("place", None)
         marked = request.query_params.getall("place", [])
-        if marked:  # of checkboxes; an empty one says that there are some
+        if marked:
+            # Checkboxes send them; an empty one says that there are some.
             texts["places"] = ",".join(filter(None, marked))
             if not texts["places"]:
                 raise ConfigError("no dead letter is chosen: mark some")

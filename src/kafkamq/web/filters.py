@@ -27,7 +27,7 @@ from kafkamq.web.index.rows import (
 )
 
 MAX_TIME_MS = 1 << 53
-MAX_PLACES = 500  # that one filter names
+MAX_PLACES = 500
 _LOWER = {ord(letter): letter.lower() for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
 
 
@@ -41,15 +41,17 @@ class LetterFilter:
 
     queue: str = ""
     reason: str = ""
-    form: str = ""  # of the error: what errors of one kind have in common
-    text: str = ""  # somewhere in the error
+    form: str = ""
+    text: str = ""
     key: str = ""
-    header: str = ""  # somewhere in the headers' names and values
+    header: str = ""
     since_ms: int = 0
     until_ms: int = 0
-    redriven: str = ""  # "yes", "no"
-    places: str = ""  # of single ones in their topic: "0:17,2:5" is partition and offset
-    state: str = ""  # of messages alone: "done", a worker has acknowledged it
+    # "yes" or "no"; empty: both.
+    redriven: str = ""
+    # Of single ones in their topic: "0:17,2:5" is partition and offset.
+    places: str = ""
+    state: str = ""
 
     def __post_init__(self) -> None:
         for name in ("since_ms", "until_ms"):

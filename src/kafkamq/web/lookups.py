@@ -27,10 +27,10 @@ from kafkamq.web.index.rows import (
 from kafkamq.web.index.schema import open_reader
 
 _T = TypeVar("_T")
-MAX_FAMILY = 200  # copies of one message, dead letters and redriven copies included
+MAX_FAMILY = 200
 MAX_FOUND = 100
 MAX_CHUNKS_SEARCHED = 50
-MAX_LETTERS_SEARCHED = 100_000  # of a filter that no index serves; the page says how far it got
+MAX_LETTERS_SEARCHED = 100_000
 _LETTER = (
     "letter.number, place, q.text, at_ms, id, key, r.text, f.text, error, attempt, origin, headers,"
     " (SELECT at_ms FROM redriven WHERE redriven.place = letter.place)"
@@ -73,7 +73,6 @@ def where_of(place: int) -> str:
 
 
 def names_of(connection: sqlite3.Connection, numbers: Sequence[int]) -> dict[int, str]:
-    """Return names by their numbers."""
     marks = ",".join("?" * len(numbers))
     return dict(
         connection.execute(f"SELECT number, text FROM name WHERE number IN ({marks})", numbers)
@@ -167,7 +166,6 @@ def waiting(connection: sqlite3.Connection, queue: int, limit: int) -> list[dict
 
 
 def messages_at(connection: sqlite3.Connection, places: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Return messages by their places."""
     found: dict[int, dict[str, Any]] = {}
     for first, wanted in groupby(sorted(places), lambda place: place & -PACK_OFFSETS):
         row = connection.execute("SELECT * FROM pack WHERE place = ?", (first,)).fetchone()
@@ -198,7 +196,7 @@ def find_messages(connection: sqlite3.Connection, text: str) -> list[dict[str, A
 
 def _places_of(connection: sqlite3.Connection, data: bytes) -> list[int]:
     """Return the newest messages with this id or key, from the packs with the newest ones on."""
-    found: set[tuple[int, int]] = set()  # time and place
+    found: set[tuple[int, int]] = set()
     for place, last_ms in connection.execute(
         "SELECT place, last_ms FROM pack ORDER BY last_ms DESC"
     ).fetchall():
@@ -330,7 +328,6 @@ def count_letters(connection: sqlite3.Connection, chosen: LetterFilter) -> int:
 
 
 def letter_at(connection: sqlite3.Connection, place: int) -> dict[str, Any] | None:
-    """Return the dead letter at a place."""
     row = connection.execute(
         f"SELECT {_LETTER} FROM letter {_LETTER_FROM} WHERE place = ?", (place,)
     ).fetchone()

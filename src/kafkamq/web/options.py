@@ -19,18 +19,14 @@ _URL = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::(\d{1,5}))?(/[\w.~/
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A user has a name, and a role that says what they may do."""
-
     name: str
-    role: str  # VIEWER or OPERATOR
+    role: str
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """An account is a line of the password file."""
-
     role: str
-    password_hash: str = field(repr=False)  # argon2's own text
+    password_hash: str = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,15 +34,17 @@ class WebOptions:
     """These say where pages are served, and to whom."""
 
     host: str = "127.0.0.1"
-    port: int = 8686  # 0: a free one
+    # 0: a free port.
+    port: int = 8686
     accounts: Mapping[str, Account] = field(default_factory=dict, repr=False)
-    trusted_header: str = ""  # in which a proxy names the user
-    trusted_proxies: frozenset[str] = frozenset()  # addresses from which that header counts
-    operators: frozenset[str] = frozenset()  # users by that header who are no viewers
-    allowed_hosts: frozenset[str] = frozenset()  # beside loopback's names and ``host``
-    hides_payloads: bool = False  # from viewers
-    read_only: bool = False  # True: nobody acts
-    workers: tuple[str, ...] = ()  # addresses of their metrics ports, which are asked
+    # The header in which a proxy names the user, and the addresses from which it counts.
+    trusted_header: str = ""
+    trusted_proxies: frozenset[str] = frozenset()
+    operators: frozenset[str] = frozenset()
+    allowed_hosts: frozenset[str] = frozenset()
+    hides_payloads: bool = False
+    read_only: bool = False
+    workers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if bool(self.trusted_header) != bool(self.trusted_proxies):
@@ -65,7 +63,6 @@ class WebOptions:
 
     @property
     def authenticates(self) -> bool:
-        """Return whether a stranger is refused."""
         return bool(self.accounts) or bool(self.trusted_header)
 
     @property

@@ -41,13 +41,13 @@ from kafkamq.web.actions import Actions
 from kafkamq.web.filters import LetterFilter
 from kafkamq.web.jobs import Action, Job
 
-MAX_REFUSALS = 20  # that the last record of a job names
-_SESSION_MS = 6000  # brokers' own least
+MAX_REFUSALS = 20
+_SESSION_MS = 6000
 _RETRY_S = 5.0
 _WAIT_S = 0.5
-_PATIENCE = 60  # failures in a row that waiting may mend; another one weighs a third of that
+_PATIENCE = 60
 _FENCED_AGAIN_S = 600.0
-_UNDISTURBED_S = 60.0  # in which dead letters went: what had ended it before is over
+_UNDISTURBED_S = 60.0
 _STOP_S = 20.0
 _FENCED = (
     "another redrive, such as kafkamq dlq redrive, or an outage of a broker has ended this one"
@@ -72,7 +72,8 @@ class _Meant(Selection):
         if not isinstance(letter, DeadLetter):
             return False
         if letter.offset >= self.job.ends.get(letter.partition, 0):
-            return False  # it died after the job began, maybe once more
+            # It died after the job began, maybe once more.
+            return False
         if self.job.place is not None:
             return (letter.partition, letter.offset) == self.job.place
         return self.job.filter.means(letter)
@@ -122,7 +123,6 @@ class Runner:
             thread.start()
 
     def close(self) -> None:
-        """Stop between two transactions, and let another process have the turn."""
         self._stopping.set()
         for thread in reversed(self._threads):
             if thread.ident is not None:
@@ -166,13 +166,11 @@ class Runner:
         return not is_fatal(error)
 
     def assigned(self, places: Sequence[PartitionId]) -> Mapping[PartitionId, int]:
-        """Take the turn; nothing is read as a member."""
         if places:
             self._turn.set()
         return {}
 
     def revoked(self, places: Sequence[PartitionId], *, is_lost: bool) -> None:
-        """Give the turn away."""
         del is_lost
         if places:
             self._turn.clear()
@@ -292,7 +290,7 @@ class Runner:
 
     def _stop(self, job: Job, why: str) -> None:
         self._failures = 0
-        with suppress(KafkaMQError):  # then it is tried again
+        with suppress(KafkaMQError):
             self._tell(job, "stop", why=why[:2000])
 
 
@@ -307,7 +305,6 @@ class _Pace:
         self.chunk = max(1, min(most, round(rate))) if rate else most
 
     def next_s(self, done: int) -> float:
-        """Return that monotonic time, now that so many went."""
         count, self.done = done - self.done, done
         if self._rate:
             self._due_s = max(self._due_s, time.monotonic() - 1.0) + count / self._rate

@@ -27,7 +27,7 @@ from kafkamq.web.lookups import page_of, reading
 from kafkamq.web.workers import Workers
 
 PAGE_ROWS = 50
-SHOWN_RUNS = 200  # messages in flight, on a queue's or a worker's page
+SHOWN_RUNS = 200
 CHART_MINUTES = 60
 HEALTH_S = 30.0
 SORTS: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -116,7 +116,6 @@ class Views:
     def _queues(
         self, connection: Any, minute: int, queue: int | None = None
     ) -> dict[int, dict[str, Any]]:
-        """Return what each queue has, or one of them, by its number."""
         rates, slots = lookups.rates(connection, minute - 1), self._workers.slots()
         made = {}
         for row in lookups.queue_rows(connection, queue):
@@ -320,7 +319,7 @@ def _chart(connection: Any, last: int, queue: int | None = None) -> dict[str, An
     columns = [by_minute.get(minute, (0,) * 7) for minute in range(first, last + 1)]
     names = ("sent", "started", "acked", "failed", "dead")
     series = {name: [column[i] for column in columns] for i, name in enumerate(names)}
-    held_ms = [column[6] // column[5] if column[5] else 0 for column in columns]  # on average
+    held_ms = [column[6] // column[5] if column[5] else 0 for column in columns]
     return {"first_ms": first * 60_000, **series, "held_ms": held_ms}
 
 
@@ -328,7 +327,7 @@ def _chart(connection: Any, last: int, queue: int | None = None) -> dict[str, An
 class Shown:
     """A payload is shown as text for people."""
 
-    form: str  # one of FORMS
+    form: str
     text: str
     size_bytes: int
     is_cut: bool

@@ -79,7 +79,6 @@ class Workers:
             self._loop.stop()
 
     def slots(self) -> dict[str, tuple[int, int]]:
-        """Return by queue how many handlers are at work, and how many could be."""
         found: defaultdict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
         for answer, _ in list(self.answers.values()):
             for pool in answer.pools:

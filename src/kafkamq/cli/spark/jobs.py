@@ -203,7 +203,8 @@ def _json_value(value: Any) -> Any:
 
 
 def _text_of(value: date) -> str:
-    if isinstance(value, datetime):  # Spark gives it in this machine's zone
+    if isinstance(value, datetime):
+        # Spark gives it in this machine's zone.
         moment = value.astimezone(timezone.utc)
         return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return value.isoformat()

@@ -38,7 +38,8 @@ class Pack:
         """Read a row, or make a pack without messages."""
         bits, queues, times, ids, keys, headers = columns or (b"",) * 6
         self.place = place
-        self.bits = int.from_bytes(bits, "little")  # bit i: there is a message at ``place`` + i
+        # Bit i: there is a message at ``place`` + i.
+        self.bits = int.from_bytes(bits, "little")
         self.queues, self.times = array("I", queues), array("q", times)
         self.ids, self.keys = (_unpack_texts(each, messages) for each in (ids, keys))
         self.headers = _unpack_texts(headers, messages) or [b""] * messages
