@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Generator
+from contextlib import suppress
 
 import pytest
 from tests.waiting import wait_until
@@ -62,9 +63,8 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
         found = _stock.left()
         senders = (each for each in found if getattr(each, "name", "") == _PRODUCER)
         _stock.keep(Counter({each: found[each] for each in senders}))
-    try:
+    with suppress(AssertionError):
         wait_until(lambda: not _stock.left(), timeout_s=_PATIENCE_S)
-    except AssertionError:
-        left = _stock.left()
+    if left := _stock.left():
         _stock.keep(left)
         pytest.fail(f"left behind: {', '.join(sorted(map(str, left.elements())))}", pytrace=False)

@@ -183,7 +183,7 @@ class Option(Generic[Value]):
     def check_in(self, settings: object) -> None:
         """Refuse settings that have what it cannot be."""
         value = getattr(settings, self.field)
-        if self.is_time:
+        if self.is_time and _is_number(value):
             value = value / 1000 if value or self.default is not None else None
         self.check(value)
 
@@ -297,10 +297,6 @@ def converted(
     """Return what settings have of those that are given, by the names of their fields."""
     named = [each for each in options if each.name in given]
     return {each.field: each.convert(given[each.name], of=of) for each in named}
-
-
-def _require_count(name: str, value: object) -> None:
-    Option(int, 1, name=name).check(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -460,18 +456,11 @@ class TrackerConfig:
     takeover: bool = True  # False: refuse to start while another engine's epoch is the latest
 
     def __post_init__(self) -> None:
-        for name in (
-            "max_silence_ms",
-            "max_offsets_per_commit",
-            "max_transaction_bytes",
-            "position_interval_ms",
-            "max_deliveries",
-            "max_lease_ms",
-        ):
-            _require_count(name, getattr(self, name))
-        _require(
-            self.max_offsets_per_commit <= 50_000,
-            "max_offsets_per_commit",
-            self.max_offsets_per_commit,
-            "<= 50,000 (R16)",
+        # R16: a transaction has at most 50,000 messages.
+        Option(int, 1, name="max_offsets_per_commit", most=50_000).check(
+            self.max_offsets_per_commit
         )
+        for name in ("max_silence_ms", "max_transaction_bytes", "position_interval_ms"):
+            Option(int, 1, name=name).check(getattr(self, name))
+        for option in (Options.max_deliveries, Options.max_lease):
+            option.check_in(self)

@@ -43,7 +43,7 @@ class WebClient:
             return json.loads(answer.read())
 
     def job(self, id: str) -> dict[str, Any]:
-        """As it is now; nothing where this process has not read of it."""
+        """Return the job as it is now; nothing where this process has not read of it."""
         return next((job for job in self.get("jobs")["jobs"] if job["id"] == id), {})
 
     def wait_for(self, id: str, state: str) -> dict[str, Any]:

@@ -171,6 +171,7 @@ def test_closing_during_an_outage_tells_of_each_fenced_partition() -> None:
     cluster_of(servers).faults.is_down = True
     cluster.close(timeout=1.0)
     assert {*lost} == {0, 1}
+    cluster_of(servers).faults.is_down = False
     forget_cluster(name)
 
 

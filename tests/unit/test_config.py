@@ -86,9 +86,17 @@ def test_services_that_cannot_be(field: str, value: object) -> None:
         ServiceConfig(**settings)
 
 
-def test_trackers_that_cannot_be() -> None:
-    settings: dict[str, Any] = {"max_silence_ms": "5"}
-    with pytest.raises(ConfigError, match="max_silence_ms"):
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_silence_ms", "5"), ("max_transaction_bytes", 0), ("position_interval_ms", True),
+        ("max_offsets_per_commit", 50_001), ("max_deliveries", 0), ("max_lease_ms", 0),
+        ("max_lease_ms", "10"),
+    ],
+)  # fmt: skip
+def test_trackers_that_cannot_be(field: str, value: object) -> None:
+    settings: dict[str, Any] = {field: value}
+    with pytest.raises(ConfigError, match=field.removesuffix("_ms")):
         TrackerConfig(**settings)
 
 

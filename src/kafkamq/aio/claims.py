@@ -56,7 +56,6 @@ class Cluster(Entered):
     claims = twin(sync.Cluster.claims)
 
     async def member(self, client_id: str, group_id: str) -> Member:
-        """Make a member of a group, as ``kafkamq.claims.Cluster.member`` does."""
         return Member((await self.connected()).member(client_id, group_id))
 
     async def close(self, timeout: float | timedelta = 30.0) -> None:

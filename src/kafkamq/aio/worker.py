@@ -74,7 +74,6 @@ class Worker:
     service_config = shown(worker.Worker.service_config)
 
     async def start(self) -> None:
-        """Start the worker without blocking the event loop."""
         loop = asyncio.get_running_loop()
         self._sync.use_loop(loop)
         if self._lease_lost is not None:
@@ -126,5 +125,4 @@ class Worker:
                 await self.stop()
 
     async def stop(self, timeout: float | timedelta | None = None) -> None:
-        """Stop the worker without blocking the event loop."""
         await in_thread(self._sync.stop, timeout)

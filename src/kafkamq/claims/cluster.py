@@ -64,9 +64,6 @@ def watch_engine(engine: Engine) -> Callable[[], None]:
     """Show an engine's figures, and watch over its loop, from now on; the result ends that."""
     stats = engine.stats
 
-    def ages() -> Mapping[Labels, float]:
-        return engine.held_ages()
-
     def held() -> Mapping[Labels, float]:
         found: dict[Labels, float] = {}
         for group, topic, _ in engine.held_ages():
@@ -78,7 +75,7 @@ def watch_engine(engine: Engine) -> Callable[[], None]:
 
     forget = [
         HELD.watch(held),
-        AGE.watch(ages),
+        AGE.watch(engine.held_ages),
         SKEW.watch(skews),
         ENDED.watch(lambda: {(end.value,): float(n) for end, n in list(stats.ended.items())}),
         LATENESS.watch(lambda: {(): stats.lateness_ms / 1000}),
@@ -214,7 +211,7 @@ class Cluster:
     def claims(self, group_id: str | None = None) -> list[Claim]:
         """Return every partition that the read part of the topic names; of one group, or of all."""
         with self._engine.lock:
-            now_s = self._engine.now_s()
+            now_s = self._engine.clock.now_s()
             return [
                 claim
                 for log in self._engine.log.logs
@@ -225,7 +222,7 @@ class Cluster:
     def paused_until(self, group_id: str) -> float:
         """Return when the group's pause ends, epoch s by the broker; 0.0: it is not paused."""
         with self._engine.lock:
-            now_s = self._engine.now_s()
+            now_s = self._engine.clock.now_s()
             until = max((log.paused_until(group_id) for log in self._engine.log.logs), default=0)
             return float(until) if until > now_s else 0.0
 
@@ -258,7 +255,7 @@ class Member:
         engine = self._engine
         with engine.lock:
             log = engine.log.logs[engine.partition_of(topic)]
-            now_s = engine.now_s()
+            now_s = engine.clock.now_s()
             return log.claim(self.group_id, topic, partition, now_s=now_s)
 
     def claimed(self, topic: str, partition: int) -> bool:

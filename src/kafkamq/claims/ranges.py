@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from typing import NoReturn
@@ -346,10 +346,12 @@ class RangeClaims:
         self.is_once = one_of(Delivery, "delivery", delivery) is Delivery.AT_MOST_ONCE
         self._skips = on_data_loss == "skip"
         self._is_stopped = self._is_closed = False
+        # By their tokens: what the application has, and its positions in ranges that wait; up to
+        # where ranges were written as done, without an answer, and what ``done`` waits for.
         self._given: set[int] = set()
         self._waiting: dict[int, int] = {}
-        # By their tokens: up to where ranges were written as done, without an answer so far.
         self._ending: dict[int, int] = {}
+        self._under_way: dict[int, RangeWrite] = {}
         self._polling = threading.Lock()
         interval_ms = Options.heartbeat_interval.convert(heartbeat_interval)
         config = ServiceConfig(bootstrap_servers=bootstrap_servers, kafka=dict(kafka or {}))
@@ -451,6 +453,11 @@ class RangeClaims:
         self._is_closed = self._is_stopped = True
         health.remove(self._loop)
         self._forget_metrics()
+        # What another thread, or this one below a signal's handler, has said to be done is so:
+        # nothing is read back behind this.
+        with suppress(KafkaMQError):
+            bound_s = min(timeout_s, self.engine.interval_ms / 1000)
+            self.engine.wait_until(self._are_known, bound_s, "ending ranges")
         self.engine.leave(timeout_s)
         self.engine.close(timeout_s)
         # A poll of another thread ends now; one of this thread, if a signal's handler closes, only
@@ -463,35 +470,45 @@ class RangeClaims:
     # ---- of one range
 
     def read(self, claimed: ClaimedRange) -> Iterator[ClaimedMessage]:
-        for found in self._read(claimed):
-            for message in found:
-                self._require(claimed)
-                claimed.position = message.offset + 1
-                HANDED_OUT.add(1, *self._labels)
-                yield message
-                if self.is_stopped:
-                    return
+        with self._until_closed(claimed):
+            for found in self._read(claimed):
+                for message in found:
+                    self._require(claimed)
+                    claimed.position = message.offset + 1
+                    HANDED_OUT.add(1, *self._labels)
+                    yield message
+                    if self.is_stopped:
+                        return
 
     def batches(self, claimed: ClaimedRange) -> Iterator[Batch]:
         place = (claimed.topic, claimed.partition, claimed.token)
-        for found in self._read(claimed):
-            self._require(claimed)
-            claimed.position = found[-1].offset + 1
-            if self.is_once:
-                self._end_first(claimed)
-            HANDED_OUT.add(len(found), *self._labels)
-            try:
-                yield Batch(*place, tuple(found))
-            except GeneratorExit:
-                # The loop was left, and ``done`` cannot end the range.
+        with self._until_closed(claimed):
+            for found in self._read(claimed):
+                self._require(claimed)
+                claimed.position = found[-1].offset + 1
                 if self.is_once:
-                    self._given.discard(claimed.token)
+                    self._end_first(claimed)
+                HANDED_OUT.add(len(found), *self._labels)
+                try:
+                    yield Batch(*place, tuple(found))
+                except GeneratorExit:  # the loop was left, and ``done`` cannot end the range
+                    if self.is_once:
+                        self._given.discard(claimed.token)
+                    raise
+                if self.is_stopped:
+                    return
+            if self.is_once and claimed.first < claimed.position:
+                self._end_first(claimed)  # behind its last message there was none
+
+    @contextmanager
+    def _until_closed(self, claimed: ClaimedRange) -> Iterator[None]:
+        """What fails is given again by ``next_range`` while it is ours; a close is no failure."""
+        try:
+            yield
+        except (KafkaMQError, RuntimeError):
+            self._given.discard(claimed.token)
+            if not self._is_closed:  # by another thread, or a signal's handler
                 raise
-            if self.is_stopped:
-                return
-        if self.is_once and claimed.first < claimed.position:
-            # Behind its last message there was none.
-            self._end_first(claimed)
 
     def _end_first(self, claimed: ClaimedRange) -> None:
         """What was read of a range is done before it is handed out (RC8)."""
@@ -505,16 +522,6 @@ class RangeClaims:
             self.forget(claimed)
 
     def _read(self, claimed: ClaimedRange) -> Iterator[list[ClaimedMessage]]:
-        try:
-            yield from self._read_on(claimed)
-        except (KafkaMQError, RuntimeError):
-            # ``next_range`` gives it again, while it is ours.
-            self._given.discard(claimed.token)
-            if not self._is_closed:
-                # Else another thread, or a signal's handler, has closed.
-                raise
-
-    def _read_on(self, claimed: ClaimedRange) -> Iterator[list[ClaimedMessage]]:
         """Yield what is read of it; the caller moves its position behind what it hands out."""
         place = (self.topic, claimed.partition)
         self._reading = None
@@ -583,18 +590,28 @@ class RangeClaims:
             if next_offset < claimed.next:
                 before = (claimed.first, claimed.next)
                 self.engine.member.shorten(claimed.partition, before, next_offset)
-            deadline_s = time.monotonic() + self.engine.interval_ms / 1000
-            while not (write.has_ended or 0 <= write.offset < self.engine.state.next_offset):
-                self.engine.check()
-                if time.monotonic() > deadline_s:
-                    self._ending[claimed.token] = next_offset
-                    raise DeadlineExceededError(f"{claimed!r} could not be written as done")
-                self.engine.changed.wait(_SLICE_S)
+            self._under_way[claimed.token] = write
+            try:
+                interval_s = self.engine.interval_ms / 1000
+                self.engine.wait_until(self._are_known, interval_s, f"ending {claimed!r}")
+            except (DeadlineExceededError, StateError) as error:  # not in time, or before a close
+                self._ending[claimed.token] = next_offset
+                error_text = f"{claimed!r} could not be written as done"
+                raise DeadlineExceededError(error_text) from error
+            finally:
+                del self._under_way[claimed.token]
             if self._is_open(*place) or (self.is_once and not write.has_ended):
                 # It was another one's before that stood in the log.
                 self._lost(claimed)
             claimed.first = next_offset
             DONE.add(1, *self._labels)
+
+    def _are_known(self) -> bool:
+        """Return whether all that was written as done is read back."""
+        return all(
+            write.has_ended or 0 <= write.offset < self.engine.state.next_offset
+            for write in self._under_way.values()
+        )
 
     def _is_open(self, partition: int, first: int, end: int) -> bool:
         """Return whether a part of it is not done; other members may have done the rest."""

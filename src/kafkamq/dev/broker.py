@@ -239,7 +239,6 @@ class LocalKafka:
         self._running().pause()
 
     def resume(self) -> None:
-        """Lets a paused broker go on."""
         self._running().send(signal.SIGCONT)
 
     def __enter__(self) -> LocalKafka:

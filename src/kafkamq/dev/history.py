@@ -51,7 +51,6 @@ class Recorder:
         self.record_all(op, [fields])
 
     def record_all(self, op: str, many: Iterable[dict[str, object]]) -> None:
-        """Write lines of the same kind at once."""
         now_s = time.monotonic()
         lines = [
             json.dumps({"t": now_s, "process": self.process, "op": op, **fields}) + "\n"
@@ -74,8 +73,6 @@ def digest(payload: bytes | None) -> str:
 
 
 class HistoryReader:
-    """Reads all histories of a folder while they grow."""
-
     def __init__(self, folder: Path | str) -> None:
         self._folder = Path(folder)
         self._read: dict[Path, int] = {}

@@ -25,7 +25,6 @@ from kafkamq.markers.rules.batching import delay_by_reference_ms, join
 from kafkamq.markers.rules.handout import nack_delay_ms
 from kafkamq.markers.rules.leases import ACKED, Lease, LeaseState, Refusal, Renewal, Verdict
 from kafkamq.markers.state import REPORTS_MS, Bell, ConsumerState
-from kafkamq.markers.tokens import HandOver
 from kafkamq.markers.wire.markers import (
     MAX_DURATION_MS,
     encode_batches,
@@ -37,7 +36,7 @@ from kafkamq.markers.wire.markers import (
 from kafkamq.metrics import catalog
 from kafkamq.metrics.health import health
 from kafkamq.queue.consumer import LostLeases, too_late
-from kafkamq.queue.message import Message
+from kafkamq.queue.message import Acknowledger, Message
 from kafkamq.queue.namespace import IDENTITY_AGE_S
 from kafkamq.queue.wire.headers import cut_text
 from kafkamq.queue.wire.keys import marker_key
@@ -103,6 +102,8 @@ class EndRecord:
 class AckWriter:
     """Writes the ENDs of one worker and learns what became of them; thread-safe."""
 
+    hand_over: Acknowledger  # of messages whose tokens are asked for, which needs this one
+
     def __init__(
         self, state: ConsumerState, on_lease_lost: Callable[[Message], None] | None
     ) -> None:
@@ -121,7 +122,6 @@ class AckWriter:
         # ENDs that are not delivered, also those that have failed.
         self._under_way: dict[EndRecord, None] = {}
         self._extensions: deque[Renewal] = deque()
-        self.hand_over = HandOver(self)
 
     # Verdicts.
 
@@ -226,9 +226,7 @@ class AckWriter:
         return end
 
     def _nack_delay_ms(self, parts: Sequence[Lease], verdict: Verdict) -> int:
-        """Return a NACK's delay: its jitter is drawn once for the record, or each message would
-        stand alone.
-        """
+        """Return a NACK's delay; its jitter is drawn once for the record, or it would be split."""
         facts = self.state.namespace.facts()
         delay_ms = nack_delay_ms(
             verdict.delay_ms,
@@ -289,15 +287,6 @@ class AckWriter:
             (message.message_id,),
         )
 
-    def _write(self, end: EndRecord) -> None:
-        first = end.parts[0]
-        self._under_way[end] = None
-        try:
-            self.state.writer.write(end.value, _key_of(first), first.marker_partition, end.reported)
-        except BrokerError:
-            self._under_way.pop(end, None)
-            raise
-
     def has_verdict(self, message: MarkersMessage) -> bool:
         lease, offset = message._lease, message.offset
         return offset not in lease.held and offset not in lease.lost
@@ -310,7 +299,10 @@ class AckWriter:
             if self.has_verdict(message):
                 refusal, renewal = Refusal.ACKNOWLEDGED_BEFORE, None
             else:
-                refusal, renewal = Refusal.LOST, self._extended(message, extension_ms, now_ms)
+                if state.leases.may_hand_out(message._lease, now_ms):
+                    self.own_lease(message)
+                refusal = Refusal.LOST
+                renewal = state.leases.extend(message._lease, extension_ms, now_ms)
         if renewal is None:
             self.refuse(message, refusal)
         else:
@@ -325,11 +317,6 @@ class AckWriter:
         while self._extensions:
             self.renew(self._extensions[0])
             self._extensions.popleft()
-
-    def _extended(self, message: MarkersMessage, extension_ms: int, now_ms: int) -> Renewal | None:
-        if self.state.leases.may_hand_out(message._lease, now_ms):
-            self.own_lease(message)
-        return self.state.leases.extend(message._lease, extension_ms, now_ms)
 
     def own_lease(self, message: MarkersMessage) -> Lease:
         """Return a lease of this message alone, which is held; with the lock held."""
@@ -449,11 +436,6 @@ class AckWriter:
                 lease = message._lease
                 self._handed_out[lease.partition, message.offset, lease.log] = message
 
-    def taken_back(self, messages: Sequence[MarkersMessage]) -> None:
-        """The application never saw them after all."""
-        for message in messages:
-            self.forget([message._lease], [message.offset])
-
     def forget(self, parts: Iterable[Lease], offsets: Sequence[int] = ()) -> None:
         """Nothing will be told of these; by default of all messages of the parts."""
         if self._on_lease_lost is not None:
@@ -550,10 +532,13 @@ class AckWriter:
                         self._is_late(part)
                 failed.parts = again
             for end in self._ends_of(again):
-                end.error = failed.error
+                end.error, first = failed.error, end.parts[0]
+                to = _key_of(first), first.marker_partition, end.reported
+                self._under_way[end] = None
                 try:
-                    self._write(end)
+                    self.state.writer.write(end.value, *to)
                 except BrokerError:
+                    self._under_way.pop(end, None)
                     return
             # It goes behind these: a flush that finds none returns.
             self._under_way.pop(failed, None)
@@ -638,9 +623,9 @@ class AckWriter:
     def is_waited_for(self) -> bool:
         return bool(self._waiting)
 
-    def serve_waiting(self, timeout_s: float) -> None:
+    def serve_waiting(self) -> None:
         """Serve reports for those who wait; they look themselves whether it was theirs."""
-        self.state.writer.wait_for(self._is_all_reported, timeout_s)
+        self.state.writer.wait_for(self._is_all_reported, _REPORTS_S)
         for bell in list(self._waiting):
             bell.ring()
 
@@ -652,16 +637,14 @@ class AckWriter:
             self._drain(timeout_s)
         except KafkaMQError as error:
             failure = error
-        self._confirm_unseen(deadline_s - time.monotonic())
-        return failure
-
-    def _confirm_unseen(self, timeout_s: float) -> None:
-        """Wait for the ENDs of what nobody saw: the client's end drops what is still queued."""
+        # The ENDs of what nobody saw, too: the client's end drops what is still queued.
+        left_s = deadline_s - time.monotonic()
         try:
-            self.state.writer.confirm(lambda: not self._unseen, "releasing messages", timeout_s)
+            self.state.writer.confirm(lambda: not self._unseen, "releasing messages", left_s)
         except KafkaMQError as error:
             self._warn_unreleased(len(self._unseen), str(error))
         self._let_run_out()
+        return failure
 
 
 def _key_of(lease: Lease) -> bytes:
@@ -707,7 +690,8 @@ class Keeper:
             self.beat()
 
     def beat(self) -> None:
-        for step in (self._serve, self._renew, self._tell, self._each_beat):
+        tell = self._ack_writer.lost_leases.tell_soon
+        for step in (self._serve, self._renew, tell, self._each_beat):
             if self._stopped:
                 return
             try:
@@ -733,7 +717,7 @@ class Keeper:
             self._state.keeper.wait(gathering_s)
         self._ack_writer.serve()
         if self._ack_writer.is_waited_for:
-            self._ack_writer.serve_waiting(_REPORTS_S)
+            self._ack_writer.serve_waiting()
         else:
             self._state.writer.poll()
 
@@ -755,9 +739,6 @@ class Keeper:
                         _log.warning("a KEEPALIVE could not be queued", extra={"error": str(error)})
         if lost:
             self._ack_writer.lost(lost)
-
-    def _tell(self) -> None:
-        self._ack_writer.lost_leases.tell_soon()
 
     def _each_beat(self) -> None:
         now_ms = monotonic_ms()

@@ -113,9 +113,7 @@ def _problem(name: str, session_ms: int, redelivery_timeout_ms: int, end: str) -
 
 
 def _least(broker: Mapping[str, str]) -> tuple[int, str]:
-    """Return the shortest session that a group of these brokers may have (KIP-848), and what says
-    so.
-    """
+    """Return the shortest session that a group may have (KIP-848), and the setting that says so."""
     return max(
         (int(broker.get(_BROKER_MIN, "45000")), _BROKER_MIN),
         (int(broker.get(_BROKER_MIN_BEAT, "5000")) * _BEATS, f"{_BEATS} x {_BROKER_MIN_BEAT}"),

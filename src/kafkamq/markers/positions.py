@@ -123,7 +123,11 @@ class Positions:
         positions: dict[int, GroupPosition] = {}
         try:
             with self._lock:
-                positions = {number: self._as_of_now(number) for number in self._pending}
+                for number in self._pending:
+                    # All STARTs that were told are below it: those above it will be newer.
+                    known = self._known[number]
+                    at_ms = self._started_ms or known.at_ms
+                    positions[number] = replace(known, at_ms=at_ms)
                 self._pending.clear()
                 for number in self._leaving:
                     self._known.pop(number, None)
@@ -152,11 +156,6 @@ class Positions:
     def _wait_again(self, partitions: Collection[int]) -> None:
         with self._lock:
             self._pending.update(number for number in partitions if number in self._known)
-
-    def _as_of_now(self, number: int) -> GroupPosition:
-        """All STARTs that were told are below what is known: those above it will be newer."""
-        known = self._known[number]
-        return replace(known, at_ms=self._started_ms or known.at_ms)
 
     def _serve(self, timeout_s: float) -> None:
         assert self._producer is not None, "there is something to serve"
@@ -307,14 +306,13 @@ class Positions:
                 passed[record.partition()] = log_ms
                 if len(passed) == len(starts) and min(passed.values()) > until_ms:
                     break
-            for batch in self._started_by(record):
+            marker = _decoded_marker(record)
+            if marker is None or not self._is_own_start(marker):
+                continue
+            for batch in _messages_of(marker):
                 position = positions.get(batch.partition)
                 if position is not None and started.add(batch, position.offset):
                     until_ms = max(until_ms, log_ms + MARGIN_MS)
-
-    def _started_by(self, record: Record) -> Iterator[MessageBatch]:
-        marker = _decoded_marker(record)
-        return _messages_of(marker) if marker and self._is_own_start(marker) else iter(())
 
     def _is_own_start(self, marker: Marker) -> bool:
         if marker.type is not MarkerType.START:
@@ -421,9 +419,7 @@ def _messages_of(marker: Marker) -> Iterator[MessageBatch]:
 
 
 def _times(positions: Collection[GroupPosition]) -> list[tuple[int, int]]:
-    """Return when positions were written: from, to. What lies between these times can be months of
-    log.
-    """
+    """Return when positions were written, from and to; between these may lie months of log."""
     times: list[tuple[int, int]] = []
     for at_ms in sorted(position.at_ms for position in positions):
         if times and at_ms - times[-1][1] <= 2 * MARGIN_MS:

@@ -285,9 +285,7 @@ class MessageReader:
                 self._fresh.discard(number)
 
     def _may_be_begun(self, run: Run[MarkersMessage]) -> bool:
-        """Return whether a former owner may have STARTed its first message, and ours may come too
-        late.
-        """
+        """Return whether a former owner may have STARTed its first, and ours may come too late."""
         kind, time_ms = run.messages[0]._record.timestamp()
         now_ms = self._state.broker_ms()
         if kind != LOG_APPEND_TIME or now_ms is None:

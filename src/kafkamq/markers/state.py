@@ -150,9 +150,7 @@ class ConsumerState:
             self.encoder = self._new_encoder()
 
     def broker_ms(self) -> int | None:
-        """Return the brokers' time, as the ages of messages are judged by it (R28); None: not
-        known.
-        """
+        """Return the brokers' time, by which the ages of messages count (R28); None: not known."""
         return self.namespace.broker_clock.now_ms(time.time_ns() // NS_PER_MS, monotonic_ms())
 
     def now_ms(self) -> int:

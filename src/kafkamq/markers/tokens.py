@@ -9,9 +9,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
 
 from kafkamq.config import QueueConfig
 from kafkamq.errors import (
@@ -23,13 +21,14 @@ from kafkamq.errors import (
     StateError,
     WireError,
 )
+from kafkamq.markers.ack_writer import AckWriter
 from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.rules.attempts import Fate, Fates
 from kafkamq.markers.rules.batching import delay_by_reference_ms
 from kafkamq.markers.rules.handout import nack_delay_ms
 from kafkamq.markers.rules.hold import NEVER
 from kafkamq.markers.rules.leases import Lease, LeaseState, Refusal, Sharing
-from kafkamq.markers.state import ConsumerState, MarkerWriter
+from kafkamq.markers.state import MarkerWriter
 from kafkamq.markers.wire.markers import (
     MAX_DURATION_MS,
     decode_slim,
@@ -65,29 +64,8 @@ _WORDS = {
 }
 
 
-class OwnVerdicts(Protocol):
-    """The acknowledger of a consumer's other messages."""
-
-    state: ConsumerState
-    queue_id: str
-
-    def own_lease(self, message: MarkersMessage) -> Lease: ...
-
-    def extend(self, message: MarkersMessage, extension_ms: int) -> None: ...
-
-    def has_verdict(self, message: MarkersMessage) -> bool: ...
-
-    def check_reason(self, reason: str, outcome: Outcome) -> None: ...
-
-    def refuse(self, message: MarkersMessage, refusal: Refusal) -> NoReturn: ...
-
-    def forget(self, parts: Sequence[Lease]) -> None: ...
-
-
 class _NotHere:
-    """It stands in place of a consumer's state: ``MarkersMessage.ack`` asks its acknowledger
-    then.
-    """
+    """In place of a consumer's state it has ``MarkersMessage.ack`` ask its acknowledger."""
 
     is_closed = True
 
@@ -102,7 +80,8 @@ class HandOver:
 
     state = _NotHere()
 
-    def __init__(self, ack_writer: OwnVerdicts) -> None:
+    def __init__(self, ack_writer: AckWriter) -> None:
+        """``ack_writer`` is the acknowledger of the consumer's other messages."""
         self._ack_writer = ack_writer
         self._consumer = ack_writer.state
         self.queue_id = ack_writer.queue_id
@@ -377,12 +356,12 @@ class TokenSettler:
         reason = cut_text(reason) if reason else ""
         value = encode_known_end(identity, outcome, self._id, wait_ms, reason)
         offset = self._write(token, value, deadline_s)
-        fate, is_due = self._fate(token, offset + 1, deadline_s)
+        fates, fate = self._read(token, offset + 1, deadline_s)
         if fate.counts(offset):
             _METRICS[outcome].add(1, self._queue.queue_id, one.partition)
             return
         catalog.LATE_VERDICTS.add(1, self._queue.queue_id, one.partition)
-        raise _refusal(token, fate, is_due)
+        raise _refusal(token, fate, fates.is_due(one))
 
     def extend(self, text: str, extension_ms: int, *, timeout_s: float = 30.0) -> None:
         """Hold a message for at least so long from now."""
@@ -515,14 +494,8 @@ class TokenSettler:
 
     # Reading what became of it.
 
-    def _fate(self, token: MessageToken, end: int, deadline_s: float) -> tuple[Fate, bool]:
-        fates, fate = self._read(token, end, deadline_s)
-        return fate, fates.is_due(token.message_id)
-
     def _read(self, token: MessageToken, end: int | None, deadline_s: float) -> tuple[Fates, Fate]:
-        """Return the markers from the START to ``end``, or to the log's end, folded for this
-        message.
-        """
+        """Return the markers from the START to ``end``, or the log's, folded for this message."""
         if not self._reading.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
             raise _unread(token)
         try:

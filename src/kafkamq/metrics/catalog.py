@@ -96,8 +96,6 @@ class Counter(Family):
 
 
 class Gauge(Family):
-    """A value that may grow and shrink."""
-
     kind = "gauge"
 
     def set(self, value: float, *labels: object) -> None:

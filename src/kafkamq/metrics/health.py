@@ -30,8 +30,6 @@ class LoopState:
 
 
 class Watched(Protocol):
-    """Something whose state is asked for."""
-
     def state(self) -> LoopState:
         """Return how it is now; must not wait."""
 

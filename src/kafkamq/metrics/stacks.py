@@ -76,7 +76,6 @@ def _shown(call: HandlerCall, now_s: float, threads: Mapping[int, FrameType]) ->
 
 
 def _frames(frame: FrameType | None) -> list[FrameType]:
-    """Return a thread's frames, the innermost last."""
     found: list[FrameType] = []
     while frame is not None and len(found) < _MAX_DEPTH:
         found.append(frame)

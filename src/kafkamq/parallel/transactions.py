@@ -208,6 +208,7 @@ class TransactionCommitter(Committer):
             member = self._commits.member
             plan = self._plan()
             if self._failure is None and not plan.commits and not self._has_begun:
+                self.confirm(plan)
                 return False
             try:
                 if self._failure is not None:
@@ -240,8 +241,7 @@ class TransactionCommitter(Committer):
                 return True
             self._forget_blamed()
             self._tell_produced()
-        if plan.commits:
-            self.confirm(plan)
+        self.confirm(plan)
         return any(verdict.ceiling is not None for _, _, verdict in plan.parts)
 
     def _is_current(self, plan: Plan) -> bool:

@@ -185,8 +185,10 @@ class ParallelWorkQueue:
         if not waiting:
             return []
         size = limit or self._batch_size or self._pace.size(waiting, self._concurrency)
-        if self._batch_linger_s and waiting < size and not self._has_lingered(now_s):
-            return []
+        if self._batch_linger_s and waiting < size:  # has a list that is not full waited enough?
+            self._batch_since_s = self._batch_since_s or now_s
+            if now_s - self._batch_since_s < self._batch_linger_s:
+                return []
         rate = self._rate
         if rate is not None:
             size = min(size, rate.available(now_s * 1000))
@@ -212,12 +214,6 @@ class ParallelWorkQueue:
         elif at is not None:
             self.scheduler.reclaim(run, run.records[at:])
         return at != 0
-
-    def _has_lingered(self, now_s: float) -> bool:
-        """Return whether a list that is not full has waited long enough."""
-        if self._batch_since_s is None:
-            self._batch_since_s = now_s
-        return now_s - self._batch_since_s >= self._batch_linger_s
 
     def _max_run(self, limit: int) -> int:
         """A process has several handlers: what it takes is for all of them."""

@@ -58,14 +58,14 @@ class HandOutAges:
         """Note what is handed out at a monotonic time; the consumer's one thread calls it."""
         if len(messages) > 1:
             step = -(-len(messages) // 16)
-            written = [_written_ms(messages[i]) for i in range(0, len(messages), step)]
+            written = [each._record.timestamp()[1] for each in messages[::step]]
             weights = [step] * (len(written) - 1) + [(len(messages) - 1) % step + 1]
             self._count(zip(written, weights, strict=True), self.wall_ms())
         elif messages:
             if now_ms != self._noted_ms:
                 self._fold()
                 self._noted_ms, self._noted_wall_ms = now_ms, self.wall_ms()
-            self._noted.append(_written_ms(messages[0]))
+            self._noted.append(messages[0]._record.timestamp()[1])
 
     def _count(self, written: Iterable[tuple[int, int]], wall_ms: int) -> None:
         """Count pairs of a record's time (ms; -1: it has none) and a number of messages."""
@@ -79,11 +79,6 @@ class HandOutAges:
             if noted:
                 self._count(Counter(noted).items(), self._noted_wall_ms)
         return {}
-
-
-def _written_ms(message: Message) -> int:
-    """Return the time (ms) of a message's record; -1: it has none."""
-    return message._record.timestamp()[1]
 
 
 def _wall_ms() -> int:

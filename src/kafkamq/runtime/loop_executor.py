@@ -172,12 +172,6 @@ class LoopExecutor(Generic[R]):
                 for task in tasks:
                     task.cancel()
 
-    async def _park(self, slot: Slot[R]) -> None:
-        if slot.gate is not True:
-            slot.gate = self._loop.create_future()
-            await slot.gate
-        slot.gate = None
-
     async def _work(self, slot: Slot[R]) -> None:
         queue, takes_lists, publishes = self._queue, self._call.takes_lists, self._call.publishes
         call = self._claimed_call(slot) if self._call.keeps_claims else self._call.function
@@ -187,7 +181,10 @@ class LoopExecutor(Generic[R]):
             if not queue.take(slot):
                 if queue.is_stopped:
                     return
-                await self._park(slot)
+                if slot.gate is not True:
+                    slot.gate = self._loop.create_future()
+                    await slot.gate
+                slot.gate = None
                 began_s = time.monotonic()
                 continue
             if takes_lists:

@@ -330,19 +330,16 @@ class MessageQueue(Inbox[Message, Message]):
 
     def settle(self, message: Message, outcome: object) -> bool:
         """Give it its verdict; False: it is not finished."""
-        if isinstance(outcome, BodyUnavailableError):
-            self._wait_for_body(message, outcome.delay_s)
-            return False
-        self.handler_calls.acknowledge(message, outcome)
-        return True
-
-    def _wait_for_body(self, message: Message, delay_s: float) -> None:
-        """Keep it: its handler was not called, so this is no delivery that has failed."""
+        if not isinstance(outcome, BodyUnavailableError):
+            self.handler_calls.acknowledge(message, outcome)
+            return True
+        # It is kept: its handler was not called, so this is no delivery that has failed.
         with self.lock:
-            if not self.is_stopped:
-                self._waiting.append((time.monotonic() + delay_s, message))
-                return
-        self.handler_calls.spared.append(message)
+            if self.is_stopped:
+                self.handler_calls.spared.append(message)
+            else:
+                self._waiting.append((time.monotonic() + outcome.delay_s, message))
+        return False
 
     def _look_again(self) -> None:
         now_s = time.monotonic()

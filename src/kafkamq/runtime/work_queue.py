@@ -49,28 +49,6 @@ class WorkerDiedError(HandlerFaultError):
     """The process of a handler ended in the middle of its work."""
 
 
-class Run(Protocol[R]):
-    """Records for one slot, to be handled one after another."""
-
-    @property
-    def records(self) -> list[R]:
-        """Return those that are left to it."""
-
-    @property
-    def is_serial(self) -> bool:
-        """Nothing is begun behind a record that is to be tried again."""
-
-    @property
-    def is_stale(self) -> bool:
-        """Whatever is done of it now does not count."""
-
-    @property
-    def failed(self) -> list[tuple[R, int]] | None:
-        """Return what of it is to be tried again, with the times of the next attempts; None:
-        nothing.
-        """
-
-
 @dataclass(slots=True, eq=False, repr=False)
 class Slot(Generic[R]):
     """One who calls handlers; a field is its own thread's unless its comment names another."""

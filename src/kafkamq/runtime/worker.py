@@ -479,12 +479,10 @@ class Feeder:
             if self._stopping.is_set():
                 return
             raise
-        if messages:
-            self._tell(len(messages), began_ns)
-            self._hand_on(messages)
-
-    def _hand_on(self, messages: Sequence[Message]) -> None:
-        """Hand it to the handlers; a message whose attempts are spent is not tried again."""
+        if not messages:
+            return
+        self._tell(len(messages), began_ns)
+        # A message whose attempts are spent is not tried again.
         fine = [message for message in messages if not self.calls.is_spent(message)]
         if len(fine) < len(messages):
             for message in messages:

@@ -385,11 +385,9 @@ class Moves:
         return len(self._open)
 
     def is_last(self, message: ShareMessage) -> bool:
-        """Return whether the broker gives it up after this delivery."""
         return message.broker_count >= self._limit
 
     def is_near_last(self, message: ShareMessage) -> bool:
-        """Return whether the next delivery would be the last one."""
         return message.broker_count + 1 >= self._limit
 
     def bury(self, message: ShareMessage, verdict: Verdict) -> None:

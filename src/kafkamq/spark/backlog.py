@@ -25,8 +25,6 @@ _OFFSET = attrgetter("offset")
 
 @dataclass(slots=True)
 class _Part:
-    """What is known of one partition."""
-
     begin: int
     position: int  # looked at up to there
     own: list[Waiting] = field(default_factory=list)  # the queue's messages from begin on
@@ -96,18 +94,14 @@ class Backlog:
         return {**starts, **cuts}
 
     def messages(self, number: int, start: int, end: int) -> list[Waiting] | None:
-        """Return the queue's messages between two offsets that no batch before holds; None: not
-        known.
-        """
+        """Return the queue's messages between two offsets; None: they are not known."""
         part = self._parts.get(number)
         if part is None or part.begin > start or part.position < end:
             return None
         return part.own[part.index(start) : part.index(end)]
 
     def begins(self, starts: Mapping[int, int]) -> dict[int, int]:
-        """Return where the next batch begins in each partition: only other queues' messages are
-        before.
-        """
+        """Return where the next batch begins; before are other queues' messages alone."""
         return {
             number: max(start, self._parts[number].first) if number in self._parts else start
             for number, start in starts.items()
@@ -123,9 +117,7 @@ class Backlog:
     def _shared_out(
         self, parts: Mapping[int, _Part], ends: Mapping[int, int], rows: int
     ) -> dict[int, int]:
-        """Return how many messages the batch takes of each partition; at least one where there is
-        one.
-        """
+        """Return how many messages the batch takes of each partition, one at least."""
         taken = dict.fromkeys(parts, 0)
         active = list(parts)
         left = rows

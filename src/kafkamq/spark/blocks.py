@@ -102,7 +102,6 @@ class Block:
         return outcomes.count(outcome) + outcomes.count(outcome + _OF_SCHEDULE) + more
 
     def __iter__(self) -> Iterator[FoldRow]:
-        """Yield the rows, in their order."""
         logs, consumers, batches = self._logs, self._consumers, self._batches
         for at, (
             offset,

@@ -84,9 +84,7 @@ class CheckpointNote:
         return self.tasks if batch >= self.since else self.tasks_before
 
     def cut(self, tasks: int, *, since: int) -> CheckpointNote:
-        """Return the next note of a sink: another number of slots, from a batch that has not run
-        yet.
-        """
+        """Return a sink's next note: other slots, from a batch on that has not run yet."""
         return replace(
             self,
             tasks=tasks,
@@ -106,7 +104,8 @@ class CheckpointNote:
 def read_note(spark: SparkSession, checkpoint: str, *, topic: str) -> CheckpointNote | None:
     """Return the note of a checkpoint; None: the folder is new, or holds none."""
     files, folder = _folder(spark, checkpoint)
-    number = max((int(found[1] or 1) for found in _matches(files, folder)), default=0)
+    found = filter(None, map(_FILE.fullmatch, _names(files, folder)))
+    number = max((int(each[1] or 1) for each in found), default=0)
     if not number:
         if files.exists(_path(spark, folder, "offsets")):
             raise ConfigError(
@@ -179,10 +178,6 @@ def drop_folder(spark: SparkSession, checkpoint: str, note: CheckpointNote) -> N
 
 def _name(number: int) -> str:
     return "kafkamq.json" if number == 1 else f"kafkamq-{number}.json"
-
-
-def _matches(files: Any, folder: Any) -> list[re.Match[str]]:
-    return [found for name in _names(files, folder) if (found := _FILE.fullmatch(name))]
 
 
 def _names(files: Any, folder: Any) -> list[str]:

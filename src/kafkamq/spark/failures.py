@@ -64,9 +64,7 @@ def spark_errors() -> tuple[type[BaseException], ...]:
 
 
 def jvm_errors() -> tuple[type[BaseException], ...]:
-    """Return what calls of a JVM raise; where py4j is not installed, with Spark Connect alone,
-    less.
-    """
+    """Return what calls of a JVM raise; with Spark Connect alone there is no py4j."""
     try:
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # no hints
     except ImportError:

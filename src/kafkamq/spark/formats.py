@@ -115,7 +115,6 @@ class _BatchReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return one task for each range."""
         return [RangePartition(wanted) for wanted in batch_ranges(self._options, self._pushed)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -142,7 +141,6 @@ class KafkaSource(DataSource):
         return FORMAT
 
     def schema(self) -> str:
-        """Return the columns of the view."""
         options = parse_source_options(self.options, self.service)
         columns = columns_of(options.view, options.include_headers)
         return ", ".join(f"{name} {kind}" for name, kind in columns)

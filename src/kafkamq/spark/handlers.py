@@ -57,10 +57,7 @@ class StreamMessage:
 
 
 def map_messages(
-    frame: DataFrame,
-    handler: Handler,
-    *,
-    concurrency: int | None = None,
+    frame: DataFrame, handler: Handler, *, concurrency: int | None = None
 ) -> DataFrame:
     """Run a handler for each row; adds ``verdict``, ``delay``, ``reason`` and ``result``.
 
@@ -96,8 +93,7 @@ def map_messages(
     for name, kind in _RESULTS:
         schema = schema.add(name, kind.lower())
     return frame.mapInArrow(
-        lambda parts: _run(parts, handler, count=count, is_async=is_async),
-        schema,
+        lambda parts: _run(parts, handler, count=count, is_async=is_async), schema
     )
 
 
@@ -125,8 +121,6 @@ def _run(
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """The columns that a row gets."""
-
     verdict: str
     delay: float | None = None
     reason: str | None = None

@@ -197,9 +197,7 @@ def _row(schema: Schema, given: tuple[bytes | None, list[tuple[str, Any]]]) -> _
 
 
 def _fields(message: Any) -> dict[str, Any]:
-    """Return a Protobuf message as a row; a field that knows whether it is set is null where it is
-    not.
-    """
+    """Return a Protobuf message as a row; a field that knows that it is not set is null."""
     row: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)

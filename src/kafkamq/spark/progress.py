@@ -70,9 +70,7 @@ def _state_bytes(operator: Mapping[str, Any]) -> int:
 
 
 def _backlog(source: Mapping[str, Any]) -> int:
-    """Return records between the end of the batch and the end of the log, where the source tells
-    both.
-    """
+    """Return records behind the end of the batch, where the source tells."""
     ends, latest = (_offsets(source.get(name)) for name in ("endOffset", "latestOffset"))
     return sum(max(0, at - ends.get(place, 0)) for place, at in latest.items())
 

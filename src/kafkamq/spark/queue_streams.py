@@ -44,12 +44,7 @@ from kafkamq.spark.queues.acks import (
     check_columns,
     write_ends,
 )
-from kafkamq.spark.queues.committing import (
-    CommitSettings,
-    commit_slots,
-    next_epoch,
-    with_slots,
-)
+from kafkamq.spark.queues.committing import CommitSettings, commit_slots, next_epoch, with_slots
 from kafkamq.spark.sink.rows import MAX_SLOTS, SINK_COLUMNS, check_types
 from kafkamq.spark.sink.sink import start_query
 from kafkamq.spark.tables import Table, check_table, insert_once
@@ -267,9 +262,7 @@ def ack(
         each_batch = partial(_insert, check_table(frame, table))
     spark = frame.sparkSession
     config = config or registered_config(spark)
-    settings = AckSettings(
-        config=replace(config, kafka=dict(config.kafka)), backoff=backoff or Backoff()
-    )
+    settings = AckSettings(config=config, backoff=backoff or Backoff())
     batches = _Batches(settings, each_batch, on_late, planned=last_batch(spark, checkpoint))
     # What `table` needs reads all rows before the first one is written.
     batches.keeps_at_once = not table and not _follows_from_messages(frame)
@@ -398,9 +391,7 @@ class _Cut:
         self._look_s = time.monotonic() + FIRST_LOOK_S
 
     def follow_executors(self, batch: int) -> None:
-        """Take, when a batch has been written, more slots for the next ones, if there are more
-        cores.
-        """
+        """Take more slots for the batches behind this one, if there are more cores."""
         now_s = time.monotonic()
         if self._is_fixed or now_s < self._look_s:
             return

@@ -66,9 +66,7 @@ _NOISE = re.compile(
 
 
 def has_session() -> bool:
-    """Return whether this process has a session, in whichever thread: who finds one must not stop
-    it.
-    """
+    """Return whether this process has a session, which who finds it must not stop."""
     from pyspark import SparkContext
 
     return SparkContext._active_spark_context is not None
@@ -105,45 +103,28 @@ def build_session(
 
     if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         _java_version()  # else somebody, as spark-submit, has started it
+    ours = {**session_settings(master=master, driver_memory=driver_memory), **(settings or {})}
     if has_session() and SparkContext._active_spark_context is not _built:
-        return _beside(session_settings(master=master, driver_memory=driver_memory), settings)
-
-    # Else `python3` of PATH runs the workers; of a cluster's, somebody may know better.
-    if master.startswith("local") or "PYSPARK_PYTHON" not in os.environ:
-        os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    every = {
-        "spark.app.name": app_name,
-        "spark.master": master,
-        **session_settings(master=master, driver_memory=driver_memory),
-        **(settings or {}),
-    }
-    _start_jvm(every)
-    builder = SparkSession.builder
-    for name, value in every.items():
-        builder = builder.config(name, value)
-    with keeping_interrupts():
-        spark = builder.getOrCreate()
-    if not every["spark.master"].startswith("local"):
+        spark = SparkSession.builder.getOrCreate().newSession()
+        for name, value in ours.items():
+            if spark.conf.isModifiable(name):  # what is of the JVM stays as it was started
+                spark.conf.set(name, value)
+    else:
+        # Else `python3` of PATH runs the workers; of a cluster's, somebody may know better.
+        if master.startswith("local") or "PYSPARK_PYTHON" not in os.environ:
+            os.environ["PYSPARK_PYTHON"] = sys.executable
+        os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        every = {"spark.app.name": app_name, "spark.master": master, **ours}
+        _start_jvm(every)
+        with keeping_interrupts():
+            spark = SparkSession.builder.config(map=dict(every)).getOrCreate()
+        globals()["_built"] = spark.sparkContext
+    if not str(spark.conf.get("spark.master")).startswith("local"):
         spark.sparkContext.addPyFile(str(package_archive()))
-    globals()["_built"] = spark.sparkContext
     return spark
 
 
 _built: SparkContext | None = None  # of the session that build_session made
-
-
-def _beside(ours: Mapping[str, str], settings: Mapping[str, str] | None) -> SparkSession:
-    """Return a session of our own on the context that somebody else made."""
-    from pyspark.sql import SparkSession
-
-    spark = SparkSession.builder.getOrCreate().newSession()
-    for name, value in {**ours, **(settings or {})}.items():
-        if spark.conf.isModifiable(name):  # what is of the JVM stays as it was started
-            spark.conf.set(name, value)
-    if not str(spark.conf.get("spark.master")).startswith("local"):
-        spark.sparkContext.addPyFile(str(package_archive()))
-    return spark
 
 
 def end_session(spark: SparkSession) -> None:
@@ -157,31 +138,25 @@ def end_session(spark: SparkSession) -> None:
         _log.info("the session ended with its JVM", extra={"error": str(error)})
 
 
-def _require_same(master: str) -> None:
-    """Spark gives the session that is there, wherever it is: on no cluster but the right one."""
+def _check_master(master: str) -> None:
+    """Refuse what is no master, or is elsewhere than the session that this process has."""
     from pyspark import SparkContext
 
-    running = SparkContext._active_spark_context
-    if running is not None and not master.startswith("local") and running.master != master:
+    if not _MASTER.fullmatch(master):
+        raise ConfigError(
+            f"master is {master!r}: it must be local[N], spark://host:port, yarn or k8s://..."
+        )
+    running = SparkContext._active_spark_context if has_session() else None
+    if running is None and master.startswith("spark://"):
+        _require_master(master)
+    elif running is not None and not master.startswith("local") and running.master != master:
         raise ConfigError(
             f"master is {master}, but this process has a Spark session on {running.master}: stop "
             "that one first, or use another process"
         )
 
 
-def _check_master(master: str) -> None:
-    if not _MASTER.fullmatch(master):
-        raise ConfigError(
-            f"master is {master!r}: it must be local[N], spark://host:port, yarn or k8s://..."
-        )
-    if has_session():
-        _require_same(master)
-    elif master.startswith("spark://"):
-        _require_master(master)
-
-
 def _require_master(master: str) -> None:
-    """One of a standalone cluster's masters takes connections."""
     last: Exception | None = None
     for address in master.removeprefix("spark://").split(","):
         host, _, port = address.rpartition(":")
@@ -231,22 +206,19 @@ def _forward(stream: IO[bytes]) -> None:
             _jvm_log.warning("%s", text)
 
 
-def activate(spark: SparkSession) -> None:
-    """Make it this thread's session in the JVM, where registered sinks are looked up."""
-    sessions = getattr(spark._jvm, "org.apache.spark.sql.classic.SparkSession")
-    sessions.setActiveSession(spark._jsparkSession)
-
-
 @contextmanager
 def active(spark: SparkSession) -> Iterator[None]:
-    """``activate`` while the block runs; nothing for Spark Connect, whose server does it."""
+    """Make it this thread's session in the JVM, where registered formats are looked up.
+
+    A session of Spark Connect needs nothing: its server does it.
+    """
     jvm = getattr(spark, "_jvm", None)
     if jvm is None:
         yield
         return
     sessions = getattr(jvm, "org.apache.spark.sql.classic.SparkSession")
     before = sessions.getActiveSession()
-    activate(spark)
+    sessions.setActiveSession(spark._jsparkSession)
     try:
         yield
     finally:
@@ -298,9 +270,7 @@ def stream_settings(tasks: int) -> dict[str, str]:
 
 
 def _worker_path() -> str:
-    """Return where workers on this machine find kafkamq and what is beside it, installed or in a
-    tree.
-    """
+    """Return where workers on this machine find kafkamq and what is beside it."""
     package_folder = str(Path(__file__).resolve().parents[2])
     own = (sys.prefix, sys.base_prefix)  # a worker finds these by itself
     others = [entry for entry in sys.path if entry and not entry.startswith(own)]

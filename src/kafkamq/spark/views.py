@@ -63,7 +63,6 @@ class Views:
         return self.view("in_flight")
 
     def view(self, name: str) -> DataFrame:
-        """Return a view by its name."""
         return self._spark.read.format(self._format).option("view", name).load()
 
 

@@ -47,6 +47,8 @@ _VISIBLE_S = 5.0
 _TURN_S = 0.05
 _ATTEMPT_S = 4.0
 _COORDINATOR_S = 1.0
+_REFUSED_S = 3.0  # of a command, while connections are refused, or a name is unknown
+_SILENCE_S = 15.0  # ... while nothing comes back at all, which a slow network may explain
 # librdkafka asks for a group's coordinator three times within half a second, and if none is there
 # yet (a fresh cluster, a restart) the request hangs until its timeout: short ones are repeated.
 # Requests on a connection to a broker that was frozen hang as long, and a client that missed an
@@ -515,28 +517,21 @@ def uuid_bytes(topic_id: object) -> bytes:
     return b"" if data == bytes(16) else data
 
 
-def require_brokers(
-    config: ServiceConfig, *, patience_s: float = 3.0, timeout_s: float = 15.0
-) -> None:
+def require_brokers(config: ServiceConfig) -> None:
     """Return when a broker has answered, whatever it said; for commands, before they begin.
 
     A library waits for brokers that come back, and the person at the command line wants to know of
     a wrong port: one line instead of a long wait, and of the client that asks no line at all.
-
-    Args:
-        config: The cluster.
-        patience_s: How long it is tried again while connections are refused, or a name unknown.
-        timeout_s: The same while nothing comes back at all, which a slow network may explain.
     """
     watch = ErrorWatch(config.bootstrap_servers)
     client = open_admin(admin_settings(config), watch, quiet=True)
     begun_s = time.monotonic()
     try:
-        future = client.describe_cluster(request_timeout=timeout_s)
+        future = client.describe_cluster(request_timeout=_SILENCE_S)
         while not wait_for_futures((future,), timeout=_SLICE_S).done:
             client.poll(0)
             watch.check("connecting")
-            if time.monotonic() - begun_s > (patience_s if watch.is_down else timeout_s):
+            if time.monotonic() - begun_s > (_REFUSED_S if watch.is_down else _SILENCE_S):
                 raise watch.silence()
         client.poll(0)
         watch.check("connecting")

@@ -202,9 +202,16 @@ class Follower:
             batch = []
         except SystemError as error:
             raise raised_inside(error) from None
-        if any(map(Record.error, batch)):
-            batch = self._without_events(batch)
-        return batch
+        if not any(map(Record.error, batch)):
+            return batch
+        records = []
+        for record in batch:
+            event = record.error()
+            if event is None:
+                records.append(record)
+            else:
+                self._event(event, record)
+        return records
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
@@ -213,16 +220,6 @@ class Follower:
             # The watch may know more of it.
             self.watch.check(self._doing)
         raise failure
-
-    def _without_events(self, batch: Sequence[Record]) -> list[Record]:
-        records = []
-        for record in batch:
-            error = record.error()
-            if error is None:
-                records.append(record)
-            else:
-                self._event(error, record)
-        return records
 
     def _event(self, error: KafkaError, record: Record) -> None:
         what, place = meaning(error), place_of(record)

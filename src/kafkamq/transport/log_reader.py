@@ -118,14 +118,11 @@ class LogReader(Follower):
                 return self.offsets_for_times(topic, wanted, timeout_s=_ANSWER_S)
             except BrokerError as error:
                 is_missing = meaning(error) is Meaning.NO_PARTITION
-                is_added = is_missing and self._knows_now(topic, partitions)
+                # Partitions that were added are unknown to a client for minutes.
+                is_added = is_missing and self.partition_count(topic) > max(partitions)
                 if not (is_added or error.is_retriable) or time.monotonic() > deadline_s:
                     raise
             time.sleep(_RETRY_S)
-
-    def _knows_now(self, topic: str, partitions: Sequence[int]) -> bool:
-        """Ask again: partitions that were added are unknown to a client for minutes."""
-        return self.partition_count(topic) > max(partitions)
 
     def read(
         self, wanted: LogRange, *, skips_lost: bool = False, stall_s: float = _STALL_S
@@ -414,8 +411,7 @@ class RecordReader:
             if scan.is_far:
                 follower.place({place: scan.target})
         elif patience is not None:
-            over = patience.over_from(place, scan.target, scan.position)
-            passed += scan.pass_from(over)
+            passed += scan.pass_from(patience.over_from(place, scan.target, scan.position))
         return dict.fromkeys(passed)
 
     def _connected(self) -> Follower:
@@ -431,10 +427,10 @@ class RecordReader:
             )
         return self._follower
 
-    def prepare(self, partition: int = 0, *, timeout_s: float = 5.0) -> None:
+    def prepare(self) -> None:
         """Connect, so that the first ``stream`` need not; what fails is left to that one."""
         with contextlib.suppress(KafkaMQError):
-            self._connected().bounds((self._topic, partition), timeout_s=timeout_s)
+            self._connected().bounds((self._topic, 0), timeout_s=5.0)
 
     def close(self) -> None:
         follower, self._follower = self._follower, None
@@ -499,7 +495,7 @@ class _Scan:
         return passed
 
     def pass_to(self, position: int, *, is_end: bool) -> list[int]:
-        """Return the log has nothing wanted before ``position``, which may be its end."""
+        """Note that the log has nothing wanted before ``position``, which may be its end."""
         self.answered_s = time.monotonic()
         self.position = position
         passed = self._wanted_to(position)

@@ -531,7 +531,6 @@ class ThreadedProducer(IdempotentProducer):
             time.sleep(_TURN_S)
 
     def close(self, timeout_s: float = 0.0) -> None:
-        """Flush and end; idempotent."""
         if self._is_closed or self._fork.is_forked:
             return
         try:

@@ -141,7 +141,6 @@ _SECRET = re.compile(
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a property's value must never be shown."""
     return bool(_SECRET.search(name))
 
 

@@ -390,7 +390,10 @@ class RangeLog:
         return (
             self._since_ms is not None
             and 0 < record.next - record.first <= MAX_RANGE
-            and not self._overlaps(place, record)
+            and not any(
+                each.first < record.next and record.first < each.next
+                for each in place.ranges.values()
+            )
             and len(place.ranges) < MAX_RANGES
             and record.seen >= self._begin  # RC4
             and place.ended.are_known_to(record)
@@ -409,11 +412,6 @@ class RangeLog:
                     frontier = next_
             place.claims = None
         place.frontier = max(place.frontier, frontier)
-
-    def _overlaps(self, place: _PartitionClaims, record: RangeRecord) -> bool:
-        return any(
-            each.first < record.next and record.first < each.next for each in place.ranges.values()
-        )
 
     def _is_held(self, known: HeldRange) -> bool:
         return not known.is_free and self._clock.now_ms - known.beat_ms < self._stale_ms

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from kafkamq.spark.jobs.audit import Audit, QueueAudit
     from kafkamq.spark.jobs.replay import ReplayReport
+    from kafkamq.spark.jobs.sql import Tables
 
 EXIT_FAILED = 1
 _TIME_HELP = "2026-01-31T12:00:00Z, or milliseconds since 1970; broker time."
@@ -68,15 +69,22 @@ def _bounds(since: str, until: str) -> tuple[int | None, int | None]:
 
 
 @contextmanager
-def view_tables(config: ServiceConfig, name: str, on: SparkChoice) -> Iterator[SparkSession]:
+def view_tables(
+    config: ServiceConfig, name: str, on: SparkChoice, *, has_tables: bool = True
+) -> Iterator[SparkSession]:
     """``view_session`` for a command, which says that Spark starts."""
     from kafkamq.spark.jobs.sql import view_session
 
     require_brokers(config)
     with ExitStack() as stack:
         with output.working("Starting Spark"):
-            app_name = f"kafkamq {name}"
-            opened = view_session(config, master=on.master, app_name=app_name, settings=on.settings)
+            opened = view_session(
+                config,
+                master=on.master,
+                app_name=f"kafkamq {name}",
+                settings=on.settings,
+                has_tables=has_tables,
+            )
             spark = stack.enter_context(opened)
         yield spark
 
@@ -99,16 +107,19 @@ def sql(
     """Query what happened to each message with SQL; the tables are read from the topics."""
     if statement:
         check_statement(statement, option="SQL")
-        with view_tables(config, "sql", on) as spark:
-            _answer(spark, statement, limit, as_json=as_json)
-        return
-    with view_tables(config, "sql", on) as spark:
-        failed = _converse(spark, limit, as_json=as_json)
+    from kafkamq.spark.jobs.sql import Tables
+
+    with view_tables(config, "sql", on, has_tables=False) as spark:
+        tables = Tables(spark, config)
+        if statement:
+            _answer(tables, statement, limit, as_json=as_json)
+            return
+        failed = _converse(tables, limit, as_json=as_json)
     if failed:
         raise typer.Exit(EXIT_FAILED)
 
 
-def _converse(spark: SparkSession, limit: int, *, as_json: bool) -> bool:
+def _converse(tables: Tables, limit: int, *, as_json: bool) -> bool:
     """Statements from stdin until its end; whether one of them failed and nobody was there.
 
     A terminal gets a prompt, and goes on behind an error.
@@ -124,15 +135,15 @@ def _converse(spark: SparkSession, limit: int, *, as_json: bool) -> bool:
         if at_end and text.strip():
             statements.append(text.strip())
         for statement in statements:
-            is_done = _try(spark, statement, limit, as_json=as_json)
+            is_done = _try(tables, statement, limit, as_json=as_json)
             failed = failed or not (is_done or is_terminal)
         if at_end:
             return failed
 
 
-def _try(spark: SparkSession, statement: str, limit: int, *, as_json: bool) -> bool:
+def _try(tables: Tables, statement: str, limit: int, *, as_json: bool) -> bool:
     try:
-        _answer(spark, statement, limit, as_json=as_json)
+        _answer(tables, statement, limit, as_json=as_json)
     except KafkaMQError as error:
         output.errors().print(f"[red]kafkamq:[/red] {escape(str(error))}", soft_wrap=True)
         return False
@@ -150,13 +161,12 @@ def _line(prompt: str) -> str:
         return ""
 
 
-def _answer(spark: SparkSession, statement: str, limit: int, *, as_json: bool) -> None:
-    from kafkamq.spark.jobs.sql import ask, sql_errors
+def _answer(tables: Tables, statement: str, limit: int, *, as_json: bool) -> None:
+    from kafkamq.spark.jobs.sql import sql_errors
 
-    with output.working("Reading the topics"):
-        frame = ask(spark, statement, option="SQL")
-        with sql_errors("SQL"):
-            rows = frame.limit(limit + 1).collect()
+    with output.working("Reading the topics"), sql_errors("SQL"):
+        frame = tables.ask(statement)
+        rows = frame.limit(limit + 1).collect()
         columns = frame.columns
     for row in rows[:limit] if as_json else ():
         output.print_json(_json_row(columns, list(row)))

@@ -39,8 +39,6 @@ class Contender(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Slow:
-    """Some messages take longer."""
-
     share: float = 0.01
     ms: int = 1000
 

@@ -155,7 +155,6 @@ class Stage:
     # Messages.
 
     def send(self, items: Sequence[Item], *, interval_ms: int = 0) -> None:
-        """Send these, and wait until Kafka has them."""
         producer = self.queue.producer()
         size = self.work.payload_bytes
         at_s = time.monotonic()

@@ -84,8 +84,6 @@ def run_demo(
 
 
 class _Demo:
-    """One run; ``stack`` ends what was started, in reverse order."""
-
     def __init__(
         self,
         planned: Sequence[Planned],

@@ -262,9 +262,7 @@ class Fates:
         return hold is not None and hold.holder is not None
 
     def is_due(self, message_id: MessageId) -> bool:
-        """Return whether its lease has ended, or what it waited for is over, and no END says so
-        yet.
-        """
+        """Return whether its lease, or what it waited for, is over, and no END says so yet."""
         return _found(self._tracker.hold_of(message_id)) == DUE
 
     def held(self, message_id: MessageId) -> tuple[str, int]:

@@ -60,9 +60,7 @@ def gather(items: Iterable[Item]) -> list[tuple[tuple[MessageBatch, ...], list[I
 
 
 def join(named: Iterable[tuple[MessageBatch, T]]) -> list[tuple[tuple[MessageBatch, ...], list[T]]]:
-    """Gather batches as ``gather`` does items: those of one chunk become one; each marker with
-    its items.
-    """
+    """Join batches of one chunk, as ``gather`` does items; each marker with its items."""
     chunks: dict[tuple[int, bytes, int, int], list[tuple[MessageBatch, T]]] = {}
     for batch, item in named:
         log = batch.topic_id, batch.leader_epoch

@@ -58,6 +58,7 @@ class Carry:
     # It is of one message, as a Settle may be.
     bits: ClassVar[int] = 1
     of_schedule: ClassVar[bool] = True
+    verdict_offset: ClassVar[int] = -1
 
 
 def action_of(leaf: Leaf, page: int, hold: Hold, now_ms: int) -> Settle | Carry:
@@ -113,9 +114,7 @@ def settled_of(
 
 
 def row_order(action: Settle | Carry) -> tuple[int, bytes, int, int, int]:
-    """Return where it stands among the rows of a settlement (R32): START offset, log and chunk,
-    bits.
-    """
+    """Return its place among the rows of a settlement (R32): START offset, log and chunk, bits."""
     of = action.message_id
     return action.start_offset, of.topic_id, of.leader_epoch, of.partition, of.offset
 

@@ -99,9 +99,7 @@ class HoldTable:
     # ---- holds
 
     def find(self, key: LogKey, page: int, makes: bool = False) -> HoldLog | None:
-        """Return the log, with what the store has of the page's chunk; ``makes`` one if there is
-        none.
-        """
+        """Return the log with what the store has of the chunk; ``makes`` one if there is none."""
         if self.chunks or self.pages.closed:
             self._fetch((*key, page // _CHUNK_PAGES))
         log = self.logs.get(key)
@@ -285,9 +283,7 @@ class HoldTable:
         return heap
 
     def next_change_ms(self) -> int:
-        """Return a lower bound of the time at which an open hold changes by itself; NEVER: none
-        does.
-        """
+        """Return a lower bound of when an open hold changes by itself; NEVER: none does."""
         wakes = self._wakes
         while wakes and not (wakes[0][2].holds and wakes[0][2].wake_ms == wakes[0][0]):
             heappop(wakes)
@@ -403,9 +399,7 @@ class HoldTable:
                 self._load(chunk)
 
     def here(self) -> dict[ChunkKey, tuple[Ended | None, list[tuple[int, Hold]]]]:
-        """Return what is not in the store alone, by chunks: ends and holds, by page within the
-        chunk.
-        """
+        """Return what is not in the store alone: ends and holds, by chunk and page."""
         found: dict[ChunkKey, tuple[Ended | None, list[tuple[int, Hold]]]] = {}
         for key, log in self.logs.items():
             for number, ended in log.ended.items():

@@ -107,9 +107,7 @@ class Ledger:
         """
         self.fence(timeout_s=timeout_s)
         last = self.last
-        if last is not None and (
-            last.epoch > self.epoch or (last.epoch == self.epoch and last.engine != self.engine)
-        ):
+        if last is not None and self.is_anothers:
             # It stops without writing (R22).
             self.producer.close()
             raise FencedError(
@@ -119,6 +117,15 @@ class Ledger:
                 is_fatal=True,
             )
         return last
+
+    @property
+    def is_anothers(self) -> bool:
+        """Return whether it held a later start, or another engine's of the same epoch."""
+        last = self.last
+        if last is None:
+            return False
+        is_other = last.epoch == self.epoch and last.engine != self.engine
+        return last.epoch > self.epoch or is_other
 
     def fence(self, *, timeout_s: float = 30.0) -> None:
         """``open`` without the check; for a start that is about to choose its epoch."""
@@ -350,15 +357,13 @@ class OpenLedgers:
             self._used.add(ledger)
 
 
-def read_positions(
-    config: ServiceConfig, keys: Sequence[LedgerKey], *, timeout_s: float = 30.0
-) -> dict[LedgerKey, Position]:
+def read_positions(config: ServiceConfig, keys: Sequence[LedgerKey]) -> dict[LedgerKey, Position]:
     """Return what the ledgers hold, without fencing anybody; a key without a commit is absent.
 
     Raises:
         WireError: Something that is not ours was committed under one of the ids.
     """
-    with Admin(config, timeout_s=timeout_s) as admin:
+    with Admin(config) as admin:
         return read_ledgers(admin, keys)
 
 

@@ -119,28 +119,27 @@ class TrackedPartition:
         self._carry_after_ms = carry_after_ms
         self._written = -1
         self._written_s = 0.0
-        self._end = -1
-        # There is no position behind this offset; -1: nothing is kept.
-        self._kept_from = -1
+        # The log was read up to here, control records included.
+        self.end = -1
+        # No position goes behind this record, whose copy in the quarantine is not confirmed (R21);
+        # -1: all are.
+        self.kept_from = -1
         self.awaited = Awaited(number)
-        self._retry_s = 0.0
+        # Nothing is tried before this monotonic time.
+        self.retry_s = 0.0
         self._pause_s = _FIRST_PAUSE_S
         self.last_status: TrackerStatus | None = None
 
     # ---- the life of an ownership
 
     def may_try(self) -> bool:
-        return time.monotonic() >= self._retry_s
+        """Return whether the pause after the last failure is over."""
+        return time.monotonic() >= self.retry_s
 
     def failed(self) -> None:
         """Pause before the next attempt, longer each time."""
-        self._retry_s = time.monotonic() + self._pause_s
+        self.retry_s = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
-
-    def try_now(self) -> None:
-        """What it waited for may have come."""
-        if self.phase is Phase.WAITING:
-            self._retry_s = 0.0
 
     def succeeded(self) -> None:
         self._pause_s = _FIRST_PAUSE_S
@@ -177,16 +176,11 @@ class TrackedPartition:
         self.wants_start_tick = True
         self._written = started.position
         self._written_s = 0.0 if is_written_soon else time.monotonic()
-        self._end = -1
-        self._kept_from = -1
+        self.end = self.kept_from = -1
         self.awaited = Awaited(self.number)
         self.succeeded()
 
     # ---- reading
-
-    def reached_end(self, offset: int) -> None:
-        """Everything before ``offset`` was read; control records take offsets too."""
-        self._end = offset
 
     def was_read(self) -> None:
         """Note that a batch was read: the TICK rules measure silence from here (R4)."""
@@ -224,21 +218,14 @@ class TrackedPartition:
         self.core.aborted(self.awaited.take())
         return self.core.plan(self._config.max_offsets_per_commit)
 
-    def keep_from(self, offset: int) -> None:
-        """No position behind this record: its copy in the quarantine is not confirmed (R21).
-
-        -1: all are.
-        """
-        self._kept_from = offset
-
     def position(self) -> int:
         committable = self.core.committable_offset()
-        if self._kept_from >= 0:
-            return min(committable, self._kept_from)
+        if self.kept_from >= 0:
+            return min(committable, self.kept_from)
         # With nothing open, control records at the end need not be read again, and they may not
         # look like lost records when the log's start has passed them.
         if committable == self.core.next_offset:
-            return max(committable, self._end)
+            return max(committable, self.end)
         return committable
 
     def wants_position(self, turns: int = 1) -> bool:
@@ -281,7 +268,7 @@ class TrackedPartition:
             engine=ENGINE,
             epoch=self.ledger.epoch,
             clock_ms=self.core.clock_ms,
-            position=max(self.core.next_offset, self._end),
+            position=max(self.core.next_offset, self.end),
             committable_offset=self.core.committable_offset(),
             entries=self.core.open_count(),
             due=self.core.due_count(),
@@ -302,9 +289,7 @@ class TrackedPartition:
 
 
 def sign_of(config: ServiceConfig, partitions: Iterable[TrackedPartition]) -> Sign | None:
-    """Return a replica's sign of life, for all of them: they are one engine (R36). None: it has
-    none.
-    """
+    """Return the sign of life of all of a replica's partitions, which are one engine (R36)."""
     ledgers = [part.ledger for part in partitions if part.phase is Phase.READING]
     epoch = max((ledger.epoch for ledger in ledgers if ledger is not None), default=0)
     if not epoch:

@@ -431,9 +431,7 @@ class Rereader:
         deadline_s: float,
         max_bytes: int,
     ) -> list[FoundAction]:
-        """Return the STARTs as far as the markers have them; each with the reason of its
-        verdict.
-        """
+        """Return the STARTs that the markers have, each with the reason of its verdict."""
         full_s = time.monotonic() + _READ_S
         whole = size_bytes = 0
         while not whole:
@@ -462,8 +460,7 @@ class Rereader:
         found: list[FoundAction] = []
         for row in rows[:whole]:
             start, timestamp_ms, _ = there[row.start_offset]
-            reason_at = _reason_at(row)
-            end = None if reason_at < 0 else there[reason_at][0]
+            end = there[row.verdict_offset][0] if row.verdict_offset >= 0 else None
             error = "" if end is None else end.reason
             refers = (
                 start is not None
@@ -619,13 +616,10 @@ def _completed(start: Marker, message: Record, stamp: bytes) -> Marker:
     return completed_start(start, *known, read=read)
 
 
-def _reason_at(row: Settle | Carry) -> int:
-    """Return the offset of the END with the reason; -1: there is none."""
-    return row.verdict_offset if isinstance(row, Settle) else -1
-
-
 def _wanted(rows: Sequence[Settle | Carry]) -> set[int]:
-    return {row.start_offset for row in rows} | {_reason_at(row) for row in rows} - {-1}
+    """Offsets of the markers that are read for these rows."""
+    starts, reasons = {row.start_offset for row in rows}, {row.verdict_offset for row in rows}
+    return starts | reasons - {-1}
 
 
 def _held(markers: Mapping[int, _Decoded]) -> int:

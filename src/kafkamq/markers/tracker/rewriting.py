@@ -172,9 +172,7 @@ class Rewriter:
         self._refused = place, 1 + (times if place == refused else 0)
 
     def _rewrite_action(self, part: Part, found: FoundAction) -> bool:
-        """Return the records of as many messages of an action as the part has room for; is there
-        more?
-        """
+        """Add the records of as many messages as the part has room for; whether it has more."""
         row, start, known = found.row, found.start, found.known
         if isinstance(row, Settle) and row.cause is DueCause.ALREADY_ENDED:
             for number in range(known):
@@ -183,7 +181,8 @@ class Rewriter:
             return part.size_bytes < self._max_bytes
         if (start.message_topic if start else "") != self._topic or self._topic:
             known = known if self._aim(start) else 0
-        before, usual = part.rows, self._usual(part, found) if known else None
+        of_batches = known and start is not None and start.batches
+        before, usual = part.rows, self._usual(part, found) if of_batches else None
         if usual is not None:
             self._copy_all(part, found, usual)
         else:
@@ -209,11 +208,9 @@ class Rewriter:
         part.rows += size_of(row)
 
     def _usual(self, part: Part, found: FoundAction) -> Copy | None:
-        """Return what becomes of those messages of a batch that say nothing by which they are
-        judged.
-        """
+        """Return what becomes of those messages of a batch that say nothing of deliveries."""
         row, start = found.row, found.start
-        if start is None or self._topic or not (start.batches and found.refers):
+        if start is None or self._topic or not found.refers:
             return None
         if self._is_refused(part, row.start_offset):
             return None

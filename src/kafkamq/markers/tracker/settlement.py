@@ -374,9 +374,7 @@ class Settlement:
         return True
 
     def _is_too_large(self, part: Part, error: Exception) -> bool:
-        """Return whether a record was refused for its size, or for nothing but that one before it
-        was.
-        """
+        """Return whether a record was refused for its size, or only for one before it that was."""
         if isinstance(error, (FencedError, OutcomeUnknownError, DeadlineExceededError)):
             return False
         ledger = self.ledger
@@ -452,9 +450,7 @@ class SettlerPool:
             self._keep(settler)
 
     def close(self, ledgers: Iterable[Ledger]) -> None:
-        """End the settlers, these ledgers, and all that are kept: what is used now ends when it is
-        not any more. Idempotent.
-        """
+        """End the settlers, these ledgers and all that are kept, or when they are used no more."""
         self._is_closed = True
         self.ledgers.close_all(ledgers)
         self._close_idle()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable
 from contextlib import closing
 
 from kafkamq.config import ServiceConfig
@@ -149,20 +148,17 @@ class Succession:
     def _run(self) -> None:
         with closing(Ticker(self._config)) as ticker:
             while not self._stopping.is_set():
-                self._try(self._watch if self._stands_by else self._only_give, ticker)
+                try:
+                    if self._stands_by:
+                        self._watch(ticker)
+                    else:
+                        self._give(ticker)
+                        self._stopping.wait(SIGN_MS / 2000)
+                except KafkaMQError as error:  # noqa: PERF203 - the loop is the repetition
+                    _log.warning("no signs of life just now: %s", error)
+                    self._stopping.wait(_AGAIN_S)
             if self._gives is SignKind.ACTIVE and not self.is_succeeded:
                 ticker.sign(self._sign(SignKind.ENDED))
-
-    def _try(self, what: Callable[[Ticker], None], ticker: Ticker) -> None:
-        try:
-            what(ticker)
-        except KafkaMQError as error:
-            _log.warning("no signs of life just now: %s", error)
-            self._stopping.wait(_AGAIN_S)
-
-    def _only_give(self, ticker: Ticker) -> None:
-        self._give(ticker)
-        self._stopping.wait(SIGN_MS / 2000)
 
     def _watch(self, ticker: Ticker) -> None:
         with closing(StatusReader(self._config)) as reader:

@@ -43,9 +43,7 @@ class JsonForm:
         return text
 
     def read(self, text: str | bytes) -> dict[str, object]:
-        """Return the fields, unknown ones among them; a newer version is an
-        UnsupportedVersionError.
-        """
+        """Return the fields, also unknown ones; a newer version is an UnsupportedVersionError."""
         self._require_size(len(text))
         try:
             found: object = json.loads(text)

@@ -34,10 +34,7 @@ from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.markers.membership import warn_of_mqgo_workers
 from kafkamq.markers.rules.handout import is_last_delivery
 from kafkamq.markers.rules.leases import NEW_PARTITION_MS
-from kafkamq.markers.wire.markers import (
-    encode_keepalive,
-    encode_known_keepalive,
-)
+from kafkamq.markers.wire.markers import encode_keepalive, encode_known_keepalive
 from kafkamq.queue.names import group_of
 from kafkamq.queue.namespace import NamespaceFacts
 from kafkamq.queue.topics import require_topics
@@ -146,8 +143,8 @@ class QueueReader(StreamReader):
         acknowledge = options.acknowledge
         assert acknowledge is not None, "a stream that acknowledges"
         self._acknowledge: QueueConfig = acknowledge
-        self._schema_of_rows = schema
-        self._planned: StreamOffsets | None = None  # by this process
+        # By this process.
+        self._planned: StreamOffsets | None = None
         # What was STARTed last: where the batch begins and ends, and its tasks.
         self._batch: tuple[StreamOffsets, StreamOffsets, Sequence[QueuePartition]] = {}, {}, []
         self._keep_alive: KeepAlive | None = None
@@ -326,7 +323,7 @@ class QueueReader(StreamReader):
 
         if not isinstance(partition, QueuePartition):
             return  # Spark's placeholder for "no partitions"
-        schema = to_arrow_schema(self._schema_of_rows, timezone="UTC")
+        schema = to_arrow_schema(self._schema, timezone="UTC")
         starts = {offset: start for start, offsets in partition.starts for offset in offsets}
 
         def batch(records: list[Record]) -> pa.RecordBatch | None:

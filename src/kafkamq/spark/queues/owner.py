@@ -202,9 +202,7 @@ class QueuePosition:
         }
 
     def _behind(self, started: MessageSet, number: int, offset: int, topic_id: bytes) -> int:
-        """Return a place behind the messages that a killed worker had begun: they are the
-        tracker's.
-        """
+        """Return a place behind what a killed worker had begun: it is the tracker's."""
         last = started.end(number)
         if not last:
             return offset

@@ -129,18 +129,14 @@ class StartPlan:
         }
 
     def is_of_topic(self, one: MessageId) -> bool:
-        """Return whether it is of no other topic of this name (R13); brokers that are upgraded
-        begin to tell ids.
-        """
+        """Return whether it is of no other topic of this name (R13)."""
         known = self.facts.message_topic_id
         return not one.topic_id or not known or one.topic_id == known
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """It says where messages of one partition were STARTed, by one record; or that they have a
-    verdict.
-    """
+    """It says where one record STARTed messages of a partition, or that they have a verdict."""
 
     topic_id: bytes
     marker_partition: int
@@ -277,9 +273,7 @@ class Starter:
         return open_
 
     def _still_open(self, messages: Sequence[Waiting]) -> list[Waiting]:
-        """Return what is still open: no START is written by an old look (R5). What was acked
-        since may be forgotten (R12) by now.
-        """
+        """Return what is still open: an ack behind an old look may be forgotten by now (R12)."""
         if messages and monotonic_ms() - self._looked_ms > MAX_AGE_MS:
             self._looked_ms = monotonic_ms()
             self._check()
@@ -356,7 +350,6 @@ class Starter:
     # ---- what is written
 
     def _start(self, messages: Sequence[Waiting], consumer_id: str) -> list[_Started]:
-        """Write the STARTs of these."""
         acknowledge = self._acknowledge
         encoder = StartEncoder(
             consumer_id=consumer_id,
@@ -458,9 +451,8 @@ class Starter:
             begin = begins.get(route, 0)
             trackers = self._history.trackers
             tracker = trackers.setdefault(route, RedeliveryTracker(begin, partition=route))
-            for offset, timestamp_ms, kind, marker in self._log.read(route, begin, end):
-                is_log_time = kind == LOG_APPEND_TIME
-                tracker.apply(offset, timestamp_ms if is_log_time else -1, marker)
+            for offset, _, log_ms, marker in self._log.read(route, begin, end):
+                tracker.apply(offset, log_ms, marker)
                 for each in () if marker is None else expand(marker):
                     self._note(route, offset, each)
         return ends

@@ -73,9 +73,7 @@ def is_written(entry: CellEntry | None, batch: int, *, where: str) -> bool:
 def unconfirmed(
     entries: Mapping[int, CellEntry], *, batch: int, run: str, cut: str
 ) -> dict[int, CellEntry]:
-    """Cells of this batch that an earlier run wrote, cut otherwise, and this one has not found
-    again.
-    """
+    """Return cells of this batch that an earlier run wrote and this one has not found again."""
     return {
         number: entry
         for number, entry in entries.items()
@@ -140,26 +138,26 @@ class SinkLedger:
         return f"{self.prefix}.last"
 
     def range_group(self, cell: int) -> str:
-        """Return the group that exists once there are cells as large as this one, to a power of
-        two.
-        """
+        """Return the group that exists once there are cells of so many bits."""
         return f"{self.prefix}.range.{cell.bit_length()}"
 
     def entry(self, cell: int) -> CellEntry | None:
         return self._read([self.group(cell)])[0]
 
     def groups(self) -> list[str]:
-        ranges = [f"{self.prefix}.range.{bits}" for bits in range(_MAX_BITS + 1)]
-        found = self._read(ranges)
-        highest = max((bits for bits, entry in enumerate(found) if entry is not None), default=-1)
-        cells = range(1 << highest if highest >= 0 else 0)
-        return [*(self.group(cell) for cell in cells), self.last_group, *ranges]
+        return [*self._cells(), self.last_group, *self._ranges()]
 
     def entries(self) -> dict[int, CellEntry]:
-        groups = [group for group in self.groups() if group.rpartition(".")[2].isdigit()]
-        cells = [group for group in groups if ".range." not in group[len(self.prefix) :]]
-        found = self._read(cells)
-        return {number: entry for number, entry in enumerate(found) if entry is not None}
+        found = enumerate(self._read(self._cells()))
+        return {number: entry for number, entry in found if entry is not None}
+
+    def _ranges(self) -> list[str]:
+        return [f"{self.prefix}.range.{bits}" for bits in range(_MAX_BITS + 1)]
+
+    def _cells(self) -> list[str]:
+        found = enumerate(self._read(self._ranges()))
+        highest = max((bits for bits, entry in found if entry is not None), default=-1)
+        return [self.group(cell) for cell in range(1 << highest if highest >= 0 else 0)]
 
     def await_confirmation(self, *, batch: int, run: str, cut: str) -> None:
         """Return when nothing that an earlier run wrote of this batch is in question."""

@@ -51,10 +51,7 @@ _MAX_ID = 100  # letters
 _TYPES = {
     "value": ("binary", "string"),
     "key": ("binary", "string"),
-    "headers": (
-        "array<struct<key:string,value:binary>>",
-        "array<struct<key:string,value:string>>",
-    ),
+    "headers": ("array<struct<key:string,value:binary>>", "array<struct<key:string,value:string>>"),
     "partition": ("tinyint", "smallint", "int", "bigint"),
     "topic": ("string",),
     IDENTITY: ("bigint",),
@@ -153,9 +150,7 @@ class SinkOptions:
 
 
 def sink_name(sink_id: str, queue_id: str) -> str:
-    """Return what a sink is called in its ledger: queues share one, and a query may send to
-    several.
-    """
+    """Return what a sink is called in its ledger, which the sinks of several queues share."""
     if not queue_id:
         return sink_id
     return f"{sink_id}-{hashlib.blake2b(queue_id.encode(), digest_size=6).hexdigest()}"

@@ -25,13 +25,12 @@ from pyspark.sql.types import StructType
 from kafkamq.errors import ConfigError, DataLossError
 from kafkamq.spark.options import SourceOptions, chosen_partitions
 from kafkamq.spark.source.planning import resolve, shared_out, topic_id
-from kafkamq.spark.source.rows import FoldedFrom, FoldedPartition, RangePartition, read_rows
+from kafkamq.spark.source.rows import FoldedPartition, RangePartition, read_rows
 from kafkamq.transport.follower import Follower
 from kafkamq.transport.log_reader import LogRange, LogReader, log_reader
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.streaming.datasource import ReadLimit
 
 TOPOLOGY_S = 5.0  # how often a stream looks for added partitions, and for a recreated one
 _WAIT_S = 1.0  # then Spark asks again: it may have been stopped
@@ -227,7 +226,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self.options.is_folded:
             return RangePartition(wanted)
         begin = int(end.get(_BEGIN, {}).get(str(wanted.partition), 0))
-        return FoldedPartition(wanted, FoldedFrom(min(begin, wanted.start), self._id_of(end)))
+        return FoldedPartition(wanted, min(begin, wanted.start), self._id_of(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_rows(partition, self.options, self._schema)

@@ -108,26 +108,8 @@ class PartitionFold:
         tracker.next_offset = range_end  # what is left up to there are control records
         actions = tracker.plan(self._settings.max_actions)
         self._keep(tracker, redelivered, dead_lettered)
-        status = self._status(tracker, topic, partition, redelivered, dead_lettered)
-        return (
-            topic,
-            partition,
-            range_end,
-            status.committable_offset,
-            encode_status(status),
-            encode_actions(actions),
-        )
-
-    def _status(
-        self,
-        tracker: RedeliveryTracker,
-        topic: str,
-        partition: int,
-        redelivered: int,
-        dead_lettered: int,
-    ) -> TrackerStatus:
         wake = tracker.next_wake()
-        return TrackerStatus(
+        status = TrackerStatus(
             topic=topic,
             partition=partition,
             engine=self._settings.engine,
@@ -145,28 +127,21 @@ class PartitionFold:
             dead_lettered=dead_lettered,
             is_live=tracker.is_live,
         )
+        place = topic, partition, range_end, status.committable_offset
+        return (*place, encode_status(status), encode_actions(actions))
 
     def _tracker(self, index: bytes | None, partition: int) -> RedeliveryTracker:
         settings = self._settings
-        engine = (settings.token, settings.epoch)
+        known: dict[str, Any] = {
+            "partition": partition,
+            "max_lease_ms": settings.max_lease_ms,
+            "longest_ms": settings.longest_ms,
+            "carry_after_ms": settings.carry_after_ms,
+            "engine": (settings.token, settings.epoch),
+        }
         if index is None:
-            return RedeliveryTracker(
-                settings.starting.get(partition, 0),
-                partition=partition,
-                max_lease_ms=settings.max_lease_ms,
-                longest_ms=settings.longest_ms,
-                carry_after_ms=settings.carry_after_ms,
-                engine=engine,
-            )
-        return restore_tracker(
-            bytes(index),
-            self._load,
-            partition=partition,
-            max_lease_ms=settings.max_lease_ms,
-            longest_ms=settings.longest_ms,
-            carry_after_ms=settings.carry_after_ms,
-            engine=engine,
-        )
+            return RedeliveryTracker(settings.starting.get(partition, 0), **known)
+        return restore_tracker(bytes(index), self._load, **known)
 
     def _load(self, name: str) -> bytes:
         found = self._chunks.getValue((name,))

@@ -49,7 +49,7 @@ from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import REFUSALS, meaning
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row
+    from pyspark.sql import DataFrame
 
 _log = logging.getLogger(__name__)
 _THREADS = 4
@@ -160,7 +160,15 @@ class RowSettling:
         began_ms = monotonic_ms()
         self.is_reading = True
         try:
-            rows = [_folded(row, batch, began_ms) for row in frame.collect()]
+            rows = [
+                FoldedRow(
+                    read_ms=began_ms,
+                    position=row["position"],
+                    status=replace(decode_status(bytes(row["status"])), batch=batch),
+                    actions=bytes(row["actions"]),
+                )
+                for row in frame.collect()
+            ]
         finally:
             self.is_reading = False
         self.offer(rows, batch)
@@ -250,15 +258,9 @@ class RowSettling:
         self, ledger: Ledger, row: FoldedRow, more: Sequence[Settle | Carry]
     ) -> tuple[Sequence[Settle | Carry], SettleReport | SettlementError]:
         actions = [*decode_actions(row.actions), *more]
-        settle = methodcaller(
-            "settle",
-            ledger,
-            actions,
-            position=row.position,
-            batch=row.status.batch,
-            timeout_s=SETTLE_S,
-        )
+        known = {"position": row.position, "batch": row.status.batch, "timeout_s": SETTLE_S}
         try:
+            settle = methodcaller("settle", ledger, actions, **known)
             return actions, self._settlers.run(ledger, settle)
         except SettlementError as error:
             return actions, error
@@ -293,9 +295,7 @@ class RowSettling:
             part.left += left
 
     def close(self) -> None:
-        """End all clients. What is under way is as good as if it had been quicker; what is not
-        begun the next start plans again. Idempotent.
-        """
+        """End all clients; what has not begun the next start plans again. Idempotent."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -319,15 +319,6 @@ def _require_no_refusal(error: SettlementError, partition: int) -> None:
     _log.warning(
         "a settlement failed",
         extra={"partition": partition, "actions": len(error.actions), "why": str(error)},
-    )
-
-
-def _folded(row: Row, batch: int, read_ms: int) -> FoldedRow:
-    return FoldedRow(
-        read_ms=read_ms,
-        position=row["position"],
-        status=replace(decode_status(bytes(row["status"])), batch=batch),
-        actions=bytes(row["actions"]),
     )
 
 

@@ -31,13 +31,7 @@ from kafkamq.errors import (
     WireError,
 )
 from kafkamq.markers.rules.hold import NEVER
-from kafkamq.markers.tracker.ledger import (
-    Claim,
-    LedgerKey,
-    claim,
-    is_later_start,
-    read_ledgers,
-)
+from kafkamq.markers.tracker.ledger import Claim, LedgerKey, claim, is_later_start, read_ledgers
 from kafkamq.markers.tracker.metrics import TrackerMetrics
 from kafkamq.markers.tracker.records import Ticker
 from kafkamq.markers.tracker.succession import SIGN_MS, Succession
@@ -52,13 +46,13 @@ from kafkamq.spark.parallelism import cores, tracker_tasks
 from kafkamq.spark.progress import watching
 from kafkamq.spark.session import build_session, end_session, has_session
 from kafkamq.spark.tracker.query import QueryPlan, start_query
-from kafkamq.spark.tracker.run import Run, Stages, pause_s
 from kafkamq.spark.tracker.settling import RowSettling, TickKeeper, take_turn
 from kafkamq.transport.admin import Admin, TopicInfo
-from kafkamq.transport.log_reader import log_reader
+from kafkamq.transport.log_reader import LogReader, log_reader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +63,8 @@ _SHARED_S = 2.5 * SIGN_MS / 1000  # as long as signs of a tracker on the same ch
 _MAX_TURN_S = 90.0  # a restart of the query, with its pause, is one turn
 LONG_BATCH_S = 60.0  # then it is not ready
 MAX_BATCH_S = 600.0  # then it hangs
+_MAX_PAUSE_S = 30.0  # between two starts
+_TOPOLOGY_S = 10.0  # how often added marker partitions are looked for
 # What no restart mends, or where a restart would do harm.
 _FINAL = (ConfigError, DataLossError, WireError, SparkGoneError, StateError)
 
@@ -76,6 +72,83 @@ _FINAL = (ConfigError, DataLossError, WireError, SparkGoneError, StateError)
 def _query_label(name: str) -> str:
     """The tracker's own query is always ``tracker``: its name has the engine's id in it."""
     return "tracker" if name.startswith("kafkamq tracker of ") else name
+
+
+class Stages:
+    """The stages of one start, one after the other; begins when it is made."""
+
+    def __init__(self) -> None:
+        self._began_s = self._last_s = time.monotonic()
+        self.took_s: dict[str, float] = {}
+
+    def done(self, name: str) -> None:
+        now_s = time.monotonic()
+        self.took_s[name] = round(now_s - self._last_s, 2)
+        self._last_s = now_s
+        _log.debug("%s: done after %.2f s", name, now_s - self._began_s)
+
+
+class Run:
+    """One start of the engine, while it runs; used by the minding thread."""
+
+    def __init__(
+        self,
+        plan: QueryPlan,
+        keeper: TickKeeper,
+        settling: RowSettling,
+        query: StreamingQuery,
+        *,
+        stages: Stages,
+    ) -> None:
+        self.plan = plan
+        self.keeper = keeper
+        self.settling = settling
+        self.query = query
+        self.reader = LogReader(plan.config)
+        self.has_progressed = False
+        self.is_turning = True  # lately a batch ended, or there was nothing to do
+        self._batch = -1
+        self._stages = stages
+        self._looked_s = time.monotonic()
+        self._counted_s = time.monotonic()
+
+    def note_progress(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._looked_s < 1.0:
+            return
+        self._looked_s = now_s
+        progress: Mapping[str, Any] | None = self.query.lastProgress
+        if progress is None or progress["batchId"] == self._batch:
+            # While nothing comes Spark waits in the source, a second at a time; where nothing falls
+            # due, inside of a batch that is over.
+            status = self.query.status
+            is_busy = status["isTriggerActive"] and status["isDataAvailable"]
+            self.is_turning = self.settling.is_waiting or not is_busy
+            return
+        self.is_turning = True
+        if not self.has_progressed:
+            self._stages.done("first batch")
+        self._batch = progress["batchId"]
+        self.has_progressed = True
+        took_ms = progress["durationMs"].get("triggerExecution", 0)
+        _log.debug("batch", extra={"batch": self._batch, "took_ms": took_ms})
+
+    def is_topology_due(self) -> bool:
+        now_s = time.monotonic()
+        if now_s - self._counted_s < _TOPOLOGY_S:
+            return False
+        self._counted_s = now_s
+        return True
+
+    def end(self) -> None:
+        """Stop what runs; total."""
+        self.settling.close()  # or a batch would wait
+        try:
+            self.query.stop()
+        except Exception:  # noqa: BLE001 - py4j raises anything when the JVM is gone
+            _log.info("the query could not be stopped, the JVM may be gone")
+        self.keeper.close()
+        self.reader.close()
 
 
 class SparkTracker:
@@ -271,9 +344,7 @@ class SparkTracker:
     def _look(
         self, spark: SparkSession
     ) -> tuple[TopicInfo, dict[int, Position], CheckpointNote | None, int]:
-        """Return the markers' topic, the ledgers by partition, the checkpoint's note, and how many
-        tasks a new one has.
-        """
+        """Return the markers' topic, its ledgers, the checkpoint's note, and tasks of a new one."""
         config, topic = self.config, self.config.marker_topic
         with Admin(config) as admin:
             info = admin.require_topic(topic)
@@ -353,7 +424,8 @@ class SparkTracker:
                         error,
                         extra={"failures": failures},
                     )
-                self._stopping.wait(pause_s(failures + refusals))
+                tries = min(failures + refusals, 10)
+                self._stopping.wait(min(_MAX_PAUSE_S, 0.25 * 2.0**tries))
                 if not self._stopping.is_set():
                     refusals = 0 if self._relaunch() else refusals + 1
         except BaseException as error:  # noqa: BLE001 - handed to wait() and stop()
@@ -461,9 +533,7 @@ class SparkTracker:
         return True
 
     def stop(self) -> None:
-        """End the query and the session that it made; what a batch had under way is repeated by
-        the next start. Idempotent.
-        """
+        """End the query, and the session that it made; idempotent."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(60.0)
@@ -647,29 +717,17 @@ def run_spark_tracker(
     config: ServiceConfig,
     tracker: TrackerConfig | None = None,
     *,
-    checkpoint: str,
-    master: str = "local[2]",
-    trigger_s: float = 1.0,
-    tasks: int | None = None,
-    settings: Mapping[str, str] | None = None,
     stop: threading.Event | None = None,
     standby: bool = False,
+    **others: Any,
 ) -> None:
-    """Run a tracker until ``stop`` is set; for the command line.
+    """Run a tracker until ``stop`` is set; ``others`` are arguments of ``SparkTracker``.
 
     Raises:
         KafkaMQError: Why it could not start, or ended.
     """
     stop = stop or threading.Event()
     kind = StandbyTracker if standby else SparkTracker
-    with kind(
-        config,
-        tracker,
-        checkpoint=checkpoint,
-        master=master,
-        trigger_s=trigger_s,
-        tasks=tasks,
-        settings=settings,
-    ) as running:
+    with kind(config, tracker, **others) as running:
         while not stop.is_set() and not running.wait(0.2):
             pass

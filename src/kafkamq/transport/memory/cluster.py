@@ -248,7 +248,10 @@ class Group:
             self._tell(member)
         self.generation += 1
         self.state = "STABLE" if self.members else "EMPTY"
-        strategy = self._strategy()
+        # The first one of the first member that all members know.
+        lists = [member.client.strategies for member in self.members.values()]
+        common = [name for name in lists[0] if all(name in each for each in lists)] if lists else []
+        strategy = common[0] if common else "range"
         owned = {member.id: member.owned for member in self.members.values()}
         found = assign(strategy, self._counts(), self._topics(), owned)
         for member in self.members.values():
@@ -261,12 +264,6 @@ class Group:
                         member.assigned -= places
         for member in list(self.members.values()):
             member.client.take_assignment(member, strategy)
-
-    def _strategy(self) -> str:
-        """Return the first one of the first member that all members know."""
-        lists = [member.client.strategies for member in self.members.values()]
-        common = [name for name in lists[0] if all(name in each for each in lists)] if lists else []
-        return common[0] if common else "range"
 
     def _counts(self) -> dict[str, int]:
         """Return partitions by topic, as the leader knows them: a partition that is new may be
@@ -398,7 +395,6 @@ class Groups:
         return kafka_error(KafkaError.STALE_MEMBER_EPOCH)
 
     def forget_topic(self, topic: str) -> None:
-        """A deleted topic takes what was committed for it along."""
         for offsets in self.offsets.values():
             for place in [each for each in offsets if each[0] == topic]:
                 del offsets[place]
@@ -483,7 +479,6 @@ def assign(
     topics: Mapping[str, Sequence[str]],
     owned: Mapping[str, set[PartitionId]],
 ) -> Assignment:
-    """Spread partitions over members."""
     if strategy == "range":
         return _range(counts, topics)
     if strategy == "roundrobin":

@@ -234,7 +234,7 @@ class Consumer(Membership, Commits):
         end = partition.stable if self._is_committed else partition.end
         self._bounds[place] = partition.start, end
         if not partition.start <= offset <= partition.end:
-            self._out_of_range(place, reading, offset)
+            self._reset_to(place, reading, offset, _OUT_OF_RANGE)
             if self._events:
                 found.append(self._events.popleft())
             return
@@ -299,7 +299,6 @@ class Consumer(Membership, Commits):
         return reading.ready_s <= now_s
 
     def _start(self, place: PartitionId, reading: _Reading, partition: Partition) -> None:
-        """Turn a logical offset into a place in the log."""
         wanted = reading.offset
         if wanted == OFFSET_BEGINNING:
             reading.offset = partition.start
@@ -311,9 +310,6 @@ class Consumer(Membership, Commits):
                 reading.offset = committed[0]
             else:
                 self._reset_to(place, reading, OFFSET_INVALID, _NO_COMMIT)
-
-    def _out_of_range(self, place: PartitionId, reading: _Reading, offset: int) -> None:
-        self._reset_to(place, reading, offset, _OUT_OF_RANGE)
 
     def _reset_to(self, place: PartitionId, reading: _Reading, offset: int, text: str) -> None:
         partition = self.cluster.partition(place)

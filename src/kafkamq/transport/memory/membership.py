@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, Message, TopicPartition
 
 from kafkamq.transport.memory.client import Client, encode_member, int_of
-from kafkamq.transport.memory.cluster import Group, Member
+from kafkamq.transport.memory.cluster import Member
 from kafkamq.transport.memory.state import Fault, failure, kafka_error
 from kafkamq.transport.settings import is_new_protocol
 from kafkamq.types import PartitionId
@@ -312,7 +312,6 @@ class Membership:
         self._steps.append(("lost", sorted(self._owned), self._leave))
 
     def _announce(self, error: KafkaError, topic: str | None) -> None:
-        """Put an event among the records."""
         self._events.append(
             Message(
                 topic=topic,
@@ -395,13 +394,10 @@ class Membership:
             self._is_joining = True
             group.join(member, set() if self._is_eager else set(self._owned))
         else:
-            self._enter(group, member)
-
-    def _enter(self, group: Group, member: Member) -> None:
-        group.members[member.id] = member
-        group.retarget()
-        member.hears_s = 0.0
-        self.cluster.due(0.0)
+            group.members[member.id] = member
+            group.retarget()
+            member.hears_s = 0.0
+            self.cluster.due(0.0)
 
     def take_assignment(self, member: Member, strategy: str) -> None:
         """The round is complete; the coordinator says what this member gets."""

@@ -208,7 +208,6 @@ class Producer(Transactional, Client):
 
     @property
     def waiting(self) -> set[str]:
-        """Topics of records that are not sent yet."""
         return {topic for topic, _ in self._queues}
 
     def pump(self, now_s: float) -> None:

@@ -50,11 +50,9 @@ class State:
         return topic.partitions[place[1]]
 
     def due(self, at_s: float) -> None:
-        """Have something done at a monotonic time."""
         self._due_s = min(self._due_s, at_s)
 
     def tick(self) -> float:
-        """Do what is due; the monotonic time."""
         now_s = time.monotonic()
         # Faults begin without a word.
         is_disturbed = bool(self.faults.cut) or self.faults.is_down
@@ -75,7 +73,6 @@ class State:
         self.changed.wait(max(0.0, until_s - now_s))
 
     def keep(self, producer: _Pumped, *, has_backlog: bool) -> None:
-        """Keep a producer among those with records that wait, or not."""
         if has_backlog:
             self._backlog[producer] = None
         else:
