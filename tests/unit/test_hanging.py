@@ -212,6 +212,33 @@ def test_the_metrics_port_says_what_handlers_are_at(
         gate.opened.set()
 
 
+def test_the_thread_that_took_over_is_shown(gate: Gate) -> None:
+    service = MemoryService()
+    queue = service.queue("late")
+    calls: list[str] = []
+
+    def late() -> None:
+        gate.pass_by()
+
+    @queue.handler(concurrency=1, timeout=0.5)
+    def handle(body: str) -> None:
+        calls.append(body)
+        gate.pass_by() if len(calls) == 1 else late()
+
+    with serve_metrics(0, host="127.0.0.1") as server, Worker(service, drain=0.0):
+        for _ in range(2):
+            queue.producer().send(b"x")
+
+        def is_shown() -> bool:
+            shown = [call["stack"] for call in pools_at(server.port)[0]["calls"]]
+            return any("late" in line for stack in shown for line in stack)
+
+        try:
+            wait_until(is_shown, "the call behind the one that is left alone", 20.0)
+        finally:
+            gate.opened.set()
+
+
 def test_handlers_in_processes_say_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(handlers.SEEN, f"{tmp_path}/seen")
     work = Work(handlers.step)

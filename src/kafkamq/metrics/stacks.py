@@ -64,7 +64,7 @@ def _shown(call: HandlerCall, now_s: float, threads: Mapping[int, FrameType]) ->
         if call.began_s <= now_s:
             frames = _frames(threads.get(caller))
     else:
-        runs_in = str(caller)
+        runs_in = str(caller or "")[:_MAX_CHARACTERS]
     return {
         "topic": topic,
         "partition": partition,
