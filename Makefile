@@ -8,6 +8,7 @@ SHELL := bash
 
 PYTHON ?= python3
 VENV := .venv
+ICEBERG := .venv-iceberg# Spark 4.1, for tests of Iceberg
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 PYTHONS ?= 3.10 3.13
@@ -18,7 +19,7 @@ PART ?= $(PARTS)
 FAULTS_rules := tests/model tests/sim tests/unit tests/wire
 FAULTS_queues := tests/contract tests/integration tests/interop
 FAULTS_brokers := $(filter-out tests/faults/test_spark% tests/faults/test_web%,$(wildcard tests/faults/test_*.py))
-FAULTS_web := $(wildcard tests/faults/test_web*.py)
+FAULTS_web := $(wildcard tests/faults/test_web*.py) tests/integration/test_web.py
 FAULTS_spark := tests/spark tests/e2e $(wildcard tests/faults/test_spark*.py)
 NONE := 5# how pytest says that PYTEST_ARGS select nothing there
 ARGS ?=
@@ -129,6 +130,7 @@ lock: $(VENV)/.uv ## resolve the locks in requirements/ again
 	$(UV_COMPILE) pyproject.toml --extra dev --output-file requirements/dev.txt \
 		--constraint requirements/runtime.txt
 	$(UV_COMPILE) --group docs --output-file requirements/docs.txt
+	$(UV_COMPILE) pyproject.toml --group iceberg --output-file requirements/iceberg.txt
 
 screenshots: $(VENV)/.installed ## the pictures in docs/web.md, of queues that run for some minutes
 	@tools/check_machine java
@@ -142,7 +144,7 @@ dist: $(VENV)/.uv ## wheel and sdist in dist/, checked on PYTHONS="3.10 3.13" (v
 	@$(BIN)/python tools/check_distributions.py $(PYTHONS)
 
 clean: ## remove .venv, caches and built packages
-	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(ICEBERG) dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment, one step per stamp: uv, then the locked packages, then this package itself.
@@ -163,6 +165,15 @@ $(VENV)/.docs: requirements/docs.txt $(VENV)/.uv
 	@$(BIN)/uv venv --quiet --clear $(VENV)/docs
 	@$(BIN)/uv pip install --quiet --python $(VENV)/docs/bin/python --require-hashes \
 		--requirement requirements/docs.txt
+	@touch $@
+
+# Iceberg has no runtime for the Spark of the extra `spark`.
+$(ICEBERG)/.installed: requirements/iceberg.txt $(VENV)/.uv
+	@echo "Preparing $(ICEBERG) (only once)"
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(ICEBERG)
+	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(ICEBERG)/bin/python --require-hashes \
+		--requirement requirements/iceberg.txt
+	@$(BIN)/uv pip install --quiet --python $(ICEBERG)/bin/python --no-deps --editable .
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml $(VENV)/.locked

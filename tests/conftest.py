@@ -18,6 +18,7 @@ import pytest_timeout
 from hypothesis import HealthCheck, settings
 from tests.examples import IS_FRESH
 from tests.faults.figures import MARK
+from tests.sharing import shared
 from tests.spark_starts import spark_environment
 from tests.waiting import SLOWNESS, measure_slowness, within
 
@@ -27,7 +28,10 @@ from kafkamq.runtime.signals import STOPS, stop_on_signals
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytest_plugins = ["harness.fixtures"]
+pytest_plugins = ["harness.fixtures", "tests.leftovers"]
+
+# However many workers a run has.
+BROKERS = 2
 
 # Started in the background by a shell, the tests would ignore Ctrl-C, and so would every process
 # that they start and interrupt: an ignored signal is inherited, a handled one is not.
@@ -119,7 +123,8 @@ _last: dict[str, tuple[float, str]] = {}  # of each worker: when it ended a test
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     worker = getattr(report, "worker_id", None)
-    if worker is not None and report.when == "teardown":
+    # Behind its last one a worker may wait for those that use its broker.
+    if worker is not None and report.when == "call":
         _last[worker] = report.stop, report.nodeid
 
 
@@ -150,9 +155,25 @@ def namespace(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def bootstrap(kafka_broker: LocalKafka) -> str:
-    """The address of the session's broker."""
-    return kafka_broker.bootstrap_servers
+def bootstrap(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """The address of a broker, which several workers share: half of what one costs is its start,
+    and what it does while nobody asks for anything.
+    """
+
+    def start() -> str:
+        broker: LocalKafka = request.getfixturevalue("kafka_broker")
+        return broker.bootstrap_servers
+
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    # A test of faults keeps a broker busy by itself.
+    if not worker or request.config.option.markexpr == "faults":
+        yield start()
+        return
+    number = int(worker.removeprefix("gw")) % BROKERS
+    with shared(tmp_path_factory.getbasetemp().parent / f"broker-{number}", start) as address:
+        yield address
 
 
 @pytest.fixture(scope="session")

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _OUTCOMES = (Outcome.ACK, Outcome.ACK, Outcome.NACK, Outcome.REJECT)
 
 
-class Settler:
-    """It is a process that gives verdicts by the tokens that workers pass it."""
+class SettlerProcess:
+    """A process that gives verdicts by the tokens that workers pass it."""
 
     def __init__(self, world: QueueWorld, open_queue: Callable[[Service], Queue]) -> None:
         self.is_closing = False

@@ -32,7 +32,7 @@ from harness.simulation.processes import (
     write_inventions,
 )
 from harness.simulation.scheduler import NS_PER_S, Process
-from harness.simulation.settlers import Settler, untrue
+from harness.simulation.settlers import SettlerProcess, untrue
 from harness.simulation.stage import Report, Stage
 from harness.simulation.states import (
     ADDED,
@@ -62,7 +62,7 @@ _NOWHERE = ("", 0, 0)
 _LOOK_S = 1.0
 _PATIENCE_S = 5.0  # behind max.poll.interval.ms
 _TROUBLE_S = 60.0  # ... while what was STARTed has no answer
-_Actor: TypeAlias = Worker | Tracker | BatchTracker | Settler
+_Actor: TypeAlias = Worker | Tracker | BatchTracker | SettlerProcess
 
 
 @dataclass(kw_only=True)
@@ -307,7 +307,7 @@ class _Run(Stage[_Actor]):
     @property
     def _trackers(self) -> list[Tracker | BatchTracker]:
         found = self.actors.values()
-        return [each for each in found if not isinstance(each, (Worker, Settler))]
+        return [each for each in found if not isinstance(each, (Worker, SettlerProcess))]
 
     def _start_worker(self) -> None:
         name = f"w{self.simulation.started['worker']}"
@@ -329,7 +329,9 @@ class _Run(Stage[_Actor]):
         world = self.world
         name = f"s{self.simulation.started['settler']}"
         self.simulation.started["settler"] += 1
-        settler = Settler(world, lambda service: open_queue(world, service, is_batched=False))
+        settler = SettlerProcess(
+            world, lambda service: open_queue(world, service, is_batched=False)
+        )
         process = world.start(name, settler.main, lambda: self._settler_ended(process))
         self.actors[process] = settler
 

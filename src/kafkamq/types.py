@@ -67,10 +67,10 @@ class Outcome(IntEnum):
 class Backend(Enum):
     """Who remembers which messages of a queue are done; fixed when the queue is created."""
 
-    MARKERS = "markers"  # a topic of markers, folded by a tracker
-    OFFSETS = "offsets"  # a map in the commits of a consumer group
-    SHARE = "share"  # the broker's share group
-    CLAIMS = "claims"  # a coordination log
+    MARKERS = "markers"
+    OFFSETS = "offsets"
+    SHARE = "share"
+    CLAIMS = "claims"
 
 
 class DeadLetterReason(Enum):
@@ -92,12 +92,13 @@ class MessageId:
 
     partition: int
     offset: int
-    topic_id: bytes = b""  # 16 bytes, or empty: unknown
-    leader_epoch: int = 0  # as on the wire: plus one; 0: unknown
+    # 16 bytes, or empty: it is not known.
+    topic_id: bytes = b""
+    # As on the wire, plus one; 0: it is not known.
+    leader_epoch: int = 0
 
     @property
     def log(self) -> tuple[bytes, int]:
-        """Return of which topic and leader epoch it is."""
         return self.topic_id, self.leader_epoch
 
 
@@ -110,12 +111,12 @@ class MessageBatch:
 
     partition: int
     topic_id: bytes
-    leader_epoch: int  # both as a MessageId has them
+    # Both are as a MessageId has them.
+    leader_epoch: int
     base_offset: int
     bits: int
 
     def message_ids(self) -> Iterator[MessageId]:
-        """Yield the messages, by ascending offset."""
         for number, bit in enumerate(bin(self.bits)[:1:-1]):
             if bit == "1":
                 offset = self.base_offset + number
@@ -124,7 +125,7 @@ class MessageBatch:
 
 @dataclass(slots=True)
 class Marker:
-    """One decoded marker record, fields as in ``protocol/markers.proto``; never mutated.
+    """One decoded marker record, fields as in ``markers/wire/markers.proto``; never mutated.
 
     ``message_id`` is None where the wire has none (marker with batches, KEEPALIVE of a consumer,
     SCHEDULE that was not carried, TICK).
@@ -134,7 +135,8 @@ class Marker:
     message_id: MessageId | None = None
     redeliver_after_ms: int = 0
     key: bytes = b""
-    value: bytes | None = b""  # None: a null payload (wire: null_value)
+    # None: a null payload (on the wire ``null_value``).
+    value: bytes | None = b""
     delivery_count: int = 1
     headers: Headers = ()
     expires_at_ms: int = 0
@@ -148,8 +150,10 @@ class Marker:
     carried_forward: bool = False
     of_schedule: bool = False
     engine_epoch: int = 0
-    message_topic: str = ""  # of a START (R37); empty: the namespace's
-    batches: tuple[MessageBatch, ...] = ()  # at most one of each chunk
+    # Of a START (R37); empty: the namespace's.
+    message_topic: str = ""
+    # At most one of each chunk.
+    batches: tuple[MessageBatch, ...] = ()
 
 
 def expand(marker: Marker) -> Iterator[Marker]:
@@ -166,7 +170,7 @@ class ScheduleToken:
     """Names a delayed message until it fires; what ``Producer.cancel`` takes."""
 
     queue_id: str
-    partition: int  # of the markers topic
+    partition: int
     offset: int
 
 
@@ -179,7 +183,7 @@ class SentMessage:
     topic: str
     partition: int
     offset: int
-    timestamp_ms: int  # of the broker
+    timestamp_ms: int
     schedule: ScheduleToken | None = None
 
 
@@ -207,7 +211,7 @@ class MarshalType(Enum):
 
 @dataclass(slots=True)
 class MarshalRecord:
-    """One record of Marshal's coordination topic; never mutated. ``wire/marshal.py`` is its text.
+    """One record of Marshal's coordination topic, as ``claims/wire/marshal.py`` reads it; frozen.
 
     ``offset`` is the next offset to consume in the claimed partition: where the sender stands
     (HEARTBEAT, RELEASING_PARTITION), or would stand after the batch that it wants to hand out
@@ -215,15 +219,20 @@ class MarshalRecord:
     """
 
     type: MarshalType
-    time_s: int  # epoch seconds by the sender's clock
-    instance: str  # random, of one start of the sender's process
-    client: str  # unique within the group, may outlive a restart
+    # Epoch seconds by the sender's clock.
+    time_s: int
+    # Random, of one start of the sender's process.
+    instance: str
+    # Unique within the group; it may outlive a restart.
+    client: str
     group: str
     topic: str = ""
     partition: int = 0
     offset: int = 0
-    expires_at_s: int = 0  # RELEASE_GROUP: the group is paused until then
-    version: int = 1  # of the peer's writer: 1, in a RELEASE_GROUP 0; no reader compares it
+    # Of a RELEASE_GROUP: the group is paused until then.
+    expires_at_s: int = 0
+    # Of the peer's writer: 1, in a RELEASE_GROUP 0; no reader compares it.
+    version: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,15 +266,17 @@ class RangeType(Enum):
 
 @dataclass(slots=True)
 class RangeRecord:
-    """One record of the topic of range claims; never mutated. ``wire/ranges.py`` is its text."""
+    """One record of the topic of range claims, as ``claims/rules/ranges.py`` reads it."""
 
     type: RangeType
-    instance: str  # random, of one start of the sender's process
+    instance: str
     client: str
     group: str
     topic: str
     partition: int
-    first: int = 0  # half-open
+    first: int = 0
     next: int = 0
-    frontier: int = 0  # the first offset that nobody has claimed, as the sender knows
-    seen: int = 0  # its sender had read all range records before this offset
+    # The first offset that nobody has claimed, as the sender knows.
+    frontier: int = 0
+    # The sender had read all range records before this offset.
+    seen: int = 0

@@ -101,10 +101,12 @@ class Seen:
             self.most_at_once = max(self.most_at_once, self.at_once)
         try:
             verdict = self.work(record) if self.work is not None else None
-        finally:
+        except BaseException:
             with self.lock:
                 self.at_once -= 1
+            raise
         with self.lock:
+            self.at_once -= 1
             self.places.append((record.partition, record.offset))
             self.by_key[record.partition, record.key].append(record.offset)
         return verdict
@@ -129,7 +131,7 @@ def figure(name: str, labels: Labels) -> float:
 
 
 def commit(bootstrap: str, group: str, topic: str, offset: int, metadata: str = "") -> None:
-    """As another program would, into a group without members."""
+    """Commit as another program would, into a group without members."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
     place = (
         TopicPartition(topic, 0, offset, metadata) if metadata else TopicPartition(topic, 0, offset)

@@ -259,7 +259,7 @@ def delete_before(service: Service, partition: int, offset: int) -> None:
 @pytest.mark.faults
 @pytest.mark.usefixtures("impatient")
 def test_retention_below_holds(namespace: str) -> None:
-    """It is lowered beneath what STARTs rely on: a dead letter each, which names the queue."""
+    """Retention beneath what STARTs rely on makes dead letters, which name the queue."""
     often = {"log_retention_check_interval_ms": "500", "log_initial_task_delay_ms": "100"}
     with own_broker(namespace, **often) as (kafka, stage), tracked(stage.service.config):
         held = stage.hold(300)
@@ -283,7 +283,7 @@ def test_retention_below_holds(namespace: str) -> None:
         )
 
 
-def send_anew(service: Service) -> None:
+def send_again(service: Service) -> None:
     """By a client that does not know what was there."""
     config = service.config
     with Service(config.bootstrap_servers, config.namespace) as other:
@@ -301,7 +301,7 @@ def there(stage: Stage) -> set[tuple[int, int]]:
 
 @pytest.mark.faults
 @pytest.mark.usefixtures("impatient")
-def test_a_topic_that_is_made_anew_below_holds(bootstrap: str, namespace: str) -> None:
+def test_a_topic_that_is_created_again_below_holds(bootstrap: str, namespace: str) -> None:
     """R13: what has their places now is not taken for them."""
     with (
         make_service(bootstrap, namespace, partitions=1) as service,
@@ -312,7 +312,7 @@ def test_a_topic_that_is_made_anew_below_holds(bootstrap: str, namespace: str) -
         stage.worker.flush()
         die(stage.worker)
         recreate(bootstrap, service.config.message_topic)
-        send_anew(service)
+        send_again(service)
         wait_until(lambda: stage.letters().total() == 300, timeout_s=120.0)
         assert stage.letters() == {(b"payload-lost", b"a"): 300}
         assert stage.ends(Outcome.DEAD_LETTERED) == Counter(one.message_id for one in held)
@@ -334,7 +334,7 @@ def test_a_log_that_is_cut_below_holds(namespace: str) -> None:
         kafka.start()
         gone = before - there(stage)
         assert 0 < len(gone) < 300  # the broker keeps whole writes
-        send_anew(stage.service)
+        send_again(stage.service)
         assert gone <= there(stage)  # others are there now
         with tracked(stage.service.config):
             lost = places(held) & gone

@@ -42,7 +42,7 @@ def members(topics: ClaimTopics, *names: str, **options: Any) -> list[RangeClaim
 
 
 def end(claimed: ClaimedRange) -> None:
-    """It is done; as often as nobody knows whether it is, that is said again."""
+    """Say that a range is done, again while nobody knows whether it is."""
     while True:
         with suppress(DeadlineExceededError):
             return claimed.done()
@@ -102,6 +102,7 @@ def test_members_share_one_partition_and_a_silent_one_is_replaced(bootstrap: str
     # Nobody was handed what another one had, but for what its member was told to have lost.
     assert {number for number, times in seen.items() if times > 1 + told[number]} == set()
     assert set(took) == {"b", "c"}
+    first.close()
     second.close()
     third.close()
     # What is done is done for those who come later.

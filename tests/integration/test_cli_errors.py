@@ -10,8 +10,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 from tests.integration.cli_tools import Commands, run_program
@@ -27,6 +28,30 @@ def closed_port() -> Iterator[str]:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{holder.getsockname()[1]}"
+
+
+class Program(Protocol):
+    """The program in this process: its exit code, stdout and stderr."""
+
+    def __call__(
+        self, arguments: list[str], environment: Mapping[str, str]
+    ) -> tuple[object, str, str]: ...
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Program:
+    def run(arguments: list[str], environment: Mapping[str, str]) -> tuple[object, str, str]:
+        for name in [name for name in os.environ if name.startswith("KAFKAMQ_")]:
+            monkeypatch.delenv(name)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr("sys.argv", ["kafkamq", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        shown = capsys.readouterr()
+        return caught.value.code, shown.out, shown.err
+
+    return run
 
 
 @pytest.mark.parametrize("arguments", [["backends"], ["backends", "--json"]])
@@ -93,23 +118,12 @@ def test_a_stdout_without_the_characters_gets_escapes(monkeypatch: pytest.Monkey
         (["nothing"], "No such command"),
     ],
 )
-def test_usage(
-    arguments: list[str],
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    for name in [name for name in os.environ if name.startswith("KAFKAMQ_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setattr("sys.argv", ["kafkamq", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    shown = capsys.readouterr()
-    assert caught.value.code in (1, 2)
-    assert said in shown.err
-    assert shown.out == ""
-    assert "hunter2" not in shown.err
+def test_usage(arguments: list[str], said: str, program: Program) -> None:
+    code, out, errors = program(arguments, {"COLUMNS": "200"})
+    assert code in (1, 2)
+    assert said in errors
+    assert out == ""
+    assert "hunter2" not in errors
 
 
 def test_the_program_says_it_without_a_traceback() -> None:
@@ -148,11 +162,12 @@ def test_doctor_says_in_its_table_that_no_broker_answers(closed_port: str) -> No
     assert refused["text"].startswith(f"no broker answers at {closed_port}")
 
 
-def test_missing_topics_say_how_to_create_them(bootstrap: str, namespace: str) -> None:
+def test_missing_topics_say_how_to_create_them(
+    bootstrap: str, namespace: str, program: Program
+) -> None:
+    environment = {**Commands(bootstrap, namespace).environment, "COLUMNS": "300"}
     for arguments in (["send", "q", "x"], ["receive", "q"], ["stat"], ["dlq", "ls"]):
-        code, _, errors = run_program(
-            arguments, {**Commands(bootstrap, namespace).environment, "COLUMNS": "300"}
-        )
+        code, _, errors = program(arguments, environment)
         assert code == 1, errors
         assert "kafkamq create" in errors
 

@@ -324,7 +324,9 @@ def test_killed_redrives_lose_and_repeat_nothing(letters: Letters) -> None:
             process.kill()  # with a transaction that is written and not committed
             process.communicate()
         # The next redrive aborts that transaction when it starts; here a look of our own does.
-        TransactionalProducer(letters.config, redrive_transactional_id(letters.config)).init()
+        producer = TransactionalProducer(letters.config, redrive_transactional_id(letters.config))
+        producer.init()
+        producer.close()
         assert sum(letters.redriven().values()) == done * MAX_TRANSACTION_RECORDS
     letters.commands.run("dlq", "redrive", "--everything", "--json")
     assert letters.redriven() == dict.fromkeys(ids, 1)

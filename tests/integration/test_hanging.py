@@ -60,7 +60,7 @@ def test_a_parallel_consumer_whose_handlers_hang(
         status, loop = ask(server.port, "/live", name)
         assert status == 503
         said = rf"2 of 2 handlers at work, the oldest for \d+ s at {topic}-0@"
-        assert re.match(said, loop["said"])
+        assert re.match(said, loop["detail"])
         assert ask(server.port, "/ready", name)[0] == 503
         gate.set()
         wait_until(lambda: not consumer.health().waiting + consumer.health().in_flight, what="all")
@@ -124,7 +124,7 @@ def test_a_worker_whose_handlers_hang(
         _, loop = ask(server.port, "/ready", "handlers of orders")
         assert not loop["is_live"]
         said = rf"2 of 2 handlers at work, the oldest for \d+ s at {namespace}.messages-0@0"
-        assert re.fullmatch(said, loop["said"])
+        assert re.fullmatch(said, loop["detail"])
         gate.set()
         wait_until(lambda: worker.handled == 3, what="all")
         assert ask(server.port, "/live", "handlers of orders")[0] == 200

@@ -18,7 +18,7 @@ from kafkamq.markers.tracker import local as tracker_module
 from kafkamq.markers.tracker import settlement
 from kafkamq.markers.tracker.ledger import Ledger, LedgerKey, OpenLedgers, claim, read_positions
 from kafkamq.markers.tracker.local import LocalTracker, tracker_group
-from kafkamq.markers.tracker.settlement import SettlementError, Settler
+from kafkamq.markers.tracker.settlement import ActionSettler, SettlementError
 from kafkamq.markers.wire.records import Position
 from kafkamq.metrics.health import health
 from kafkamq.types import MessageId, Outcome
@@ -109,7 +109,7 @@ def test_the_local_engine_takes_over_and_the_other_one_stops(logs: Logs) -> None
     key = LedgerKey.of_markers(logs.config, place)
     old = Ledger(logs.config, key, engine="other", epoch=epoch)
     old.open()
-    settler = Settler(logs.config, FAST)
+    settler = ActionSettler(logs.config, FAST)
     (start,) = logs.start(id_, timeout_ms=500)
     with LocalTracker(logs.config, FAST).in_thread() as tracker:
         wait_until(lambda: tracker.is_live and len(tracker.assigned) == PARTITIONS)
@@ -148,7 +148,7 @@ def test_a_repeated_batch_goes_on_behind_what_is_done(logs: Logs) -> None:
     epoch = other_engine(logs)
     key = LedgerKey.of_markers(logs.config, logs.place(ids[0]))
     actions = [due(id_, start) for id_, start in zip(ids, starts, strict=True)]
-    settler = Settler(logs.config, TrackerConfig(max_offsets_per_commit=2))
+    settler = ActionSettler(logs.config, TrackerConfig(max_offsets_per_commit=2))
     first = Ledger(logs.config, key, engine="other", epoch=epoch)
     report = settler.settle(first, actions[:2], position=0, batch=7)
     assert (report.copies, report.transactions) == (2, 1)
@@ -195,7 +195,7 @@ def test_a_former_member_of_the_group_cannot_settle(logs: Logs, bootstrap: str) 
     metadata = member.consumer_group_metadata()
     key = LedgerKey.of_markers(logs.config, logs.place(id_))
     ledger = Ledger(logs.config, key, engine="other", epoch=epoch)
-    settler = Settler(logs.config, FAST)
+    settler = ActionSettler(logs.config, FAST)
     settler.settle(ledger, [], position=0, batch=1, members=[metadata])
     member.close()
     action = due(id_, start)

@@ -77,10 +77,10 @@ def _connections(port: int) -> dict[int, int]:
 
 
 def test_a_transaction_begins_after_connections_that_rested_were_closed(
-    kafka_broker: LocalKafka, namespace: str
+    bootstrap: str, namespace: str
 ) -> None:
-    logs = Logs(kafka_broker.bootstrap_servers, namespace)
-    port = int(kafka_broker.bootstrap_servers.rpartition(":")[2])
+    logs = Logs(bootstrap, namespace)
+    port = int(bootstrap.rpartition(":")[2])
     topic, group = logs.config.marker_topic, f"kafkamq.{namespace}"
     members = metadata_of(logs.config, group)
     others = set(_connections(port))

@@ -191,7 +191,7 @@ def test_pause_resume_and_drain(bootstrap: str, namespace: str) -> None:
     consumer.poll(seen)
     wait_until(lambda: len(seen) > 10)
     consumer.pause()
-    wait_until(lambda: seen.at_once == 0)
+    wait_until(lambda: consumer.health().in_flight == 0)
     count = len(seen)
     assert consumer.health().state == "paused"
     time.sleep(0.2)

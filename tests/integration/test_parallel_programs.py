@@ -127,7 +127,8 @@ def test_the_enrichment_example(bootstrap: str, namespace: str) -> None:
 def test_metrics_and_health(bootstrap: str, namespace: str) -> None:
     topic = make_topic(bootstrap, namespace)
     fill(bootstrap, topic, [f"k{n}" for n in range(100)])
-    seen = Seen(lambda record: time.sleep(0.01))
+    gate = threading.Event()
+    seen = Seen(lambda record: gate.wait(within(60)) and None)
 
     def figures() -> dict[str, float]:
         return {
@@ -142,6 +143,7 @@ def test_metrics_and_health(bootstrap: str, namespace: str) -> None:
         wait_until(lambda: seen.at_once == 4)
         assert figures()["in_flight"] >= 1
         assert health.is_ready()
+        gate.set()
         wait_until(lambda: figures()["committed_offset"] == 100)
         now = figures()
     assert now["polled"] == now["processed"] == 100

@@ -9,14 +9,13 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.sure_producer import SureProducer
 from tests.waiting import within
 
-from kafkamq.dev import LocalKafka
 from kafkamq.queue.wire.keys import key_partition, marker_key, marker_partition
 
 PARTITIONS = 7
 
 
-def test_librdkafkas_murmur2_random_agrees(kafka_broker: LocalKafka) -> None:
-    servers = {"bootstrap.servers": kafka_broker.bootstrap_servers}
+def test_librdkafkas_murmur2_random_agrees(bootstrap: str) -> None:
+    servers = {"bootstrap.servers": bootstrap}
     topic = f"partitioner-{uuid.uuid4().hex[:8]}"
     admin = AdminClient(servers)  # its futures fail once it is gone
     admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(within(30))

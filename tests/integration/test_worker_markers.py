@@ -234,7 +234,7 @@ def test_a_worker_that_dies_of_it_takes_nothing_else_along(service: Service) -> 
     assert dict(dead.headers() or [])["kafkamq-reason"] == b"max-deliveries"
 
 
-def test_max_lease_ends_what_is_renewed_for_ever(service: Service) -> None:
+def test_max_lease_ends_what_is_renewed_without_end(service: Service) -> None:
     """R7, R14: a hung handler does not hold a message forever; the worker is told."""
     lost: list[Message] = []
     send(service, "a", b"x")
@@ -430,7 +430,7 @@ def test_verdicts_from_many_threads(service: Service) -> None:
 def test_flush_waits_for_an_end_that_another_thread_writes_again(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A failed END that the lease renewer has taken and not yet written is not confirmed."""
+    """A failed END that the keeper has taken and not yet written is not confirmed."""
     send(service, "a", b"x")
     consumer = service.queue("a").consumer()
     (message,) = receive_all(consumer, 1)

@@ -229,7 +229,7 @@ class LeasesMachine(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 50), is_plain=st.booleans())
     def acknowledge(self, pick: int, is_plain: bool) -> None:
-        """As most ACKs do it, or as other verdicts."""
+        """Give a verdict as most ACKs do, or as other verdicts."""
         held = self.held()
         if not held:
             return
@@ -333,7 +333,7 @@ class LeasesMachine(RuleBasedStateMachine):
 
     @rule(step_ms=STEPS, serve=st.booleans(), outage=OUTAGES)
     def pass_time(self, step_ms: int, serve: bool, outage: bool) -> None:
-        """The lease renewer beats at T/3 whatever else happens, an outage of Kafka included."""
+        """The keeper beats at T/3 whatever else happens, an outage of Kafka included."""
         self.is_down = outage
         self._pass(step_ms, serve)
         if outage:

@@ -14,7 +14,7 @@ from harness.simulation.simulator import Simulation, simulate
 from tests.examples import examples
 
 from kafkamq.errors import LeaseLostError, StateError
-from kafkamq.markers.tokens import Settler
+from kafkamq.markers.tokens import TokenSettler
 from kafkamq.testing.checker import CheckFailedError
 from kafkamq.types import Outcome
 
@@ -84,14 +84,14 @@ def test_a_verdict_that_counts_and_is_refused_is_named(calm: Simulation, outcome
 
 
 def test_givers_who_are_told_nothing_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    own: Callable[..., None] = Settler.settle
+    own: Callable[..., None] = TokenSettler.settle
 
-    def settle(self: Settler, *args: Any, **kwargs: Any) -> None:
+    def settle(self: TokenSettler, *args: Any, **kwargs: Any) -> None:
         try:
             own(self, *args, **kwargs)
         except (StateError, LeaseLostError):
             return
 
-    monkeypatch.setattr(Settler, "settle", settle)
+    monkeypatch.setattr(TokenSettler, "settle", settle)
     with pytest.raises(CheckFailedError, match="told to count"):
         simulate(1, CALM).require_ok()

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.waiting import within
 
 __all__ = [
+    "Told",
     "below",
     "command_of",
     "driver",
     "python_processes",
     "python_workers",
     "start_driver",
+    "told",
 ]
 
 _PYTHON = re.compile(r"python\S* -m \S+\.daemon ")
@@ -56,7 +59,7 @@ def driver(
     launcher: Sequence[str] = (),
     output: Path | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """As ``start_driver``; killed at the end, with all that is below it."""
+    """Start a driver that is killed at the end, with all that is below it."""
     process = start_driver(program, *arguments, launcher=launcher, output=output)
     try:
         yield process
@@ -64,6 +67,49 @@ def driver(
         with suppress(ProcessLookupError):  # all of it has ended
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(within(30))
+
+
+class Told:
+    """A driver that reads commands from its input, and answers each by a line of JSON."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def say(self, command: str) -> None:
+        """Have it begin something."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{command}\n")
+        self.process.stdin.flush()
+
+    def tell(self, command: str) -> list[str]:
+        """Have it do something; what it says. Nothing: it died."""
+        self.say(command)
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("said "):
+                said: list[str] = json.loads(line.removeprefix("said "))
+                return said
+        assert command == "die", "the driver ended by itself"
+        return []
+
+
+@contextmanager
+def told(command: Sequence[object], environment: Mapping[str, str]) -> Iterator[Told]:
+    """A program in a process group of its own; killed at the end, with all that is below it."""
+    process = subprocess.Popen(
+        [str(word) for word in command],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield Told(process)
+    finally:
+        with suppress(ProcessLookupError):  # it has killed itself
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def below(top: int) -> dict[int, int]:

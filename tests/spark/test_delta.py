@@ -7,7 +7,6 @@ in the fault suite: each driver is one more JVM, with Delta's jars.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -25,7 +24,7 @@ import pytest
 from harness.spark_cluster import LocalSpark
 from tests.faults.figures import say
 from tests.integration.tracker_logs import Logs, tracker_process
-from tests.spark.processes import python_workers
+from tests.spark.processes import Told, python_workers, told
 from tests.spark.queue_driver import open_messages
 from tests.waiting import wait_until, within
 
@@ -41,7 +40,7 @@ REFUSED = (
     "table plain is of parquet: MERGE INTO needs one of Delta",
     "table short has no column origin_topic, origin_partition, origin_offset, origin_timestamp: ",
     "the rows have no column more, as table wide has",
-    "Iceberg has no runtime for Spark 4.2 yet: use a Delta table$",
+    "Iceberg has no runtime for Spark 4.2 yet: use a Delta table, or write_once",
     "table nowhere cannot be read: .*nowhere",
     "table dated has origin_timestamp as date: it must be timestamp",
     "table worded has origin_partition as string: it must be bigint",
@@ -51,49 +50,16 @@ REFUSED = (
 ONCE = Counter(str(number) for number in range(MESSAGES))
 
 
-class Driver:
-    """``delta_driver.py``."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-
-    def say(self, command: str) -> None:
-        """Have it begin something."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{command}\n")
-        self.process.stdin.flush()
-
-    def tell(self, command: str) -> list[str]:
-        """Have it do something; what it says. Nothing: it died."""
-        self.say(command)
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("said "):
-                said: list[str] = json.loads(line.removeprefix("said "))
-                return said
-        assert command == "die", "the driver ended by itself"
-        return []
-
-
 @contextmanager
 def driver(
     logs: Logs, folder: Path, recipe: str = "table", master: str = "local[2]"
-) -> Iterator[Driver]:
+) -> Iterator[Told]:
+    """``delta_driver.py``."""
     program = [sys.executable, "-m", "tests.spark.delta_driver"]
-    process = subprocess.Popen(
-        [*program, logs.bootstrap, logs.config.namespace, str(folder), recipe, "3", master],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        yield Driver(process)
-    finally:
-        with suppress(ProcessLookupError):  # it has killed itself
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    arguments = logs.bootstrap, logs.config.namespace, folder, recipe, "3", master
+    with told([*program, *arguments], environment) as process:
+        yield process
 
 
 def load(logs: Logs, count: int = MESSAGES, first: int = 0) -> None:

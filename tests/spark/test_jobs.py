@@ -22,10 +22,11 @@ from tests.waiting import within
 from kafkamq.cli.page import chart
 from kafkamq.cli.spark.jobs import _bounds, parse_moment
 from kafkamq.errors import ConfigError, StateError
+from kafkamq.queue.dead_letters import REPLAY_NAME, REPLAYED_FROM
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.spark import register, write_stream
-from kafkamq.spark.jobs.replay import REPLAY_NAME, REPLAYED_FROM, Replay, replay
+from kafkamq.spark.jobs.replay import Replay, replay
 from kafkamq.spark.views import VIEWS, register_views
 from kafkamq.transport.transactions import TransactionalProducer
 from kafkamq.types import DeadLetterReason, Marker, MarkerType, MessageId, Outcome

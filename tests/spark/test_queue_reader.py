@@ -123,7 +123,7 @@ def starts(logs: Logs) -> Counter[int]:
 
 
 def identity(logs: Logs, offset: int) -> MessageId:
-    """As workers wrote it."""
+    """Name a message as workers do."""
     return next(
         marker.message_id
         for _, marker in logs.said()
@@ -421,6 +421,7 @@ def test_messages_are_renewed_one_by_one_in_the_first_minute(logs: Logs) -> None
             return holders[-1] == ours and "earlier owner" in holders
 
         wait_until(is_ours_again, timeout_s=60)
+        wait_until(lambda: set(renewals(ours)) >= {None, 0, 1})
         assert set(renewals(ours)) == {None, 0, 1}, "the other queue's message is its workers'"
         assert reader._gained_s is not None
         reader._gained_s -= 61

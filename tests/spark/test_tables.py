@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kafkamq.errors import ConfigError
-from kafkamq.spark.tables import ORIGIN, insert_once, write_once
+from kafkamq.spark.tables import ORIGIN, Table, insert_once, write_once
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,6 +23,19 @@ def test_a_table_that_cannot_be_read_does_not_hide_why_its_batch_failed(
         " CAST(raise_error('the rows are lost') AS BIGINT) AS origin_offset, 'x' AS ack_token"
     )
     with pytest.raises(Exception, match="the rows are lost"):
-        insert_once(rows, "nowhere", ORIGIN)
+        insert_once(rows, Table("nowhere", ORIGIN, is_iceberg=False))
     with pytest.raises(ConfigError, match="table nowhere cannot be read"):
         write_once(rows, "nowhere")
+
+
+def test_a_table_of_iceberg_is_refused_on_spark_4_2_by_name_with_what_to_do(
+    spark: SparkSession,
+) -> None:
+    session = spark.newSession()
+    session.conf.set("spark.sql.catalog.ice", "org.apache.iceberg.spark.SparkCatalog")
+    rows = session.sql("SELECT 'x' AS ack_token")
+    with pytest.raises(
+        ConfigError, match=r"Iceberg has no runtime for Spark 4\.2 yet: use a Delta"
+    ) as said:
+        write_once(rows, "ice.shop.done")
+    assert "write_once() on Spark 4.1" in str(said.value)

@@ -40,7 +40,7 @@ from kafkamq.errors import (
 )
 from kafkamq.markers.tracker.ledger import Ledger, LedgerKey, read_positions
 from kafkamq.markers.tracker.local import LocalTracker
-from kafkamq.markers.tracker.settlement import Settler, SettleReport
+from kafkamq.markers.tracker.settlement import ActionSettler, SettleReport
 from kafkamq.metrics.catalog import LATENESS, SPARK_RUNNING
 from kafkamq.metrics.health import health
 from kafkamq.queue.wire.headers import read_message_headers
@@ -291,9 +291,9 @@ def test_a_fence_that_is_no_later_start_is_followed_by_another_start(
     spark: SparkSession, logs: Logs, checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that had asked for the id before it died; nothing is written in any ledger."""
-    settle, fenced = Settler.settle, []
+    settle, fenced = ActionSettler.settle, []
 
-    def settle_fenced(self: Settler, ledger: Ledger, *of: Any, **more: Any) -> SettleReport:
+    def settle_fenced(self: ActionSettler, ledger: Ledger, *of: Any, **more: Any) -> SettleReport:
         if fenced:
             return settle(self, ledger, *of, **more)
         fenced.append(ledger.key)
@@ -302,7 +302,7 @@ def test_a_fence_that_is_no_later_start_is_followed_by_another_start(
         dead.close()
         return settle(self, ledger, *of, **more, reopen=False)  # it cannot be reached in time
 
-    monkeypatch.setattr(Settler, "settle", settle_fenced)
+    monkeypatch.setattr(ActionSettler, "settle", settle_fenced)
     ids = logs.send(50)
     logs.start(*ids, timeout_ms=300)
     with tracking(logs, spark, checkpoint) as running:

@@ -136,7 +136,10 @@ def test_a_dead_letter_without_an_answer_does_not_keep_what_is_done_from_its_com
 ) -> None:
     """The consumer leaves its group, too; before, the next member waited for its time-out."""
 
-    def no_answer(*_: object) -> None:
+    end = SureWriter.close
+
+    def no_answer(writer: SureWriter, _: float) -> None:
+        end(writer, 0.0)
         raise DeadlineExceededError("no answer")
 
     def work(record: Any) -> Reject | None:

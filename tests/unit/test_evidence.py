@@ -1,4 +1,4 @@
-"""docs/evidence.md names tests; each must exist, and each hole must have one."""
+"""What documents and docstrings name exists: tests, files; and each hole has a test."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ EVIDENCE = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 FILES = re.compile(r"`(tests/[\w/]+(?:\.py)?)`")
 NOT_FOLLOWED = {6, 16, 17, 18}
+PRODUCT = ROOT / "src" / "kafkamq"
+PATHS = re.compile(r"`([\w/-]*\w\.(?:py|proto))`")
+ROOTS = (PRODUCT, PRODUCT.parent, ROOT, ROOT / "examples")
 
 
 def test_every_named_test_exists() -> None:
@@ -39,3 +42,27 @@ def test_other_pages_name_files_alone_and_those_exist(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert path.name == "evidence.md" or not NAMED.search(text)
     assert [name for name in FILES.findall(text) if not (ROOT / name).exists()] == []
+    assert [name for name in PATHS.findall(text) if "/" in name and not _exists(name)] == []
+
+
+def test_architecture_names_files_that_exist() -> None:
+    """A name without a folder stands behind one in the same folder, or a neighbour's."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    folders = (PRODUCT, ROOT / "harness", ROOT / "tests")
+    every = {path.name for folder in folders for path in folder.rglob("*.py")}
+    assert [name for name in PATHS.findall(text) if name.split("/")[-1] not in every] == []
+
+
+def test_files_that_the_code_names_exist() -> None:
+    """In the product, with their folder where they are not beside the file that names them."""
+    missing = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted(PRODUCT.rglob("*.py"))
+        for name in PATHS.findall(path.read_text(encoding="utf-8"))
+        if not ("/" in name and _exists(name)) and not (path.parent / name).exists()
+    ]
+    assert missing == []
+
+
+def _exists(name: str) -> bool:
+    return any((root / name).exists() for root in ROOTS)

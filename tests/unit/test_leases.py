@@ -147,8 +147,8 @@ def test_a_keepalive_that_came_too_late_revives_nothing() -> None:
     assert leases.expire(T) == []  # told once
 
 
-def test_a_lease_is_told_of_whoever_notices_that_it_is_over() -> None:
-    """The lease renewer tells, but a verdict, a hand-out or a commit may be first."""
+def test_the_first_to_notice_that_a_lease_is_over_tells_of_it() -> None:
+    """The keeper tells, but a verdict, a hand-out or a commit may be first."""
     leases = make()
     settled, handed_out, extended = (held(leases, offset) for offset in range(3))
     committed = start(leases, MessageId(0, 3), 1)

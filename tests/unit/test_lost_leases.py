@@ -46,7 +46,7 @@ def test_one_thread_tells_however_long_it_takes() -> None:
     messages = [message(number) for number in range(50)]
     for each in messages:
         leases.lost(each)
-        leases.tell_soon()  # as the lease renewer does, beat by beat
+        leases.tell_soon()  # as the keeper does, beat by beat
     assert has_begun.wait(WAIT_S)
     assert tellers() == 1
     go_on.set()

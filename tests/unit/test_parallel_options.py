@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -168,20 +169,30 @@ async def hang_async(record: ParallelRecord) -> None:
         await asyncio.sleep(60)
 
 
-def hang(record: ParallelRecord) -> None:
-    asyncio.run(hang_async(record))
+@pytest.fixture
+def hang() -> Iterator[Callable[[ParallelRecord], object]]:
+    """A handler that hangs until its test is over."""
+    gate = threading.Event()
+
+    def handle(record: ParallelRecord) -> None:
+        if record.value == b"hang":
+            gate.wait(within(60))
+
+    yield handle
+    gate.set()
 
 
-@pytest.mark.parametrize("handler", [hang, hang_async])
+@pytest.mark.parametrize("is_async", [False, True])
 def test_a_call_that_takes_too_long_is_a_failure_and_the_others_go_on(
-    handler: Callable[[ParallelRecord], object],
+    hang: Callable[[ParallelRecord], object], is_async: bool
 ) -> None:
     """Also those behind it in its run, which another thread takes over."""
     shelf = Shelf()
-    call = HandlerCall(function=handler, timeout_ms=200)
-    pool: Executor = ThreadExecutor(shelf, call, 1)
-    if handler is hang_async:
-        pool = LoopExecutor(shelf, call, 1)
+    pool: Executor
+    if is_async:
+        pool = LoopExecutor(shelf, HandlerCall(function=hang_async, timeout_ms=200), 1)
+    else:
+        pool = ThreadExecutor(shelf, HandlerCall(function=hang, timeout_ms=200), 1)
     pool.start()
     try:
         values = (b"a", b"hang", b"b", b"c")
@@ -208,7 +219,7 @@ def test_what_threads_are_for() -> None:
     [
         ({"concurrency": "many"}, "concurrency is 'many': give a number, or 'auto'"),
         ({"concurrency": 16, "max_concurrency": 20}, "max_concurrency is for concurrency='auto'"),
-        ({"concurrency": "auto", "max_concurrency": 0}, "max_concurrency is 0: it must be 1 to"),
+        ({"concurrency": "auto", "max_concurrency": 0}, "is 0: it must be a whole number >= 1"),
         ({"concurrency": "auto", "max_concurrency": True}, "a whole number"),
         ({"concurrency": "auto", "processes": 2, "threads": 4}, "leave it out"),
     ],

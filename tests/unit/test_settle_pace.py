@@ -16,7 +16,7 @@ from confluent_kafka import Message
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.markers.rules.delivery import Carry, DueCause, Settle
 from kafkamq.markers.tracker import reading, settlement
-from kafkamq.markers.tracker.settlement import Settler, SettleReport, WindowSize
+from kafkamq.markers.tracker.settlement import ActionSettler, SettleReport, WindowSize
 from kafkamq.markers.wire.markers import encode_end, encode_start
 from kafkamq.transport import follower
 from kafkamq.transport import log_reader as reader
@@ -115,7 +115,7 @@ class World:
 
 
 @pytest.fixture
-def settler(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Settler:
+def settler(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> ActionSettler:
     world: World = request.getfixturevalue("world")
     for module in (reader, reading, settlement):
         monkeypatch.setattr(module, "time", world)
@@ -124,7 +124,7 @@ def settler(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
     monkeypatch.setattr(reading.MessageLookup, "topic", lambda *_, **__: topic)
     admin = SimpleNamespace(topic_id=lambda _: ID.topic_id, close=lambda: None)
     monkeypatch.setattr(reading, "Admin", lambda *_, **__: admin)
-    return Settler(ServiceConfig(bootstrap_servers="nowhere:1"), TrackerConfig())
+    return ActionSettler(ServiceConfig(bootstrap_servers="nowhere:1"), TrackerConfig())
 
 
 @pytest.fixture
@@ -141,9 +141,9 @@ def sparse(count: int, *, has_reasons: bool = False) -> list[Settle | Carry]:
 
 
 def settle_all(
-    world: World, settler: Settler, rows: list[Settle | Carry], timeout_s: float
+    world: World, settler: ActionSettler, rows: list[Settle | Carry], timeout_s: float
 ) -> list[SettleReport]:
-    """As a tracker does: what is left is asked for again, in another batch."""
+    """Ask for what is left again, in another batch, as a tracker does."""
     reports = []
     while rows:
         world.done = 0
@@ -164,7 +164,7 @@ def assert_steady(world: World, began_s: float, seeks: int) -> None:
     assert world.now_s - began_s <= 1.2 * seeks * world.seek_s
 
 
-def test_sparse_rows_come_out_at_a_steady_rate(world: World, settler: Settler) -> None:
+def test_sparse_rows_come_out_at_a_steady_rate(world: World, settler: ActionSettler) -> None:
     began_s = world.now_s
     reports = settle_all(world, settler, sparse(6000), timeout_s=20.0)
     assert world.copies == sum(report.copies for report in reports) == 6000
@@ -172,7 +172,9 @@ def test_sparse_rows_come_out_at_a_steady_rate(world: World, settler: Settler) -
     assert_steady(world, began_s, 6000)
 
 
-def test_reasons_that_lie_far_apart_do_not_hold_them_up(world: World, settler: Settler) -> None:
+def test_reasons_that_lie_far_apart_do_not_hold_them_up(
+    world: World, settler: ActionSettler
+) -> None:
     began_s = world.now_s
     settle_all(world, settler, sparse(3000, has_reasons=True), timeout_s=20.0)
     assert world.copies == 3000
@@ -180,7 +182,7 @@ def test_reasons_that_lie_far_apart_do_not_hold_them_up(world: World, settler: S
 
 
 def test_reasons_that_take_longer_than_a_settlement_may_are_read_a_few_at_a_time(
-    world: World, settler: Settler
+    world: World, settler: ActionSettler
 ) -> None:
     world.seek_s = 2.0
     settle_all(world, settler, sparse(3, has_reasons=True), timeout_s=20.0)
@@ -191,7 +193,7 @@ def test_reasons_that_take_longer_than_a_settlement_may_are_read_a_few_at_a_time
 
 @pytest.mark.parametrize(("count", "most"), [(1000, 11), (200, 4)])
 def test_markers_are_read_once_where_all_reasons_stand_behind_all_starts(
-    world: World, settler: Settler, count: int, most: int
+    world: World, settler: ActionSettler, count: int, most: int
 ) -> None:
     """A second of reading ends among the STARTs, or with the first reason."""
     rows = [
@@ -204,7 +206,7 @@ def test_markers_are_read_once_where_all_reasons_stand_behind_all_starts(
     assert report.transactions <= most
 
 
-def test_rows_that_cost_nothing_are_few_transactions(settler: Settler, world: World) -> None:
+def test_rows_that_cost_nothing_are_few_transactions(settler: ActionSettler, world: World) -> None:
     """The first one is small, as nobody knows yet what goes through."""
     world.seek_s = 0.0
     for most in (2, 1):
@@ -212,7 +214,7 @@ def test_rows_that_cost_nothing_are_few_transactions(settler: Settler, world: Wo
         assert (report.copies, report.transactions) == (9000, most)
 
 
-def test_one_row_that_costs_all_the_time_is_done(settler: Settler, world: World) -> None:
+def test_one_row_that_costs_all_the_time_is_done(settler: ActionSettler, world: World) -> None:
     world.seek_s = 6.0
     reports = settle_all(world, settler, sparse(3), timeout_s=10.0)
     assert sum(report.copies for report in reports) == 3
@@ -220,7 +222,7 @@ def test_one_row_that_costs_all_the_time_is_done(settler: Settler, world: World)
 
 
 def test_a_message_by_reference_does_not_wait_for_the_next_start(
-    settler: Settler, world: World, monkeypatch: pytest.MonkeyPatch
+    settler: ActionSettler, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two STARTs and the first one's message would take longer than a settlement may."""
     world.seek_s = 7.0
@@ -237,7 +239,9 @@ def test_a_message_by_reference_does_not_wait_for_the_next_start(
     assert [report.copies for report in reports] == [1, 1, 1]
 
 
-def test_a_slow_link_gets_transactions_that_it_can_carry(settler: Settler, world: World) -> None:
+def test_a_slow_link_gets_transactions_that_it_can_carry(
+    settler: ActionSettler, world: World
+) -> None:
     world.seek_s, world.bytes_s = 0.0, 5000.0
     settle_all(world, settler, sparse(5000), timeout_s=120.0)
     assert world.copies == 5000

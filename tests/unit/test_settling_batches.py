@@ -27,7 +27,7 @@ from kafkamq.markers.rules.delivery import each_message
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.tracker import settlement
 from kafkamq.markers.tracker.ledger import Ledger, LedgerKey, is_later_start
-from kafkamq.markers.tracker.settlement import SettlementError, Settler, SettleReport
+from kafkamq.markers.tracker.settlement import ActionSettler, SettlementError, SettleReport
 from kafkamq.markers.wire.markers import (
     StartEncoder,
     decode_marker,
@@ -165,7 +165,7 @@ class Logs:
         """All that is due, by an engine that starts now."""
         ledger = Ledger(CONFIG, LedgerKey.of_markers(CONFIG, 0), engine="test", epoch=epoch)
         bounds = TrackerConfig(max_offsets_per_commit=max_rows, max_transaction_bytes=max_bytes)
-        settler = Settler(CONFIG, bounds, self.patience)
+        settler = ActionSettler(CONFIG, bounds, self.patience)
         try:
             ledger.open()
             tracker = self.fold()  # behind the start, which may have committed (R17)
@@ -323,7 +323,7 @@ def test_a_retry_goes_on_inside_of_a_batch(logs: Logs) -> None:
     logs.pass_time()
     plan = each_message(logs.fold().plan())
     ledger = Ledger(CONFIG, LedgerKey.of_markers(CONFIG, 0), engine="test", epoch=1)
-    settler = Settler(CONFIG, TrackerConfig(max_offsets_per_commit=3))
+    settler = ActionSettler(CONFIG, TrackerConfig(max_offsets_per_commit=3))
     ledger.open()
     begun = settler.settle(ledger, plan, position=0, batch=0, timeout_s=0.01)
     assert (begun.copies, len(each_message(begun.left))) == (3, 7)
@@ -343,7 +343,7 @@ def test_messages_that_are_too_large_are_not_held_against_their_batch(logs: Logs
     logs.start([*ids[2:], *large[2:]])
     logs.pass_time()
     ledger = Ledger(CONFIG, LedgerKey.of_markers(CONFIG, 0), engine="test", epoch=1)
-    settler = Settler(CONFIG, TrackerConfig())
+    settler = ActionSettler(CONFIG, TrackerConfig())
     settler.prepare()
     topic.settings["max.message.bytes"] = "2000"  # it asked before: the broker has to refuse
     ledger.open()
@@ -431,7 +431,7 @@ def test_what_waited_for_a_leader_goes_as_soon_as_there_is_one(logs: Logs) -> No
     logs.mark(start)
     logs.pass_time()
     ledger = Ledger(CONFIG, LedgerKey.of_markers(CONFIG, 0), engine="test", epoch=1)
-    settler = Settler(CONFIG, TrackerConfig())
+    settler = ActionSettler(CONFIG, TrackerConfig())
     ledger.open()
     plan, offline = logs.fold().plan(), logs.cluster.faults.offline
     offline.add((CONFIG.message_topic, 1))
@@ -565,7 +565,7 @@ def killed(logs: Logs, at: int) -> bool:
 
 
 def settle_behind(logs: Logs, *, began: int = 1) -> int:
-    """As an owner does behind one that was killed; returns how often it began.
+    """Settle as an owner does behind one that was killed; return how often it began.
 
     What that one had asked for may arrive behind our own start, and end our client. As no ledger
     holds a later start, that is no reason to stop (R22).

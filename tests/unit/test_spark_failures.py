@@ -19,7 +19,7 @@ from kafkamq.spark.batches import Batch
 from kafkamq.spark.failures import QueryFailedError, SparkGoneError, advised, query_failure
 from kafkamq.spark.jobs.sql import sql_errors
 from kafkamq.spark.queue_streams import Acknowledged, AckQuery
-from kafkamq.spark.tables import merge
+from kafkamq.spark.tables import repeated
 
 
 def test_a_query_that_never_worked_points_at_its_checkpoint() -> None:
@@ -83,26 +83,33 @@ def test_an_error_of_sparks_own_is_not_its_own_cause(monkeypatch: pytest.MonkeyP
 
 
 CONFLICT = "io.delta.exceptions.ConcurrentAppendException: [DELTA_CONCURRENT_APPEND] files"
+FOUND = (
+    "org.apache.iceberg.exceptions.ValidationException: Found conflicting files that can contain"
+)
 
 
 @pytest.mark.parametrize(
     ("text", "failures", "calls"),
-    [(CONFLICT, 4, 5), (CONFLICT, 9, 5), ("java.util.ConcurrentModificationException", 9, 1)],
+    [
+        (CONFLICT, 4, 5),
+        (CONFLICT, 9, 5),
+        (FOUND, 4, 5),
+        ("java.util.ConcurrentModificationException", 9, 1),
+    ],
 )
 def test_a_merge_is_repeated_where_another_writer_was_first(
     monkeypatch: pytest.MonkeyPatch, text: str, failures: int, calls: int
 ) -> None:
     said: list[str] = []
 
-    def sql(statement: str) -> SimpleNamespace:
-        said.append(statement)
+    def write() -> None:
+        said.append("MERGE")
         if len(said) <= failures:
             raise PySparkException(text)
-        return SimpleNamespace(collect=list)
 
     monkeypatch.setattr("kafkamq.spark.tables.time.sleep", lambda seconds: None)
     with nullcontext() if failures < calls else pytest.raises(PySparkException):
-        merge(SimpleNamespace(sql=sql), "MERGE")  # type: ignore[arg-type]
+        repeated(write)
     assert said == ["MERGE"] * calls
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -174,7 +175,7 @@ def test_what_is_refused_for_itself_holds_up_no_other_record(
 
 
 def test_a_record_that_nobody_wants_any_more_is_not_written(sender: type[Sender]) -> None:
-    """It is asked just before each try, and when it waits behind others."""
+    """Whether it is wanted is asked before each try, and when it waits behind others."""
     sender.answers = [KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)]
     writer = writer_of(sender)
     refused = writer.write(form, lambda: bool(sender.answers))  # until it is refused
@@ -267,9 +268,10 @@ def test_what_nobody_wants_is_forgotten_where_it_waits(
 
 
 def test_a_record_that_does_not_say_whether_it_is_wanted_holds_up_no_other(
-    sender: type[Sender],
+    sender: type[Sender], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The writer's thread ended in silence, and nothing was written any more."""
+    caplog.set_level(logging.DEBUG, sure_writer.__name__)
     answers: list[bool] = []
 
     def is_wanted() -> bool:
@@ -284,6 +286,9 @@ def test_a_record_that_does_not_say_whether_it_is_wanted_holds_up_no_other(
         unsure.first.result(within(30))
     writer.prune()
     assert not unsure.last.done(), "nobody knows that it is not wanted"
+    (told,) = (each for each in caplog.records if each.levelno == logging.DEBUG)
+    assert told.exc_info is not None
+    assert "state is being replaced" in str(told.exc_info[1])
     answers.append(True)
     unsure.last.result(within(30))
     assert len(sender.written) == 2

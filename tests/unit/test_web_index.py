@@ -24,7 +24,7 @@ from kafkamq.web.index.live import open_runs
 from kafkamq.web.index.rows import LETTERS, MARKERS, MESSAGES, form_of, place_of, split_place
 from kafkamq.web.index.schema import open_index, size_bytes
 
-TABLES = ("message", "event", "chunk", "minute", "queue")
+TABLES = ("pack", "copy", "event", "chunk", "minute", "queue")
 NOW_MS = 1_700_000_000_000
 
 
@@ -92,7 +92,7 @@ def test_what_is_open_and_what_waits_is_what_a_naive_fold_says(tmp_path: Path, s
     places = {split_place(place) for run in open_runs(logs.fold, {}) for place in run.places()}
     wanted = {(MESSAGES, each.partition, each.offset) for each in naive.in_progress()}
     wanted |= {(MARKERS, each.partition, each.offset) for each in naive.scheduled()}
-    known = {split_place(row[0]) for row in logs.rows("message")}
+    known = {split_place(row[0]) for row in logs.rows("pack")}
     assert places == wanted & known
     assert {each for each in wanted if each[0] == MESSAGES} <= known
     begun = started(records)
@@ -139,6 +139,107 @@ def test_a_start_goes_on_where_it_was_and_writes_no_row_twice(tmp_path: Path, se
         rows = [[row[:columns] for row in logs.rows(table)] for logs in (cut, whole)]
         assert rows[0] == rows[1], table
     assert is_whole(cut.path)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_messages_are_the_same_however_they_are_cut(tmp_path: Path, seed: int) -> None:
+    """With gaps, as transactions leave them, and over the ends of packs and chunks."""
+    rng = random.Random(seed)
+    kinds: tuple[list[tuple[str, bytes | None]], ...] = (
+        [],
+        [("kafkamq-id", b"plain")],
+        [("kafkamq-id", "\u00fc".encode())],
+        [("kafkamq-id", b"\xff")],
+        [("kafkamq-id", b"x" * 300), ("trace", None)],
+        [("kafkamq-id", b"copy"), ("kafkamq-origin", b"ns.messages/0/1/1")],
+    )
+    messages = [
+        FakeRecord(
+            offset,
+            rng.choice((None, b"a", b"b\0", b"b\0key")),
+            None,
+            rng.choice(kinds) if rng.random() < 0.1 else kinds[1],
+            NOW_MS + rng.choice((0, 60_000)) * (offset > 6000),
+        )
+        for offset in range(9000)
+        if offset < 1500 or rng.random() < 0.7
+    ]
+    whole, cut = Logs(tmp_path / "whole"), Logs(tmp_path / "cut")
+    whole.messages(*messages)
+    at = 0
+    while at < len(messages):
+        size = rng.choice((1, 2, 30, 1000, 3000))
+        cut.messages(*messages[at : at + size])
+        at += size
+        if rng.random() < 0.5:
+            cut.commit()
+            cut.close()
+            cut = Logs(tmp_path / "cut")
+    for logs in (whole, cut):
+        logs.commit()
+    for table in TABLES:
+        assert whole.rows(table) == cut.rows(table), table
+    with lookups.reading(cut.path) as connection:
+        for message in rng.sample(messages, 20):
+            place = place_of(MESSAGES, 0, message.at)
+            shown = lookups.messages_at(connection, [place])[place]
+            queue, _, key = (message.stored_key or b"").partition(b"\0")
+            assert (shown["queue"], shown["key"] or "") == (queue.decode(), key.decode())
+            ids = [value for name, value in message.stored_headers if name == "kafkamq-id"]
+            assert shown["id"] == "".join(id.decode("utf-8", "replace") for id in ids if id)
+        assert [each["at_ms"] for each in lookups.find_messages(connection, "key")] == sorted(
+            (each.at_ms for each in messages if each.stored_key == b"b\0key"), reverse=True
+        )[: lookups.MAX_FOUND]
+
+
+def test_a_start_shows_the_same_lives_and_numbers_no_name_twice(tmp_path: Path) -> None:
+    logs = Logs(tmp_path / "i")
+    name = "<b>'\x00\u2028 \U0001f9a1"
+    queue_id = name.replace("\x00", "").encode()
+
+    def message(offset: int) -> FakeRecord:
+        headers = [("kafkamq-id", b"id"), (name, name.encode())]
+        return FakeRecord(offset, queue_id + b"\0" + name.encode(), None, headers, NOW_MS + offset)
+
+    def mark(offset: int, kind: MarkerType, **more: Any) -> FakeRecord:
+        marker = Marker(kind, MessageId(0, offset // 3), 1000, consumer_id=name, **more)
+        return FakeRecord(offset, None, encode_marker(marker), at_ms=NOW_MS + offset)
+
+    def lives() -> list[Any]:
+        with lookups.reading(logs.path) as connection:
+            return [
+                (
+                    lookups.family(connection, place_of(MESSAGES, 0, offset)),
+                    lookups.events(connection, place_of(MESSAGES, 0, offset)),
+                )
+                for offset in range(3)
+            ]
+
+    logs.messages(*map(message, range(3)))
+    marks = [mark(0, MarkerType.START), mark(1, MarkerType.KEEPALIVE)]
+    marks.append(mark(2, MarkerType.END, outcome=Outcome.NACK, reason=name))
+    marks.append(mark(3, MarkerType.START))
+    for each in marks:
+        logs.marker(each)
+    logs.commit()
+    shown, names = lives(), logs.rows("name")
+    assert [len(steps) for _, steps in shown] == [2, 1, 0]
+    assert {step["consumer"] for _, steps in shown for step in steps} == {name}
+    logs.close()
+    logs = Logs(tmp_path / "i")
+    _, restart = logs.positions()[0]
+    for each in marks[restart:]:
+        logs.marker(each)
+    assert {run.consumer_id for run in open_runs(logs.fold, {})} == {"", name}
+    logs.commit()
+    assert lives() == shown
+    logs.messages(message(3))
+    logs.marker(mark(4, MarkerType.END, outcome=Outcome.REJECT, reason=name))
+    logs.commit()
+    assert logs.rows("name") == names
+    (first, _), (_, steps), _ = lives()
+    assert first == shown[0][0], "a pack goes on"
+    assert [each["what"] for each in steps] == ["START", "REJECT"]
 
 
 def test_a_run_of_a_thousand_is_one_row(tmp_path: Path) -> None:
@@ -207,7 +308,7 @@ def test_r13_markers_of_a_topic_that_is_gone_say_nothing_of_its_successor(tmp_pa
         )
         logs.marker(FakeRecord(number, None, encode_marker(start)))
     logs.commit()
-    assert [row[3] for row in logs.rows("chunk")] == [1]
+    assert [row[2] for row in logs.rows("chunk")] == [1]
     assert [run.place for run in open_runs(logs.fold, {})] == [place_of(MESSAGES, 0, 0)]
 
 
@@ -300,13 +401,13 @@ def test_old_messages_are_forgotten_and_their_waiting_with_them(tmp_path: Path) 
     logs.commit()
     ((_, messages, waiting, letters, redriven),) = logs.rows("queue")
     assert (messages, waiting, letters, redriven) == (10, 10, 5, 0)
-    assert len(logs.rows("message")) == 10
+    assert len(logs.rows("pack")) == 10
     assert logs.rows("event") == []
     assert len(logs.rows("letter")) == 5
 
 
 @pytest.mark.parametrize("harm", ["damaged", "empty", "older", "other"])
-def test_an_index_that_cannot_be_used_is_made_anew(tmp_path: Path, harm: str) -> None:
+def test_an_index_that_cannot_be_used_is_built_again(tmp_path: Path, harm: str) -> None:
     logs = Logs(tmp_path / "i")
     logs.messages(FakeRecord(0, b"q"))
     logs.commit()
@@ -320,7 +421,7 @@ def test_an_index_that_cannot_be_used_is_made_anew(tmp_path: Path, harm: str) ->
         with sqlite3.connect(logs.path) as connection:
             connection.execute("UPDATE meta SET value = '0' WHERE field = 'version'")
     again = Logs(logs.path, "two" if harm == "other" else "one")
-    assert again.rows("message") == []
+    assert again.rows("pack") == []
     assert (logs.path.stat().st_mode & 0o077, size_bytes(logs.path) > 0) == (0, True)
     again.close()
     with open_index(logs.path, "two" if harm == "other" else "one") as connection:
@@ -337,7 +438,7 @@ def test_hostile_records_stop_nothing(tmp_path: Path) -> None:
     logs.letter(FakeRecord(0))
     logs.marker(FakeRecord(0, None, b"\xff" * 100))
     logs.commit()
-    assert len(logs.rows("message")) == 3
+    assert len(logs.rows("pack")) == 3
     assert len(logs.rows("letter")) == 1
 
 

@@ -85,7 +85,7 @@ def test_a_coroutine_that_ended_cancelled_does_not_hang() -> None:
         wait_until(lambda: worker.handled == 1)
         time.sleep(0.1)
         state = state_of("handlers of cancelled")
-        assert (state.is_live, state.said) == (True, "")
+        assert (state.is_live, state.detail) == (True, "")
 
 
 def test_who_stops_a_second_time_waits_for_the_first() -> None:
@@ -239,7 +239,7 @@ def test_nothing_is_begun_behind_a_request_to_stop() -> None:
 def test_a_call_that_takes_too_long_waits_for_a_thread_that_can_begin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As in a container that has as many threads as it may have: nothing is lost meanwhile."""
+    """A container may have as many threads as it may have: nothing is lost meanwhile."""
     gate, refused = threading.Event(), threading.Event()
     start = threading.Thread.start
 

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from confluent_kafka import Message
+
 from kafkamq.config import ServiceConfig
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.transport.record import LOG_APPEND_TIME
 from kafkamq.web.index.fold import Fold, MarkerLog
+from kafkamq.web.index.packs import Pack, unpack_events
 from kafkamq.web.index.schema import open_index
 
 CONFIG = ServiceConfig(bootstrap_servers="nowhere:1", namespace="ns")
@@ -54,6 +57,15 @@ class FakeRecord:
     def timestamp(self) -> tuple[int, int]:
         return self.kind, self.at_ms
 
+    def as_consumed(self) -> Message:
+        """Return the record as the client has it."""
+        return Message(
+            offset=self.at,
+            key=self.stored_key,
+            headers=list(self.stored_headers),
+            timestamp=(self.kind, self.at_ms),
+        )
+
 
 class Logs:
     """An index that a test feeds."""
@@ -78,7 +90,7 @@ class Logs:
         }
 
     def messages(self, *records: FakeRecord) -> None:
-        self.fold.messages(records[0].number, records)  # type: ignore[arg-type]
+        self.fold.messages(records[0].number, [each.as_consumed() for each in records])
 
     def marker(self, record: FakeRecord) -> None:
         if record.number not in self.fold.markers:
@@ -99,7 +111,25 @@ class Logs:
         self.connection.commit()
 
     def rows(self, table: str) -> list[tuple[Any, ...]]:
-        return sorted(self.connection.execute(f"SELECT * FROM {table}").fetchall(), key=repr)
+        """The rows of a table; those of packs and events as they were before they were packed."""
+        rows = self.connection.execute(f"SELECT * FROM {table}").fetchall()
+        if table == "pack":
+            rows = [
+                row
+                for pack in (Pack(*each) for each in rows)
+                for row in zip(
+                    pack.places(),
+                    pack.queues,
+                    pack.times,
+                    pack.ids,
+                    pack.keys,
+                    pack.headers,
+                    strict=False,
+                )
+            ]
+        elif table == "event":
+            rows = [(chunk, *e) for _, chunk, data in rows for e in unpack_events(data)]
+        return sorted(rows, key=repr)
 
     def close(self) -> None:
         self.connection.close()

@@ -1,4 +1,4 @@
-"""What a release leaves in Kafka. ``leave_behind.py`` runs it with that release; no test does.
+"""What a release leaves in Kafka. ``leave_behind.py`` runs it with that release.
 
 A message's payload says what becomes of it (``FATES`` in ``left.py``). The worker ends as one that
 was killed does: nothing is closed, what it holds stays held.

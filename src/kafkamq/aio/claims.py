@@ -46,7 +46,6 @@ class Cluster(Entered):
             self._sync = await in_thread(sync.Cluster, servers, **options)
 
     async def connected(self) -> sync.Cluster:
-        """Return the cluster underneath."""
         await self
         assert self._sync is not None, "connected"
         return self._sync
@@ -57,7 +56,6 @@ class Cluster(Entered):
     claims = twin(sync.Cluster.claims)
 
     async def member(self, client_id: str, group_id: str) -> Member:
-        """Make a member of a group, as ``kafkamq.claims.Cluster.member`` does."""
         return Member((await self.connected()).member(client_id, group_id))
 
     async def close(self, timeout: float | timedelta = 30.0) -> None:
@@ -81,11 +79,11 @@ class Member:
         return self._sync
 
     def consumer(self, *arguments: Any, **options: Any) -> Consumer:
-        """Do as ``kafkamq.claims.Member.consumer``, but it claims when it is entered or awaited."""
+        """Return a consumer, which begins to claim when it is entered or awaited."""
         return Consumer(lambda: self._sync.consumer(*arguments, **options))
 
     def hold(self, *arguments: Any, **options: Any) -> Hold:
-        """Do as ``kafkamq.claims.Member.hold``, but it claims when it is entered or awaited."""
+        """Return a hold, which begins to claim when it is entered or awaited."""
         return Hold(lambda: self._sync.hold(*arguments, **options))
 
 
@@ -113,7 +111,8 @@ class _Owner:
                 pending = self._pending[name] = loop.run_in_executor(self._thread, call)
             try:
                 found: T = await asyncio.shield(pending)
-            except asyncio.CancelledError:  # a result that came just then is the next caller's
+            except asyncio.CancelledError:
+                # A result that came just then is the next caller's.
                 if pending.cancelled():
                     del self._pending[name]
                 raise
@@ -181,7 +180,6 @@ class Consumer(_Holder[sync.Consumer]):
         self._owner = _Owner()
 
     async def __aiter__(self) -> AsyncIterator[ClaimedMessage]:
-        """Yield messages, until ``stop``."""
         while not self._sync.is_stopped:
             message = await self.receive(_POLL_S)
             if message is not None:
@@ -194,7 +192,8 @@ class Consumer(_Holder[sync.Consumer]):
     async def next_batch(self, timeout: float | timedelta = 1.0) -> Batch | None:
         """Receive the next messages of one partition; None as for ``receive``."""
         made = self._sync
-        while True:  # what a cancelled call found is not taken: it goes back with its claim
+        # What a cancelled call found is not taken: it goes back with its claim.
+        while True:
             batch = await self._owner.run("next_batch", lambda: made.find_batch(timeout))
             if batch is None or made.take(batch):
                 return batch
@@ -235,7 +234,7 @@ class Consumer(_Holder[sync.Consumer]):
     ) -> None:
         """Give everything back; messages that were not handed out are dropped. Idempotent."""
         if self._made is not None:
-            self._made.stop()  # ends a poll that is under way
+            self._made.stop()
             close = self._made.close
             await self._owner.close(lambda: close(release=release, drain=drain, timeout=timeout))
 
@@ -292,7 +291,7 @@ class RangeClaims(Entered):
     async def close(self, timeout: float | timedelta = 10.0) -> None:
         """Give back what is not done, and end the clients. Idempotent."""
         if self._made is not None:
-            self._made.stop()  # ends a wait that is under way
+            self._made.stop()
             await self._owner.close(lambda: self._sync.close(timeout))
 
     @property
@@ -341,7 +340,7 @@ class ClaimedRange:
                 return
             try:
                 yield found
-            except GeneratorExit:  # the loop was left, and so is the iterator underneath
+            except GeneratorExit:
                 self._batches = None
                 raise
 

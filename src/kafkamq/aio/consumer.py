@@ -27,8 +27,6 @@ T = TypeVar("T")
 
 
 class Consumer(Entered):
-    """Receives the messages of one queue; see ``kafkamq.Consumer``."""
-
     def __init__(
         self, queue: sync.Queue, on_lease_lost: OnLeaseLost | None, ordering: str | None = None
     ) -> None:
@@ -44,7 +42,6 @@ class Consumer(Entered):
 
     @property
     def queue_id(self) -> str:
-        """Return the queue that it receives from."""
         return self._queue.queue_id
 
     @property
@@ -54,11 +51,10 @@ class Consumer(Entered):
 
     @property
     def is_closed(self) -> bool:
-        """Return whether ``close`` was called."""
         return self._closed.is_set()
 
     async def receive(self, timeout: float | timedelta = 1.0) -> Message | None:
-        """Do as ``kafkamq.Consumer.receive``; cancelling it loses no message."""
+        """Wait for a message; cancelling the call loses none."""
 
         def call() -> list[sync.Message]:
             message = self._connected().receive(timeout)
@@ -68,7 +64,7 @@ class Consumer(Entered):
         return messages[0] if messages else None
 
     async def receive_many(self, n: int, timeout: float | timedelta = 1.0) -> list[Message]:
-        """Do as ``kafkamq.Consumer.receive_many``; cancelling it loses no message."""
+        """Wait for up to ``n`` messages; cancelling the call loses none."""
         return await self._receive(lambda: self._connected().receive_many(n, timeout))
 
     async def __aiter__(self) -> AsyncIterator[Message]:
@@ -84,26 +80,23 @@ class Consumer(Entered):
                 await asyncio.sleep(_PAUSE_S)
                 continue
             except StateError:
-                if self._closed.is_set():  # by another task meanwhile
+                if self._closed.is_set():
                     return
                 raise
             if message is not None:
                 yield message
 
     async def flush(self, timeout: float | timedelta = 30.0) -> None:
-        """Do as ``kafkamq.Consumer.flush``, without blocking the event loop."""
         if self._sync is not None:
             await in_thread(self._sync.flush, timeout)
 
     async def close(self, timeout: float | timedelta = 30.0) -> None:
-        """Do as ``kafkamq.Consumer.close``, without blocking the event loop."""
         self._closed.set()
         if self._sync is not None:
             await asyncio.shield(in_thread(self._sync.close, timeout))
         self._owner.shutdown(wait=False)
 
     def _connected(self) -> sync.Consumer:
-        """Run in the owner thread."""
         if self._sync is None:
             self._sync = self._queue.consumer(
                 on_lease_lost=self._lease_lost, ordering=self._ordering
@@ -125,7 +118,8 @@ class Consumer(Entered):
         try:
             return await asyncio.shield(asyncio.wrap_future(future))
         except asyncio.CancelledError:
-            if not future.cancel() and on_cancelled is not None:  # it runs, or is done
+            # A call that runs, or is done, cannot be cancelled.
+            if not future.cancel() and on_cancelled is not None:
                 future.add_done_callback(on_cancelled)
                 if self._sync is not None:
                     self._sync.cancel_receive()
@@ -150,16 +144,15 @@ def _verdict(
             # Shielded: the verdict is written, whether or not its confirmation is waited for.
             await asyncio.shield(in_thread(function, *args, **kwargs))
         else:
-            function(*args, **kwargs)  # only queues it
+            function(*args, **kwargs)
 
     return give
 
 
 class Message:
-    """A delivery of a message, and the verdicts on it; see ``kafkamq.Message``."""
-
     __slots__ = ("_sync",)
-    is_kafkamq_message: ClassVar[bool] = True  # a handler's parameter of this type gets it
+    # A handler's parameter of this type gets the message.
+    is_kafkamq_message: ClassVar[bool] = True
 
     @classmethod
     def of_sync(cls, message: sync.Message) -> Message:
@@ -198,7 +191,6 @@ class Message:
     async def hold(
         self, seconds: float | timedelta | None = None, *, until: datetime | None = None
     ) -> str:
-        """Do as ``kafkamq.Message.hold``, without blocking the event loop."""
         return await asyncio.shield(in_thread(self._sync.hold, seconds, until=until))
 
     async def __aenter__(self) -> Message:

@@ -19,8 +19,7 @@ _POLL_S = 0.05
 
 
 class ParallelConsumer(ParallelBase):
-    """This is ``kafkamq.ParallelConsumer`` for asyncio: handlers are awaited on the running
-    loop.
+    """``kafkamq.ParallelConsumer`` for asyncio: handlers are awaited on the running loop.
 
     A thread of its own reads and commits; nothing here blocks the loop.
     """
@@ -45,7 +44,7 @@ class ParallelConsumer(ParallelBase):
     async def poll_and_produce(
         self, handler: Callable[..., Awaitable[object]], on_produced: OnProduced | None = None
     ) -> None:
-        """Do as ``poll``, and produce; see ``kafkamq.ParallelConsumer.poll_and_produce``."""
+        """Call the handler for each record as ``poll`` does, and produce what it returns."""
         _check_async(handler)
         loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._begin, handler, self._producing(on_produced), loop=loop)
@@ -53,7 +52,7 @@ class ParallelConsumer(ParallelBase):
     async def stream(
         self, handler: Callable[..., Awaitable[object]]
     ) -> AsyncIterator[tuple[ParallelRecord, object]]:
-        """Do as ``poll``, and iterate over records and results, ``async for``.
+        """Call the handler as ``poll`` does, and iterate over records and what it returned.
 
         A record is done when the next one is asked for. The iteration begins with the first, and
         ends when the consumer is closed; it raises what made the consumer stop.
@@ -76,7 +75,7 @@ class ParallelConsumer(ParallelBase):
     async def produce_and_stream(
         self, handler: Callable[..., Awaitable[object]]
     ) -> AsyncIterator[Produced]:
-        """Do as ``poll_and_produce``, and iterate over what Kafka has of results, ``async for``.
+        """Produce what the handler returns, and iterate over results with their places in Kafka.
 
         See ``kafkamq.ParallelConsumer.produce_and_stream``; the iteration begins with the first.
 
@@ -136,8 +135,7 @@ class ParallelConsumer(ParallelBase):
     async def close(
         self, timeout: float | timedelta = 30.0, *, drain: float | timedelta = 0.0
     ) -> None:
-        """Do as ``kafkamq.ParallelConsumer.close``; handlers that outlast ``timeout`` are
-        cancelled.
+        """Close the consumer; handlers that outlast ``timeout`` are cancelled.
 
         Raises:
             ConfigError: ``timeout`` or ``drain`` is no time; nothing has ended.

@@ -22,7 +22,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 P = ParamSpec("P")
-_TURN_COUNT = 500  # sends, after which the thread that serves reports gets the interpreter
+# Sends after which the thread that serves reports gets the interpreter.
+_TURN_COUNT = 500
 _TURN_S = 0.0003
 
 
@@ -72,7 +73,6 @@ class Service:
         return self._sync
 
     async def close(self, timeout: float | timedelta = 30.0) -> None:
-        """Do as ``kafkamq.Service.close``, without blocking the event loop."""
         timeout_s = wait_seconds(timeout, may_be_endless=True)
         consumers, self._consumers = self._consumers, []
         for consumer in consumers:
@@ -94,7 +94,7 @@ class Queue:
     config = shown(sync.Queue.config)
 
     def handler(self, **options: Unpack[HandlerOptions]) -> Callable[[Function], Function]:
-        """Do as ``kafkamq.Queue.handler``; a parameter of type ``kafkamq.aio.Message`` gets one."""
+        """Register a handler, whose parameter of type ``kafkamq.aio.Message`` gets the message."""
         return self._sync.handler(**options)
 
     def producer(self) -> Producer:
@@ -136,7 +136,6 @@ class Delivery:
     done = same(sync.Delivery.done)
 
     async def result(self, timeout: float | timedelta | None = None) -> SentMessage:
-        """Do as ``kafkamq.Delivery.result``, without blocking the event loop."""
         if self._sync.done():
             return self._sync.result(0)
         return await in_thread(self._sync.result, timeout)
@@ -146,8 +145,6 @@ class Delivery:
 
 
 class Producer(Entered):
-    """Sends to one queue; see ``kafkamq.Producer``."""
-
     def __init__(self, queue: sync.Queue) -> None:
         self._queue = queue
         self._sync: sync.Producer | None = None
@@ -169,7 +166,6 @@ class Producer(Entered):
 
     @property
     def queue_id(self) -> str:
-        """Return the queue that it sends to."""
         return self._queue.queue_id
 
     async def send(
@@ -188,13 +184,12 @@ class Producer(Entered):
         self._sent += 1
         if self._sent % _TURN_COUNT == 0:
             await asyncio.sleep(_TURN_S)
-        while producer.is_full:  # the thread that serves reports makes room
+        while producer.is_full:
             await asyncio.sleep(0.005)
         delivery = producer.send(payload, key=key, headers=headers, delay=delay, ttl=ttl, id=id)
         return Delivery(delivery)
 
     async def send_many(self, messages: Iterable[OutgoingMessage]) -> list[Delivery]:
-        """Queue many messages; see ``kafkamq.Producer.send_many``."""
         producer = await self._connected()
         return [Delivery(each) for each in await in_thread(producer.send_many, messages)]
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from kafkamq.aio.consumer import LeaseLostHook, OnLeaseLost
 from kafkamq.aio.service import Service
 from kafkamq.aio.threads import in_thread, same, shown
-from kafkamq.config import wait_seconds
+from kafkamq.config import Options, wait_seconds
 from kafkamq.runtime import worker
 from kafkamq.runtime.middleware import Middleware
 from kafkamq.runtime.signals import ENDING, stopped_by
@@ -20,8 +20,7 @@ _POLL_S = 0.05
 
 
 class Worker:
-    """This is ``kafkamq.Worker`` for asyncio: ``async def`` handlers are awaited on the running
-    loop.
+    """``kafkamq.Worker`` for asyncio: ``async def`` handlers are awaited on the running loop.
 
     ``def`` handlers run in threads and in processes as there; receiving has threads of its own, so
     nothing here blocks the loop. ``async with worker:`` runs it in the background.
@@ -33,7 +32,7 @@ class Worker:
         *,
         queues: Iterable[str] | None = None,
         middleware: Sequence[Middleware] = (),
-        drain: float | timedelta = worker.DRAIN_S,
+        drain: float | timedelta = Options.drain.default,
         on_lease_lost: OnLeaseLost | None = None,
         telemetry: bool | None = None,
         hung_after: float | timedelta | None = None,
@@ -75,14 +74,14 @@ class Worker:
     service_config = shown(worker.Worker.service_config)
 
     async def start(self) -> None:
-        """Do as ``kafkamq.Worker.start``, without blocking the event loop."""
         loop = asyncio.get_running_loop()
         self._sync.use_loop(loop)
         if self._lease_lost is not None:
             self._lease_lost.loop = loop
         try:
             await in_thread(self._sync.start)
-        except asyncio.CancelledError:  # it goes on in its thread
+        except asyncio.CancelledError:
+            # The start goes on in its thread.
             await self.stop(0.0)
             raise
 
@@ -126,5 +125,4 @@ class Worker:
                 await self.stop()
 
     async def stop(self, timeout: float | timedelta | None = None) -> None:
-        """Do as ``kafkamq.Worker.stop``, without blocking the event loop."""
         await in_thread(self._sync.stop, timeout)

@@ -39,20 +39,22 @@ from kafkamq.types import MarshalRecord, MarshalType, PartitionId
 
 Position: TypeAlias = int | str | datetime
 """An offset, ``"earliest"``, ``"latest"``, or the first message at or after a time."""
-_UNDER_WAY = 2**63  # in place of an offset
-_PATIENCE_S = 5.0  # beyond the slowest member's heartbeat
+_UNDER_WAY = 2**63
+_PATIENCE_S = 5.0
 _MAX_DRIFT_S = 1.0
-_MAX_PAUSES = 3  # brokers whose clocks differ never agree
-_MIN_RESUME_MS = 10_000  # a change that failed early must still not leave the group paused
+# Brokers whose clocks differ never agree.
+_MAX_PAUSES = 3
+# A change that failed early must still not leave the group paused.
+_MIN_RESUME_MS = 10_000
 
 
 class ResetPhase(Enum):
     """How far a change of positions is."""
 
     PAUSING = "pausing"
-    CLAIMING = "claiming"  # and holding what is claimed, at the old positions
+    CLAIMING = "claiming"
     MOVING = "moving"
-    RESTORING = "restoring"  # giving back what is held, at the old positions
+    RESTORING = "restoring"
     RESUMING = "resuming"
     OVER = "over"
 
@@ -86,7 +88,7 @@ class PositionChange:
         self.phase = ResetPhase.PAUSING
         # Why each partition that was not moved was not; empty when all were.
         self.failures: dict[PartitionId, str] = {}
-        self.moved: dict[PartitionId, int] = {}  # where each went, as the log says
+        self.moved: dict[PartitionId, int] = {}
         self._targets = dict(targets)
         self._make_claimant = make_claimant
         self._ids = (instance, client, group)
@@ -96,13 +98,13 @@ class PositionChange:
         self._pauses = dict(pauses)
         self._read_to = read_to
         self._tickets = 0
-        self._open: dict[int, tuple[int, int]] = {}  # by ticket: coordination partition, offset
+        self._open: dict[int, tuple[int, int]] = {}
         self._unsent = list(self._pauses)
         self._write_after_ms = monotonic_ms
         self._claimants: dict[PartitionId, Claimant] = {}
         self._next_try_ms: dict[PartitionId, int] = {}
         self._last_end: dict[PartitionId, End] = {}
-        self.is_resumed = False  # the log says that the pause has ended
+        self.is_resumed = False
 
     @property
     def is_over(self) -> bool:
@@ -155,7 +157,11 @@ class PositionChange:
                 if isinstance(step, Finish):
                     self._finished(place, step, monotonic_ms)
         if self.phase in (ResetPhase.MOVING, ResetPhase.RESTORING) and not self._claimants:
-            self._resume(monotonic_ms)
+            self.phase = ResetPhase.RESUMING
+            self._open.clear()
+            self._unsent = list(self._pauses)
+            self._write_after_ms = monotonic_ms
+            self._deadline_ms = monotonic_ms + max(self._patience_ms, _MIN_RESUME_MS)
         if self.phase is ResetPhase.RESUMING:
             self.is_resumed = self._write_groups(steps, 0, monotonic_ms, now_s)
             if self.is_resumed or monotonic_ms >= self._deadline_ms:
@@ -199,13 +205,6 @@ class PositionChange:
         self.phase = ResetPhase.RESTORING
         for place in self._targets:
             self.failures.setdefault(place, why)
-
-    def _resume(self, monotonic_ms: int) -> None:
-        self.phase = ResetPhase.RESUMING
-        self._open.clear()
-        self._unsent = list(self._pauses)
-        self._write_after_ms = monotonic_ms
-        self._deadline_ms = monotonic_ms + max(self._patience_ms, _MIN_RESUME_MS)
 
     def _write_groups(
         self,
@@ -271,12 +270,12 @@ class Admin:
         timeout_s = wait_seconds(timeout, may_be_endless=True)
         self._cluster.ready(timeout_s)
         for _ in range(_MAX_PAUSES):
-            before_s, began_ms = self._engine.now_s(), monotonic_ms()
+            before_s, began_ms = self._engine.clock.now_s(), monotonic_ms()
             until_s = int(before_s + lasts_s) + 1
             self._write(until_s, timeout_s)
             # The record itself tells the broker's time, which an idle log did not.
             passed_s = (monotonic_ms() - began_ms) / 1000
-            if abs(self._engine.now_s() - before_s - passed_s) < _MAX_DRIFT_S:
+            if abs(self._engine.clock.now_s() - before_s - passed_s) < _MAX_DRIFT_S:
                 break
         return float(until_s)
 
@@ -347,14 +346,15 @@ class Admin:
         with engine.lock:
             record = MarshalRecord(
                 MarshalType.RELEASE_GROUP,
-                time_s=int(engine.now_s()),
+                time_s=int(engine.clock.now_s()),
                 instance=instance,
                 client=client,
                 group=self.group_id,
                 expires_at_s=expires_at_s,
                 version=0,
             )
-        ends = dict.fromkeys(range(engine.topic.partitions), -1)  # -1: it is to be sent
+        # Where each partition's release stands in the log; -1: it is to be sent.
+        ends = dict.fromkeys(range(engine.topic.partitions), -1)
         logs = engine.log.logs
 
         def is_read() -> bool:

@@ -42,7 +42,8 @@ class Scanned(Generic[R]):
     timestamp_ms: int
     record: R | None
     reason: str = ""
-    interval_ms: int = 0  # 0: its sender did not say
+    # 0: its sender did not say.
+    interval_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -51,9 +52,9 @@ class TopicAudit:
 
     records: int = 0
     partitions: dict[int, ClaimAudit] = field(default_factory=dict)
-    malformed: Counter[str] = field(default_factory=Counter)  # by reason
-    intervals_ms: Counter[int] = field(default_factory=Counter)  # what senders go by
-    gaps: int = 0  # offsets without a record: transactions, or compaction
+    malformed: Counter[str] = field(default_factory=Counter)
+    intervals_ms: Counter[int] = field(default_factory=Counter)
+    gaps: int = 0
 
     def clients(self) -> dict[tuple[str, str], ClientAudit]:
         """Return what all coordination partitions tell of each client, by group and client."""
@@ -134,7 +135,8 @@ def range_logs(
     """
     logs: dict[tuple[str, str], RangeLog] = {}
     numbers: dict[tuple[str, str], int] = {}
-    since_s: dict[int, float | None] = {}  # None: nothing was deleted yet
+    # None: nothing was deleted yet.
+    since_s: dict[int, float | None] = {}
     now_s: dict[int, float] = {}
     for each in scan_topic(config, range_topic, decode_range):
         now_s[each.partition] = each.timestamp_ms / 1000
@@ -165,9 +167,9 @@ class DualClaim:
     group: str
     topic: str
     partition: int
-    first: _Instance  # client, instance; it acted before and after the other
+    first: _Instance
     second: _Instance
-    offset: int  # of the record that shows it
+    offset: int
     broker_time_ms: int
 
 
@@ -176,10 +178,11 @@ class ClientAudit:
     """What the log tells of one client of a group."""
 
     records: int = 0
-    instance: str = ""  # the one that wrote last
-    former: set[str] = field(default_factory=set)  # those before it; bounded
-    returns: int = 0  # a former one wrote again: two processes use one client id
-    least_skew_s: float = 0.0  # its time minus the broker's, and the most of it
+    instance: str = ""
+    former: set[str] = field(default_factory=set)
+    # A former one wrote again: two processes use one client id.
+    returns: int = 0
+    least_skew_s: float = 0.0
     most_skew_s: float = 0.0
 
     def merge(self, other: ClientAudit) -> None:
@@ -198,11 +201,11 @@ class ClaimAudit:
         self._stale_ms = round(2000 * interval_s)
         self._acts: dict[_GroupPartition, dict[_Instance, tuple[int, int]]] = {}
         self._last_ms = -1
-        self.dual_claims: list[DualClaim] = []  # two owners at once; bounded
-        self.clients: dict[tuple[str, str], ClientAudit] = {}  # by group and client
-        self.types: Counter[str] = Counter()  # records by type
-        self.impossible = 0  # records of a partition that Kafka cannot have
-        self.steps_back = 0  # records whose broker's time is before that of the record before
+        self.dual_claims: list[DualClaim] = []
+        self.clients: dict[tuple[str, str], ClientAudit] = {}
+        self.types: Counter[str] = Counter()
+        self.impossible = 0
+        self.steps_back = 0
 
     def apply(self, record: MarshalRecord, *, offset: int, broker_time_ms: int) -> None:
         self.types[record.type.value] += 1
@@ -220,7 +223,8 @@ class ClaimAudit:
             acts.pop(me, None)
             return
         if record.type is MarshalType.CLAIMING_MESSAGES and me not in acts:
-            return  # who owns it has heartbeaten before: this one only asks for it
+            # Its owner has heartbeaten before: this client only asks for it.
+            return
         for instance, (at_ms, _) in list(acts.items()):
             if broker_time_ms - at_ms >= self._stale_ms:
                 del acts[instance]
@@ -251,16 +255,17 @@ class ClaimAudit:
 class ClaimEventKind(Enum):
     """The effects that a record can have on a claim."""
 
-    CLAIMED = "claimed"  # it was free
-    TAKEN_OVER = "taken over"  # its owner was silent
-    HANDED_OVER = "handed over"  # by a heartbeat: a restart, or a partition that nobody held
+    CLAIMED = "claimed"
+    TAKEN_OVER = "taken over"
+    # A heartbeat did it: a restart, or a partition that nobody held.
+    HANDED_OVER = "handed over"
     RENEWED = "renewed"
-    ANNOUNCED = "announced"  # messages, at most once
+    ANNOUNCED = "announced"
     RELEASED = "released"
-    PAUSED = "paused"  # the group
+    PAUSED = "paused"
     RESUMED = "resumed"
-    REFUSED = "refused"  # a claim of what is held
-    IGNORED = "ignored"  # of somebody who does not own it
+    REFUSED = "refused"
+    IGNORED = "ignored"
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,11 +273,12 @@ class ClaimEvent:
     """The effect of one record, and whose claim it changed."""
 
     kind: ClaimEventKind
-    client: str = ""  # the owner after it; empty: nobody
+    # The owner after the event; empty: nobody.
+    client: str = ""
     instance: str = ""
-    token: int = -1  # of the ownership after it
+    token: int = -1
     position: int = 0
-    silence_s: float = 0.0  # since the owner's last sign of life before it
+    silence_s: float = 0.0
 
 
 class ClaimHistory:

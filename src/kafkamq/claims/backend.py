@@ -26,7 +26,7 @@ from kafkamq.transport.clock import monotonic_ms
 
 _SLICE_S = 0.05
 _IDLE_S = 0.25
-_BETWEEN_S = 0.005  # looks at Kafka, where a verdict may let messages follow, too
+_BETWEEN_S = 0.005
 _JOIN_S = 2.0
 _GIVEN_BACK = frozenset(
     end.value for end in (End.PAUSED, End.BEHIND, End.STUCK, End.SHARED, End.RELEASED, End.KEPT)
@@ -39,10 +39,9 @@ _log = logging.getLogger(__name__)
 class _Partition:
     """One claim of a partition: what was handed out under it."""
 
-    open_count: int = (
-        0  # messages that are not done: handed out, or waiting for a retry or a dead letter
-    )
-    acked: int = -1  # the highest offset
+    # Messages that are not done: handed out, or waiting for a retry or a dead letter.
+    open_count: int = 0
+    acked: int = -1
     is_over: bool = False
 
 
@@ -70,7 +69,7 @@ class ClaimsConsumer(TopicConsumer[_Held]):
         self._credit = 1 if plan.ordering != "unordered" else queue.max_in_flight
         self._retries: Waiting[_Held] = Waiting()
         self._partitions: dict[tuple[str, int], _Partition] = {}
-        self._forgotten: set[tuple[str, int]] = set()  # lost with verdicts that no log has
+        self._forgotten: set[tuple[str, int]] = set()
         self._reading = threading.Lock()
         self._cluster = Cluster(
             config.bootstrap_servers,
@@ -178,7 +177,7 @@ class ClaimsConsumer(TopicConsumer[_Held]):
     def _again(self, message: _Held, delay_ms: int) -> None:
         partition, claimed = message.place
         with self._changed:
-            if partition.is_over:  # it is its next owner's
+            if partition.is_over:
                 self._claims.forget(claimed)
                 return
             again: _Held = TopicMessage(
@@ -194,7 +193,7 @@ class ClaimsConsumer(TopicConsumer[_Held]):
 
     def _claimed(self, topic: str, partition: int, token: int) -> None:
         del token
-        self._lose_held((topic, partition))  # left of a claim that was given back
+        self._lose_held((topic, partition))
         self._partitions[topic, partition] = _Partition()
 
     def _claim_ended(self, topic: str, partition: int, reason: str) -> None:
@@ -235,7 +234,7 @@ class ClaimsConsumer(TopicConsumer[_Held]):
             self._claims.check()
 
     def _confirm(self, timeout_s: float) -> None:
-        self._check_failure()  # then nothing more is written
+        self._check_failure()
         self._claims.flush(timeout_s)
         with self._changed:
             forgotten, self._forgotten = self._forgotten, set()

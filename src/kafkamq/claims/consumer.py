@@ -96,7 +96,7 @@ class ClaimedMessage:
         return CommitToken(self.topic, self.partition, self.offset, self.token)
 
     def commit(self) -> None:
-        """It is done: after a crash it is not handed out again, once a heartbeat has told so.
+        """Note that the message is done: once a heartbeat has told so, it does not come again.
 
         Raises:
             LeaseLostError: The claim has ended; the message may be with another consumer.
@@ -119,12 +119,10 @@ class Batch:
 
     @property
     def first_offset(self) -> int:
-        """Return the offset of the first message."""
         return self.messages[0].offset
 
     @property
     def next_offset(self) -> int:
-        """Return the offset behind the last message."""
         return self.messages[-1].offset + 1
 
     def __len__(self) -> int:
@@ -155,9 +153,10 @@ class Outputs:
         self._producer.produce((topic, partition, key, payload, tuple((headers or {}).items())))
 
 
-MAX_BEHIND = 100_000  # offsets of a partition behind its first message without a verdict
+MAX_BEHIND = 100_000
 _READ = 1000
-_MIN_BUFFER = 10_000  # a buffer that is this long is paused; what one fetch may bring, about
+# A buffer of this length, about what one fetch may bring, is paused.
+_MIN_BUFFER = 10_000
 
 
 class PartitionReader:
@@ -185,9 +184,10 @@ class PartitionReader:
         self._changes: deque[tuple[ClaimSession, int]] = deque()
         self._sessions: dict[tuple[str, int], ClaimSession] = {}
         self._paused: set[ClaimSession] = set()
-        self._room = max(queue, 1000)  # messages in all buffers, unless one is empty
+        # The messages in all buffers, unless one is empty.
+        self._room = max(queue, 1000)
         self._max_buffer = max(_MIN_BUFFER, queue)
-        self.buffers: dict[ClaimSession, deque[ClaimedMessage]] = {}  # the next in turn first
+        self.buffers: dict[ClaimSession, deque[ClaimedMessage]] = {}
 
     @property
     def has_read(self) -> bool:
@@ -211,7 +211,8 @@ class PartitionReader:
             session, offset = self._changes.popleft()
             place, known = session.place, self._sessions.get(session.place)
             if offset < 0 and known is not session:
-                continue  # a later session reads it already
+                continue
+            # A later session reads it already.
             if known is not None:
                 self._paused.discard(known)
                 self._follower.drop([place])
@@ -339,7 +340,7 @@ class AtMostOnceBatches:
                 continue
             messages, claimant = buffer.offered, buffer.session.claimant
             buffer.offered, buffer.is_handed_out, buffer.is_wanted = (), False, False
-            self._buffers[buffer.session] = self._buffers.pop(buffer.session)  # its turn is over
+            self._buffers[buffer.session] = self._buffers.pop(buffer.session)
             self._offer(is_idle=False)
             return Batch(*buffer.session.place, claimant.token, messages)
         return None
@@ -354,7 +355,7 @@ class AtMostOnceBatches:
                 if buffer.is_wanted:
                     self._engine.drive(buffer.session)
                     return True
-                buffer.offered = ()  # dropped by its claimant
+                buffer.offered = ()
         return False
 
     def _offer(self, *, is_idle: bool) -> None:
@@ -388,9 +389,9 @@ class Consumer(Holding):
     def __init__(self, engine: Engine, options: ClaimOptions) -> None:
         super().__init__(engine, options)
         self._failure: Exception | None = None
-        self._turn: ClaimSession | None = None  # whose messages come now
+        self._turn: ClaimSession | None = None
         self._left_of_turn = 0
-        self._handed_out: dict[tuple[str, int], int] = {}  # up to where, ever
+        self._handed_out: dict[tuple[str, int], int] = {}
         self._is_stopped = False
         is_once = options.delivery is Delivery.AT_MOST_ONCE
         self._reader = PartitionReader(
@@ -403,7 +404,6 @@ class Consumer(Holding):
         self._batches = AtMostOnceBatches(engine, self._reader, options.batch) if is_once else None
 
     def __iter__(self) -> Iterator[ClaimedMessage]:
-        """Yield messages, until ``stop``."""
         while not self._is_stopped:
             message = self.receive(1.0)
             if message is not None:
@@ -413,7 +413,6 @@ class Consumer(Holding):
 
     @property
     def is_stopped(self) -> bool:
-        """Return whether ``stop`` or ``close`` was called."""
         return self._is_stopped
 
     def receive(self, timeout: float | timedelta = 1.0) -> ClaimedMessage | None:
@@ -457,7 +456,7 @@ class Consumer(Holding):
                 return batch
 
     def find_batch(self, timeout: float | timedelta) -> Batch | None:
-        """Do as ``next_batch``, but the application has it only when ``take`` says so.
+        """Wait for the next batch, which the application has only when ``take`` says so.
 
         For those between whom and the application it may be lost. At most once, a claim that ends
         gives back what was not taken; so take each batch before the next one is asked for.
@@ -532,7 +531,8 @@ class Consumer(Holding):
         self.read(max(0.0, min(_SLICE_S, left_s)))
         self._turn = self._reader.next_buffer()
         if self._turn is None and self.has_read and left_s > 0:
-            with self._engine.changed:  # commits make room
+            # Commits make room.
+            with self._engine.changed:
                 self._engine.changed.wait(min(_SLICE_S, left_s))
         return self._turn is not None or left_s > 0
 
@@ -543,7 +543,6 @@ class Consumer(Holding):
         return found if self._may_hand_out(session, [each.offset for each in found]) else []
 
     def _may_hand_out(self, session: ClaimSession, offsets: Sequence[int]) -> bool:
-        """Hand these out, unless the claim has ended."""
         with self._engine.lock:
             if not session.claimant.hand_out(offsets, monotonic_ms()):
                 return False
@@ -565,7 +564,7 @@ class Consumer(Holding):
     # ---- verdicts
 
     def commit(self, what: ClaimedMessage | CommitToken | Batch) -> None:
-        """It is done; see ``ClaimedMessage.commit``. Of a batch: all of its messages."""
+        """Note that a message is done (see ``ClaimedMessage.commit``), or all of a batch are."""
         if isinstance(what, Batch):
             for message in what.messages:
                 message.commit()
@@ -589,7 +588,7 @@ class Consumer(Holding):
                 self._engine.drive(session)
 
     def forget(self, message: ClaimedMessage) -> None:
-        """It is dropped without a verdict: the end of its claim does not wait for one."""
+        """Drop a message without a verdict: the end of its claim does not wait for one."""
         with self._engine.lock:
             session = self._sessions.get((message.topic, message.partition))
             if session is not None and session.claimant.token == message.token:
@@ -659,7 +658,8 @@ class Consumer(Holding):
             )
             if self._options.on_data_loss == "raise":
                 self._lose(session, text, position)
-            else:  # a new session begins at the log's start
+            else:
+                # A new session begins at the log's start.
                 _log.warning("%s; claiming it again", text)
                 self._claim_again(session)
 
@@ -683,7 +683,7 @@ class Consumer(Holding):
         drain: float | timedelta = 0.0,
         timeout: float | timedelta = 30.0,
     ) -> None:
-        """Do as ``Hold.close``; messages that were not handed out are dropped."""
+        """End as ``Hold.close`` says; messages that were not handed out are dropped."""
         if not self.is_closed:
             self._is_stopped = True
             super().close(release=release, drain=drain, timeout=timeout)

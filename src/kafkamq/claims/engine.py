@@ -43,7 +43,6 @@ from kafkamq.claims.rules.steps import (
 from kafkamq.claims.wire.marshal import coordination_partition, decode_value, encode_value
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, KafkaMQError, LeaseLostError, WireError
-from kafkamq.transport.admin import Admin
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.commits import GroupOffsets
 from kafkamq.transport.errors import is_retriable
@@ -77,7 +76,7 @@ class Fence:
         self._group_metadata = group_metadata
         self._is_initialised = False
         self._last_ticket = -1
-        self._lock = threading.Lock()  # the application's transactions, and positions
+        self._lock = threading.Lock()
         self._is_over = False
 
     @property
@@ -95,7 +94,7 @@ class Fence:
         """Commit the partition's position for the group, unless a later ticket was."""
         topic, partition = self._place
         with self._in_turn():
-            if ticket < self._last_ticket:  # its write did not wait for it, and it is old
+            if ticket < self._last_ticket:
                 return
             self._last_ticket = ticket
             with self.producer.transaction(timeout_s=10.0):
@@ -170,27 +169,15 @@ class ClaimSession:
     coordination_partition: int
     listener: Listener
     fence: Fence | None = None
-    start: Fetch | None = None  # once it is held
-    is_takeover: bool = False  # its former owner fell silent
+    start: Fetch | None = None
+    is_takeover: bool = False
     wake_ms: int = -NEVER_MS
-    heard_at: int = -1  # the last record that asked for it, and was judged
-    open_commits: int = 0  # writes whose offsets are being committed
+    heard_at: int = -1
+    open_commits: int = 0
 
     @property
     def place(self) -> tuple[str, int]:
         return self.claimant.config.topic, self.claimant.config.partition
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetAnswers:
-    """What becomes of what the offset service was given; called from its threads."""
-
-    found: Callable[
-        [ClaimSession, int, int, int], None
-    ]  # earliest, latest, committed (negative: none)
-    not_found: Callable[[ClaimSession], None]
-    committed: Callable[[ClaimSession, Write, bool], None]
-    refused: Callable[[KafkaMQError], None]  # told of every error; some, no waiting mends
 
 
 class _Batcher(Generic[T]):
@@ -246,15 +233,14 @@ class OffsetService:
 
     ``lookups`` finds the offsets of sessions' partitions; ``commits`` commits the offset of a
     session's write. A write without an offset commits nothing, and waits for those before it.
+    The engine is told of the answers, and of every error: some, no waiting mends.
     """
 
-    def __init__(
-        self, config: ServiceConfig, admin: Admin, group: str, answers: OffsetAnswers
-    ) -> None:
-        self._config = config
-        self._admin = admin
+    def __init__(self, engine: Engine, group: str) -> None:
+        self._config = config = engine.config
+        self._admin = engine.admin
         self._group = group
-        self._answers = answers
+        self._engine = engine
         self._client = GroupOffsets(config, group)
         self._fences = ThreadPoolExecutor(_FENCE_THREADS, f"kafkamq-fence-{group}")
         self._membership = self._client.membership()
@@ -269,7 +255,7 @@ class OffsetService:
 
     def count(self, topics: Sequence[str], answer: Callable[[dict[str, int]], None]) -> None:
         """Tell how many partitions topics have; those that cannot be told are absent."""
-        with suppress(RuntimeError):  # it is closed
+        with suppress(RuntimeError):
             self._fences.submit(self._count, topics, answer)
 
     def _count(self, topics: Sequence[str], answer: Callable[[dict[str, int]], None]) -> None:
@@ -278,18 +264,20 @@ class OffsetService:
             try:
                 counts[topic] = self._client.partition_count(topic)
             except KafkaMQError as error:  # noqa: PERF203 - a handful of topics
-                if is_retriable(error):  # no broker answers
+                if is_retriable(error):
                     return
         answer(counts)
 
     def fence(self, topic: str, partition: int) -> Fence:
-        """Return a fence for a partition that is about to be claimed."""
         return Fence(self._config, self._group, topic, partition, self._membership)
 
     def end(self, fence: Fence) -> None:
         """End its client, off this thread."""
-        with suppress(RuntimeError):  # it is closed, and the client ends with its last reference
+        try:
             self._fences.submit(fence.close)
+        except RuntimeError:
+            # The pool has ended before the claim did. A fence that nobody closes keeps its thread.
+            threading.Thread(target=fence.close, name="kafkamq-fence", daemon=True).start()
 
     # ---- looking up
 
@@ -304,13 +292,13 @@ class OffsetService:
             )
             found = {}
             if isinstance(error, KafkaMQError):
-                self._answers.refused(error)
+                self._engine.refuse(error)
         for session in open_:
             offsets = found.get(session)
             if offsets is None:
-                self._answers.not_found(session)
+                self._engine.not_found(session)
             else:
-                self._answers.found(session, *offsets)
+                self._engine.found(session, *offsets)
 
     def _fenced(self, sessions: Sequence[ClaimSession]) -> list[ClaimSession]:
         """Return those whose former owners can commit nothing any more."""
@@ -325,7 +313,7 @@ class OffsetService:
                     "a former owner could not be fenced",
                     extra={"place": session.place, "error": str(error)},
                 )
-                self._answers.refused(error)
+                self._engine.refuse(error)
                 return False
 
         if not any(session.fence for session in sessions):
@@ -358,7 +346,7 @@ class OffsetService:
         try:
             self._client.poll(1, 0.0)
         except KafkaMQError as error:
-            self._answers.refused(error)
+            self._engine.refuse(error)
 
     def _commit(self, jobs: Sequence[tuple[ClaimSession, Write]]) -> None:
         plain = []
@@ -378,9 +366,9 @@ class OffsetService:
             is_done = True
         except KafkaMQError as error:
             self._say(session, str(error))
-            self._answers.refused(error)
+            self._engine.refuse(error)
         finally:
-            self._answers.committed(session, write, is_done)
+            self._engine.committed(session, write, is_done)
 
     def _commit_plain(self, jobs: Sequence[tuple[ClaimSession, Write]]) -> None:
         wanted = {
@@ -395,7 +383,7 @@ class OffsetService:
         except Exception as error:  # noqa: BLE001 - as above
             self._say(jobs[0][0], str(error))
         for session, write in jobs:
-            self._answers.committed(session, write, session.place in done)
+            self._engine.committed(session, write, session.place in done)
 
     def _say(self, session: ClaimSession, error_text: str) -> None:
         _log.warning(
@@ -409,21 +397,24 @@ class Stats:
     """What happened to the claims of a process."""
 
     won: int = 0
-    takeovers: int = 0  # of these: from an owner that went silent
-    lost: int = 0  # held ones that were taken, or may be
+    takeovers: int = 0
+    lost: int = 0
     ended: dict[End, int] = field(default_factory=dict)
-    lateness_ms: int = 0  # of the last heartbeat
+    lateness_ms: int = 0
     max_lateness_ms: int = 0
     handed_out: int = 0
-    redelivered: int = 0  # handed out though a former session of this process had them already
+    # Handed out though a former session of this process had them already.
+    redelivered: int = 0
 
 
 @dataclass(slots=True)
 class ClientClock:
     """How far a client's clock is off, and what it takes for the interval."""
 
-    skew_s: float = 0.0  # the time it wrote minus the broker's
-    interval_ms: int = 0  # 0: it did not say
+    # The time it wrote minus the broker's.
+    skew_s: float = 0.0
+    # 0: it did not say.
+    interval_ms: int = 0
     instance: str = ""
     records: int = 0
 
@@ -521,9 +512,8 @@ class Engine(LogEngine):
             rules=rules, has_broker_time=topic.has_broker_time, interval_ms=interval_ms
         )
         self.stats = Stats()
-        self._answers = OffsetAnswers(self._found, self._not_found, self._committed, self.refuse)
-        self._offsets: dict[str, OffsetService] = {}  # by group
-        self._sessions: dict[ClaimSession, None] = {}  # in a fixed order
+        self._offsets: dict[str, OffsetService] = {}
+        self._sessions: dict[ClaimSession, None] = {}
         self._dirty: dict[ClaimSession, None] = {}
         self._by_place: dict[tuple[str, str, int], ClaimSession] = {}
         self._tickers: list[Ticker] = []
@@ -537,14 +527,10 @@ class Engine(LogEngine):
     def partition_of(self, topic: str) -> int:
         return coordination_partition(topic, self.topic.partitions)
 
-    def now_s(self) -> float:
-        """Return the broker's time, late by what a record takes to arrive."""
-        return self.clock.now_s()
-
     def offsets_of(self, group: str) -> OffsetService:
         """Get the group's offsets; the first call makes a client and threads, and takes a while."""
         if group not in self._offsets:
-            self._offsets[group] = OffsetService(self.config, self.admin, group, self._answers)
+            self._offsets[group] = OffsetService(self, group)
         return self._offsets[group]
 
     def attempt(
@@ -641,7 +627,7 @@ class Engine(LogEngine):
         record = self.log.apply(message, partition, offset, broker_ms)
         if record is None:
             return
-        if not record.topic:  # ReleaseGroup
+        if not record.topic:
             group = record.group
             self._dirty |= {t: None for t in self._sessions if t.claimant.config.group == group}
             return
@@ -650,7 +636,10 @@ class Engine(LogEngine):
             self._dirty[session] = None
 
     def turn(self, now_ms: int) -> None:
-        self._skip_overdue(now_ms)
+        # Heartbeats do not wait forever for offsets that are committed as well.
+        late = [key for key, (due_ms, _) in self._overdue.items() if due_ms <= now_ms]
+        for session, ticket in late:
+            self._after_commit(session, self._overdue[session, ticket][1], is_committed=False)
         due = [t for t in self._sessions if t in self._dirty or t.wake_ms <= now_ms]
         for session in due:
             if session in self._sessions:
@@ -674,17 +663,10 @@ class Engine(LogEngine):
             self._overdue[session, step.ticket] = (monotonic_ms() + patience_ms, step)
         self._service_of(session).commits.put((session, step))
 
-    def _skip_overdue(self, now_ms: int) -> None:
-        """Heartbeats do not wait forever for offsets that are committed as well."""
-        late = [key for key, (due_ms, _) in self._overdue.items() if due_ms <= now_ms]
-        for session, ticket in late:
-            _, step = self._overdue[session, ticket]
-            self._after_commit(session, step, is_committed=False)
-
     def _after_commit(self, session: ClaimSession, step: Write, *, is_committed: bool) -> None:
         key = (session, step.ticket)
         if not step.must_commit and self._overdue.pop(key, None) is None:
-            return  # it was overdue, and is long written
+            return
         session.open_commits -= 1
         if is_committed or not step.must_commit:
             self._produce(session, step)
@@ -705,22 +687,23 @@ class Engine(LogEngine):
         self.send(session.coordination_partition, step.record, report)
 
     def plan_soon(self, session: ClaimSession) -> None:
-        if session in self._sessions:  # a change of positions drives its own
+        if session in self._sessions:
+            # A change of positions drives its own sessions.
             self._dirty[session] = None
 
     # ---- answers of the offset service, from its threads
 
-    def _found(self, session: ClaimSession, earliest: int, latest: int, committed: int) -> None:
+    def found(self, session: ClaimSession, earliest: int, latest: int, committed: int) -> None:
         with self.lock:
             session.listener.on_offsets(session, earliest, latest, committed)
             self._drive_if_ours(session)
 
-    def _not_found(self, session: ClaimSession) -> None:
+    def not_found(self, session: ClaimSession) -> None:
         with self.lock:
             session.claimant.on_lookup_failed(monotonic_ms())
             self._drive_if_ours(session)
 
-    def _committed(self, session: ClaimSession, step: Write, is_committed: bool) -> None:
+    def committed(self, session: ClaimSession, step: Write, is_committed: bool) -> None:
         with self.lock:
             self._after_commit(session, step, is_committed=is_committed)
             self._drive_if_ours(session)

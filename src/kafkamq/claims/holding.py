@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 _Self = TypeVar("_Self", bound="Holding")
 _ROUND_MS = 100
 _MAX_PAUSE_MS = 3000
-_PARTITIONS_MS = 10_000  # added partitions are noticed within this
+_PARTITIONS_MS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +45,17 @@ class ClaimOptions:
     client: str
     instance: str
     group: str
-    counts: Mapping[str, int]  # topics, and how many partitions they have
+    counts: Mapping[str, int]
     delivery: Delivery = Delivery.AT_LEAST_ONCE
     mode: ClaimMode = ClaimMode.BALANCED
-    max_claims: int = 0  # 0: no limit
+    # 0: there is no limit.
+    max_claims: int = 0
     reclaim: bool = True
     release_if_behind: bool = True
-    shares: bool = True  # gives partitions to members that hold less, and asks for some (G7)
-    is_fenced: bool = False  # a transactional producer per partition; at most once always has one
+    # It gives partitions to members that hold less, and asks for some (G7).
+    shares: bool = True
+    # Each partition has a transactional producer; at most once it always has.
+    is_fenced: bool = False
     batch: int = 500
     queue: int = 1000
     on_data_loss: str = "raise"
@@ -80,13 +83,12 @@ class Holding(Listener):
         self._next_round_ms = 0
         self._count_ms = monotonic_ms() + _PARTITIONS_MS
         self._template = self._claimant_config(next(iter(self._counts)), 0)
-        self._is_over = False  # nothing is claimed any more
+        self._is_over = False
         # By topic that is incomplete: what is held of it, and where to read from.
         self._waiting: dict[str, dict[ClaimSession, Fetch]] = {}
-        self._complete: set[str] = set()  # with whole topics: those of which everything is held
+        self._complete: set[str] = set()
 
     def begin(self) -> None:
-        """Begin to claim."""
         with self._engine.lock:
             self._engine.add_ticker(self._tick)
 
@@ -115,7 +117,6 @@ class Holding(Listener):
             return {place: session.claimant.position for place, session in self._held().items()}
 
     def is_held(self, topic: str, partition: int, token: int) -> bool:
-        """Return whether that claim may be worked under at this moment."""
         with self._engine.lock:
             session = self._sessions.get((topic, partition))
             return (
@@ -125,7 +126,7 @@ class Holding(Listener):
             )
 
     def confirmed_position(self, topic: str, partition: int) -> int:
-        """Up to where the log says that all is done; -1: it is not held."""
+        """Return up to where the log says that all is done; -1: it is not held."""
         with self._engine.lock:
             session = self._sessions.get((topic, partition))
             return -1 if session is None else session.claimant.confirmed_position
@@ -147,7 +148,8 @@ class Holding(Listener):
         with self._engine.lock:
             wanted = {}
             for session in list(self._sessions.values()):
-                if session.start is None:  # nothing was handed out under it
+                if session.start is None:
+                    # Nothing was handed out under it.
                     continue
                 session.claimant.beat_soon(monotonic_ms())
                 self._engine.drive(session)
@@ -207,7 +209,6 @@ class Holding(Listener):
     # ---- what becomes of a partition; under the engine's lock, so it must be quick
 
     def _gained(self, session: ClaimSession, step: Fetch) -> None:
-        """Note that a partition may be read."""
         del step
         if self._options.on_claim is not None:
             self._options.on_claim(*session.place, session.claimant.token)
@@ -218,7 +219,6 @@ class Holding(Listener):
             self._options.on_lost(*session.place, reason.value)
 
     def _held(self) -> dict[tuple[str, int], ClaimSession]:
-        """Return what may be worked on now."""
         return {
             place: session
             for place, session in self._sessions.items()
@@ -274,9 +274,9 @@ class Holding(Listener):
             self._try(prospect)
         given = self._policy.gives(prospects)
         able = [session for (topic, _), session in self._held().items() if topic in given]
-        if able:  # what has least under way
+        if able:
             session = min(able, key=lambda each: each.claimant.outstanding)
-            self._release(session, drain_ms=NEVER_MS, reason=End.SHARED)  # handlers may be slow
+            self._release(session, drain_ms=NEVER_MS, reason=End.SHARED)
         asked = self._policy.ask(prospects, now_ms) if self._options.shares else None
         if asked is not None:
             self._ask(asked, now_s)
@@ -330,7 +330,8 @@ class Holding(Listener):
                         owner=(claim.client, claim.instance),
                     )
                 )
-        random.shuffle(found)  # members that start together begin in different places
+        # Members that start together begin in different places.
+        random.shuffle(found)
         return found
 
     def _try(self, prospect: Prospect) -> None:
@@ -375,7 +376,7 @@ class Holding(Listener):
                 self._gained(each, fetch)
 
     def on_stop(self, session: ClaimSession, step: Stop) -> None:
-        self._waiting.get(session.place[0], {}).pop(session, None)  # it must not be read any more
+        self._waiting.get(session.place[0], {}).pop(session, None)
         self._ended(session, step.reason)
 
     def on_finish(self, session: ClaimSession, step: Finish) -> None:
@@ -407,7 +408,7 @@ class Hold(Holding):
 
     def __init__(self, engine: Engine, options: ClaimOptions) -> None:
         super().__init__(engine, options)
-        self._done: dict[ClaimSession, int] = {}  # positions that the next heartbeat will say
+        self._done: dict[ClaimSession, int] = {}
 
     def commit_position(self, topic: str, partition: int, offset: int) -> None:
         """Everything before ``offset`` is done; the next heartbeat, or ``flush``, says so.

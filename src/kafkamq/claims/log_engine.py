@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any
 
 from kafkamq.claims.wire.marshal import COORDINATION_TOPIC
-from kafkamq.config import QueueConfig, ServiceConfig, milliseconds, wait_seconds
+from kafkamq.config import Options, QueueConfig, ServiceConfig, milliseconds, wait_seconds
 from kafkamq.errors import (
     BrokerError,
     ConfigError,
@@ -45,19 +45,21 @@ from kafkamq.transport.settings import producer_settings
 
 INTERVAL_HEADER = "kafkamq-interval-ms"
 """What the sender takes for the heartbeat interval; Go clients write none (60 s)."""
-_BUSY_S = 0.002  # a write is under way: its report may come after its record
+# While a write is under way its report may come after its record.
+_BUSY_S = 0.002
 _IDLE_S = 0.05
 _BATCH = 5000
 _TOPOLOGY_MS = 5000
-_MAX_ABSENCES = 4  # then the topic is gone, and not only unknown to a broker
+# Behind this the topic is gone, and not only unknown to a broker.
+_MAX_ABSENCES = 4
 _log = logging.getLogger(__name__)
 _DAY_S = 86_400
 _MAX_ID_CHARACTERS = 249
-_MIN_INTERVALS_KEPT = 6  # readers begin three intervals back; the rest is for those that were slow
+# Readers begin three intervals back; the rest is for those that were slow.
+_MIN_INTERVALS_KEPT = 6
 
 
 def coordination_topic(config: ServiceConfig) -> str:
-    """Return where the claims of a namespace's queues are written."""
     return f"{config.namespace}.claims"
 
 
@@ -77,23 +79,22 @@ def check_id(name: str, value: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CoordinationTopic:
-    """A coordination topic that was found fit."""
-
     name: str
-    partitions: int  # a change ends every claim
-    has_broker_time: bool = True  # its records carry the broker's time
-    warnings: tuple[str, ...] = ()  # what should be changed, though it works
+    # A change of this number ends every claim.
+    partitions: int
+    has_broker_time: bool = True
+    warnings: tuple[str, ...] = ()
 
 
 def init_topic(
     bootstrap_servers: str,
     topic: str = COORDINATION_TOPIC,
     *,
-    partitions: int = 8,
-    replication_factor: int = -1,
+    partitions: int = Options.partitions.default,
+    replication_factor: int = Options.replication_factor.default,
     retention: float | timedelta = _DAY_S,
-    heartbeat_interval: float | timedelta = 60.0,
-    rules: str = "safe",
+    heartbeat_interval: float | timedelta = Options.heartbeat_interval.default,
+    rules: str = Options.rules.default,
     kafka: Mapping[str, str] | None = None,
     timeout: float | timedelta = 30.0,
 ) -> bool:
@@ -120,14 +121,14 @@ def init_topic(
         ConfigError: An argument, or the topic as it is, cannot work.
         BrokerError, DeadlineExceededError: The cluster refused, or does not answer.
     """
-    check_rules(rules)
+    Options.rules.check(rules)
     if partitions < 1 or (replication_factor < 1 and replication_factor != -1):
         raise ConfigError(
             f"partitions is {partitions} and replication_factor {replication_factor}: they must be"
             " >= 1 (a replication factor of -1 is the cluster's default)"
         )
     retention_ms = milliseconds(retention, name="retention")
-    interval_ms = milliseconds(heartbeat_interval, name="heartbeat_interval")
+    interval_ms = Options.heartbeat_interval.convert(heartbeat_interval)
     timeout_s = wait_seconds(timeout)
     if retention_ms < _MIN_INTERVALS_KEPT * interval_ms:
         raise ConfigError(
@@ -144,12 +145,6 @@ def init_topic(
             created = bool(admin.create_topics(wanted, replication_factor=replication_factor))
         require_topic(admin, topic, rules=rules, interval_ms=interval_ms)
         return created
-
-
-def check_rules(rules: str) -> None:
-    """Refuse what is not the name of a rule set."""
-    if rules not in ("safe", "peer"):
-        raise ConfigError(f"rules is {rules!r}: it must be 'safe' or 'peer'")
 
 
 def require_work(admin: Admin, topic: str) -> int:
@@ -271,7 +266,8 @@ class LogEngine(ABC):
     once, not at the next turn.
     """
 
-    window_intervals = 3  # an owner is heard twice within two; the third is for jumps of the clock
+    # An owner is heard twice within two intervals; the third is for jumps of the clock.
+    window_intervals = 3
 
     def __init__(
         self, config: ServiceConfig, topic: CoordinationTopic, *, interval_ms: int, owner: str
@@ -280,20 +276,22 @@ class LogEngine(ABC):
         self.config = config
         self.topic = topic
         self.interval_ms = interval_ms
-        self.lock = threading.RLock()  # guards what is folded
+        self.lock = threading.RLock()
         # Notified when an application's thread may have something to do.
         self.changed = threading.Condition(self.lock)
-        self.on_turn: Callable[[], None] = lambda: None  # called after each turn of its loop
-        self.error: KafkaMQError | None = None  # why nothing can be claimed any more
+        self.on_turn: Callable[[], None] = lambda: None
+        self.error: KafkaMQError | None = None
         self.admin = Admin(config, timeout_s=15.0)
         self.clock = BrokerClock()
-        self.is_ready = False  # every record that was there at the start is read
-        self.under_way = 0  # writes without a report
+        # Every record that was there at the start is read.
+        self.is_ready = False
+        self.under_way = 0
         self._owner = owner
         self._follower: Follower | None = None
         self._producer: IdempotentProducer | None = None
-        self._missing: dict[int, int] = {}  # partition -> the end that was there at the start
-        self._ends: dict[int, int] = {}  # the same, forever
+        # By partition: the end that was there at the start, until it is reached, and forever.
+        self._missing: dict[int, int] = {}
+        self._ends: dict[int, int] = {}
         self._absences = 0
         self._topology_ms = 0
         self._is_stopping = False
@@ -390,7 +388,8 @@ class LogEngine(ABC):
     def refuse(self, error: KafkaMQError) -> None:
         """Fail if a right is missing, which no waiting mends; other errors pass."""
         if meaning(error) is Meaning.FORBIDDEN:
-            self._is_stopping = True  # it would only try again
+            # It would only try again.
+            self._is_stopping = True
             self.fail(error)
 
     def check(self) -> None:
@@ -503,14 +502,14 @@ class LogEngine(ABC):
             self.is_ready = not self._missing
 
     def _check_topology(self, follower: Follower) -> None:
-        """Checks that the topic is as it was."""
         name, partitions = self.topic.name, self.topic.partitions
         count = -1
         try:
             count = follower.partition_count(name, timeout_s=2.0)
         except KafkaMQError as error:
             if meaning(error) is not Meaning.NO_TOPIC:
-                return  # no broker answers: leases end by themselves
+                return
+        # No broker answers: leases end by themselves.
         # A broker that has just started may not know its topics yet.
         self._absences = self._absences + 1 if count < 0 else 0
         if self._absences >= _MAX_ABSENCES:

@@ -31,8 +31,8 @@ from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.errors import broker_error
 from kafkamq.types import Nack
 
-WORK_S = 0.001  # what a normal message of the demo takes
-LIVE_TIMEOUT_S = 300.0  # on a machine that has much else to do
+WORK_S = 0.001
+LIVE_TIMEOUT_S = 300.0
 _POLL_S = 0.1
 _GROUP_BATCH = 500
 
@@ -62,7 +62,7 @@ Runner = Callable[[Mapping[str, Any], Recorder, threading.Event], None]
 
 
 def run_work(first: Mapping[str, Any], recorder: Recorder, stopping: threading.Event) -> None:
-    """One of our backends at the work of ``compare``, as a user would run it."""
+    """Run one of our backends at the work of ``compare``, as a user would."""
     handler = Handler(recorder)
 
     def handle(message: Message) -> Nack | None:
@@ -138,10 +138,12 @@ def _consume(first: Mapping[str, Any], handler: Handler, stopping: threading.Eve
                 error = record.error()
                 if error is not None:
                     raise broker_error(error, "reading as a consumer group")
-                attempt = 1  # it cannot be given back: it is tried again here
+                # It cannot be given back: it is tried again here.
+                attempt = 1
                 while not handler.handle(record.value(), attempt):
                     attempt += 1
-            with suppress(KafkaException):  # the group has moved on: what is not kept comes again
+            with suppress(KafkaException):
+                # The group has moved on: what is not kept comes again.
                 consumer.commit()
 
 

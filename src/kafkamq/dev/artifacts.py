@@ -31,11 +31,12 @@ from kafkamq.dev.environment import java_command
 from kafkamq.errors import KafkaMQError
 
 DEFAULT_VERSION = "4.2.1"
-MAX_SIDE_BY_SIDE = 4  # more only fight for the cores: 4 took 3.2 s, 8 took 3.8 s, 12 took 7.1 s
+# More only fight for the cores: 4 took 3.2 s, 8 took 3.8 s, 12 took 7.1 s.
+MAX_SIDE_BY_SIDE = 4
 TIMEOUT_S = 600.0
 _VERSION = re.compile(r"\d+\.\d+\.\d+(-[A-Za-z0-9]+)?")
 _LISTS = Path(__file__).parent / "jars"
-_OWN_LIST = "modules.txt"  # in the cache, for a version without a committed list
+_OWN_LIST = "modules.txt"
 _PART = r"[A-Za-z0-9._-]+"
 _LINE = re.compile(rf"({_PART}):({_PART}):({_PART}) ([0-9a-f]{{64}})")
 _OUTPUT_TAIL_LINES = 25
@@ -85,12 +86,10 @@ IVY = Module(
 
 @dataclass(frozen=True, slots=True)
 class KafkaJars:
-    """The checked jars of one version."""
-
     version: str
     folder: Path
     modules: tuple[Module, ...]
-    is_verified: bool  # the list is a committed one
+    is_verified: bool
 
     @property
     def class_path(self) -> str:
@@ -127,7 +126,8 @@ def fetch_kafka(
     listed = committed_list(version)
     if listed is None and not own_list.is_file():
         with turn(cache, name) as work:
-            if not own_list.is_file():  # another process may have had its turn
+            if not own_list.is_file():
+                # Another process may have had its turn.
                 ivy = Ivy(java=java_command(java), jar=ivy_jar(cache, work), settings=ivy_settings)
                 _resolve(version, ivy, cache / name, work, on_progress or _silent)
     modules = listed or parse_list(own_list.read_text(encoding="ascii"), source=str(own_list))
@@ -196,8 +196,10 @@ def turn(cache: Path, name: str) -> Iterator[Path]:
     (cache / name).mkdir(parents=True, exist_ok=True)
     prefix = f".fetch-{name}-"
     with (cache / f"{name}.lock").open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # released with the file, even by kill -9
-        for left in cache.glob(f"{prefix}*"):  # by a process that was killed: it is our turn now
+        # The lock is released with the file, even by kill -9.
+        fcntl.flock(file, fcntl.LOCK_EX)
+        # A process that was killed has left these: it is our turn now.
+        for left in cache.glob(f"{prefix}*"):
             shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=prefix, dir=cache) as work:
             yield Path(work)
@@ -214,7 +216,8 @@ def _resolve(version: str, ivy: Ivy, folder: Path, work: Path, tell: Progress) -
     apis = [each.version for each, _ in fetched(work) if each.name == "slf4j-api"]
     if not apis:
         raise ArtifactError(f"Kafka {version} came without slf4j-api; this version is unknown")
-    second = work / "binding"  # without one a broken broker dies in silence
+    # Without a binding a broken broker dies in silence.
+    second = work / "binding"
     second.mkdir()
     ivy.fetch([Module("org.slf4j", "slf4j-simple", apis[0])], second, on_fetched=lambda count: None)
     modules = []
@@ -342,9 +345,10 @@ def copy_with_maven(
 class Ivy:
     """A way to run Ivy. The work folder of a call must be the caller's own, and empty."""
 
-    java: str  # a Java that `java_command` has checked
+    java: str
     jar: Path
-    settings: Path | None = None  # the user's own Ivy settings; None: the public repository
+    # The user's own Ivy settings; None: the public repository.
+    settings: Path | None = None
 
     def fetch(
         self, modules: Sequence[Module], work: Path, *, on_fetched: Callable[[int], None]
@@ -406,8 +410,9 @@ def _run_all(
                 process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
                 )
-            processes.enter_context(process)  # waits for it at the end,
-            processes.callback(process.kill)  # after this
+            # It is waited for at the end, after it was killed.
+            processes.enter_context(process)
+            processes.callback(process.kill)
             running.append((process, log))
         told = 0
         while running:

@@ -26,7 +26,8 @@ from kafkamq.errors import DeadlineExceededError, KafkaMQError
 _log = logging.getLogger(__name__)
 
 END_TIMEOUT_S = 10.0
-GRACE_S = 0.5  # for what a child had started: what it would tidy up goes with its parent's folder
+# The end of what a child had started: what it would tidy up goes with its parent's folder.
+GRACE_S = 0.5
 
 
 class ChildError(KafkaMQError):
@@ -110,7 +111,8 @@ class Child:
             self._process.wait(END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._kill_session()
-        except BaseException:  # a second Ctrl-C: nothing may stay behind
+        except BaseException:
+            # On a second Ctrl-C, too, nothing may stay behind.
             self._kill_session()
             raise
         self._end_session()
@@ -180,7 +182,8 @@ class Orders:
     def _follow(self, handler: Callable[[dict[str, Any]], None]) -> None:
         for line in sys.stdin:
             handler(json.loads(line))
-        os._exit(3)  # the parent is gone; what we hold comes back by itself
+        # The parent is gone; what we hold comes back by itself.
+        os._exit(3)
 
 
 def serve(run: Callable[[Orders], None]) -> None:

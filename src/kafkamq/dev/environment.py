@@ -22,7 +22,8 @@ from pathlib import Path
 from kafkamq.errors import KafkaMQError, StateError
 
 HOST = "127.0.0.1"
-MIN_JAVA = 17  # Kafka 4 and Spark 4 both need it
+# Kafka 4 and Spark 4 both need it.
+MIN_JAVA = 17
 _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
 _HINT = (
     f"Install Java {MIN_JAVA} or newer (Debian and Ubuntu: apt-get install "
@@ -66,7 +67,6 @@ def parse_java_version(output: str) -> int:
 
 @functools.lru_cache(maxsize=8)
 def java_command(java: str = "java") -> str:
-    """Return the path of a usable Java."""
     path = shutil.which(java)
     if path is None:
         raise JavaError(f"No Java found as {java!r}. {_HINT}")
@@ -139,7 +139,8 @@ class BrokerProcess:
         return self._supervisor.poll()
 
     def send(self, number: signal.Signals) -> None:
-        if not self.is_running:  # the supervisor reaps its child last: until then the id is its own
+        if not self.is_running:
+            # The supervisor reaps its child last: until then the id is its own.
             raise StateError("the broker does not run")
         os.kill(self.pid, number)
 
@@ -152,7 +153,7 @@ class BrokerProcess:
 
     def _stands_still(self) -> bool:
         for stat in Path(f"/proc/{self.pid}/task").glob("*/stat"):
-            with contextlib.suppress(OSError):  # a thread that has ended
+            with contextlib.suppress(OSError):
                 if stat.read_text().rpartition(")")[2].split()[0] not in _STANDING:
                     return False
         return True
@@ -164,18 +165,19 @@ class BrokerProcess:
             self.send(signal.SIGTERM)
             self._supervisor.wait(self._grace_s)
         except (StateError, ProcessLookupError):
-            pass  # it ended in between
+            pass
         except subprocess.TimeoutExpired:
             self.kill()
             return False
-        except BaseException:  # a second Ctrl-C: no broker may stay behind
+        except BaseException:
+            # On a second Ctrl-C, too, no broker may stay behind.
             self.kill()
             raise
         self._supervisor.wait(_KILL_TIMEOUT_S)
         return True
 
     def kill(self) -> None:
-        with contextlib.suppress(StateError, ProcessLookupError):  # it ended in between
+        with contextlib.suppress(StateError, ProcessLookupError):
             self.send(signal.SIGKILL)
         self._supervisor.wait(_KILL_TIMEOUT_S)
 
@@ -202,7 +204,8 @@ def free_ports(count: int, *, besides: int = 0) -> tuple[int, ...]:
     """Ports that nobody listens on now, different from each other and from ``besides``."""
     low, high = _ephemeral_range()
     ports: list[int] = []
-    with contextlib.ExitStack() as bound:  # all at once, so that they differ
+    # All are bound at once, so that they differ.
+    with contextlib.ExitStack() as bound:
         for _ in range(_MAX_TRIES):
             if len(ports) == count:
                 return tuple(ports)
@@ -232,7 +235,7 @@ def _is_free(port: int) -> bool:
 def _ephemeral_range() -> tuple[int, int]:
     try:
         low, high = map(int, _EPHEMERAL.read_text(encoding="ascii").split())
-    except (OSError, ValueError):  # not Linux
+    except (OSError, ValueError):
         return _USUAL_EPHEMERAL
     # A system that gives nearly all ports to connections leaves no choice.
     return (low, high) if low - _FIRST >= 1_000 or _LAST - high >= 1_000 else (0, 0)

@@ -48,11 +48,9 @@ class Recorder:
         self._call = f'{{"t":%.9f,"process":{named},"op":"%s","id":%s,"attempt":%d}}\n'
 
     def record(self, op: str, **fields: object) -> None:
-        """Writes one line."""
         self.record_all(op, [fields])
 
     def record_all(self, op: str, many: Iterable[dict[str, object]]) -> None:
-        """Writes lines of the same kind at once."""
         now_s = time.monotonic()
         lines = [
             json.dumps({"t": now_s, "process": self.process, "op": op, **fields}) + "\n"
@@ -71,16 +69,13 @@ class Recorder:
 
 
 def digest(payload: bytes | None) -> str:
-    """Return what stands for a payload in a history."""
     return "null" if payload is None else hashlib.sha256(payload).hexdigest()[:16]
 
 
 class HistoryReader:
-    """Reads all histories of a folder while they grow."""
-
     def __init__(self, folder: Path | str) -> None:
         self._folder = Path(folder)
-        self._read: dict[Path, int] = {}  # whole lines of each file, in bytes
+        self._read: dict[Path, int] = {}
 
     def read(self) -> list[Event]:
         """Return the events that are new, file by file.

@@ -34,7 +34,8 @@ def start(command: list[str]) -> int:
             import ctypes
 
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != supervisor:  # it died before the call above
+            if os.getppid() != supervisor:
+                # The supervisor died before the call above.
                 os._exit(1)
         os.dup2(2, 1)
         os.execvp(command[0], command)
@@ -56,7 +57,8 @@ def watch(child: int, *, parent: int, grace_s: float, remove: str) -> int:
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # only to wake the select below
+    # This only wakes the select below.
+    signal.signal(signal.SIGCHLD, lambda *_: None)
     kill_at = None
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)

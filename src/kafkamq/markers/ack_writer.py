@@ -1,7 +1,9 @@
 """Writes what becomes of leases: a verdict as an END (R8), KEEPALIVEs (R7), RELEASEs; R9, R30.
 
-Verdicts are noted by the application's threads. The keeper, one thread of a consumer, writes them,
-renews leases, and serves the reports, which say what came late.
+Most ACKs call nothing here: taking the message's offset out of ``lease.held`` (``Message.ack``) is
+the verdict, and the keeper collects the offsets that are missing there. All other verdicts, and
+ACKs that wait, go through ``AckWriter.acknowledge``. The keeper, one thread of a consumer, writes
+them as ENDs, renews leases, and serves the reports, which say what came late.
 """
 
 from __future__ import annotations
@@ -23,7 +25,6 @@ from kafkamq.markers.rules.batching import delay_by_reference_ms, join
 from kafkamq.markers.rules.handout import nack_delay_ms
 from kafkamq.markers.rules.leases import ACKED, Lease, LeaseState, Refusal, Renewal, Verdict
 from kafkamq.markers.state import REPORTS_MS, Bell, ConsumerState
-from kafkamq.markers.tokens import HandOver
 from kafkamq.markers.wire.markers import (
     MAX_DURATION_MS,
     encode_batches,
@@ -35,7 +36,7 @@ from kafkamq.markers.wire.markers import (
 from kafkamq.metrics import catalog
 from kafkamq.metrics.health import health
 from kafkamq.queue.consumer import LostLeases, too_late
-from kafkamq.queue.message import Message
+from kafkamq.queue.message import Acknowledger, Message
 from kafkamq.queue.namespace import IDENTITY_AGE_S
 from kafkamq.queue.wire.headers import cut_text
 from kafkamq.queue.wire.keys import marker_key
@@ -44,18 +45,21 @@ from kafkamq.transport.errors import KafkaError, broker_error, is_retriable
 from kafkamq.transport.record import Record
 from kafkamq.types import DeadLetterReason, MessageBatch, Outcome
 
-WAIT_TIMEOUT_S = 60.0  # of wait=True: every END is confirmed or failed after 30 s
-LINGER_MS = 5  # R30: verdicts that follow each other more closely are written together
+# The longest wait of ``wait=True``: every END is confirmed or failed after 30 s.
+WAIT_TIMEOUT_S = 60.0
+# Verdicts that follow each other more closely are written together (R30).
+LINGER_MS = 5
+RENEWALS_PER_TIMEOUT = 3
+MAX_SLEEP_MS = 1000
+MAX_BEAT_S = 15.0
+# The log time of an END without a delivery report; in a report -1 says that Kafka gave none.
+UNREPORTED = -2
 _SLICE_S = 0.25
+_REPORTS_S = 0.05
+_TURN_MS = 5
 _ACK = Outcome.ACK
 _LEASE = attrgetter("_lease")
-_MessageKey = tuple[int, int, tuple[bytes, int]]  # partition, offset, and of which log
-RENEWALS_PER_TIMEOUT = 3  # R7: KEEPALIVE at T/3
-MAX_SLEEP_MS = 1000
-MAX_BEAT_S = 15.0  # a keeper that has not beaten for so long is taken for hung
-_REPORTS_S = 0.05  # one wait for reports that somebody waits for
-_TURN_MS = 5  # between two of them
-UNREPORTED = -2  # log time of an END without a delivery report; -1: Kafka gave none
+_MessageKey = tuple[int, int, tuple[bytes, int]]
 _OF_OUTCOME = {
     Outcome.ACK: catalog.ACKED,
     Outcome.NACK: catalog.NACKED,
@@ -91,11 +95,15 @@ class EndRecord:
         self.log_ms = log_ms
         for part in self.parts:
             part.is_end_known = True
-        self._writer.end_delivered(self)  # last: what an interrupt breaks off is found by it
+        # It comes last: what an interrupt breaks off is found by it.
+        self._writer.end_delivered(self)
 
 
 class AckWriter:
     """Writes the ENDs of one worker and learns what became of them; thread-safe."""
+
+    # Of messages whose tokens are asked for, which needs this one.
+    hand_over: Acknowledger
 
     def __init__(
         self, state: ConsumerState, on_lease_lost: Callable[[Message], None] | None
@@ -103,18 +111,18 @@ class AckWriter:
         self.state = state
         self._on_lease_lost = on_lease_lost
         self.queue_id = state.queue.queue_id
-        self._handed_out: dict[_MessageKey, MarkersMessage] = {}  # if somebody wants to be told
-        self.is_kept = False  # a keeper serves it
-        self._waiting: dict[Bell, None] = {}  # of threads that wait for reports
+        self._handed_out: dict[_MessageKey, MarkersMessage] = {}
+        self.is_kept = False
+        self._waiting: dict[Bell, None] = {}
         self.lost_leases = LostLeases(self.queue_id, on_lease_lost, state.queue.max_in_flight)
-        self._writing = threading.Lock()  # held from taking verdicts or failed ENDs to writing them
-        self._noted_ms = 0  # when the first verdict came that ``serve`` has not looked for since
-        self._failed: deque[EndRecord] = deque()  # to write again
-        self._unseen: dict[EndRecord, None] = {}  # of what nobody saw, and under way
-        self._running_out: deque[EndRecord] = deque()  # of what nobody saw, and not in the log
-        self._under_way: dict[EndRecord, None] = {}  # not delivered yet, the failed too
-        self._extensions: deque[Renewal] = deque()  # that were asked for and are not written
-        self.hand_over = HandOver(self)
+        self._writing = threading.Lock()
+        self._noted_ms = 0
+        self._failed: deque[EndRecord] = deque()
+        self._unseen: dict[EndRecord, None] = {}
+        self._running_out: deque[EndRecord] = deque()
+        # ENDs that are not delivered, also those that have failed.
+        self._under_way: dict[EndRecord, None] = {}
+        self._extensions: deque[Renewal] = deque()
 
     # Verdicts.
 
@@ -150,12 +158,13 @@ class AckWriter:
         self._has_verdict()
 
     def _has_verdict(self) -> None:
-        if not self._noted_ms:  # else the keeper is awake, and looks when it has gathered enough
+        if not self._noted_ms:
+            # Else the keeper is awake, and looks when it has gathered enough.
             self._noted_ms = monotonic_ms()
             self.state.keeper.ring()
 
     def gathering_s(self) -> float:
-        """So long the verdicts that were given wait for more (R30)."""
+        """Return how long the verdicts that were given still wait for more (R30)."""
         noted_ms = self._noted_ms
         return max(0, noted_ms + LINGER_MS - monotonic_ms()) / 1000 if noted_ms else 0.0
 
@@ -170,7 +179,8 @@ class AckWriter:
         try:
             with self.state.lock:
                 taken = leases.collect()
-                leases.collected()  # last: after an interrupt it is written twice, not never
+                # It comes last: after an interrupt ENDs are written twice, not never.
+                leases.collected()
             ends = self._ends_of(taken)
             self._count_settled(taken, monotonic_ms())
             self._under_way.update(dict.fromkeys(ends))
@@ -179,13 +189,14 @@ class AckWriter:
                 by_route.setdefault(end.parts[0].marker_partition, []).append(end)
             for route, each in by_route.items():
                 self._write_many(route, each)
-        except BaseException:  # an interrupt: twice is harmless, never is not
+        except BaseException:
+            # It is an interrupt: twice is harmless, never is not.
             self._failed.append(EndRecord(self, taken))
             self.state.keeper.ring()
             raise
 
     def _ends_of(self, parts: Iterable[Lease]) -> list[EndRecord]:
-        """ENDs that say the verdicts of these: one for all that it can name (R30)."""
+        """Return the ENDs of these, one for all that it can name (R30)."""
         groups: dict[tuple[int, str, Verdict], list[Lease]] = {}
         for part in parts:
             same = part.marker_partition, part.holder_id, part.verdict
@@ -216,9 +227,7 @@ class AckWriter:
         return end
 
     def _nack_delay_ms(self, parts: Sequence[Lease], verdict: Verdict) -> int:
-        """Return a NACK's delay: its jitter is drawn once for the record, or each message would
-        stand alone.
-        """
+        """Return a NACK's delay; its jitter is drawn once for the record, or it would be split."""
         facts = self.state.namespace.facts()
         delay_ms = nack_delay_ms(
             verdict.delay_ms,
@@ -279,15 +288,6 @@ class AckWriter:
             (message.message_id,),
         )
 
-    def _write(self, end: EndRecord) -> None:
-        first = end.parts[0]
-        self._under_way[end] = None
-        try:
-            self.state.writer.write(end.value, _key_of(first), first.marker_partition, end.reported)
-        except BrokerError:
-            self._under_way.pop(end, None)
-            raise
-
     def has_verdict(self, message: MarkersMessage) -> bool:
         lease, offset = message._lease, message.offset
         return offset not in lease.held and offset not in lease.lost
@@ -300,7 +300,10 @@ class AckWriter:
             if self.has_verdict(message):
                 refusal, renewal = Refusal.ACKNOWLEDGED_BEFORE, None
             else:
-                refusal, renewal = Refusal.LOST, self._extended(message, extension_ms, now_ms)
+                if state.leases.may_hand_out(message._lease, now_ms):
+                    self.own_lease(message)
+                refusal = Refusal.LOST
+                renewal = state.leases.extend(message._lease, extension_ms, now_ms)
         if renewal is None:
             self.refuse(message, refusal)
         else:
@@ -316,22 +319,18 @@ class AckWriter:
             self.renew(self._extensions[0])
             self._extensions.popleft()
 
-    def _extended(self, message: MarkersMessage, extension_ms: int, now_ms: int) -> Renewal | None:
-        if self.state.leases.may_hand_out(message._lease, now_ms):
-            self.own_lease(message)
-        return self.state.leases.extend(message._lease, extension_ms, now_ms)
-
     def own_lease(self, message: MarkersMessage) -> Lease:
         """Return a lease of this message alone, which is held; with the lock held."""
         leases, lease, offset = self.state.leases, message._lease, message.offset
         if len(lease.offsets) > 1:
             own = leases.apart(lease, offset)
             try:
-                lease.uncollected.discard(offset)  # first: what only ``held`` lacks is acked
+                # It comes first: what only ``held`` lacks is acked.
+                lease.uncollected.discard(offset)
                 lease.held.remove(offset)
                 message._lease = own
                 leases.keep(own)
-            except KeyError:  # acked by another thread, just now
+            except KeyError:
                 lease.uncollected.add(offset)
                 self.refuse(message, Refusal.ACKNOWLEDGED_BEFORE)
             except BaseException:
@@ -353,7 +352,8 @@ class AckWriter:
         state = self.state
 
         def reported(error: object, record: object) -> None:
-            if error is not None:  # without a lock, as in ``end_failed``: each is one step
+            if error is not None:
+                # No lock is taken, as in ``end_failed``: each is one step.
                 state.leases.renewal_failed(renewal)
                 return
             log_ms: int = record.timestamp()[1]  # type: ignore[attr-defined]  # a Message
@@ -391,7 +391,8 @@ class AckWriter:
                 if part is not None:
                     parts.append(part)
         for part in parts:
-            part.is_end_known = True  # without it the lease just runs out
+            # Without it the lease just runs out.
+            part.is_end_known = True
         for end in self._ends_of(parts):
             first = end.parts[0]
             report = partial(self._unseen_reported, end)
@@ -405,7 +406,7 @@ class AckWriter:
         return parts
 
     def _unseen_reported(self, end: EndRecord, error: object, _: object) -> None:
-        if error is not None:  # without a lock, as in ``end_failed``
+        if error is not None:
             self._running_out.append(end)
         self._unseen.pop(end, None)
 
@@ -431,16 +432,10 @@ class AckWriter:
     # What is known of leases.
 
     def handed_out(self, messages: Sequence[MarkersMessage]) -> None:
-        """The application has them now."""
         if self._on_lease_lost is not None:
             for message in messages:
                 lease = message._lease
                 self._handed_out[lease.partition, message.offset, lease.log] = message
-
-    def taken_back(self, messages: Sequence[MarkersMessage]) -> None:
-        """The application never saw them after all."""
-        for message in messages:
-            self.forget([message._lease], [message.offset])
 
     def forget(self, parts: Iterable[Lease], offsets: Sequence[int] = ()) -> None:
         """Nothing will be told of these; by default of all messages of the parts."""
@@ -496,8 +491,8 @@ class AckWriter:
     # Served by the keeper, and by every thread that waits for a report.
 
     def serve(self) -> None:
-        """Write what was given, and what failed."""
-        self._noted_ms = 0  # first: the verdict that comes next rings
+        # It comes first: the verdict that comes next rings.
+        self._noted_ms = 0
         if self._running_out:
             self._let_run_out()
         self._write_extensions()
@@ -526,7 +521,8 @@ class AckWriter:
         Without those whose leases have ended (R30).
         """
         for _ in range(len(self._failed)):
-            failed = self._failed[0]  # stays there until it is written: flush looks
+            # It stays there until it is written: flush looks.
+            failed = self._failed[0]
             now_ms = monotonic_ms()
             with self.state.lock:
                 end_failed = self.state.leases.end_failed
@@ -537,12 +533,16 @@ class AckWriter:
                         self._is_late(part)
                 failed.parts = again
             for end in self._ends_of(again):
-                end.error = failed.error
+                end.error, first = failed.error, end.parts[0]
+                to = _key_of(first), first.marker_partition, end.reported
+                self._under_way[end] = None
                 try:
-                    self._write(end)
+                    self.state.writer.write(end.value, *to)
                 except BrokerError:
+                    self._under_way.pop(end, None)
                     return
-            self._under_way.pop(failed, None)  # behind these: a flush that finds none returns
+            # It goes behind these: a flush that finds none returns.
+            self._under_way.pop(failed, None)
             self._failed.popleft()
 
     # Waiting.
@@ -567,7 +567,8 @@ class AckWriter:
             with self.state.lock:
                 self.state.leases.look_again()
             self._wait_for(self._is_all_reported, max(0.0, min(left_s, _SLICE_S)))
-            with self._writing:  # or an END might be in another thread's hands
+            # Otherwise an END might be in another thread's hands.
+            with self._writing:
                 if not self.state.leases.has_verdicts and self._is_all_reported():
                     return
             writer.watch.check("writing verdicts")
@@ -623,9 +624,9 @@ class AckWriter:
     def is_waited_for(self) -> bool:
         return bool(self._waiting)
 
-    def serve_waiting(self, timeout_s: float) -> None:
+    def serve_waiting(self) -> None:
         """Serve reports for those who wait; they look themselves whether it was theirs."""
-        self.state.writer.wait_for(self._is_all_reported, timeout_s)
+        self.state.writer.wait_for(self._is_all_reported, _REPORTS_S)
         for bell in list(self._waiting):
             bell.ring()
 
@@ -637,16 +638,14 @@ class AckWriter:
             self._drain(timeout_s)
         except KafkaMQError as error:
             failure = error
-        self._confirm_unseen(deadline_s - time.monotonic())
-        return failure
-
-    def _confirm_unseen(self, timeout_s: float) -> None:
-        """Wait for the ENDs of what nobody saw: the client's end drops what is still queued."""
+        # The ENDs of what nobody saw, too: the client's end drops what is still queued.
+        left_s = deadline_s - time.monotonic()
         try:
-            self.state.writer.confirm(lambda: not self._unseen, "releasing messages", timeout_s)
+            self.state.writer.confirm(lambda: not self._unseen, "releasing messages", left_s)
         except KafkaMQError as error:
             self._warn_unreleased(len(self._unseen), str(error))
         self._let_run_out()
+        return failure
 
 
 def _key_of(lease: Lease) -> bytes:
@@ -692,7 +691,8 @@ class Keeper:
             self.beat()
 
     def beat(self) -> None:
-        for step in (self._serve, self._renew, self._tell, self._each_beat):
+        tell = self._ack_writer.lost_leases.tell_soon
+        for step in (self._serve, self._renew, tell, self._each_beat):
             if self._stopped:
                 return
             try:
@@ -718,7 +718,7 @@ class Keeper:
             self._state.keeper.wait(gathering_s)
         self._ack_writer.serve()
         if self._ack_writer.is_waited_for:
-            self._ack_writer.serve_waiting(_REPORTS_S)
+            self._ack_writer.serve_waiting()
         else:
             self._state.writer.poll()
 
@@ -741,12 +741,10 @@ class Keeper:
         if lost:
             self._ack_writer.lost(lost)
 
-    def _tell(self) -> None:
-        self._ack_writer.lost_leases.tell_soon()
-
     def _each_beat(self) -> None:
         now_ms = monotonic_ms()
-        if now_ms < self._second_ms:  # there may be hundreds of beats a second, for verdicts
+        if now_ms < self._second_ms:
+            # There may be hundreds of beats a second, for verdicts.
             return
         self._second_ms = now_ms + MAX_SLEEP_MS
         self.each_second()

@@ -7,7 +7,7 @@ from kafkamq.errors import ConfigError, WireError
 from kafkamq.markers.consumer import MarkersConsumer
 from kafkamq.markers.membership import check_session, look_for_mqgo_workers
 from kafkamq.markers.producer import AnyTopicProducer, MarkersProducer
-from kafkamq.markers.tokens import Settler as QueueSettler
+from kafkamq.markers.tokens import TokenSettler
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.backend import Connections, ConsumerPlan, Settler, StoredMessage
 from kafkamq.queue.consumer import Consumer
@@ -31,7 +31,7 @@ class _MarkersBackend:
         return make(connections.sender(queue), queue)
 
     def open_settler(self, connections: Connections, queue: QueueConfig) -> Settler:
-        return QueueSettler(connections.namespace_of(queue), queue)
+        return TokenSettler(connections.namespace_of(queue), queue)
 
     def create_topics(
         self, config: ServiceConfig, queue: QueueConfig, *, partitions: int, replication_factor: int

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from kafkamq.errors import KafkaMQError
@@ -29,29 +29,35 @@ from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.commits import GroupOffsets, PendingCommit
 from kafkamq.transport.errors import broker_error, is_retriable
 
-MAX_GATHERED = 1000  # messages for which a transaction waits no longer
-GATHER_MS = 50  # so long it waits for them
-AHEAD_COUNT = 500  # so many that are handed out at once, and used up within AHEAD_MS,
-AHEAD_MS = 100  # let the next ones be STARTed while the application works
-MIN_TIMEOUT_MS = 5000  # ... on queues with such a redelivery timeout, or a longer one
-PATIENCE_MS = 1000  # so long STARTs of a marker partition that does not answer are waited for
-COMMIT_INTERVAL_MS = 1000  # other queues' messages are committed this often
-COMMIT_TIMEOUT_S = 10.0  # then a commit is given up (R5: bounded)
-MAX_AGE_S = 15.0  # an intake that has not turned for so long is taken for hung
-MANY = 100  # records of one poll, behind which there are more: these are read first
-_SENT_S = 0.002  # one wait for reports of STARTs ...
-_OUTAGE_S = 0.02  # ... or for the answer to a commit, which comes late anyway
-_COMMIT_S = 0.0003  # one wait for the answer to a commit ...
-_AWAITED_S = 0.0001  # ... that a receive waits for
-_BLOCK_S = 0.25  # in the client, which cannot be woken
-_IDLE_S = 0.1  # between two polls while nothing is wanted
-_GATE_S = 0.02  # how often it is looked whether there is room, and R6 is asked
-_MOST_FAILURES = 10  # that wait for a receive; more are logged
-RETRY_S = 0.1  # behind STARTs or a commit that failed, doubled each time up to
+MAX_GATHERED = 1000
+GATHER_MS = 50
+# A hand-out of these messages that is used up within this lets the next ones be STARTed while the
+# application works, on queues with this redelivery timeout at least.
+AHEAD_COUNT = 500
+AHEAD_MS = 100
+MIN_TIMEOUT_MS = 5000
+PATIENCE_MS = 1000
+COMMIT_INTERVAL_MS = 1000
+COMMIT_TIMEOUT_S = 10.0
+MAX_AGE_S = 15.0
+# Records of one poll behind which there are more: these are read first.
+MANY = 100
+# One wait for reports of STARTs, or for the answer to a commit, which comes late anyway.
+_SENT_S = 0.002
+_OUTAGE_S = 0.02
+_COMMIT_S = 0.0003
+_AWAITED_S = 0.0001
+# The longest wait in the client, which cannot be woken.
+_BLOCK_S = 0.25
+_IDLE_S = 0.1
+_GATE_S = 0.02
+_MOST_FAILURES = 10
+RETRY_S = 0.1
 MAX_RETRY_S = 1.0
-_FULL_MS = 500  # between two polls while there is room for no more
-_BEFORE = 8  # what is ready is released before this share of its longest lease is left
-_LINGER_S = 0.1  # a demand whose receive has returned is forgotten after this
+_FULL_MS = 500
+# What is ready is released before this share of its longest lease is left.
+_BEFORE = 8
+_LINGER_S = 0.1
 _log = logging.getLogger(__name__)
 
 
@@ -61,9 +67,9 @@ class Demand:
     __slots__ = ("count", "start", "until_s")
 
     def __init__(self, count: int, start: int, deadline_s: float) -> None:
-        self.count = count  # messages of one receive
-        self.start = start  # messages to be STARTed, together with what is ready
-        self.until_s = deadline_s + _LINGER_S  # monotonic; a next receive goes on with it
+        self.count = count
+        self.start = start
+        self.until_s = deadline_s + _LINGER_S
 
 
 class Intake:
@@ -100,27 +106,28 @@ class Intake:
         self.asked_ms = monotonic_ms()
         self.is_fast = False
         self.failures: deque[KafkaMQError] = deque()
-        self._last_start = self._last_count = 0  # what was asked for last
+        self._last_start = self._last_count = 0
         self._commit: PendingCommit | None = None
-        self._starts: dict[int, int] = {}  # of this commit: partitions that begin there
-        self._committed_ms = monotonic_ms()  # when one was answered last
-        self._began_s = 0.0  # monotonic; when it set out
-        self._step: Step | None = None  # in a transaction
+        self._starts: dict[int, int] = {}
+        self._committed_ms = monotonic_ms()
+        self._began_s = 0.0
+        self._usual_s = 0.0
+        self._step: Step | None = None
         self._transaction: Transaction | None = None
-        self._gather_ms = 0  # since when messages are gathered for one
-        self._late: set[int] = set()  # partitions that wait for STARTs without an answer
+        self._gather_ms = 0
+        self._late: set[int] = set()
         self.under_way_count = 0
-        self._is_ahead = False  # there are others for the present demand
-        self._block_s = 0.0  # how long the next poll may block
-        self._given_up: list[PendingCommit] = []  # commits that may be made yet
-        self._retry_s = self._pause_s = 0.0  # monotonic: nothing is committed or STARTed before
-        self._has_more = False  # the last poll brought records, and there is room for more
+        self._is_ahead = False
+        self._block_s = 0.0
+        self._given_up: list[PendingCommit] = []
+        self._retry_s = self._pause_s = 0.0
+        self._has_more = False
         self._polled_ms = monotonic_ms()
         self._is_ending = False
-        self._no_more = threading.Event()  # nothing is STARTed any more
-        self._is_drained = threading.Event()  # ... and nothing is under way
+        self._no_more = threading.Event()
+        self._is_drained = threading.Event()
         self._drain_s = 0.0
-        self.reader = MessageReader(state, self.pipeline, self.lost, ack_writer, self._helper)
+        self.reader = MessageReader(state, self.pipeline, self.revoked, ack_writer, self._helper)
         self.reader.is_in_transaction = lambda: self._transaction is not None
         self._loop = health.add(f"intake of {queue.queue_id}", max_age_s=MAX_AGE_S)
         self._thread = threading.Thread(
@@ -132,6 +139,7 @@ class Intake:
 
     def _run(self) -> None:
         steps = (
+            self._wait,
             self._poll,
             self._helper.see_answers,
             self._see_topics,
@@ -146,28 +154,26 @@ class Intake:
         )
         while not self._is_ending:
             self._loop.beat()
-            has_failed = not self._do(self._wait)
-            for step in steps:  # one that fails keeps no other one from its turn
-                has_failed |= not self._do(step)
+            left, has_failed = iter(steps), False
+            # A step that fails keeps no other one from its turn.
+            while True:
+                try:
+                    for step in left:
+                        step()
+                    break
+                except KafkaMQError as error:
+                    self._failed(error)
+                except Exception as error:  # noqa: BLE001 - a dead intake would stop the consumer
+                    _log.exception("the intake of a consumer failed and goes on")
+                    self._failed(KafkaMQError(f"receiving failed: {error!r}"))
+                has_failed = True
             if has_failed:
                 self._state.intake.wait(_IDLE_S)
         self.reader.close()
         self._helper.end()
 
-    def _do(self, step: Callable[[], None]) -> bool:
-        """Return whether it succeeded; what went wrong the next ``receive`` raises."""
-        try:
-            step()
-        except KafkaMQError as error:
-            self._failed(error)
-        except Exception as error:  # noqa: BLE001 - a dead intake would stop the consumer
-            _log.exception("the intake of a consumer failed and goes on")
-            self._failed(KafkaMQError(f"receiving failed: {error!r}"))
-        else:
-            return True
-        return False
-
     def _failed(self, error: KafkaMQError) -> None:
+        """The next ``receive`` raises it."""
         if any(str(each) == str(error) for each in list(self.failures)):
             return
         if len(self.failures) < _MOST_FAILURES:
@@ -186,9 +192,10 @@ class Intake:
         """Wait for what is under way, if anything is, or say how long the client may block."""
         self._block_s = 0.0
         bell = self._state.intake
-        if self._has_more:  # what is next is read while brokers write what was sent
+        if self._has_more:
+            # What is next is read while brokers write what was sent.
             return
-        if self._starter.is_waiting:  # the longer it takes, the more seldom it is looked
+        if self._starter.is_waiting:
             waited_s = (monotonic_ms() - self._starter.oldest_ms) / 1000
             self._starter.wait(max(_SENT_S, min(_OUTAGE_S, waited_s / 4)))
             return
@@ -198,7 +205,10 @@ class Intake:
             waited_s = time.monotonic() - self._began_s
             is_awaited = self.demand is not None and not self.ready
             least_s = _AWAITED_S if is_awaited else _COMMIT_S
-            bell.wait(max(least_s, min(_OUTAGE_S, waited_s / 4)))
+            # Most commits take as long as those before, of which ``_usual_s`` tells: each look
+            # earlier than that costs a turn.
+            early_s = self._usual_s * 3 / 4 - waited_s
+            bell.wait(max(least_s, min(_OUTAGE_S, max(waited_s / 4, early_s))))
             return
         wanted = self._wanted()
         if not wanted:
@@ -215,9 +225,7 @@ class Intake:
             self._block_s = _BLOCK_S
 
     def _poll_room(self, wanted: int) -> int:
-        """Return how many own messages a poll may bring; what may not be STARTed yet has a bound,
-        too.
-        """
+        """Return how many own messages a poll may bring; what may not be STARTed yet is bounded."""
         pipeline = self.pipeline
         return max(0, min(wanted - pipeline.startable_count, 2 * wanted + MANY - len(pipeline)))
 
@@ -234,7 +242,6 @@ class Intake:
         self._has_more = count >= MANY and self.pipeline.startable_count < wanted
 
     def _wanted(self) -> int:
-        """Return messages that are asked for now, or will be soon."""
         if self._no_more.is_set():
             return 0
         demand = self.demand
@@ -244,7 +251,7 @@ class Intake:
         return self._last_start if self.is_fast else 0
 
     def _room(self) -> int:
-        """So many more may be held; what waits for an answer does not keep others out."""
+        """Return how many more may be held; what waits for an answer does not keep others out."""
         most = self._queue.max_in_flight
         late = sum(
             len(run.offsets) for run in self.pipeline.under_way() if run.partition in self._late
@@ -261,17 +268,20 @@ class Intake:
         count = min(count, self._room()) if count > 0 else 0
         if count <= 0 or (self._is_ahead and count < min(self._last_start, AHEAD_COUNT)):
             return
-        if self.pipeline.is_stale(monotonic_ms()):  # R5's 20 s: fetch again
+        if self.pipeline.is_stale(monotonic_ms()):
+            # It was polled 20 s ago (R5): it is fetched again.
             self.reader.seek(self.pipeline.drop_polled())
             return
         if self._transactor is not None and not self._has_gathered(count):
             return
         try:
             step = self._starter.plan(count)
-        except BaseException:  # nothing that was taken may be forgotten
-            self._give_up_all()
+        except BaseException:
+            # Nothing that was taken may be forgotten.
+            self._give_up(list(self.pipeline.under_way()))
             raise
-        if step is None:  # R6: others first; an END that is under way may let it go on
+        if step is None:
+            # Others go first (R6); an END that is under way may let it go on.
             self._state.keeper.ring()
             return
         if self._transactor is not None:
@@ -306,7 +316,8 @@ class Intake:
             self._starter.see_reports()
             return
         failed = self._starter.see_reports()
-        if failed:  # what fails at once would be read and STARTed again without a pause
+        if failed:
+            # What fails at once would be read and STARTed again without a pause.
             self._back_off()
         for start in failed:
             self._give_up(start.runs)
@@ -344,9 +355,6 @@ class Intake:
         self._starter.give_up(gone)
         self.reader.seek(positions)
 
-    def _give_up_all(self) -> None:
-        self._give_up(list(self.pipeline.under_way()))
-
     # Commits.
 
     def _begin_commit(self) -> None:
@@ -358,7 +366,8 @@ class Intake:
             return
         covered = pipeline.committable()
         if not covered.offsets and not starts:
-            if covered.runs:  # a former commit has them, though it had no answer
+            if covered.runs:
+                # A former commit has them, though it had no answer.
                 pipeline.committing(covered)
                 self._committed()
             else:
@@ -372,7 +381,6 @@ class Intake:
 
     @property
     def _is_early(self) -> bool:
-        """Return whether STARTs or a commit failed just now."""
         return time.monotonic() < self._retry_s
 
     def _send_commit(self, covered: Covered[MarkersMessage], starts: dict[int, int]) -> None:
@@ -389,11 +397,16 @@ class Intake:
         return are_many or monotonic_ms() - self._committed_ms >= COMMIT_INTERVAL_MS
 
     def _see_commit(self) -> None:
-        self._see_given_up()
+        # It may be made late, behind a later one: that goes again.
+        for given_up in self._given_up:
+            if given_up.is_answered:
+                self.pipeline.commit_again([each.partition for each in given_up.offsets])
+        self._given_up = [each for each in self._given_up if not each.is_answered]
         commit = self._commit
         if commit is None:
             return
         if commit.is_answered and commit.error is None:
+            self._usual_s += (time.monotonic() - self._began_s - self._usual_s) / 4
             self._commit, self._pause_s = None, 0.0
             self._committed()
         elif commit.is_answered or time.monotonic() - self._began_s >= COMMIT_TIMEOUT_S:
@@ -414,7 +427,8 @@ class Intake:
         self._commit = None
         if not commit.is_answered:
             self._given_up.append(commit)
-        self._committed_ms = monotonic_ms()  # of skipped ones: not at once again
+        # Skipped ones are not committed again at once.
+        self._committed_ms = monotonic_ms()
         self._back_off()
         gone, positions = self.pipeline.commit_failed()
         self._starter.give_up(gone)
@@ -425,30 +439,22 @@ class Intake:
             extra={"queue": self._queue.queue_id, "error": reason},
         )
         if commit.error is not None and (gone or starts):
-            error = broker_error(commit.error, f"committing offsets of {self._topic}")
+            topic = self._state.namespace.config.message_topic
+            error = broker_error(commit.error, f"committing offsets of {topic}")
             if not is_retriable(error):
                 raise error
-
-    def _see_given_up(self) -> None:
-        """A commit without an answer may be made late, behind a later one: that is made again."""
-        for commit in self._given_up:
-            if commit.is_answered:
-                self.pipeline.commit_again([each.partition for each in commit.offsets])
-        self._given_up = [each for each in self._given_up if not each.is_answered]
 
     def _is_still_ours(self, run: MessageRun) -> bool:
         """Say whether a run may be handed out whose partition went while it was being committed."""
         is_again = self.pipeline.is_polled_again(run)
-        if is_again:  # its messages are others by now, which have leases of their own
+        if is_again:
+            # Its messages are others by now, which have leases of their own.
             self._starter.give_up([run])
             return False
-        if is_again is None:  # it may be back, and not read yet: from where the group is now
+        if is_again is None:
+            # It may be back, and not read yet: from where the group is now.
             self.reader.ask_again([run.partition])
         return True
-
-    @property
-    def _topic(self) -> str:
-        return self._state.namespace.config.message_topic
 
     def _make_ready(self, runs: Sequence[MessageRun]) -> None:
         if not runs:
@@ -470,9 +476,7 @@ class Intake:
     # Exactly once.
 
     def _has_gathered(self, wanted: int) -> bool:
-        """Return whether a transaction may begin: it is full, or has waited for more as long as it
-        may.
-        """
+        """Return whether a transaction may begin: it is full, or has waited long enough."""
         now_ms = monotonic_ms()
         self._gather_ms = self._gather_ms or now_ms
         count = self.pipeline.startable_count
@@ -514,8 +518,8 @@ class Intake:
 
     # The group.
 
-    def lost(self, partitions: Sequence[int], is_lost: bool) -> None:
-        """Told inside of ``poll``: these go when this returns, or are gone already.
+    def revoked(self, partitions: Sequence[int], is_lost: bool) -> None:
+        """Let these partitions go, from within ``poll``; with ``is_lost`` they are gone already.
 
         What is IN_LOG is committed on the way out; the answer decides. The rest is another's.
         """

@@ -21,7 +21,7 @@ from kafkamq.transport.admin import Admin
 from kafkamq.transport.group_consumer import COOPERATIVE, GroupConsumer, Owner
 from kafkamq.transport.settings import is_new_protocol
 
-MAX_POLL_INTERVAL_MS = 300_000  # Kafka's default
+MAX_POLL_INTERVAL_MS = 300_000
 MIN_SESSION_MS = 6_000
 """Brokers refuse shorter ones: ``group.min.session.timeout.ms``, unless it was changed."""
 
@@ -34,7 +34,8 @@ _BROKER_MIN = "group.consumer.min.session.timeout.ms"
 _GROUP_BEAT = "consumer.heartbeat.interval.ms"
 _BROKER_BEAT = "group.consumer.heartbeat.interval.ms"
 _BROKER_MIN_BEAT = "group.consumer.min.heartbeat.interval.ms"
-_BEATS = 3  # heartbeats in a session: one that is late must not cost the membership
+# Heartbeats in a session: one that is late must not cost the membership.
+_BEATS = 3
 _log = logging.getLogger(__name__)
 
 
@@ -48,7 +49,8 @@ def open_member(config: ServiceConfig, queue: QueueConfig, owner: Owner) -> Grou
         strategy="range" if queue.group_id else COOPERATIVE,
         session_ms=session_ms_for(queue.redelivery_timeout_ms),
         socket_timeout_ms=10_000,
-        enable_partition_eof=True,  # a transaction's last record is seen by nothing else
+        # Nothing else sees a transaction's last record.
+        enable_partition_eof=True,
     )
 
 
@@ -72,7 +74,8 @@ def _longest_ms(redelivery_timeout_ms: int) -> int:
 def session_problem(config: ServiceConfig, redelivery_timeout_ms: int) -> str:
     """Say what is wrong with a session that the user has set, and what to write; empty: nothing."""
     value = str(config.kafka.get("session.timeout.ms", ""))
-    if not value.isdecimal():  # none, or the client says what is wrong with it
+    if not value.isdecimal():
+        # None is set, or the client says what is wrong with it.
         return ""
     return _problem("session.timeout.ms", int(value), redelivery_timeout_ms, "or leave it out")
 
@@ -110,9 +113,7 @@ def _problem(name: str, session_ms: int, redelivery_timeout_ms: int, end: str) -
 
 
 def _least(broker: Mapping[str, str]) -> tuple[int, str]:
-    """Return the shortest session that a group of these brokers may have (KIP-848), and what says
-    so.
-    """
+    """Return the shortest session that a group may have (KIP-848), and the setting that says so."""
     return max(
         (int(broker.get(_BROKER_MIN, "45000")), _BROKER_MIN),
         (int(broker.get(_BROKER_MIN_BEAT, "5000")) * _BEATS, f"{_BEATS} x {_BROKER_MIN_BEAT}"),

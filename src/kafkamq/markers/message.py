@@ -48,16 +48,18 @@ class MarkersMessage(Message):
         offset: int,
         headers: bytes | Headers | None = None,
     ) -> None:
-        """Made when the record was polled; ``read`` its headers if they are more than an id."""
+        """Make it of a polled record; ``read`` its headers if they are more than an id."""
         # As Message.__init__ does, whose call would take half as long as the rest.
         self._acknowledger = ack_writer
         self._record = record
-        self._headers = headers  # None: read when they are asked for
+        # None: they are read when they are asked for.
+        self._headers = headers
         self._count = 1
         self._read = None
         self._expiry_ms = 0
         self.offset = offset
-        self.payload = record.value()  # a property would take longer to read than this
+        # A property would take longer to read than this.
+        self.payload = record.value()
 
     def read(self) -> None:
         """Find the delivery count and, with a TTL, the broker time of its end (R10)."""
@@ -91,14 +93,17 @@ class MarkersMessage(Message):
         lease = self._lease
         acknowledger = self._acknowledger
         state = acknowledger.state
-        is_refused = state.is_closed or state.fork_check.is_forked  # a call would take longer
+        # A call would take longer.
+        is_refused = state.is_closed or state.fork_check.is_forked
         if wait or is_refused or now_ns() >= lease.deadline_ns:
             acknowledger.acknowledge(self, _ACK, wait=wait)
             return
         try:
-            lease.held.remove(self.offset)  # one step for all threads: one of them succeeds
+            # This is one step for all threads: one of them succeeds.
+            lease.held.remove(self.offset)
         except KeyError:
-            acknowledger.acknowledge(self, _ACK)  # says why not, or it has another lease by now
+            # It says why not, or the message has another lease by now.
+            acknowledger.acknowledge(self, _ACK)
             return
         if not lease.is_noted:
             acknowledger.note(lease)

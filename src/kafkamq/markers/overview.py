@@ -34,12 +34,12 @@ TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueBacklog:
-    """A queue and what it has before it."""
-
     queue_id: str
-    behind: int  # messages of all queues behind its position; at most so many, if not counted
-    waiting: int | None  # of these, its own; None: not counted, there are too many to read
-    members: int  # consumers in its group now
+    # Messages of all queues behind its position, or an upper bound where they are not counted.
+    behind: int
+    # Its own among them; None: they are not counted, as there are too many to read.
+    waiting: int | None
+    members: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +47,11 @@ class MarkerPartition:
     """A marker partition and what its tracker last said of it; None: no tracker has, yet."""
 
     partition: int
-    end: int  # offset behind its last record
+    end: int
     status: TrackerStatus | None
 
     @property
     def lag(self) -> int | None:
-        """Return records that the tracker has not folded yet."""
         return None if self.status is None else max(0, self.end - self.status.position)
 
 
@@ -60,10 +59,11 @@ class MarkerPartition:
 class Overview:
     queues: tuple[QueueBacklog, ...]
     markers: tuple[MarkerPartition, ...]
-    messages: int  # records of the messages topic that retention has left
-    messages_counted: bool  # False: there are at most so many
-    dead_letters: int  # records of the dead letters topic
-    dead_letters_counted: bool  # False: there are at most so many
+    # What retention has left of the messages topic, or an upper bound where it is not counted.
+    messages: int
+    messages_counted: bool
+    dead_letters: int
+    dead_letters_counted: bool
 
 
 def overview(config: ServiceConfig, *, max_scanned: int = MAX_SCANNED) -> Overview:
@@ -136,7 +136,7 @@ def _bounds(admin: Admin, topic: str) -> dict[int, tuple[int, int]]:
 
 
 def _groups(admin: Admin, config: ServiceConfig) -> dict[str, str]:
-    """Groups of workers, by whom, and their queues: kafka-mq-go's first, then ours."""
+    """Return groups of workers, whose they are, and queues: kafka-mq-go's first, then ours."""
     listed = admin.wait(admin.client.list_consumer_groups(), "listing groups").valid or []
     names = [group.group_id for group in listed if group.group_id != TRACKER_GROUP]
     return {
@@ -156,13 +156,10 @@ def doubled_queues(config: ServiceConfig) -> tuple[str, ...]:
     with Admin(config, timeout_s=TIMEOUT_S) as admin:
         bounds = _bounds(admin, config.message_topic)
         groups = _groups(admin, config)
-        served = [set(_positions(admin, config, bounds, part)) for part in _by_client(groups)]
+        theirs = {name: of for name, of in groups.items() if name.startswith(CONSUMER_GROUP_PREFIX)}
+        ours = {name: of for name, of in groups.items() if name not in theirs}
+        served = [set(_positions(admin, config, bounds, each)) for each in (theirs, ours)]
     return tuple(sorted(served[0] & served[1]))
-
-
-def _by_client(groups: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    others = {name: of for name, of in groups.items() if name.startswith(CONSUMER_GROUP_PREFIX)}
-    return others, {name: of for name, of in groups.items() if name not in others}
 
 
 def _positions(
@@ -201,9 +198,9 @@ def _firsts(bounds: _Bounds) -> dict[int, int]:
 class _Backlog:
     def __init__(self, positions: _Positions, *, is_whole: bool) -> None:
         self._positions = positions
-        self.is_whole = is_whole  # else what lies behind the first position
+        self.is_whole = is_whole
         self.waiting: Counter[str] = Counter()
-        self._offsets: defaultdict[int, list[int]] = defaultdict(list)  # ascending
+        self._offsets: defaultdict[int, list[int]] = defaultdict(list)
 
     def add(self, record: Record) -> None:
         partition, offset = record.partition() or 0, record.offset() or 0
@@ -293,7 +290,11 @@ def cluster_checks(
         yield Check("ok", "brokers", f"{len(cluster.brokers)} ({brokers})")
         yield Check("ok", "kafka", kafka_version(config, cluster))
         findings = check_topics(config, max_lease_ms=max_lease_ms, timeout_s=_CHECK_TIMEOUT_S)
-        yield from _sessions(config, cluster, redelivery_timeout_ms)
+        # How soon the group of a queue notices that a worker is dead.
+        problems = [session_problem(config, redelivery_timeout_ms)]
+        problems += broker_session_problems(config, cluster.settings, redelivery_timeout_ms)
+        for problem in filter(None, problems):
+            yield Check("warn", "sessions", problem)
         yield from _messages(config, cluster, max_lease_ms)
     except (BrokerError, ConfigError, DeadlineExceededError) as error:
         yield Check("refuse", "cluster", str(error))
@@ -304,21 +305,11 @@ def cluster_checks(
         yield Check("ok", "topics", f"those of namespace {config.namespace} are as they should be")
 
 
-def _sessions(
-    config: ServiceConfig, cluster: ClusterInfo, redelivery_timeout_ms: int
-) -> Iterator[Check]:
-    """Yield how soon the group of a queue notices that a worker is dead."""
-    problems = [session_problem(config, redelivery_timeout_ms)]
-    problems += broker_session_problems(config, cluster.settings, redelivery_timeout_ms)
-    for problem in filter(None, problems):
-        yield Check("warn", "sessions", problem)
-
-
 def _messages(config: ServiceConfig, cluster: ClusterInfo, max_lease_ms: int) -> Iterator[Check]:
-    """Yield what depends on how long messages are kept, and who works on their queues."""
+    """Yield what depends on how long messages and groups are kept, and who works on queues."""
     with Admin(config, timeout_s=_CHECK_TIMEOUT_S) as admin:
         messages = admin.topics([config.message_topic]).get(config.message_topic)
-    if messages is None:  # it is said elsewhere
+    if messages is None:
         return
     retention_ms = messages.retention_ms
     if not messages.topic_id:
@@ -332,13 +323,6 @@ def _messages(config: ServiceConfig, cluster: ClusterInfo, max_lease_ms: int) ->
             f"so none outlives a lease of {max_lease_ms} ms by far; set retention.ms to more than "
             f"{2 * max_lease_ms}, or the max_lease of the queues lower",
         )
-    yield from _groups_checked(config, cluster, retention_ms)
-
-
-def _groups_checked(
-    config: ServiceConfig, cluster: ClusterInfo, retention_ms: int
-) -> Iterator[Check]:
-    """Yield what Kafka forgets of groups, and queues that two groups work on."""
     kept_min = int(cluster.settings.get("offsets.retention.minutes", "10080"))
     if not 0 <= retention_ms <= kept_min * 60_000:
         yield Check(
@@ -368,7 +352,7 @@ def kafka_version(config: ServiceConfig, cluster: ClusterInfo) -> str:
     return cluster.settings.get("inter.broker.protocol.version", "4.0 or newer")
 
 
-MAX_READ = 100_000  # records of a topic; more: nobody is told anything
+MAX_READ = 100_000
 
 
 class QueueSearch:
@@ -381,7 +365,7 @@ class QueueSearch:
         self._config = config
         self._queue_id = queue_id
         self._group = group
-        self._next: dict[tuple[str, int], int] = {}  # offset, by topic and partition
+        self._next: dict[tuple[str, int], int] = {}
         self._seen: set[str] = set()
         self._admin = Admin(config, timeout_s=TIMEOUT_S)
 

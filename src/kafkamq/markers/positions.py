@@ -44,19 +44,22 @@ from kafkamq.transport.record import Record
 from kafkamq.transport.settings import producer_settings
 from kafkamq.types import Marker, MarkerType, MessageBatch, Outcome
 
-MARGIN_MS = 60_000  # brokers' clocks differ; STARTs come for so long after the latest one known
-REFUSED_S = 60.0  # after a refusal the next try waits so long
-AGAIN_S = 600.0  # what has not changed is written again: a former owner's record may come late
-LOOK_BACK_MS = 600_000  # what a former owner STARTed is not looked for further back
-_LOOK_CHUNKS = 4  # of 4096 offsets, behind what is committed: it had no more under way
-_LOOK_S = 2.0  # how long a worker's polls wait for a look, with all of its steps
+# Brokers' clocks differ, and STARTs come behind the latest one that is known.
+MARGIN_MS = 60_000
+REFUSED_S = 60.0
+# What has not changed is written again: a former owner's record may come late.
+AGAIN_S = 600.0
+LOOK_BACK_MS = 600_000
+_LOOK_CHUNKS = 4
+# What a worker's polls wait for a look, with all of its steps.
+_LOOK_S = 2.0
 _WITHOUT = (Meaning.FORBIDDEN, Meaning.NO_TOPIC)
 """Without the right to read, or a ledger, a worker goes on: it only knows less."""
 _log = logging.getLogger(__name__)
 
 
 class Positions:
-    """The positions of one consumer's group; noted by its owner, written by its lease renewer."""
+    """The positions of one consumer's group; noted by its owner, written by its keeper."""
 
     def __init__(self, config: ServiceConfig, group: str, queue_id: str) -> None:
         self._config = config
@@ -64,12 +67,14 @@ class Positions:
         self._queue_key = queue_id.encode()
         self._prefix = position_prefix(group)
         self._lock = threading.Lock()
-        self._known: dict[int, GroupPosition] = {}  # by partition: the latest
-        self._pending: set[int] = set()  # those that are to be written
-        self._leaving: set[int] = set()  # of these: to be written once, if that succeeds
-        self._started_ms = 0  # broker time of the latest committed START
+        # By partition: the latest that is known; those that are to be written; and of these, those
+        # that are to be written once, if that succeeds.
+        self._known: dict[int, GroupPosition] = {}
+        self._pending: set[int] = set()
+        self._leaving: set[int] = set()
+        self._started_ms = 0
         self._producer: IdempotentProducer | None = None
-        self._retry_s = 0.0  # monotonic
+        self._retry_s = 0.0
         self._again_s = time.monotonic() + AGAIN_S
         self._has_warned = False
         self._is_closed = False
@@ -91,7 +96,6 @@ class Positions:
         self._started_ms = max(self._started_ms, log_ms)
 
     def is_known(self, partition: int) -> bool:
-        """Return whether the partition's position was noted since ``forget``."""
         return partition in self._known
 
     def forget(self, partitions: Collection[int]) -> None:
@@ -103,7 +107,7 @@ class Positions:
                 else:
                     self._known.pop(partition, None)
 
-    # What the lease renewer does.
+    # What the keeper does.
 
     def write(self) -> None:
         """Queue what was noted since the last call; waits for nothing."""
@@ -119,7 +123,11 @@ class Positions:
         positions: dict[int, GroupPosition] = {}
         try:
             with self._lock:
-                positions = {number: self._as_of_now(number) for number in self._pending}
+                for number in self._pending:
+                    # All STARTs that were told are below it: those above it will be newer.
+                    known = self._known[number]
+                    at_ms = self._started_ms or known.at_ms
+                    positions[number] = replace(known, at_ms=at_ms)
                 self._pending.clear()
                 for number in self._leaving:
                     self._known.pop(number, None)
@@ -139,7 +147,8 @@ class Positions:
         except BrokerError as error:
             self._refused(positions, error)
             return
-        except BaseException:  # an interrupt: the next call writes them
+        except BaseException:
+            # It is an interrupt: the next call writes them.
             self._wait_again(positions)
             raise
         self._serve(0.0)
@@ -148,16 +157,11 @@ class Positions:
         with self._lock:
             self._pending.update(number for number in partitions if number in self._known)
 
-    def _as_of_now(self, number: int) -> GroupPosition:
-        """All STARTs that were told are below what is known: those above it will be newer."""
-        known = self._known[number]
-        return replace(known, at_ms=self._started_ms or known.at_ms)
-
     def _serve(self, timeout_s: float) -> None:
         assert self._producer is not None, "there is something to serve"
         try:
             self._producer.serve(timeout_s)
-        except BrokerError as error:  # of credentials
+        except BrokerError as error:
             self._refused((), error)
 
     def _written(self, number: int, error: KafkaError | None, _: Record) -> None:
@@ -165,7 +169,6 @@ class Positions:
             self._refused((number,), error)
 
     def _refused(self, partitions: Collection[int], error: KafkaError | BrokerError) -> None:
-        """They are written again later, as they are then."""
         self._wait_again(partitions)
         wrapped = broker_error(error, f"writing positions to {self._config.ledger_topic}")
         if not is_retriable(wrapped):
@@ -215,7 +218,8 @@ class Positions:
             if meaning(error) not in _WITHOUT:
                 raise
             self._warn("positions that were kept cannot be read", str(error))
-        return {  # R13: not those of a topic that may have been recreated since
+        # Those of a topic that may have been recreated since do not count (R13).
+        return {
             number: position
             for number, position in found.items()
             if topic_id and topic_id == position.topic_id
@@ -295,21 +299,20 @@ class Positions:
     ) -> None:
         until_ms = last_ms + MARGIN_MS
         starts = self._markers_since(first_ms - MARGIN_MS)
-        passed: dict[int | None, int] = {}  # marker partition -> a time in it behind until_ms
+        passed: dict[int | None, int] = {}
         for record in scan(self._config, self._config.marker_topic, starts, group_id=self._group):
             log_ms = record.timestamp()[1]
             if log_ms > until_ms:
                 passed[record.partition()] = log_ms
                 if len(passed) == len(starts) and min(passed.values()) > until_ms:
                     break
-            for batch in self._started_by(record):
+            marker = _decoded_marker(record)
+            if marker is None or not self._is_own_start(marker):
+                continue
+            for batch in _messages_of(marker):
                 position = positions.get(batch.partition)
                 if position is not None and started.add(batch, position.offset):
                     until_ms = max(until_ms, log_ms + MARGIN_MS)
-
-    def _started_by(self, record: Record) -> Iterator[MessageBatch]:
-        marker = _decoded_marker(record)
-        return _messages_of(marker) if marker and self._is_own_start(marker) else iter(())
 
     def _is_own_start(self, marker: Marker) -> bool:
         if marker.type is not MarkerType.START:
@@ -355,7 +358,8 @@ class Positions:
         if not is_start and marker.type is not MarkerType.END:
             return
         if marker.outcome is Outcome.ALREADY_ENDED:
-            return  # what ended it, or a START of it, says what became of it (R12)
+            return
+        # What ended it, or a START of it, says what became of it (R12).
         is_copied = marker.outcome in (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
         of_start = log_ms, record.offset() or 0, record.partition() or 0
         for batch in _messages_of(marker):
@@ -402,7 +406,8 @@ class Positions:
 def _decoded_marker(record: Record) -> Marker | None:
     try:
         return decode_marker(record.value())
-    except WireError:  # the tracker's to count
+    except WireError:
+        # The tracker counts it.
         return None
 
 
@@ -414,9 +419,7 @@ def _messages_of(marker: Marker) -> Iterator[MessageBatch]:
 
 
 def _times(positions: Collection[GroupPosition]) -> list[tuple[int, int]]:
-    """Return when positions were written: from, to. What lies between these times can be months of
-    log.
-    """
+    """Return when positions were written, from and to; between these may lie months of log."""
     times: list[tuple[int, int]] = []
     for at_ms in sorted(position.at_ms for position in positions):
         if times and at_ms - times[-1][1] <= 2 * MARGIN_MS:

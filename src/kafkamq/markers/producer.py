@@ -96,9 +96,7 @@ class MarkersProducer(Producer):
         )
 
     def _read_schedule(self, token: ScheduleToken) -> tuple[Marker | None, int]:
-        """Return the SCHEDULE and the broker time when it is due; None when retention has removed
-        it.
-        """
+        """Return the SCHEDULE and when it is due, by the broker; None: retention has removed it."""
         config = self._namespace.config
         topic, partition, offset = config.marker_topic, token.partition, token.offset
         reader = RecordReader(config, topic)
@@ -106,7 +104,8 @@ class MarkersProducer(Producer):
             record = reader.read(partition, offset, timeout_s=_CANCEL_TIMEOUT_S)
         finally:
             reader.close()
-        if record is None:  # carried forward since (R19); what is known of it is gone
+        if record is None:
+            # It was carried forward since (R19): what is known of it is gone.
             return None, 0
         try:
             marker = decode_marker(record.value(), topic=topic, partition=partition, offset=offset)
@@ -136,12 +135,3 @@ class AnyTopicProducer(Producer):
                 "CreateTime), and a TTL counts from the broker's; set it to LogAppendTime"
             )
         return stamped(own, facts.stamp, message_headers(id=id, ttl_ms=ttl_ms))
-
-    def _schedule(
-        self, payload: bytes | None, key: bytes | None, headers: Headers, id: str, delay_ms: int
-    ) -> Delivery:
-        raise ConfigError(f"delay: topic {self._topic} is not the namespace's, which alone has it")
-
-    def cancel(self, token: ScheduleToken) -> None:
-        """Refuse it: no send here is delayed."""
-        raise ConfigError(f"cancel: nothing is delayed in topic {self._topic}")

@@ -32,15 +32,17 @@ from kafkamq.types import PartitionId
 
 __all__ = ["MessageReader"]
 
-MIN_POLL = 100  # records of one consume() ...
-MAX_POLL = 10_000  # ... and at most: where few or none of them are our own
-FULL_MS = MAX_AGE_MS  # what has no room for so long is fetched no more
+# The records of a poll, at least and where few or none are our own.
+MIN_POLL = 100
+MAX_POLL = 10_000
+FULL_MS = MAX_AGE_MS
 _ASK_AGAIN_S = 0.1
-_LOOK_AGAIN_S = 5.0  # after a look at a former owner's STARTs that failed
-_LOOK_FOR_S = 15.0  # of owning a partition; there may be more of them than can be read in time
+_LOOK_AGAIN_S = 5.0
+_LOOK_FOR_S = 15.0
 # In place of the position of a partition that is to be read from another place.
-_UNKNOWN = -1  # from what is committed
-_FROM_START = -10  # from its start, whatever is committed
+# It is read from what is committed, or from its start, whatever is committed.
+_UNKNOWN = -1
+_FROM_START = -10
 _log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 Question = Callable[["Helper"], Answer]
@@ -89,7 +91,7 @@ class MessageReader:
         self,
         state: ConsumerState,
         pipeline: Pipeline[MarkersMessage],
-        on_lost: Callable[[Sequence[int], bool], None],
+        on_revoked: Callable[[Sequence[int], bool], None],
         ack_writer: MarkersAcknowledger,
         helper: Helper,
     ) -> None:
@@ -97,24 +99,24 @@ class MessageReader:
         self._state = state
         self._config, self._queue = state.namespace.config, state.queue
         self._pipeline = pipeline
-        self._on_lost = on_lost
+        self._on_revoked = on_revoked
         self._ack_writer = ack_writer
         self._helper = helper
         self._topic = self._config.message_topic
         self._key = self._queue.queue_id.encode()
         self._prefix = self._key + b"\0"
-        self._unplaced: dict[int, int] = {}  # partition -> the position that is not in the log
-        self._is_asking = False  # where these are to be read
-        self._place_s = 0.0  # monotonic: nobody is asked before
+        self._unplaced: dict[int, int] = {}
+        self._is_asking = False
+        self._place_s = 0.0
         self.starts: dict[int, int] = {}
         """Where partitions begin of which nothing is committed: to be committed first."""
-        self._gained_s: dict[int, float] = {}  # partition -> when it was assigned, monotonic
-        self._polled_per_own = 1.0  # records of the last poll for each message of our own
-        self._fresh: set[int] = set()  # assigned, and not looked at for a former owner's STARTs
-        self._looking: dict[int, float] = {}  # of these: asked about, and when it was assigned
-        self._look_s = 0.0  # monotonic: nobody looks at them before
+        self._gained_s: dict[int, float] = {}
+        self._polled_per_own = 1.0
+        self._fresh: set[int] = set()
+        self._looking: dict[int, float] = {}
+        self._look_s = 0.0
         self._paused: set[PartitionId] = set()
-        self._full_ms = 0  # since when there is no room for more; 0: there is
+        self._full_ms = 0
         self.positions = Positions(
             self._config, group_of_workers(self._config, self._queue), self._queue.queue_id
         )
@@ -169,7 +171,6 @@ class MessageReader:
         return len(records)
 
     def _make_room(self, room: int, now_ms: int) -> None:
-        """Pause what there is no room for, and go on when there is."""
         # A look is over soon; what waits for a leader may wait for long.
         late = self._places(set(self._pipeline.waiting).difference(self._looking))
         self._full_ms = 0 if room else self._full_ms or now_ms
@@ -188,7 +189,7 @@ class MessageReader:
         first: dict[int, int] = {}
         following: dict[int, int] = {}
         end = own = 0
-        for partition, group in groupby(map(Record.partition, records)):  # they come in runs
+        for partition, group in groupby(map(Record.partition, records)):
             assert partition is not None, "records have a partition"
             begin, end = end, end + len(list(group))
             # Read on from a place that is given up, or of what went within the poll.
@@ -209,7 +210,7 @@ class MessageReader:
         self._note_begun(first)
         if self._fresh:
             self._look_behind(runs)
-        # Else nothing is known: all of it is read again, or it is one record, whoever's.
+        # Else nothing is known: all of it is read again, or it is one record of any queue.
         if following and len(records) > 1:
             self._polled_per_own = len(records) / own if own else MAX_POLL
 
@@ -236,7 +237,8 @@ class MessageReader:
         old = {number: run.offsets[0] for number, run in first.items() if self._may_be_begun(run)}
         self._fresh.difference_update(first.keys() - old.keys())
         new = old.keys() - self._looking.keys()
-        if not new or monotonic() < self._look_s:  # a look failed just now; these may be STARTed
+        if not new or monotonic() < self._look_s:
+            # A look has failed just now; these may be STARTed.
             return
         times = [first[number].messages[0]._record.timestamp() for number in new]
         since_ms = min(time_ms if kind == LOG_APPEND_TIME else 0 for kind, time_ms in times)
@@ -266,7 +268,8 @@ class MessageReader:
                 },
             )
             state = self._state
-            now_ms = max(state.now_ms(), found.latest_ms)  # a marker may be newer than the clock
+            # A marker may be newer than the clock.
+            now_ms = max(state.now_ms(), found.latest_ms)
             with state.lock:
                 state.leases.answered(found.redelivered)
                 state.leases.overtaken(found.starts, monotonic_ms(), now_ms)
@@ -275,16 +278,14 @@ class MessageReader:
         since_s = monotonic() - _LOOK_FOR_S
         for number, gained_s in asked.items():
             if self._looking.get(number) != gained_s or self._gained_s.get(number) != gained_s:
-                continue  # it was another member's meanwhile
+                continue
             del self._looking[number]
             self._pipeline.go_on(number, "look")
             if found.is_whole or gained_s < since_s:
                 self._fresh.discard(number)
 
     def _may_be_begun(self, run: Run[MarkersMessage]) -> bool:
-        """Return whether a former owner may have STARTed its first message, and ours may come too
-        late.
-        """
+        """Return whether a former owner may have STARTed its first, and ours may come too late."""
         kind, time_ms = run.messages[0]._record.timestamp()
         now_ms = self._state.broker_ms()
         if kind != LOG_APPEND_TIME or now_ms is None:
@@ -302,7 +303,8 @@ class MessageReader:
             return self._run_of_topic(partition, records, polled_ms)
         keys = list(map(Record.key, records))
         if keys.count(self._key) < len(keys):
-            own = set(filter(self._is_own, set(keys)))  # few: most records have the key of a queue
+            # There are few keys: most records have the key of a queue.
+            own = set(filter(self._is_own, set(keys)))
             records = list(compress(records, map(own.__contains__, keys)))
         offsets = list(map(_offset_of, records))
         headers, others = take_only(ID, records)
@@ -351,8 +353,8 @@ class MessageReader:
     # Positions.
 
     def _place(self) -> None:
-        """Partitions whose position is not in the log: a new group's, or data was lost."""
-        for partition in self._unplaced.keys() - self._gained_s.keys():  # revoked meanwhile
+        """Place partitions whose position is not in the log: a new group's, or data was lost."""
+        for partition in self._unplaced.keys() - self._gained_s.keys():
             del self._unplaced[partition]
         # A transaction was given up, perhaps before its offsets were sent: ask after it.
         is_early = self._is_asking or monotonic() < self._place_s or self.is_in_transaction()
@@ -420,11 +422,13 @@ class MessageReader:
         is_new = committed < 0 or position == _FROM_START
         if position == _FROM_START:
             start = low
-        elif is_new:  # its start, unless Kafka dropped the group's offsets
+        elif is_new:
+            # It is read from its start, unless Kafka dropped the group's offsets.
             start = found.kept.get(partition, low)
         else:
             start = position if position >= 0 else committed
-        if not low <= start <= high:  # else a former owner has committed meanwhile
+        if not low <= start <= high:
+            # Else a former owner has committed meanwhile.
             self._place_s = monotonic() + _ASK_AGAIN_S
             report_loss(self._config, self._queue, partition, start, low, high)
             # Behind the log's end: at most once, what is there may have been handed out.
@@ -466,7 +470,7 @@ class MessageReader:
     def ask_again(self, partitions: Iterable[int]) -> None:
         """Read these again from what the group has committed, which only it knows."""
         for number in partitions:
-            if number in self._gained_s:  # not the lost
+            if number in self._gained_s:
                 self._unplaced[number] = _UNKNOWN
 
     def reread_topic(self, gained_before_s: float) -> None:
@@ -503,7 +507,7 @@ class MessageReader:
 
     def revoked(self, partitions: Sequence[int], *, is_lost: bool) -> None:
         """These are another member's soon, or already; leases of what is held stay."""
-        self._on_lost(partitions, is_lost)
+        self._on_revoked(partitions, is_lost)
         self.positions.forget(partitions)
         for number in partitions:
             for known in (self._unplaced, self._gained_s, self._looking, self.starts):

@@ -21,9 +21,11 @@ from kafkamq.transport.errors import KafkaException
 from kafkamq.transport.producer import IdempotentProducer, Report
 from kafkamq.transport.settings import marker_settings
 
-REPORTS_MS = 100  # delivery reports wait no longer than this for the application
-MAX_QUEUED = 1_000_000  # markers; max_in_flight bounds them long before
-LINGER_MS = 0.5  # markers of one batch in few requests; who waits for one flushes, so it sets out
+REPORTS_MS = 100
+# ``max_in_flight`` bounds markers long before.
+MAX_QUEUED = 1_000_000
+# Markers of one batch go in few requests; a thread that waits for one flushes, so it sets out.
+LINGER_MS = 0.5
 
 
 class Bell:
@@ -41,7 +43,7 @@ class Bell:
 
     def ring(self) -> None:
         """Wake who waits, or who waits next."""
-        with suppress(RuntimeError):  # it was rung already
+        with suppress(RuntimeError):
             self._lock.release()
 
     def wait(self, timeout_s: float) -> bool:
@@ -148,13 +150,10 @@ class ConsumerState:
             self.encoder = self._new_encoder()
 
     def broker_ms(self) -> int | None:
-        """Return the brokers' time, as the ages of messages are judged by it (R28); None: not
-        known.
-        """
+        """Return the brokers' time, by which the ages of messages count (R28); None: not known."""
         return self.namespace.broker_clock.now_ms(time.time_ns() // NS_PER_MS, monotonic_ms())
 
     def now_ms(self) -> int:
-        """Return the brokers' time, as well as it is known."""
         return self.broker_ms() or time.time_ns() // NS_PER_MS
 
     def _new_encoder(self) -> StartEncoder:

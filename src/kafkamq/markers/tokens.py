@@ -1,6 +1,6 @@
 """Verdicts by token (R34): given from any process, written as ENDs, and judged by the log.
 
-``Settler`` gives them; ``HandOver`` has the messages of a consumer whose tokens were asked for.
+``TokenSettler`` gives them; ``HandOver`` has a consumer's messages whose tokens were asked for.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
 
 from kafkamq.config import QueueConfig
 from kafkamq.errors import (
@@ -23,13 +21,14 @@ from kafkamq.errors import (
     StateError,
     WireError,
 )
+from kafkamq.markers.ack_writer import AckWriter
 from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.rules.attempts import Fate, Fates
 from kafkamq.markers.rules.batching import delay_by_reference_ms
 from kafkamq.markers.rules.handout import nack_delay_ms
 from kafkamq.markers.rules.hold import NEVER
 from kafkamq.markers.rules.leases import Lease, LeaseState, Refusal, Sharing
-from kafkamq.markers.state import ConsumerState, MarkerWriter
+from kafkamq.markers.state import MarkerWriter
 from kafkamq.markers.wire.markers import (
     MAX_DURATION_MS,
     decode_slim,
@@ -49,7 +48,8 @@ from kafkamq.transport.log_reader import LogRange, LogReader
 from kafkamq.transport.record import LOG_APPEND_TIME, Record
 from kafkamq.types import Outcome
 
-HOLD_TIMEOUT_S = 60.0  # a KEEPALIVE is confirmed or failed after 30 s
+# A KEEPALIVE is confirmed or failed after 30 s.
+HOLD_TIMEOUT_S = 60.0
 _LOOKS_PER_TIMEOUT = 3
 _log = logging.getLogger(__name__)
 _METRICS = {
@@ -64,29 +64,8 @@ _WORDS = {
 }
 
 
-class OwnVerdicts(Protocol):
-    """The acknowledger of a consumer's other messages."""
-
-    state: ConsumerState
-    queue_id: str
-
-    def own_lease(self, message: MarkersMessage) -> Lease: ...
-
-    def extend(self, message: MarkersMessage, extension_ms: int) -> None: ...
-
-    def has_verdict(self, message: MarkersMessage) -> bool: ...
-
-    def check_reason(self, reason: str, outcome: Outcome) -> None: ...
-
-    def refuse(self, message: MarkersMessage, refusal: Refusal) -> NoReturn: ...
-
-    def forget(self, parts: Sequence[Lease]) -> None: ...
-
-
 class _NotHere:
-    """It stands in place of a consumer's state: ``MarkersMessage.ack`` asks its acknowledger
-    then.
-    """
+    """In place of a consumer's state it has ``MarkersMessage.ack`` ask its acknowledger."""
 
     is_closed = True
 
@@ -94,20 +73,21 @@ class _NotHere:
 class HandOver:
     """The acknowledger of one consumer's messages whose tokens were asked for; thread-safe.
 
-    A verdict of the holder goes the way of everybody's (``Settler``), so that the log says whose
+    A verdict of the holder goes everybody's way (``TokenSettler``), so that the log says whose
     was first. A thread that runs while there are such messages looks which of them were settled
     elsewhere: these are held and renewed no more.
     """
 
     state = _NotHere()
 
-    def __init__(self, ack_writer: OwnVerdicts) -> None:
+    def __init__(self, ack_writer: AckWriter) -> None:
+        """``ack_writer`` is the acknowledger of the consumer's other messages."""
         self._ack_writer = ack_writer
         self._consumer = ack_writer.state
         self.queue_id = ack_writer.queue_id
         self._lock = threading.Lock()
-        self._settler: Settler | None = None
-        self._shared: dict[Lease, str] = {}  # tokens of what is held, and not held over
+        self._settler: TokenSettler | None = None
+        self._shared: dict[Lease, str] = {}
         self._watch: threading.Thread | None = None
         self._ending = threading.Event()
 
@@ -138,7 +118,8 @@ class HandOver:
         asked_ms = max(1, min(seconds_ms, longest_ms))
         try:
             log_ms = self._write_hold(lease, message, asked_ms)
-        except BaseException:  # it is held as before; who knows which KEEPALIVE is in the log
+        except BaseException:
+            # It is held as before; nobody knows which KEEPALIVE is in the log.
             with consumer.lock:
                 lease.sharing, lease.deadline_ms = Sharing.TOKEN, before_ms
                 consumer.leases.keep(lease)
@@ -168,7 +149,8 @@ class HandOver:
         delay_ms: int | None = None,
     ) -> None:
         """Take the holder's verdict, judged by the log."""
-        del wait  # it does
+        # It always waits.
+        del wait
         consumer, lease = self._consumer, message._lease
         consumer.check()
         self._ack_writer.check_reason(reason, outcome)
@@ -202,12 +184,14 @@ class HandOver:
     def _begin(self, message: MarkersMessage, now_ms: int) -> Lease:
         """Return the message's own lease, which nothing renews from here on; with the lock held."""
         self._require_held(message)
-        self._text(message)  # or nobody could settle it
+        # Without a token nobody could settle it.
+        self._text(message)
         if not self._consumer.leases.may_hand_out(message._lease, now_ms):
             self._ack_writer.refuse(message, Refusal.LOST)
         lease = self._ack_writer.own_lease(message)
         lease.sharing = Sharing.HOLDING
-        lease.holder_id = new_consumer_id()  # no KEEPALIVE of a consumer renews it
+        # No KEEPALIVE of a consumer renews it.
+        lease.holder_id = new_consumer_id()
         message._acknowledger = self  # type: ignore[assignment]  # asked first: its state
         return lease
 
@@ -222,7 +206,7 @@ class HandOver:
             self._ack_writer.refuse(message, Refusal.ACKNOWLEDGED_BEFORE)
 
     def _write_hold(self, lease: Lease, message: MarkersMessage, asked_ms: int) -> int:
-        """Its KEEPALIVE is in the log; the log's time."""
+        """Write its KEEPALIVE, and return the log's time when it is in the log."""
         answers: list[tuple[KafkaError | None, int]] = []
 
         def reported(error: KafkaError | None, record: Record) -> None:
@@ -260,15 +244,15 @@ class HandOver:
 
     # What was settled elsewhere.
 
-    def _own_settler(self) -> Settler:
+    def _own_settler(self) -> TokenSettler:
         consumer = self._consumer
         with self._lock:
             if self._settler is None:
-                self._settler = Settler(consumer.namespace, consumer.queue, consumer.writer)
+                self._settler = TokenSettler(consumer.namespace, consumer.queue, consumer.writer)
             return self._settler
 
     def _give_up(self, lease: Lease, offset: int) -> None:
-        """It is settled, here or elsewhere."""
+        """Let go of a message that has been settled, here or elsewhere."""
         with self._lock:
             self._shared.pop(lease, None)
         with self._consumer.lock:
@@ -329,10 +313,11 @@ class HandOver:
 class _Written:
     is_known: bool = False
     error: KafkaError | None = None
-    offset: int = -1  # not reported, failed, or Kafka did not say
+    # -1: it is not reported, has failed, or Kafka did not say.
+    offset: int = -1
 
 
-class Settler:
+class TokenSettler:
     """Gives verdicts on a queue's messages by their tokens; thread-safe.
 
     Each call waits until the log says what became of its verdict. ``writer`` is a consumer's; None:
@@ -347,7 +332,7 @@ class Settler:
         self._lock = threading.Lock()
         self._writer = writer
         self._is_owner = writer is None
-        self._id = new_consumer_id()  # whom its ENDs name
+        self._id = new_consumer_id()
         self._reading = threading.Lock()
         self._reader: LogReader | None = None
         self._is_closed = False
@@ -371,12 +356,12 @@ class Settler:
         reason = cut_text(reason) if reason else ""
         value = encode_known_end(identity, outcome, self._id, wait_ms, reason)
         offset = self._write(token, value, deadline_s)
-        fate, is_due = self._fate(token, offset + 1, deadline_s)
+        fates, fate = self._read(token, offset + 1, deadline_s)
         if fate.counts(offset):
             _METRICS[outcome].add(1, self._queue.queue_id, one.partition)
             return
         catalog.LATE_VERDICTS.add(1, self._queue.queue_id, one.partition)
-        raise _refusal(token, fate, is_due)
+        raise _refusal(token, fate, fates.is_due(one))
 
     def extend(self, text: str, extension_ms: int, *, timeout_s: float = 30.0) -> None:
         """Hold a message for at least so long from now."""
@@ -397,7 +382,6 @@ class Settler:
             raise _refusal(token, fate, fates.is_due(token.message_id))
 
     def is_settled(self, text: str, *, timeout_s: float = 30.0) -> bool:
-        """Return whether the message has a verdict that counts, or went to others."""
         token = self._checked(text)
         _, fate = self._read(token, None, time.monotonic() + timeout_s)
         return fate.first is not None
@@ -416,7 +400,6 @@ class Settler:
     # The token.
 
     def _checked(self, text: str) -> MessageToken:
-        """Return the token, which is of this queue and of the topics that are there."""
         self._require_open()
         token = decode_token(text)
         namespace, queue_id = self._namespace.config.namespace, self._queue.queue_id
@@ -429,7 +412,8 @@ class Settler:
         topic_id, facts = token.message_id.topic_id, self._namespace.facts()
         is_other = topic_id and facts.message_topic_id not in (b"", topic_id)
         is_beyond = token.marker_partition >= facts.marker_partitions
-        if is_other or is_beyond:  # by facts that may be old
+        if is_other or is_beyond:
+            # The facts that say so may be old.
             facts = self._namespace.ask_again()
         if topic_id and facts.message_topic_id not in (b"", topic_id):
             raise StateError(
@@ -489,7 +473,8 @@ class Settler:
                 written.offset = -1 if offset is None else offset
             else:
                 written.error = error
-            written.is_known = True  # last: who waits reads the others then
+            # It comes last: a thread that waits for it reads the others then.
+            written.is_known = True
 
         key, route = marker_key(one.partition, one.offset), token.marker_partition
         doing = f"writing a verdict on message {one.partition}/{one.offset}"
@@ -497,24 +482,20 @@ class Settler:
         writer.write(value, key, route, reported)
         try:
             writer.confirm(lambda: written.is_known, doing, deadline_s - time.monotonic())
-        except StateError as error:  # closed meanwhile: it may be in the log
+        except StateError as error:
+            # It was closed meanwhile: the verdict may be in the log.
             raise _unread(token) from error
         if written.error is not None:
             raise broker_error(written.error, doing)
-        if written.offset < 0:  # a repeated write of which the broker knows no more
+        if written.offset < 0:
+            # It was a repeated write of which the broker knows no more.
             raise _unread(token)
         return written.offset
 
     # Reading what became of it.
 
-    def _fate(self, token: MessageToken, end: int, deadline_s: float) -> tuple[Fate, bool]:
-        fates, fate = self._read(token, end, deadline_s)
-        return fate, fates.is_due(token.message_id)
-
     def _read(self, token: MessageToken, end: int | None, deadline_s: float) -> tuple[Fates, Fate]:
-        """Return the markers from the START to ``end``, or to the log's end, folded for this
-        message.
-        """
+        """Return the markers from the START to ``end``, or the log's, folded for this message."""
         if not self._reading.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
             raise _unread(token)
         try:
@@ -571,7 +552,6 @@ def _unread(token: MessageToken) -> DeadlineExceededError:
 
 
 def _refusal(token: MessageToken, fate: Fate, is_due: bool) -> StateError | LeaseLostError:
-    """Why a verdict did not count."""
     first, what = fate.first, f"message {_place(token)} of queue {token.queue_id!r}"
     if first is not None and first.outcome in _WORDS:
         return StateError(

@@ -69,7 +69,8 @@ class Family:
     def values(self) -> dict[Labels, float]:
         with self._lock:
             sources = list(self._sources)
-        asked = [source() for source in sources]  # first: one may add what it has noted so far
+        # This comes first: a source may add what it has noted so far.
+        asked = [source() for source in sources]
         with self._lock:
             result = dict(self._values)
         for found in asked:
@@ -95,8 +96,6 @@ class Counter(Family):
 
 
 class Gauge(Family):
-    """A value that may grow and shrink."""
-
     kind = "gauge"
 
     def set(self, value: float, *labels: object) -> None:
@@ -114,8 +113,6 @@ class Distribution:
 
 
 class Histogram(Family):
-    """Seconds, in buckets."""
-
     kind = "histogram"
 
     def __init__(
@@ -140,7 +137,7 @@ class Histogram(Family):
                 found.total += seconds * count
 
     def observe_each(self, seconds: Sequence[float], *labels: object) -> None:
-        """Do as ``observe_all``, for many that count once, a bucket at a time."""
+        """Observe many values that count once each, a bucket at a time."""
         ordered = sorted(seconds)
         ends = [0, *(bisect_right(ordered, edge) for edge in self.buckets), len(ordered)]
         groups = [ordered[start:end] for start, end in pairwise(ends) if start < end]
@@ -148,7 +145,8 @@ class Histogram(Family):
         self.observe_all(means, *labels)
 
     def distributions(self) -> dict[Labels, Distribution]:
-        self.values()  # what is watched observes what it has noted so far
+        # What is watched observes what it has noted so far.
+        self.values()
         with self._lock:
             return {
                 key: Distribution(list(found.counts), found.total)
@@ -176,7 +174,6 @@ def register(named: Mapping[str, object]) -> None:
 
 
 def families() -> tuple[Family, ...]:
-    """Return all of them, in the order in which they were made."""
     return tuple(_all.values())
 
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from kafkamq.metrics.server import MetricsServer
 
 MISSING = "prometheus-client is not installed: pip install 'kafkamq[metrics]'"
-_registries: WeakSet[CollectorRegistry] = WeakSet()  # that have them: a second time is an error
+# Those that have the metrics: a second time is an error.
+_registries: WeakSet[CollectorRegistry] = WeakSet()
 
 
 def register_metrics(registry: CollectorRegistry | None = None) -> None:

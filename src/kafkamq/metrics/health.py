@@ -1,7 +1,7 @@
 """Liveness and readiness follow from the ages of this process's loops.
 
-A loop that matters (a lease renewer, a tracker's turn) beats; who has not beaten for longer than
-it may is taken for hung. Handlers beat nothing: how long a pool of them hangs is asked of it.
+A loop that matters (a consumer's keeper, a tracker's turn) beats; one that has not beaten for
+longer than it may is taken for hung. Handlers do not beat: their pool is asked how long it hangs.
 Standard library only.
 """
 
@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
 class LoopState:
-    """One loop as it is now."""
+    """One loop as it is now: the age of its last turn, and in ``detail`` more, for people."""
 
     name: str
-    age_s: float  # since its last turn
+    age_s: float
     max_age_s: float
     is_ready: bool
-    said: str = ""  # more, for people
+    detail: str = ""
 
     @property
     def is_live(self) -> bool:
@@ -30,14 +30,33 @@ class LoopState:
 
 
 class Watched(Protocol):
-    """Something whose state is asked for."""
-
     def state(self) -> LoopState:
         """Return how it is now; must not wait."""
 
 
+class HandlerCall(Protocol):
+    """A handler at work on a message, or on the list that begins with it."""
+
+    @property
+    def began_s(self) -> float: ...
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """Return its topic, partition and offset."""
+
+    @property
+    def caller(self) -> object:
+        """Return in what it runs: a thread's number, a task, or a text that says it."""
+
+
 class HandlerPool(Protocol):
     """A pool of handlers at one moment; times are monotonic s."""
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def calls(self) -> Sequence[HandlerCall]: ...
 
     def hung_s(self, now_s: float) -> float:
         """Return for how long nothing has ended although every slot is at it; 0: it works."""
@@ -70,13 +89,25 @@ class Loop:
 class Handlers:
     """The handlers of one pool; their age is the time for which all of them hang."""
 
-    def __init__(self, name: str, max_age_s: float, slots: Callable[[], HandlerPool]) -> None:
+    def __init__(
+        self,
+        name: str,
+        max_age_s: float,
+        slots: Callable[[], HandlerPool],
+        *,
+        queue: str = "",
+        handler: str = "",
+        consumer: Callable[[], str] = lambda: "",
+    ) -> None:
         self.name = name
+        self.slots = slots
+        self.queue = queue
+        self.handler = handler
+        self.consumer = consumer
         self._max_age_s = max_age_s
-        self._slots = slots
 
     def state(self) -> LoopState:
-        slots = self._slots()
+        slots = self.slots()
         now_s = time.monotonic()
         return LoopState(
             self.name,
@@ -97,7 +128,7 @@ class Health:
     def add(
         self, name: str, *, max_age_s: float, is_ready: Callable[[], bool] = lambda: True
     ) -> Loop:
-        """A loop begins.
+        """Watch a loop that begins, and return what beats for it.
 
         Args:
             name: For people.
@@ -109,23 +140,26 @@ class Health:
         return loop
 
     def watch(self, watched: Watched) -> None:
-        """Something else begins that is asked for its state."""
+        """Ask from now on for the state of this, too."""
         with self._lock:
             self._loops.append(watched)
 
     def remove(self, loop: Watched) -> None:
-        """It has ended as it should; idempotent."""
+        """Forget a loop that has ended as it should; idempotent."""
         with self._lock:
             self._loops = [other for other in self._loops if other is not loop]
 
     def states(self) -> list[LoopState]:
-        """Return all of them now."""
         with self._lock:
             loops = list(self._loops)
         return [loop.state() for loop in loops]
 
+    def handlers(self) -> list[Handlers]:
+        """Return the pools of handlers among them."""
+        with self._lock:
+            return [loop for loop in self._loops if isinstance(loop, Handlers)]
+
     def is_live(self) -> bool:
-        """Return whether every loop turns."""
         return all(state.is_live for state in self.states())
 
     def is_ready(self) -> bool:
@@ -135,4 +169,4 @@ class Health:
 
 
 health = Health()
-"""Of this process."""
+"""The loops of this process."""

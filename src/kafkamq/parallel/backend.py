@@ -32,7 +32,7 @@ from kafkamq.types import PartitionId
 
 @dataclass(slots=True, eq=False, repr=False)
 class Slot(PoolWorker):
-    is_busy: bool = False  # its record is in the application's hands
+    is_busy: bool = False
 
 
 class SlotPool:
@@ -208,7 +208,9 @@ class OffsetsConsumer(TopicConsumer[_Held]):
         return message.place[1]._is_ours
 
     def _dropped(self, message: _Held) -> None:
-        self._done(message)  # its slot goes on; of that partition nothing counts any more
+        self._done(message)
+
+    # The slot goes on; of that partition nothing counts any more.
 
     def _again(self, message: _Held, delay_ms: int) -> None:
         slot, record = message.place
@@ -232,17 +234,19 @@ class OffsetsConsumer(TopicConsumer[_Held]):
         self._check_failure()
         if engine.state is State.CLOSED:
             return
-        engine.work_queue.recall(())  # also what is done of runs that slots have not ended counts
+        # What is done of runs that slots have not ended counts, too.
+        engine.work_queue.recall(())
         engine.committer.see_committed(timeout_s)
 
     def _end(self, timeout_s: float) -> None:
         with self._changed:
-            while self._ready:  # its slot is free, its record is not done
+            while self._ready:
                 message = self._ready.popleft()
                 message.place[0].is_busy = False
         engine = self._engine
         engine.work_queue.stop()
-        for message in list(self._held.values()):  # handed out and not settled: it comes again
+        # What was handed out and is not settled comes again.
+        for message in list(self._held.values()):
             message.place[0].is_busy = False
         self._slots.cancel()
         engine.end(timeout_s=0.0, drain_s=0.0)

@@ -32,9 +32,10 @@ from kafkamq.transport.errors import (
 )
 from kafkamq.types import PartitionId
 
-_TURN_S = 0.02  # who waits for a commit looks so often whether its thread must make it
-_SOON_S = 0.05  # until the next commit, while a map is too long
-_NO_MAPS_S = 60.0  # after a broker refused a map: until one is tried again, doubled each time
+_TURN_S = 0.02
+_SOON_S = 0.05
+# The time without maps after a broker has refused one, doubled with each refusal.
+_NO_MAPS_S = 60.0
 _MAX_NO_MAPS_S = 3600.0
 _log = logging.getLogger(__name__)
 
@@ -47,10 +48,17 @@ class Assignment:
     flow: PartitionFlow
     stalls: StallDetector
     committed_offset: int
-    committed_version: int  # of the tracker's progress; -1: nothing is committed
+    # The version of the tracker's progress; -1: nothing is committed.
+    committed_version: int
+    committed_metadata: str = ""
+    # As it was planned last.
+    metadata: str = ""
     is_paused: bool = False
-    map_chars: int = 0
     is_cut: bool = False
+
+    @property
+    def map_chars(self) -> int:
+        return len(self.metadata)
 
     @property
     def place(self) -> PartitionId:
@@ -61,6 +69,8 @@ class Assignment:
 
 @dataclass(slots=True)
 class Plan:
+    """What changed since the last commit, and those commits by which Kafka would know more."""
+
     parts: list[tuple[Assignment, Progress, MapVerdict]] = field(default_factory=list)
     commits: list[OffsetCommit] = field(default_factory=list)
 
@@ -101,17 +111,20 @@ def plan_commits(
             stats.maps_cut += 1
             whole = len(metadata)
             metadata, end = _cut(progress, whole, limits)
-            if not assignment.is_cut:  # such commits follow each other quickly
+            if not assignment.is_cut:
+                # Commits of a map that is cut follow each other quickly: only the first is logged.
                 _log.warning(
                     "an offset map is too long and is cut: after a restart what is done beyond its"
                     " end is done again",
                     extra={"partition": assignment.place, "chars": whole, "end": end},
                 )
         assignment.is_cut = not verdict.is_written
-        assignment.map_chars = len(metadata)
-        topic, partition = assignment.place
+        assignment.metadata = metadata
         plan.parts.append((assignment, progress, verdict))
-        plan.commits.append(OffsetCommit(topic, partition, progress.committable_offset, metadata))
+        offset = progress.committable_offset
+        known = assignment.committed_offset, assignment.committed_metadata
+        if assignment.committed_version < 0 or known != (offset, metadata):
+            plan.commits.append(OffsetCommit(*assignment.place, offset, metadata))
     with work_queue.lock:
         for assignment, _, verdict in plan.parts:
             if assignment.partition.phase is not PartitionPhase.CLOSED:
@@ -156,8 +169,10 @@ class Committer:
         self._fail = fail
         self._no_maps_s = _NO_MAPS_S
         self._no_maps_until_s = 0.0
-        self._may_succeed = False  # the last commit failed, and the same may succeed soon
-        self._refusal: tuple[KafkaMQError, bool] | None = None  # of it, and whether that passes
+        # Whether the last commit failed and the same may succeed soon; and why, and whether that
+        # passes.
+        self._may_succeed = False
+        self._refusal: tuple[KafkaMQError, bool] | None = None
         self._wanted = threading.Condition()
         self._asked = 0
         self._answered = 0
@@ -176,7 +191,7 @@ class Committer:
         return None if self._refusal is None else self._refusal[0]
 
     def commit_at_last(self, timeout_s: float) -> bool:
-        """Do as ``commit_now``, again while it may succeed: there is no later commit."""
+        """Commit, and try again while that may succeed: there is no later commit."""
         deadline_s = monotonic() + timeout_s
         while self._commit_by(deadline_s):
             if not self._may_succeed:
@@ -275,17 +290,15 @@ class Committer:
                 self._wanted.notify_all()
 
     def _commit(self) -> bool:
-        """One commit; says whether a map holds work back."""
+        """Make one commit; return whether a map holds work back."""
         self._may_succeed = False
         plan = self._plan()
-        if not plan.commits:
-            self._refusal = None  # nothing is missing
-            return False
-        try:
-            self._commits.commit(plan.commits, plan.is_current)
-        except KafkaException as error:
-            self._failed(error)
-            return True
+        if plan.commits:
+            try:
+                self._commits.commit(plan.commits, plan.is_current)
+            except KafkaException as error:
+                self._failed(error)
+                return True
         self.confirm(plan)
         return any(verdict.ceiling is not None for _, _, verdict in plan.parts)
 
@@ -295,16 +308,23 @@ class Committer:
             self._work_queue,
             self._stats,
             self._config.limits,
-            with_maps=self._with_maps,
+            with_maps=monotonic() >= self._no_maps_until_s,
         )
 
     def _failed(self, error: KafkaException) -> None:
         self._stats.commit_failures += 1
         what = meaning(error)
         if what is Meaning.METADATA_TOO_LARGE:
-            self._go_without_maps()
+            # For a while: the next coordinator, or this one with another setting, may take them.
+            self._no_maps_until_s = monotonic() + self._no_maps_s
+            _log.error(
+                "the broker takes shorter commit metadata than offset maps need: commits go"
+                " without maps for a while; raise offset.metadata.max.bytes to 4096",
+                extra={"group": self._config.group_id, "again_s": self._no_maps_s},
+            )
+            self._no_maps_s = min(2 * self._no_maps_s, _MAX_NO_MAPS_S)
             self._may_succeed = True
-            return  # the next one is another
+            return
         ours = broker_error(error, f"committing offsets of group {self._config.group_id}")
         self._may_succeed = is_retriable(ours) and what is not Meaning.NO_MEMBER
         self._refusal = (ours, self._may_succeed)
@@ -312,29 +332,16 @@ class Committer:
             raise ours from error
         _log.info("a commit failed and is made again", extra={"code": kafka_error(error).name()})
 
-    @property
-    def _with_maps(self) -> bool:
-        return monotonic() >= self._no_maps_until_s
-
-    def _go_without_maps(self) -> None:
-        """Commit no maps for a while: the next coordinator, or this one with another setting,
-        may take them.
-        """
-        self._no_maps_until_s = monotonic() + self._no_maps_s
-        _log.error(
-            "the broker takes shorter commit metadata than offset maps need: commits go without"
-            " maps for a while; raise offset.metadata.max.bytes to 4096",
-            extra={"group": self._config.group_id, "again_s": self._no_maps_s},
-        )
-        self._no_maps_s = min(2 * self._no_maps_s, _MAX_NO_MAPS_S)
-
     def confirm(self, plan: Plan) -> None:
-        """Note that Kafka has it, and tell the user."""
+        """Note that Kafka has all of it, and tell the user of what is new."""
         with self._work_queue.lock:
             for assignment, progress, _ in plan.parts:
                 assignment.committed_version = progress.version
                 assignment.committed_offset = progress.committable_offset
+                assignment.committed_metadata = assignment.metadata
         self._refusal = None
+        if not plan.commits:
+            return
         if any(each.metadata for each in plan.commits):
             self._no_maps_s = _NO_MAPS_S
         self._stats.commits += 1

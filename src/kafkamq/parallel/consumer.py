@@ -8,7 +8,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from kafkamq.config import ServiceConfig, wait_seconds
+from kafkamq.config import Options, ServiceConfig, wait_seconds
 from kafkamq.errors import ConfigError, DeadlineExceededError, StateError
 from kafkamq.parallel.config import (
     ParallelOptions,
@@ -68,8 +68,8 @@ class ParallelBase:
         group_id: str = "",
         bootstrap_servers: str = "",
         kafka: Mapping[str, str] | None = None,
-        ordering: str = "key",
-        concurrency: int | str = 16,
+        ordering: str = Options.ordering.default,
+        concurrency: int | str = Options.concurrency.default,
         **options: Unpack[ParallelOptions],
     ) -> None:
         """Makes the client; nothing is read before a handler is given.
@@ -250,8 +250,9 @@ class ParallelConsumer(ParallelBase):
     def poll_and_produce(
         self, handler: Callable[..., object], on_produced: OnProduced | None = None
     ) -> None:
-        """Do as ``poll``; what the handler returns is produced, and its record is done with
-        that.
+        """Call the handler for each record as ``poll`` does, and produce what it returns.
+
+        A record is done when its results are in Kafka.
 
         With ``commit_mode="transactional"`` results and offsets are committed together: readers of
         committed data see each result exactly once.
@@ -269,8 +270,7 @@ class ParallelConsumer(ParallelBase):
         self._begin(handler, self._producing(on_produced), may_yield=True)
 
     def produce_and_stream(self, handler: Callable[..., object]) -> Iterator[Produced]:
-        """Do as ``poll_and_produce``, and iterate over results, with the places at which Kafka
-        has them.
+        """Produce what the handler returns, and iterate over results with their places in Kafka.
 
         In transactions only what is committed is told of. A record is done with its results, not
         with the iteration. When the consumer is closed, by another thread or in the loop, the
@@ -285,7 +285,7 @@ class ParallelConsumer(ParallelBase):
         return self._told(cast("Iterator[Produced]", stream.results(engine.ended.is_set)))
 
     def stream(self, handler: Callable[..., object]) -> Iterator[tuple[ParallelRecord, object]]:
-        """Do as ``poll``, and iterate over records and what the handler returned for each.
+        """Call the handler as ``poll`` does, and iterate over records and what it returned.
 
         A record is done when the next one is asked for. The iteration ends when the consumer is
         closed, by another thread or in the loop; it raises what made the consumer stop.

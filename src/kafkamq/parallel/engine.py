@@ -26,11 +26,10 @@ from kafkamq.errors import (
 from kafkamq.parallel.commits import Assignment, Committer
 from kafkamq.parallel.config import CommitMode, ParallelConfig, tell
 from kafkamq.parallel.failure_policy import ParallelDeadLetters
-from kafkamq.parallel.record import ParallelRecord, make_records
+from kafkamq.parallel.record import make_records
 from kafkamq.parallel.results import ResultProducer
 from kafkamq.parallel.rules.flow import PartitionFlow, Stall, StallDetector
 from kafkamq.parallel.rules.offsets import OffsetTracker
-from kafkamq.parallel.rules.shards import PartitionState
 from kafkamq.parallel.transactions import TransactionCommitter
 from kafkamq.parallel.wire import offsets as offset_maps
 from kafkamq.parallel.wire.offsets import require_zstandard
@@ -44,11 +43,11 @@ from kafkamq.transport.group_consumer import GroupConsumer
 from kafkamq.transport.record import Record
 from kafkamq.types import DeadLetterReason, PartitionId
 
-MAX_POLL = 1000  # records of one poll
-TICK_S = 0.02  # the longest wait for records, and how often the rest is looked after
-_SAMPLE = 64  # of so many records one is asked for its size
-_LATE_S = 300.0  # for a commit that librdkafka still waits for
-ROOM_S = 0.05  # how long a full partition is waited for before it is paused
+MAX_POLL = 1000
+TICK_S = 0.02
+_SAMPLE = 64
+_LATE_S = 300.0
+ROOM_S = 0.05
 _log = logging.getLogger(__name__)
 _REQUEST_S = 5.0
 _PATIENCE_S = 30.0
@@ -75,7 +74,7 @@ class Engine:
         self.state = State.UNUSED
         self.failure: BaseException | None = None
         self.ended = threading.Event()
-        self.on_turn: Callable[[], None] = lambda: None  # each turn of the thread
+        self.on_turn: Callable[[], None] = lambda: None
         self.on_end: Callable[[], None] = lambda: None
         self._assignments: dict[PartitionId, Assignment] = {}
         self._source = Source(config, self, self.stats)
@@ -135,7 +134,7 @@ class Engine:
             self._committer.start()
             pool.start()
             self._thread.start()
-        except BaseException as error:  # such as transactions that may not be, too many threads
+        except BaseException as error:
             self.failure = error
             self.work_queue.stop()
             self._committer.end(self.config.commit_timeout_ms / 1000)
@@ -153,7 +152,6 @@ class Engine:
 
     @property
     def is_ending(self) -> bool:
-        """Return whether it drains, closes or has failed."""
         return self._is_ending.is_set()
 
     def commit_soon(self) -> None:
@@ -170,7 +168,8 @@ class Engine:
         if drain_s <= 0:
             self.work_queue.stop()
         drain_until_s, close_until_s = now_s + drain_s, now_s + drain_s + timeout_s
-        if self._is_ending.is_set():  # the earlier end counts: a close ends a drain
+        if self._is_ending.is_set():
+            # The earlier end counts: a close ends a drain.
             drain_until_s = min(drain_until_s, self._drain_until_s)
             close_until_s = min(close_until_s, self._close_until_s)
         self._drain_until_s, self._close_until_s = drain_until_s, close_until_s
@@ -210,11 +209,13 @@ class Engine:
         timeout_s = self.config.commit_timeout_ms / 1000
         self.dead_letters.close(max(1.0, self._close_until_s - monotonic()))
         self.results.close(max(1.0, self._close_until_s - monotonic()))
-        is_idle = self._committer.commit_at_last(timeout_s)  # also when it fails: done is done
+        # It is committed also when a part of it failed: done is done.
+        is_idle = self._committer.commit_at_last(timeout_s)
         self._tell_of_refusal()
         if not self._committer.end(timeout_s) or not is_idle:
             _log.warning("a last commit has no answer; leaving the group goes on behind it")
-            self._is_leaving_late = True  # a client must not be ended with a commit inside of it
+            # A client must not be ended with a commit inside of it.
+            self._is_leaving_late = True
             return
         self._forget(list(self._assignments))
         self._source.close()
@@ -241,7 +242,8 @@ class Engine:
     def _step(self, *, is_reading: bool) -> None:
         if self._must_rewind:
             self._rewind()
-        if not is_reading:  # nor fetching, which would take time from who is waited for
+        if not is_reading:
+            # Nothing is fetched, either: that would take time from what is waited for.
             self._pause(self.assignments())
         groups = self._source.poll(MAX_POLL, TICK_S)
         self.stats.last_poll_s = monotonic()
@@ -269,7 +271,8 @@ class Engine:
         crowded: Assignment | None = None
         for place, messages in groups:
             assignment = self._assignments.get(place)
-            if assignment is None:  # went in the same poll
+            if assignment is None:
+                # The partition went in the same poll.
                 continue
             records = make_records(messages, assignment.partition)
             self.stats.polled += len(records)
@@ -335,16 +338,13 @@ class Engine:
         )
         held_s = stall.held_ms / 1000
         tell("on_stall", self.config.hooks.on_stall, topic, partition, stall.offset, held_s)
+        record = None
         if self.config.gives_up_stalled:
-            self._give_up_stalled(
-                assignment, stall.offset, f"held the committed offset back for {held_s:g} s"
-            )
-
-    def _give_up_stalled(self, assignment: Assignment, offset: int, error_text: str) -> None:
-        """Make a dead letter of a record that holds others up; then the offset moves."""
-        record = self.work_queue.find(assignment.partition, offset)
+            record = self.work_queue.find(assignment.partition, stall.offset)
         if record is not None:
+            # As a dead letter it lets the offset move.
             reason = DeadLetterReason.MAX_LEASE
+            error_text = f"held the committed offset back for {held_s:g} s"
             written = self.dead_letters.write(record, reason, error_text)
             self.dead_letters.hold(record, reason, written)
 
@@ -361,19 +361,25 @@ class Engine:
                 StallDetector(stall_after_ms=config.stall_after_ms),
                 position.offset,
                 position.tracker.version if position.is_committed else -1,
+                position.metadata,
             )
         places = [(position.topic, position.partition) for position in positions]
         _log.info("partitions were assigned", extra={"partitions": places})
         if any(not position.is_committed for position in positions):
-            self._committer.request()  # a new group's start, before anything else happens to it
+            # A new group's start is committed before anything else happens to it.
+            self._committer.request()
         tell("on_assigned", config.hooks.on_assigned, places)
 
     def revoked(self, partitions: Sequence[PartitionId]) -> None:
-        """Commit what is done of these, within the budget, and forget them."""
+        """Wait for what is in flight of these (bounded), commit what is done, and forget them."""
         assignments = [
             self._assignments[place] for place in partitions if place in self._assignments
         ]
-        self._await_in_flight([assignment.partition for assignment in assignments])
+        going = [assignment.partition for assignment in assignments]
+        self.work_queue.recall(going)
+        deadline_s = monotonic() + self.config.revoke_timeout_ms / 1000
+        while self.work_queue.has_in_flight(going) and monotonic() < deadline_s:
+            sleep(0.001)
         self.dead_letters.tend_all()
         if assignments and not self._committer.commit_at_last(self.config.commit_timeout_ms / 1000):
             _log.warning("no answer to the commit of revoked partitions")
@@ -381,13 +387,6 @@ class Engine:
         self._forget(partitions)
         _log.info("partitions were revoked", extra={"partitions": list(partitions)})
         tell("on_revoked", self.config.hooks.on_revoked, list(partitions), False)
-
-    def _await_in_flight(self, partitions: Sequence[PartitionState[ParallelRecord]]) -> None:
-        """Hand out nothing of these any more, and wait for what is in flight (bounded)."""
-        self.work_queue.recall(partitions)
-        deadline_s = monotonic() + self.config.revoke_timeout_ms / 1000
-        while self.work_queue.has_in_flight(partitions) and monotonic() < deadline_s:
-            sleep(0.001)
 
     def lost(self, partitions: Sequence[PartitionId]) -> None:
         """Another member has these already: commit nothing of them."""
@@ -423,6 +422,7 @@ class Position:
         offset: The first record to poll.
         tracker: What is done from there on.
         is_committed: Whether the group has committed it.
+        metadata: What it has committed with it.
     """
 
     topic: str
@@ -430,6 +430,7 @@ class Position:
     offset: int
     tracker: OffsetTracker
     is_committed: bool
+    metadata: str = ""
 
 
 class Source:
@@ -445,7 +446,8 @@ class Source:
             client_id=f"kafkamq-{config.group_id[:20]}-{uuid.uuid4().hex[:12]}",
             socket_timeout_ms=10_000,
             allow_auto_create_topics=False,
-            enable_partition_eof=True,  # markers and deleted records behind the last one count
+            # Markers and deleted records behind the last record count for the position.
+            enable_partition_eof=True,
         )
         self.commits = CommitTurns(self._group)
 
@@ -482,7 +484,7 @@ class Source:
         groups = _by_partition(batch) if batch else []
         if self._group.outside:
             others = {place for place in list(self._group.outside) if self._is_another_log(place)}
-            groups = [each for each in groups if each[0] not in others]  # of the log that is gone
+            groups = [each for each in groups if each[0] not in others]
         return groups
 
     def _is_another_log(self, place: PartitionId) -> bool:
@@ -493,7 +495,7 @@ class Source:
         except KafkaMQError as error:
             if not is_retriable(error):
                 raise
-            return False  # the next poll asks again
+            return False
         if low <= position <= high:
             start = position
         else:
@@ -510,7 +512,8 @@ class Source:
         is_another = position > high
         if is_another:
             self._member.restarted(Position(*place, start, OffsetTracker(start), False))
-            self.resume([place])  # the member knows of no pause any more
+            # The member knows of no pause any more.
+            self.resume([place])
         return is_another
 
     def _data_loss(self, place: PartitionId, position: int, low: int, high: int) -> str:
@@ -593,11 +596,11 @@ class Source:
                     "chars": len(found.metadata),
                 },
             )
-            return Position(topic, partition, offset, OffsetTracker(offset), True)
+            return Position(topic, partition, offset, OffsetTracker(offset), True, found.metadata)
         tracker = OffsetTracker(
             offset, highest_seen=found_map.highest_seen, incompletes=found_map.incompletes
         )
-        return Position(topic, partition, offset, tracker, True)
+        return Position(topic, partition, offset, tracker, True, found.metadata)
 
     def _first(self, topic: str, partition: int) -> Position:
         if self._config.start == "none":

@@ -35,12 +35,13 @@ from kafkamq.transport.settings import producer_settings
 from kafkamq.types import Ack, DeadLetterReason, Nack
 
 _MAX_DELAY_S = 366 * 86_400.0
-_DELAY_S = 1.0  # where the user's function of it fails
-_STOPPED_S = 3600.0  # a record that stops the consumer is not tried again by it
+_DELAY_S = 1.0
+_STOPPED_S = 3600.0
 _log = logging.getLogger(__name__)
 WriteDeadLetter = Callable[[ParallelRecord, DeadLetterReason, str], Written]
 Hold = Callable[[ParallelRecord, DeadLetterReason, Written], None]
-_MOST = 200  # records that one pass gives up: the thread that polls has other things to do
+# Records that one pass gives up at most: the thread that polls has other things to do.
+_MOST = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +54,10 @@ class Unwritten:
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
     config: ParallelConfig
-    stats: Stats  # where dead letters and skips are counted
-    write: WriteDeadLetter  # until Kafka has it
-    fail: Callable[[BaseException], None]  # stops the consumer
-    hold: Hold  # takes over a dead letter that Kafka has refused, or not confirmed in time
+    stats: Stats
+    write: WriteDeadLetter
+    fail: Callable[[BaseException], None]
+    hold: Hold
 
     def apply(self, record: ParallelRecord, outcome: object) -> Steps[int | None]:
         """Return when a record is due again (monotonic ms) whose handler raised or returned
@@ -87,7 +88,7 @@ class FailurePolicy:
     ) -> tuple[Done | Retry | GiveUp, BaseException | None]:
         attempt = record.attempt
         unwritten = 0 if record._failure is None else record._failure.unwritten
-        if isinstance(outcome, Unwritten | BodyUnavailableError):  # nobody is to blame
+        if isinstance(outcome, Unwritten | BodyUnavailableError):
             delay_s = None
             if isinstance(outcome, BodyUnavailableError):
                 delay_s, outcome = outcome.delay_s, Unwritten(outcome)
@@ -95,14 +96,16 @@ class FailurePolicy:
             record._failure = Failure(attempt, outcome.error, why, unwritten + 1)
             return Retry(delay_s), outcome.error
         verdict, error = understood(outcome, self.config.retry_on)
-        if error is not None and unfinished(outcome):  # as it is written: so is each record
+        if error is not None and unfinished(outcome):
+            # The handler's code is at fault, so every record would fail: the consumer stops.
             self.fail(error)
             verdict = Nack(delay=_STOPPED_S)
         elif error is not None:
             verdict = self._verdict_on(record, error, verdict)
         own = attempt - unwritten
         decision = judge(verdict, attempt=own, max_attempts=self.config.max_attempts)
-        if isinstance(decision, GiveUp) and not self.config.gives_up:  # a default is no choice
+        if isinstance(decision, GiveUp) and not self.config.gives_up:
+            # What is to happen to such records was not configured, and the default is no choice.
             _log.error(
                 "a record is rejected and there is no place for it: it is tried again; set"
                 " dead_letter_topic, or on_exhausted",
@@ -227,7 +230,6 @@ class ParallelDeadLetters:
         return self._writer.write(letter.form, partial(self.is_open, record))
 
     def is_open(self, record: ParallelRecord) -> bool:
-        """Return whether its dead letter is still for this consumer to write."""
         is_waiting = record._is_ours and record not in self._kept
         return is_waiting and record._assignment.tracker.is_open(record.offset)
 
@@ -236,7 +238,8 @@ class ParallelDeadLetters:
 
         Any thread may call this.
         """
-        if reason is not DeadLetterReason.MAX_LEASE:  # whose handler may still end well
+        if reason is not DeadLetterReason.MAX_LEASE:
+            # The handler of one that is given up for its age may still end well.
             self._work_queue.held.add(record)
         written.last.add_done_callback(partial(self._ended, record, reason))
 
@@ -266,7 +269,8 @@ class ParallelDeadLetters:
         self._writer.give_up_refused()
         try:
             self._writer.close(timeout_s)
-        except KafkaMQError as error:  # what is done is committed all the same
+        except KafkaMQError as error:
+            # What is done is committed all the same.
             _log.warning("dead letters are not confirmed at the end", extra={"error": str(error)})
         self.tend_all()
 

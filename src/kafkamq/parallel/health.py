@@ -17,11 +17,11 @@ from kafkamq.metrics.health import Handlers
 from kafkamq.parallel.commits import Assignment
 from kafkamq.parallel.engine import Engine, State
 
-MAX_SILENCE_S = 30.0  # without a poll for so long, the consumer's thread is stuck
+MAX_SILENCE_S = 30.0
 _ALIVE = (State.RUNNING, State.PAUSED, State.DRAINING, State.CLOSING)
 _GROUP, _PARTITION = ("queue",), ("queue", "partition")
 
-_COUNTED = {  # by the names of ``Stats``
+_COUNTED = {
     "polled": Counter("kafkamq_parallel_polled", "Records read.", _GROUP),
     "processed": Counter("kafkamq_parallel_processed", "Records done.", _GROUP),
     "failed": Counter("kafkamq_parallel_failed", "Attempts that failed.", _GROUP),
@@ -139,7 +139,10 @@ def watch_engine(engine: Engine) -> Callable[[], None]:
     )
     engine.on_turn = loop.beat
     handlers = Handlers(
-        f"handlers of parallel consumer {group}", engine.config.hung_after_ms / 1000, engine.slots
+        f"handlers of parallel consumer {group}",
+        engine.config.hung_after_ms / 1000,
+        engine.slots,
+        queue=group,
     )
     health.watch(handlers)
 

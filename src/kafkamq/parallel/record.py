@@ -1,4 +1,4 @@
-"""What a handler gets."""
+"""The record that a parallel consumer's handler gets; in a process, a copy of its fields."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ class Failure:
     """What is known of a record that failed before."""
 
     attempts: int
-    error: BaseException | None  # the last one; None: its handler returned a ``Nack``
+    # The last error; None: its handler returned a ``Nack``.
+    error: BaseException | None
     reason: str
-    unwritten: int = 0  # of the attempts: nobody is to blame: a result unwritten, a body unread
-    is_given_up: bool = False  # it is a dead letter, or skipped
+    # Attempts that were nobody's fault: a result was not written, a body was not read.
+    unwritten: int = 0
+    is_given_up: bool = False
 
 
-@dataclass(slots=True, unsafe_hash=True)  # frozen ones take four times as long to make
+# Frozen ones would take four times as long to make.
+@dataclass(slots=True, unsafe_hash=True)
 class PlainRecord:
     """What a handler in another process gets: a ``ParallelRecord``'s fields; read-only."""
 
@@ -35,7 +38,8 @@ class PlainRecord:
     headers: list[tuple[str, bytes | None]]
     timestamp_ms: int
     attempt: int
-    is_kafkamq_message: ClassVar[bool] = True  # a handler's parameter of this type gets it
+    # A handler's parameter of this type gets the record.
+    is_kafkamq_message: ClassVar[bool] = True
 
     @property
     def payload(self) -> bytes | None:
@@ -121,7 +125,6 @@ class ParallelRecord:
 
     @property
     def last_error(self) -> BaseException | None:
-        """Return what the attempt before raised, if this one is not the first."""
         return None if self._failure is None else self._failure.error
 
     @property
@@ -133,7 +136,7 @@ class ParallelRecord:
         """Return those of a ``PlainRecord``: the same for another process."""
         raw = self._raw
         return (
-            sys.intern(raw.topic() or ""),  # it is sent once for many
+            sys.intern(raw.topic() or ""),
             raw.partition(),
             self.offset,
             self.key,

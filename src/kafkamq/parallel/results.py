@@ -64,7 +64,7 @@ _RESULTS = "poll_and_produce takes OutgoingRecord, several of them, None, or a v
 Delivered = Callable[["KafkaError | KafkaMQError | None", Record], None]
 _Record: TypeAlias = "tuple[str, bytes | None, bytes | None, int, Headers | None]"
 T = TypeVar("T")
-MAX_WAITING = 1024  # results that nobody has taken; then workers wait
+MAX_WAITING = 1024
 _ASYNC_SLICE_S = 0.002
 _log = logging.getLogger(__name__)
 _Result: TypeAlias = tuple[PoolRun, ParallelRecord, object]
@@ -82,7 +82,8 @@ class OutgoingRecord:
     value: bytes | None
     key: bytes | None = None
     headers: Mapping[str, bytes | None] | Sequence[tuple[str, bytes | None]] = ()
-    partition: int = -1  # -1: by the key's murmur2 hash, as Java; without a key by chance
+    # -1: the partition follows from the key's murmur2 hash, as in Java; without a key, from chance.
+    partition: int = -1
 
     def __post_init__(self) -> None:
         for name, (kinds, wanted) in _FIELDS.items():
@@ -215,7 +216,8 @@ class Handling:
 
         Says whether the run goes on behind the record.
         """
-        if run.is_stale:  # another member does it, and decides what becomes of it
+        if run.is_stale:
+            # Another member processes it, and decides what becomes of it.
             return True
         is_result = self._takes_all or outcome is not None
         if self._publisher is not None and is_result and not is_verdict(outcome):
@@ -244,7 +246,7 @@ class Handling:
 class _Outstanding:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._count = 1  # the sender itself
+        self._count = 1
         self.ended: Future[None] = Future()
         self.failed: dict[ParallelRecord, BaseException | Unwritten] = {}
 
@@ -275,7 +277,7 @@ class ProducePublisher:
     producer: ResultProducer
     timeout_s: float
     on_produced: OnProduced | None
-    await_room: Attempt | None = None  # of who is told by ``on_produced``
+    await_room: Attempt | None = None
 
     def __post_init__(self) -> None:
         self.work_queue.is_deferred = True
@@ -299,7 +301,8 @@ class ProducePublisher:
     def _send(self, outputs: Outputs) -> Steps[_Outstanding]:
         sent = _Outstanding()
         for run, record, result in outputs:
-            if run.is_stale:  # another member does it, and has its result
+            if run.is_stale:
+                # Another member processes it, and has its result.
                 continue
             sent.add()
             try:
@@ -375,8 +378,8 @@ class ProducePublisher:
 
 
 def _failed_send(error: Exception) -> Exception | Unwritten:
-    """Of a result; ``Unwritten``, unless it is refused for what it is, or for where it goes to."""
-    is_ours = isinstance(error, StateError)  # the producer is closed
+    """Return ``Unwritten``, or the error where the result or its topic is at fault."""
+    is_ours = isinstance(error, StateError)
     is_over = isinstance(error, BrokerError) and error.is_fatal
     is_kafkas = is_over or is_retriable(error) or meaning(error) in REFUSALS
     return Unwritten(error) if is_ours or is_kafkas else error
@@ -422,9 +425,11 @@ class ResultProducer:
             if error is None or meaning(error) is not Meaning.TOO_LARGE:
                 on_delivery(error, message)
                 return
-            try:  # Kafka refuses a whole batch for its size: whose fault it is shows alone
+            # Kafka refuses a whole batch for the size of one record: alone, each shows whether it
+            # is too large.
+            try:
                 self._send(self._open(is_alone=True), record, on_delivery)
-            except KafkaMQError as failure:  # it may fit another time
+            except KafkaMQError as failure:
                 on_delivery(failure, message)
 
         try:
@@ -514,7 +519,8 @@ class ResultStream:
                 if not slice_s:
                     yield None
                 continue
-            if not run.is_stale:  # else another member's handler has it, and its result is told
+            if not run.is_stale:
+                # Else another member's handler has the record, and its result is told.
                 yield record, result
             self._work_queue.complete(run.partition, [record.offset])
 
@@ -555,7 +561,8 @@ class ProducedStream:
         """
         try:
             while True:
-                is_last = has_ended()  # before the look: what came until then is seen
+                # This is asked before the look, which so sees everything that came until then.
+                is_last = has_ended()
                 produced = self._next(0.0 if is_last else slice_s)
                 if produced is None and is_last:
                     return

@@ -42,10 +42,13 @@ from kafkamq.transport.record import Record
 from kafkamq.transport.transactions import TransactionalProducer
 from kafkamq.types import RecordId
 
-MAX_BLAMED = 10_000  # records remembered; more at once mean that Kafka refuses everything
-MAX_UNTOLD = 10_000  # results of a transaction that somebody wants to know of; then it is committed
-_COLLATERAL = (Meaning.PURGED, Meaning.OTHERS_FAULT)  # of another one's failure
-_GIVEN_UP = -1  # in place of attempts
+# Failed records that are remembered; more at once mean that Kafka refuses everything.
+MAX_BLAMED = 10_000
+# Results of a transaction that are waited for, at which it is committed.
+MAX_UNTOLD = 10_000
+# What these errors say is the consequence of another record's failure.
+_COLLATERAL = (Meaning.PURGED, Meaning.OTHERS_FAULT)
+_GIVEN_UP = -1
 
 
 def _place(record: ParallelRecord) -> RecordId:
@@ -74,18 +77,17 @@ class TransactionCommitter(Committer):
             config.service,
             f"kafkamq.{config.group_id}.{uuid.uuid4().hex}",
             partitioner="murmur2_random",
-            transaction_timeout_ms=10_000,  # proposed, so that users may raise it
+            # This is a proposal: users may raise it.
+            transaction_timeout_ms=10_000,
         )
         self._has_begun = False
-        self._failure: BaseException | None = None  # of a send: the transaction must not commit
-        self._partitions: set[PartitionState[ParallelRecord]] = (
-            set()
-        )  # whose results are in the transaction
-        self._suspects: list[tuple[int, ParallelRecord, BaseException]] = []  # with sizes
-        self._fatal: BaseException | None = None  # that no abort can mend
-        self._blamed: dict[RecordId, tuple[int, BaseException]] = {}  # attempts, and the last error
-        self.on_produced: OnProduced | None = None  # told behind the commit
-        self._produced: list[Produced] = []  # what it is told then
+        self._failure: BaseException | None = None
+        self._partitions: set[PartitionState[ParallelRecord]] = set()
+        self._suspects: list[tuple[int, ParallelRecord, BaseException]] = []
+        self._fatal: BaseException | None = None
+        self._blamed: dict[RecordId, tuple[int, BaseException]] = {}
+        self.on_produced: OnProduced | None = None
+        self._produced: list[Produced] = []
 
     def start(self) -> None:
         self._producer.init()
@@ -127,7 +129,7 @@ class TransactionCommitter(Committer):
             elif what is Meaning.INVALID_RECORD:
                 self._blame(record, ours)
             elif isinstance(ours, BrokerError) and not ours.is_retriable:
-                self._fatal = ours  # such as rights that are missing
+                self._fatal = ours
 
         try:
             for out in results:
@@ -139,7 +141,7 @@ class TransactionCommitter(Committer):
                     self._producer.produce(new, on_delivery=told)
         except Exception as error:  # noqa: BLE001 - the transaction is not whole, whatever it is
             self._failure = error
-            is_kafkas = isinstance(error, KafkaMQError)  # such as a transaction that has failed
+            is_kafkas = isinstance(error, KafkaMQError)
             if not is_kafkas or meaning(error) is Meaning.TOO_LARGE:
                 self._blame(record, error)
 
@@ -206,6 +208,7 @@ class TransactionCommitter(Committer):
             member = self._commits.member
             plan = self._plan()
             if self._failure is None and not plan.commits and not self._has_begun:
+                self.confirm(plan)
                 return False
             try:
                 if self._failure is not None:
@@ -238,12 +241,10 @@ class TransactionCommitter(Committer):
                 return True
             self._forget_blamed()
             self._tell_produced()
-        if plan.commits:
-            self.confirm(plan)
+        self.confirm(plan)
         return any(verdict.ceiling is not None for _, _, verdict in plan.parts)
 
     def _is_current(self, plan: Plan) -> bool:
-        """Return whether the partitions last that it holds results or offsets of."""
         parts = {assignment.partition for assignment, _, _ in plan.parts}
         return self._partitions <= parts and plan.is_current()
 
@@ -268,7 +269,8 @@ class TransactionCommitter(Committer):
         _log.warning(
             "a transaction is aborted; what it held is processed again", extra={"error": str(error)}
         )
-        for assignment in self._assignments():  # what is done from here on counts nowhere
+        # What is done from here on counts nowhere.
+        for assignment in self._assignments():
             self._work_queue.close(assignment.partition)
         self._producer.abort()
         if not self._producer.is_ready:
@@ -316,7 +318,7 @@ class TransactionPublisher:
         rest = partial(_finish, passing, sent)
         try:
             threading.Thread(target=rest, name="kafkamq-results", daemon=True).start()
-        except RuntimeError:  # no thread can begin
+        except RuntimeError:
             rest()
         yield from granted(sent)
         sent.result()

@@ -24,10 +24,12 @@ from kafkamq.runtime.work_queue import ParkedSlots, Slot, Waker
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.types import PartitionId
 
-MAX_TAKE = 512  # records in one worker's hands
-MAX_RUN = 64  # records of one shard in the hands of a process
-HELD_MS = 366 * 86_400_000  # who is given up is not tried again: its letter ends this
-STUCK_S = 0.02  # a worker that is at it for so long keeps only what it has begun
+MAX_TAKE = 512
+MAX_RUN = 64
+# What is given up is not tried again: its dead letter ends this wait.
+HELD_MS = 366 * 86_400_000
+# Behind this a busy worker keeps only what it has begun.
+STUCK_S = 0.02
 
 PoolWorker: TypeAlias = Slot[ParallelRecord]
 """One of those who call handlers."""
@@ -39,17 +41,19 @@ PoolRun: TypeAlias = Run[ParallelRecord]
 class Stats:
     polled: int = 0
     processed: int = 0
-    failed: int = 0  # attempts
+    failed: int = 0
     dead_lettered: int = 0
-    skipped: int = 0  # given up without a dead letter
+    skipped: int = 0
     stalls: int = 0
     commits: int = 0
     commit_failures: int = 0
-    maps_cut: int = 0  # commits with a part of the map, as it was too long
-    maps_ignored: int = 0  # metadata of others, or damaged
-    last_commit_s: float = 0.0  # monotonic
-    last_poll_s: float = 0.0  # monotonic
-    map_chars: int = 0  # the longest map of the last commit
+    # Commits with a part of the map, as it was too long.
+    maps_cut: int = 0
+    # Metadata that others wrote, or that is damaged.
+    maps_ignored: int = 0
+    last_commit_s: float = 0.0
+    last_poll_s: float = 0.0
+    map_chars: int = 0
 
 
 class ParallelWorkQueue:
@@ -64,11 +68,12 @@ class ParallelWorkQueue:
         self.is_stopped = False
         # Given up, but for their dead letters: they wait, and what is behind them in their order.
         self.held: set[ParallelRecord] = set()
-        self.is_deferred = False  # what a handler has returned from is done only when published
+        # With this, what a handler has returned from is done only when it is published.
+        self.is_deferred = False
         self._stats = stats
         self._is_paused = False
         self._workers: list[PoolWorker] = []
-        self._laden: set[PoolWorker] = set()  # that took more than they have handlers
+        self._laden: set[PoolWorker] = set()
         self._parked = ParkedSlots()
         self._concurrency = config.concurrency
         self._completed, self._spent_s = 0, 0.0
@@ -99,7 +104,7 @@ class ParallelWorkQueue:
         return self.scheduler.has_ready and not self._is_paused
 
     def set_limit(self, limit: int) -> None:
-        """So many workers may be at work at once; see ``Adjustable``."""
+        """Change how many workers may be at work at once; see ``Adjustable``."""
         with self.lock:
             self._concurrency = limit
             self._parked.set_limit(limit)
@@ -119,7 +124,8 @@ class ParallelWorkQueue:
                 self._completed += worker.handed
                 self._spent_s += now_s - worker.began_s
                 worker.handed = 0
-            if worker.taken or worker.finished:  # also a run that it was relieved of as a whole
+            if worker.taken or worker.finished:
+                # This includes a run that the worker was relieved of as a whole.
                 self._collect(worker, now_s)
             parked = self._parked
             is_closed = self._is_paused or self.is_stopped or parked.is_over
@@ -139,7 +145,7 @@ class ParallelWorkQueue:
 
     def _hand_out(self, worker: PoolWorker, runs: list[PoolRun], limit: int) -> None:
         count = sum([len(run.records) for run in runs])
-        if limit:  # a process takes more before it is through with what it has
+        if limit:
             worker.taken += count
             self._parked.unpark(worker)
         else:
@@ -151,7 +157,7 @@ class ParallelWorkQueue:
 
     def _collect(self, worker: PoolWorker, now_s: float) -> None:
         finished, worker.finished = worker.finished, []
-        if self.is_deferred:  # else it was released at once
+        if self.is_deferred:
             for run in finished:
                 if run.failed is not None or run.end is not None:
                     self._release(worker, run)
@@ -179,8 +185,10 @@ class ParallelWorkQueue:
         if not waiting:
             return []
         size = limit or self._batch_size or self._pace.size(waiting, self._concurrency)
-        if self._batch_linger_s and waiting < size and not self._has_lingered(now_s):
-            return []
+        if self._batch_linger_s and waiting < size:  # has a list that is not full waited enough?
+            self._batch_since_s = self._batch_since_s or now_s
+            if now_s - self._batch_since_s < self._batch_linger_s:
+                return []
         rate = self._rate
         if rate is not None:
             size = min(size, rate.available(now_s * 1000))
@@ -206,12 +214,6 @@ class ParallelWorkQueue:
         elif at is not None:
             self.scheduler.reclaim(run, run.records[at:])
         return at != 0
-
-    def _has_lingered(self, now_s: float) -> bool:
-        """Return whether a list that is not full has waited long enough."""
-        if self._batch_since_s is None:
-            self._batch_since_s = now_s
-        return now_s - self._batch_since_s >= self._batch_linger_s
 
     def _max_run(self, limit: int) -> int:
         """A process has several handlers: what it takes is for all of them."""
@@ -314,7 +316,7 @@ class ParallelWorkQueue:
         for run in list(worker.pending):
             relieved += len(run.records)
             self.scheduler.release(run, processed=0)
-        current = worker.current  # its owner may be through with it in this moment
+        current = worker.current
         if current is not None:
             run, records = current
             if not run.is_released:
@@ -362,7 +364,6 @@ class ParallelWorkQueue:
             return any(partition.in_flight_count for partition in partitions)
 
     def find(self, partition: PartitionState[ParallelRecord], offset: int) -> ParallelRecord | None:
-        """Return a record that is open, wherever it is."""
         with self.lock:
             # What a worker took last may be done: it stays there until the worker takes more.
             if not partition.tracker.is_open(offset):
@@ -426,7 +427,9 @@ class ParallelWorkQueue:
         with self.lock:
             found = [(worker, _at(worker)) for worker in slots if worker.taken > 0]
             return [
-                Call(worker.began_s, record.place) for worker, record in found if record is not None
+                Call(worker.began_s, record.place, worker.caller)
+                for worker, record in found
+                if record is not None
             ]
 
     def in_flight_count(self) -> int:

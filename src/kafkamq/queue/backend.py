@@ -1,11 +1,17 @@
 """What a backend is, where each is found, and what a service gives it (``Connections``).
 
-A new backend is a package beside ``kafkamq.markers``. Its module ``backend`` has an instance of
-``QueueBackend``, named ``backend``. Besides that it needs a member of ``types.Backend``, a row in
-``queue/rules/capabilities.py``, which says what it can do, a line in ``_HOMES`` below, one in
-``_CONSUMERS`` of ``testing/memory_backend.py`` for its double, and its name in
-``tests/contract/worlds.py``, whose tests say what every backend promises. If its queues have a
-topic of their own, it inherits from ``TopicBackend`` and its consumer from ``TopicConsumer``.
+A new backend needs these, and no more:
+
+1. A package beside ``kafkamq.markers`` whose module ``backend`` has an instance of
+   ``QueueBackend``, named ``backend``. If its queues have a topic of their own, it inherits from
+   ``TopicBackend``, and its consumer from ``TopicConsumer``.
+2. A member of ``Backend`` in ``kafkamq/types.py``, and a line in ``_HOMES`` below.
+3. A row in ``queue/rules/capabilities.py``, which says what it can do.
+4. A line in ``_CONSUMERS`` of ``testing/memory_backend.py``, for its double.
+5. Its name in ``tests/contract/worlds.py``, whose tests say what every backend promises.
+6. A member of ``Contender`` in ``dev/compare/plan.py``, for ``kafkamq compare``.
+7. In ``pyproject.toml``, the package in the lists of import-linter's contracts: the layer of
+   backends, its ``rules`` and ``wire`` among the pure ones, and who may not import a client.
 """
 
 from __future__ import annotations
@@ -118,7 +124,7 @@ class Settler(Protocol):
         """Hold it for at least so long from now."""
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """End its clients."""
+        """Close the settler's clients."""
 
 
 class Connections:
@@ -128,7 +134,8 @@ class Connections:
         self.config = config
         self.namespace = Namespace(config)
         self._fork_check = ForkCheck("Service")
-        self._lock = threading.RLock()  # a settler asks for its namespace
+        # It is reentrant, as making a settler asks for its namespace.
+        self._lock = threading.RLock()
         # By the topic of their queues; and by the queue, where each names the topic otherwise.
         self._senders: dict[tuple[str, str], Sender] = {}
         self._topics: dict[tuple[str, str], AnyTopic] = {}

@@ -37,7 +37,7 @@ class HandOutAges:
     """
 
     def __init__(self, queue_id: str) -> None:
-        self.wall_ms: Callable[[], int] = _wall_ms  # the clock of the records' times
+        self.wall_ms: Callable[[], int] = _wall_ms
         self._queue_id = queue_id
         self._lock = threading.Lock()
         self._noted: deque[int] = deque()
@@ -58,14 +58,14 @@ class HandOutAges:
         """Note what is handed out at a monotonic time; the consumer's one thread calls it."""
         if len(messages) > 1:
             step = -(-len(messages) // 16)
-            written = [_written_ms(messages[i]) for i in range(0, len(messages), step)]
+            written = [each._record.timestamp()[1] for each in messages[::step]]
             weights = [step] * (len(written) - 1) + [(len(messages) - 1) % step + 1]
             self._count(zip(written, weights, strict=True), self.wall_ms())
         elif messages:
             if now_ms != self._noted_ms:
                 self._fold()
                 self._noted_ms, self._noted_wall_ms = now_ms, self.wall_ms()
-            self._noted.append(_written_ms(messages[0]))
+            self._noted.append(messages[0]._record.timestamp()[1])
 
     def _count(self, written: Iterable[tuple[int, int]], wall_ms: int) -> None:
         """Count pairs of a record's time (ms; -1: it has none) and a number of messages."""
@@ -73,16 +73,12 @@ class HandOutAges:
         SEND_TO_RECEIVE_SECONDS.observe_all(observed, self._queue_id)
 
     def _fold(self) -> Mapping[Labels, float]:
-        with self._lock:  # of two threads the one that has taken them counts them
+        with self._lock:
+            # Of two threads the one that has taken the notes counts them.
             noted = [self._noted.popleft() for _ in range(len(self._noted))]
             if noted:
                 self._count(Counter(noted).items(), self._noted_wall_ms)
         return {}
-
-
-def _written_ms(message: Message) -> int:
-    """Return the time (ms) of a message's record; -1: it has none."""
-    return message._record.timestamp()[1]
 
 
 def _wall_ms() -> int:
@@ -100,7 +96,8 @@ class Consumer(ABC):
     def __init__(self, queue: QueueConfig) -> None:
         self._queue = queue
         self._closing = threading.Event()
-        self._hurry = threading.Event()  # the present receive has nobody to return to
+        # The present receive has nobody to return to.
+        self._hurry = threading.Event()
         self._ages = HandOutAges(queue.queue_id)
 
     def __enter__(self) -> Consumer:
@@ -114,8 +111,12 @@ class Consumer(ABC):
 
     @property
     def queue_id(self) -> str:
-        """Return the queue that it receives from."""
         return self._queue.queue_id
+
+    @property
+    def consumer_id(self) -> str:
+        """Return what markers call it now; empty where its backend has no such id."""
+        return ""
 
     @property
     @abstractmethod
@@ -176,11 +177,12 @@ class Consumer(ABC):
                     raise
                 _log.warning("receiving failed and goes on", extra={"error": str(error)})
                 self._closing.wait(_PAUSE_S)
-            except BaseException as error:  # between the lines above, too
+            except BaseException as error:
+                # An interrupt may come between the lines above, too.
                 if message is not None:
                     self._broken_off(error, [message])
                 if not isinstance(error, StateError) or not self._closing.is_set():
-                    raise  # else closed by another thread meanwhile
+                    raise
         return None
 
     def _broken_off(self, error: BaseException, messages: list[Message]) -> None:
@@ -189,7 +191,7 @@ class Consumer(ABC):
         self.put_back(messages)
 
     def cancel_receive(self) -> None:
-        """Whoever waits for the present ``receive`` has gone: it ends soon. From any thread."""
+        """End the present ``receive`` soon, as nobody waits for it any more. From any thread."""
         self._hurry.set()
 
     @abstractmethod
@@ -227,8 +229,8 @@ class Consumer(ABC):
         """
 
 
-MAX_LATE = 10_000  # late verdicts that flush names; more are counted
-MAX_NAMED = 10  # messages that an error text names
+MAX_LATE = 10_000
+MAX_NAMED = 10
 
 
 class LostLeases:
@@ -248,7 +250,7 @@ class LostLeases:
         self._max_untold = max_untold
         self._changed = threading.Condition()
         self._untold: deque[Message | MessageId] = deque()
-        self._dropped = 0  # of the present backlog
+        self._dropped = 0
         self._teller: threading.Thread | None = None
         self._late: list[MessageId] = []
         self._more_late = 0
@@ -289,7 +291,8 @@ class LostLeases:
         with self._changed:
             try:
                 self._late.remove(message.message_id)
-            except ValueError:  # another thread's flush has named it, or it was only counted
+            except ValueError:
+                # Another thread's flush has named it, or it was only counted.
                 self._more_late = max(0, self._more_late - 1)
 
     def take_late(self) -> LeaseLostError | None:
@@ -311,7 +314,8 @@ class LostLeases:
             )
             try:
                 self._teller.start()
-            except RuntimeError as error:  # no more threads, or the interpreter ends
+            except RuntimeError as error:
+                # There are no more threads, or the interpreter ends.
                 self._teller = None
                 _log.warning("lost leases are not told yet", extra={"error": str(error)})
 
@@ -333,7 +337,8 @@ class LostLeases:
                 each = self._untold.popleft() if self._untold else None
                 if each is None:
                     dropped, self._dropped = self._dropped, 0
-                    if not dropped:  # whoever waits in ``finish`` knows that all is told
+                    if not dropped:
+                        # What waits in ``finish`` knows then that all is told.
                         self._teller = None
                         self._changed.notify_all()
                         return

@@ -103,7 +103,7 @@ def carried_verdict(message: Message) -> Verdict | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutgoingDeadLetter:
-    """It is a message that is given up, as a ``dead_letter_writer`` gets it.
+    """A message that is given up, as a ``dead_letter_writer`` gets it.
 
     Attributes:
         payload: The message's.
@@ -167,7 +167,8 @@ class _OwnOutlet:
 
     def send(self, form: Form, told: Told) -> None:
         kept = self._writer.write(cast("OutgoingDeadLetter", form.source))
-        if isinstance(kept, Awaitable | Iterator | Future):  # what it has to do is still to come
+        if isinstance(kept, Awaitable | Iterator | Future):
+            # What the writer has to do is still to come.
             raise StateError(f"write returned a {type(kept).__name__} and not when it had written")
         told(None)
 
@@ -263,7 +264,6 @@ class TopicOutbox:
 
 
 def _without_origin(message: Message) -> Headers:
-    """Leave out the header of the origin, which ``origin_of`` says."""
     return tuple(header for header in message.raw_headers if header[0] != names.ORIGIN)
 
 

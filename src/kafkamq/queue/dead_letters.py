@@ -16,6 +16,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from kafkamq.config import ServiceConfig
@@ -35,11 +36,15 @@ from kafkamq.types import Backend, DeadLetterReason, Headers
 REDRIVEN_FROM = "kafkamq-redriven-from"
 """Header of a redriven message: its dead letter, as ``topic/partition/offset/timestamp_ms``."""
 
+REPLAYED_FROM = "kafkamq-replayed-from"
+"""Header of a replayed message: the copy that was chosen, as an origin is written."""
+REPLAY_NAME = "kafkamq-replay"
+"""Header with the replay's name, by which it knows its own copies again."""
+
 MAX_TRANSACTION_RECORDS = 500
 MAX_TRANSACTION_BYTES = 4 * 1024 * 1024
-MAX_REFUSALS = 100  # of a report: those beyond are counted
-MAX_ATTEMPTS = 5  # of one transaction whose outcome is unknown or that was aborted
-_KEY_PREFIX = "redrive"
+MAX_REFUSALS = 100
+MAX_ATTEMPTS = 5
 _log = logging.getLogger(__name__)
 
 
@@ -50,14 +55,16 @@ class Selection:
     queue_id: str = ""
     reason: str = ""
     ids: frozenset[str] = field(default_factory=frozenset)
+    # None: any.
+    places: frozenset[tuple[int, int]] | None = None
 
     def __contains__(self, letter: object) -> bool:
-        """Return whether a dead letter is meant."""
         return (
             isinstance(letter, DeadLetter)
             and (not self.queue_id or letter.queue_id == self.queue_id)
             and (not self.reason or letter.reason == self.reason)
             and (not self.ids or letter.id in self.ids)
+            and (self.places is None or (letter.partition, letter.offset) in self.places)
         )
 
 
@@ -74,14 +81,19 @@ class DeadLetter:
     origin: Origin | None
     user_key: bytes | None
     payload: bytes | None
-    headers: Headers  # the user's
-    redriven_from: str  # empty, or the dead letter that it was before
+    headers: Headers
+    # Empty, or the dead letter that it was before.
+    redriven_from: str
     is_redriven: bool
-    raw_key: bytes = b""  # of the message; empty: nobody knows its queue
+    # The key of the message; empty: nobody knows its queue.
+    raw_key: bytes = b""
     raw_headers: Headers = ()
-    is_readable: bool = True  # False: a header's name is not UTF-8, so no header is known
-    is_bare: bool = False  # key and headers did not fit either: they are where the payload is
-    payload_at: Origin | None = None  # the payload did not fit; it is there (R11)
+    # False: a header's name is not UTF-8, so no header is known.
+    is_readable: bool = True
+    # Key and headers did not fit either: they are where the payload is.
+    is_bare: bool = False
+    # Where the payload is when it did not fit (R11).
+    payload_at: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,21 +103,47 @@ class RefusedLetter:
     topic: str
     partition: int
     offset: int
-    error: str  # why, and what to do
+    error: str
 
 
 @dataclass(slots=True)
 class RedriveReport:
-    """What a redrive did, or would do."""
+    """What a redrive did, or would do.
 
-    selected: int = 0  # met the selection and were not redriven before
+    ``selected`` letters met the selection and were not redriven before. Of these, nothing is left
+    to send of ``payload_lost``; ``queue_unknown`` name no queue, nor do their originals;
+    ``headers_unreadable`` have a header whose name is not UTF-8, and a copy would lose it; and of
+    those that are ``refused`` their queue's topic does not take them, or is gone: the first of them
+    are in ``refusals``.
+    """
+
+    selected: int = 0
     redriven: int = 0
     already_redriven: int = 0
-    payload_lost: int = 0  # of the selected: nothing is left to send
-    queue_unknown: int = 0  # of the selected: neither the letter nor its original names a queue
-    headers_unreadable: int = 0  # of the selected: a name is not UTF-8; a copy would lose them
-    refused: int = 0  # of the selected: their queue's topic does not take them, or is gone
-    refusals: list[RefusedLetter] = field(default_factory=list)  # the first ones of these
+    payload_lost: int = 0
+    queue_unknown: int = 0
+    headers_unreadable: int = 0
+    refused: int = 0
+    refusals: list[RefusedLetter] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The records that are sent again: all dead letters of a namespace.
+
+    Each copy has ``headers``, and a header ``link`` that names the record that it was made of. Keys
+    of the ledger begin with ``prefix``.
+    """
+
+    topic: str
+    link: str = REDRIVEN_FROM
+    headers: Headers = ()
+    prefix: str = "redrive"
+
+    def read(self, config: ServiceConfig) -> Iterator[DeadLetter]:
+        """Yield them, partition by partition interleaved, each in log order."""
+        for record in scan(config, self.topic):
+            yield dead_letter_of(record, frozenset(), b"")
 
 
 def redrive_transactional_id(config: ServiceConfig) -> str:
@@ -117,7 +155,7 @@ def read_dead_letters(config: ServiceConfig) -> Iterator[DeadLetter]:
     """Yield all dead letters of a namespace, partition by partition interleaved, each in log
     order.
     """
-    done, topic_id = _read_done(config)
+    done, topic_id = _read_done(config, Source(topic=config.dead_letter_topic))
     for record in scan(config, config.dead_letter_topic):
         yield dead_letter_of(record, done, topic_id)
 
@@ -132,14 +170,14 @@ def redrive(
     max_records: int = MAX_TRANSACTION_RECORDS,
     also: Callable[[RedriveReport, int], Sequence[NewRecord]] | None = None,
     edited: Callable[[StoredMessage], StoredMessage] | None = None,
+    source: Source | None = None,
 ) -> RedriveReport:
     """Sends chosen dead letters back into their queues, each exactly once.
 
     The message keeps id, key, payload and its sender's headers. It starts again, with its first
     delivery and its whole TTL; ``kafkamq-redriven-from`` names the dead letter. One that is too
-    large for its topic by now, or whose queue's topic is gone, is ``refused`` in the report, and
-    stays; the others go. What ``on_progress`` and the selection raise ends it between two
-    transactions.
+    large for its topic, or whose queue's topic is gone, is ``refused`` in the report, and stays.
+    What ``on_progress`` and the selection raise ends it between two transactions.
 
     Args:
         config: The namespace.
@@ -150,44 +188,46 @@ def redrive(
         max_records: Of one transaction.
         also: Records that are in the same transaction as so many more copies.
         edited: What is sent in the place of a message.
+        source: What is read in the place of dead letters.
 
     Raises:
         FencedError: Another redrive of this namespace has started: it goes on with the rest.
         BrokerError, DeadlineExceededError: What was redriven stays so; run it again for the rest.
     """
-    producer = TransactionalProducer(config, redrive_transactional_id(config))
-    originals = _Originals(config)
+    source = source or Source(topic=config.dead_letter_topic)
     report = RedriveReport()
-    try:
+    with (
+        closing(TransactionalProducer(config, redrive_transactional_id(config))) as producer,
+        closing(_Originals(config)) as originals,
+    ):
         if not dry_run:
-            producer.init()  # before the ledger is read: nothing of a predecessor is under way then
+            # When the ledger is read nothing of a predecessor may be under way.
+            producer.init()
         writer = _Writer(
             config,
             producer,
             originals,
             report,
+            source,
             on_progress=on_progress or (lambda _: None),
             max_records=min(max_records, MAX_TRANSACTION_RECORDS),
             also=also or (lambda _report, _count: ()),
             edited=edited or (lambda message: message),
         )
         most = math.inf if limit is None else limit
-        for letter in read_dead_letters(config):
+        for letter in source.read(config):
             is_enough = report.selected >= most if dry_run else writer.has_redriven(most)
             if is_enough:
                 break
             if letter not in selection:
                 continue
-            if letter.is_redriven or writer.is_done(letter):
+            if writer.is_done(letter):
                 report.already_redriven += 1
                 continue
             report.selected += 1
             if not dry_run:
                 writer.add(letter)
         writer.flush()
-    finally:
-        originals.close()
-        producer.close()
     return report
 
 
@@ -230,6 +270,7 @@ class _Writer:
         producer: TransactionalProducer,
         originals: _Originals,
         report: RedriveReport,
+        source: Source,
         *,
         on_progress: Callable[[int], None],
         max_records: int,
@@ -240,20 +281,21 @@ class _Writer:
         self._producer = producer
         self._originals = originals
         self._report = report
+        self._source = source
         self._on_progress = on_progress
         self._max_records = max_records
         self._also = also
         self._edited = edited
-        self._partitions: dict[str, int] = {}  # by topic
+        self._partitions: dict[str, int] = {}
         with Admin(config) as admin:
             self._ledger_partitions = admin.require_topic(config.ledger_topic).partitions
-            self._topic_id = admin.require_topic(config.dead_letter_topic).topic_id
+        # Keys of the ledger, as of the last ``init`` of ours.
+        self._done, self._topic_id = _read_done(config, source)
         self._pending: list[tuple[DeadLetter, StoredMessage]] = []
         self._bytes = 0
-        self._done: set[bytes] = set()  # keys of the ledger, as of the last ``init`` of ours
 
     def is_done(self, letter: DeadLetter) -> bool:
-        """Return whether somebody has redriven it since the scan of dead letters began."""
+        """Return whether somebody has redriven it, as the ledger says."""
         return self._done_key(letter) in self._done
 
     def add(self, letter: DeadLetter) -> None:
@@ -286,7 +328,6 @@ class _Writer:
         return self._report.redriven >= count
 
     def flush(self) -> None:
-        """Writes what is pending."""
         pending, self._pending, self._bytes = self._pending, [], 0
         self._write(pending)
 
@@ -310,9 +351,10 @@ class _Writer:
                 may_repeat = may_be_ours or isinstance(error, TransactionAbortedError)
                 if not is_refused and (attempt == MAX_ATTEMPTS or not may_repeat):
                     raise
-                self._count(0)  # who may not go on must not fence who does
+                # A client that may not go on must not fence one that does.
+                self._count(0)
                 self._producer.init()
-                self._done, _ = _read_done(self._config)
+                self._done, _ = _read_done(self._config, self._source)
                 if not is_refused:
                     _log.warning("a redrive transaction is repeated", extra={"error": str(error)})
                 elif len(pending) > 1:
@@ -353,7 +395,7 @@ class _Writer:
         report = self._report
         report.refused += 1
         if len(report.refusals) < MAX_REFUSALS:
-            place = self._config.dead_letter_topic, letter.partition, letter.offset
+            place = self._source.topic, letter.partition, letter.offset
             report.refusals.append(RefusedLetter(*place, error_text))
 
     def _count(self, amount: int) -> None:
@@ -379,11 +421,11 @@ class _Writer:
             raise
 
     def _copy(self, letter: DeadLetter, message: StoredMessage) -> NewRecord:
-        place = Origin(
-            self._config.dead_letter_topic, letter.partition, letter.offset, letter.timestamp_ms
-        )
+        source = self._source
+        place = Origin(source.topic, letter.partition, letter.offset, letter.timestamp_ms)
+        links = {REDRIVEN_FROM, source.link, *(name for name, _ in source.headers)}
         headers = tuple(
-            header for header in redrive_headers(message.headers) if header[0] != REDRIVEN_FROM
+            header for header in redrive_headers(message.headers) if header[0] not in links
         )
         topic, user_key = self._topic_of(letter), split_key(message.key)[1]
         # In a topic of its own a queue's records have their sender's keys, or none.
@@ -396,7 +438,8 @@ class _Writer:
             if user_key is None or key is None
             else key_partition(key, partitions)
         )
-        return topic, partition, key, message.payload, (*headers, (REDRIVEN_FROM, place.encode()))
+        headers = *headers, (source.link, place.encode()), *source.headers
+        return topic, partition, key, message.payload, headers
 
     def _topic_of(self, letter: DeadLetter) -> str:
         """Return where its queue's messages stand: the namespace's topic, or one of the queue's
@@ -408,7 +451,6 @@ class _Writer:
         return own
 
     def _partitions_of(self, topic: str) -> int:
-        """Return the number of a topic's partitions; 0 where there is no such topic."""
         if topic not in self._partitions:
             with Admin(self._config) as admin:
                 found = admin.topics([topic]).get(topic)
@@ -416,7 +458,7 @@ class _Writer:
         return self._partitions[topic]
 
     def _done_key(self, letter: DeadLetter) -> bytes:
-        return done_key(self._topic_id, letter.partition, letter.offset)
+        return done_key(self._topic_id, letter.partition, letter.offset, prefix=self._source.prefix)
 
     def _done_record(self, letter: DeadLetter) -> NewRecord:
         key = self._done_key(letter)
@@ -435,9 +477,9 @@ class _Writer:
         return StoredMessage(letter.raw_key, original.payload, letter.raw_headers)
 
 
-def done_key(topic_id: bytes, partition: int, offset: int) -> bytes:
+def done_key(topic_id: bytes, partition: int, offset: int, *, prefix: str = Source.prefix) -> bytes:
     """Return the ledger's key of a redriven dead letter; a recreated topic has another id (R13)."""
-    return f"{_KEY_PREFIX}/{topic_id.hex()}/{partition}/{offset}".encode()
+    return f"{prefix}/{topic_id.hex()}/{partition}/{offset}".encode()
 
 
 def redriven_place(key: bytes | None, topic_id: bytes) -> tuple[int, int] | None:
@@ -446,7 +488,7 @@ def redriven_place(key: bytes | None, topic_id: bytes) -> tuple[int, int] | None
     None: it is another kind of key, or of a dead letters topic that is gone.
     """
     parts = (key or b"").split(b"/")
-    if len(parts) != 4 or parts[0] != _KEY_PREFIX.encode():
+    if len(parts) != 4 or parts[0] != Source.prefix.encode():
         return None
     if parts[1] not in (b"", topic_id.hex().encode()):
         return None
@@ -455,17 +497,18 @@ def redriven_place(key: bytes | None, topic_id: bytes) -> tuple[int, int] | None
     return int(parts[2]), int(parts[3])
 
 
-def _read_done(config: ServiceConfig) -> tuple[set[bytes], bytes]:
-    """Keys of what was redriven, and the id of the dead letters topic now."""
+def _read_done(config: ServiceConfig, source: Source) -> tuple[set[bytes], bytes]:
+    """Keys of what was redriven, and the id of the source's topic now."""
     with Admin(config) as admin:
-        topic_id = admin.require_topic(config.dead_letter_topic).topic_id
-    prefix, nameless = (f"{_KEY_PREFIX}/{id_}/".encode() for id_ in (topic_id.hex(), ""))
+        topic_id = admin.require_topic(source.topic).topic_id
+    prefix, nameless = (f"{source.prefix}/{id_}/".encode() for id_ in (topic_id.hex(), ""))
     done = set()
     for record in scan(config, config.ledger_topic):
         key = record.key()
         if not isinstance(key, bytes):
             continue
-        if key.startswith(nameless):  # by brokers that did not tell the id yet
+        if key.startswith(nameless):
+            # It was written by brokers that did not tell the id yet.
             key = prefix + key.removeprefix(nameless)
         if key.startswith(prefix):
             done.add(key)
@@ -484,10 +527,12 @@ def dead_letter_of(record: Record, done: Set[bytes], topic_id: bytes) -> DeadLet
     queue_id, user_key = split_key(raw_key)
     is_bare = not queue_id
     named, named_key = split_key(dict(raw_headers).get(names.QUEUE_ID))
-    if is_bare:  # R11's last resort has no key: a header names the queue
+    if is_bare:
+        # R11's last resort has no key: a header names the queue.
         queue_id, user_key = named, named_key
         raw_key = queue_id
-    elif named not in (b"", queue_id):  # of a parallel consumer: the key is its record's
+    elif named not in (b"", queue_id):
+        # It is a parallel consumer's: the key is its record's.
         queue_id, user_key = named, record.key()
         raw_key = join_key(queue_id, user_key)
     partition, offset = record.partition() or 0, record.offset() or 0

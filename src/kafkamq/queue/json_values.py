@@ -37,7 +37,8 @@ _LISTS: dict[Any, Callable[[list[Any]], Any]] = {
     Set: set,
 }
 _DICTS = (dict, Mapping, MutableMapping)
-_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,3999}")  # Python reads no longer ones
+# Python reads no longer numbers.
+_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,3999}")
 
 
 def _zulu(text: str) -> str:
@@ -71,7 +72,8 @@ def check_type(annotation: Any, where: str, known: frozenset[Any] = frozenset())
     if dataclasses.is_dataclass(plain):
         hints = _field_types(plain, where)
         for field in dataclasses.fields(plain):
-            if field.init:  # the others are not given, nor are class variables
+            if field.init:
+                # Fields without ``init`` are not given, nor are class variables.
                 check_type(hints[field.name], f"{where}.{field.name}", known | {plain})
     elif is_union(plain) or origin in _LISTS or origin in _DICTS:
         kinds = get_args(plain)
@@ -153,7 +155,6 @@ def _is_enum(kind: Any) -> bool:
 
 
 def _in_json(value: Any) -> Any:
-    """Return a value of a ``Literal`` as JSON has it."""
     return value.value if isinstance(value, enum.Enum) else value
 
 
@@ -171,13 +172,13 @@ def _object(value: dict[str, Any], kinds: tuple[Any, ...], where: str) -> dict[A
         _key(name, key, where): convert(each, item, f"{where}.{name}")
         for name, each in value.items()
     }
-    if len(found) != len(value):  # such as 1 and 1.0
+    if len(found) != len(value):
+        # Keys such as 1 and 1.0 are equal.
         raise BodyError(f"two keys of {where} are the same {_name(key)}")
     return found
 
 
 def _key(name: str, annotation: Any, where: str) -> Any:
-    """Return a key of an object, which JSON has as a text."""
     kind = _unwrapped(annotation)
     if kind in (str, Any, object):
         return name
@@ -189,7 +190,7 @@ def _key(name: str, annotation: Any, where: str) -> Any:
 
 
 def _is_model(annotation: Any) -> bool:
-    return hasattr(annotation, "model_validate_json")  # pydantic's
+    return hasattr(annotation, "model_validate_json")
 
 
 def _field_types(kind: Any, where: str) -> dict[str, Any]:
@@ -199,7 +200,8 @@ def _field_types(kind: Any, where: str) -> dict[str, Any]:
         raise ConfigError(f"{where}: the fields of {kind!r} cannot be read: {error}") from error
     for name, hint in hints.items():
         is_init_var = hint is dataclasses.InitVar or isinstance(hint, dataclasses.InitVar)
-        if is_init_var:  # no field, and so nothing would be given
+        if is_init_var:
+            # An ``InitVar`` is no field, and so nothing would be given.
             raise ConfigError(
                 f"{where}.{name} is an InitVar, which no body is read for: make it a field, or "
                 "annotate the argument Any and make the object with deserializer="
@@ -218,7 +220,6 @@ def _fits(value: Any, wanted: Any) -> bool:
 
 
 def _several(value: Any, kind: Any, items: tuple[Any, ...], where: str) -> Any:
-    """Return a list, as it is or as another collection."""
     if not isinstance(value, list):
         raise BodyError(f"{where} is {_kind(value)}: it must be {_name(kind)}")
     if kind is tuple and items and items[-1] is not Ellipsis:
@@ -233,18 +234,17 @@ def _several(value: Any, kind: Any, items: tuple[Any, ...], where: str) -> Any:
     ]
     try:
         return _LISTS[kind](found)
-    except TypeError:  # a set of what is not hashable
+    except TypeError:
         raise BodyError(f"{where} cannot be a {_name(kind)}") from None
 
 
 def _scalar(value: Any, kind: Any, where: str) -> Any:
-    """Return a value that JSON has as a text or a number."""
-    if type(value) is kind:  # not out of JSON
+    if type(value) is kind:
         return value
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     try:
         make = _FROM_TEXT.get(kind)
-        if make is None:  # an Enum, by its value
+        if make is None:
             return kind(value)
         if isinstance(value, str) or (kind is Decimal and is_number):
             return make(str(value))
@@ -257,7 +257,7 @@ def _model(value: Any, kind: Any, where: str) -> Any:
     try:
         try:
             text = json.dumps(value)
-        except TypeError:  # it did not come out of JSON
+        except TypeError:
             return kind.model_validate(value)
         return kind.model_validate_json(text)
     except ValueError as error:
@@ -265,7 +265,6 @@ def _model(value: Any, kind: Any, where: str) -> Any:
 
 
 def without_input(error: ValueError) -> str:
-    """Return what pydantic says, without what was in the payload."""
     errors = getattr(error, "errors", None)
     if errors is None:
         return type(error).__name__
@@ -290,7 +289,8 @@ def _one_of(value: Any, kinds: tuple[Any, ...], where: str) -> Any:
 @functools.lru_cache(maxsize=1024)
 def _fields(kind: Any) -> list[tuple[str, Any, bool]]:
     """Name and type of the fields that a body gives, and whether it must."""
-    hints = typing.get_type_hints(kind)  # many times what the rest of a conversion takes
+    # This takes many times what the rest of a conversion takes.
+    hints = typing.get_type_hints(kind)
     missing = dataclasses.MISSING
     return [
         (each.name, hints[each.name], each.default is missing and each.default_factory is missing)

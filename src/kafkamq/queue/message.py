@@ -14,7 +14,8 @@ from kafkamq.queue.wire.headers import ID, MessageHeaders, read_message_headers,
 from kafkamq.transport.record import RecordLike, headers_of
 from kafkamq.types import Headers, MessageId, Outcome
 
-_ACK = Outcome.ACK  # looking it up in its class takes long
+# Looking it up in its class takes long.
+_ACK = Outcome.ACK
 _log = logging.getLogger(__name__)
 
 
@@ -48,7 +49,8 @@ class Acknowledger(Protocol):
         """Return whether a verdict was given already."""
 
 
-class Message:  # no ABC: isinstance would cost several times as much, for every message
+# This is no ABC: isinstance would cost several times as much, for every message.
+class Message:
     """One delivery of a message. Its verdicts may come from any thread, one in all.
 
     Leaving ``with message:`` normally is an ack; by an exception it is a nack with the queue's
@@ -64,7 +66,7 @@ class Message:  # no ABC: isinstance would cost several times as much, for every
         headers: Sequence[tuple[str, bytes | None]],
         delivery_count: int = 1,
     ) -> None:
-        """Made by a consumer alone."""
+        """Only consumers make messages."""
         self._acknowledger = acknowledger
         self._record = record
         # None: as its record has them; bytes: its id, which is its only one.
@@ -111,7 +113,7 @@ class Message:  # no ABC: isinstance would cost several times as much, for every
 
     @property
     def delivery_count(self) -> int:
-        """Deliveries so far, this one included: 1 at the first."""
+        """Return the deliveries so far, this one included: 1 at the first."""
         return self._count
 
     @property
@@ -121,7 +123,6 @@ class Message:  # no ABC: isinstance would cost several times as much, for every
 
     @property
     def topic(self) -> str:
-        """Return the topic that this copy stands in."""
         return self._record.topic() or ""
 
     @property
@@ -153,7 +154,7 @@ class Message:  # no ABC: isinstance would cost several times as much, for every
     # Verdicts.
 
     def ack(self, *, wait: bool = False) -> None:
-        """It is done.
+        """Say that the message is done.
 
         Args:
             wait: Until Kafka has confirmed the verdict.
@@ -258,14 +259,15 @@ class Message:  # no ABC: isinstance would cost several times as much, for every
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         acknowledger = self._acknowledger
-        if acknowledger.has_verdict(self):  # given inside: it stands
+        if acknowledger.has_verdict(self):
             return
         if error is None:
             acknowledger.acknowledge(self, _ACK)
             return
         try:
             acknowledger.acknowledge(self, Outcome.NACK, reason=reason_of(error))
-        except (LeaseLostError, StateError) as refusal:  # the handler's own error goes on
+        except (LeaseLostError, StateError) as refusal:
+            # The handler's own error goes on.
             _log.warning(
                 "a failed message could not be given back",
                 extra={"queue": self.queue_id, "error": str(refusal)},

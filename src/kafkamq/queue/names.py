@@ -34,11 +34,13 @@ def actions_group(config: ServiceConfig) -> str:
     return f"kafkamq.{actions_topic(config)}"
 
 
-_random = random.Random(os.urandom(32))  # fast; ids are labels, not secrets
+# It is fast: ids are labels, not secrets.
+_random = random.Random(os.urandom(32))
 _TAILS = [f"{number:03x}" for number in range(4096)]
 _Latest = tuple[int, int, Callable[[], str], str, "count[int]"]
 _NEVER: _Latest = (0, 0, str, "", count())
-_latest = [_NEVER]  # from and until when it holds (ns), its next id, the head and blocks of all
+# From and until when it holds (ns), its next id, and the head and blocks of all.
+_latest = [_NEVER]
 
 
 def _after_fork() -> None:

@@ -27,12 +27,17 @@ from kafkamq.queue.wire.headers import log_id_of, stamp_of
 from kafkamq.transport.admin import Admin, TopicInfo
 
 CONNECT_TIMEOUT_S = 15.0
-_END_S = 5.0  # for the thread that asks again, which gives up at once
-MAX_AGE_S = 300.0  # Kafka's metadata.max.age.ms: new partitions are used after this at the latest
-IDENTITY_AGE_S = 15.0  # of workers: STARTs that name a topic by its former id are soon made again
-COPY_OVERHEAD_BYTES = 1024  # what a copy adds: batch and record framing, origin, count
-DEAD_LETTER_OVERHEAD_BYTES = 8192  # beyond that: the reason, 4 KiB of error text, the queue id
-MARKER_OVERHEAD_BYTES = 1024  # what a START or SCHEDULE adds, without its headers
+# The thread that asks again gives up at once when it is told to end.
+_END_S = 5.0
+# Kafka's ``metadata.max.age.ms``: new partitions are used after this at the latest.
+MAX_AGE_S = 300.0
+# Of workers: STARTs that name a topic by its former id are soon made again.
+IDENTITY_AGE_S = 15.0
+# What a copy adds: the framing of batch and record, origin, count.
+COPY_OVERHEAD_BYTES = 1024
+# What a dead letter adds beyond that: the reason, 4 KiB of error text, the queue id.
+DEAD_LETTER_OVERHEAD_BYTES = 8192
+MARKER_OVERHEAD_BYTES = 1024
 _log = logging.getLogger(__name__)
 
 
@@ -43,12 +48,14 @@ class NamespaceFacts:
     message_topic_id: bytes
     message_partitions: int
     marker_partitions: int
-    message_retention_ms: int  # negative: forever; 0: for no time that can be relied on
-    marker_retention_ms: int  # negative: forever
-    max_message_bytes: int  # what a copy and a dead letter can carry (R11)
-    max_marker_bytes: int  # what fits into a START or SCHEDULE
-    stamp: bytes = b""  # of a queue that is a topic of its own (R38): what our records there have
-    is_broker_time: bool = True  # the messages' timestamps are
+    # Negative: forever; 0: for no time that can be relied on.
+    message_retention_ms: int
+    marker_retention_ms: int
+    max_message_bytes: int
+    max_marker_bytes: int
+    # What our records have in a queue that is a topic of its own (R38).
+    stamp: bytes = b""
+    is_broker_time: bool = True
 
     @classmethod
     def of(cls, config: ServiceConfig, topics: Mapping[str, TopicInfo]) -> NamespaceFacts:
@@ -82,14 +89,14 @@ class Namespace:
 
     def __init__(self, config: ServiceConfig) -> None:
         self.config = config
-        self.broker_clock = BrokerClock()  # by the delivery reports of all who use it
+        self.broker_clock = BrokerClock()
         self._lock = threading.Lock()
         self._facts: NamespaceFacts | None = None
         self._asked_s = 0.0
-        self._true_s = 0.0  # monotonic; when these facts were last true
-        self.certain_until_s = 0.0  # ... and those before them
-        self._looked: set[tuple[str, str]] = set()  # queues and groups
-        self._checked: set[int] = set()  # max_lease_ms that the topics allow
+        self._true_s = 0.0
+        self.certain_until_s = 0.0
+        self._looked: set[tuple[str, str]] = set()
+        self._checked: set[int] = set()
         self._refreshing: threading.Thread | None = None
         self._is_closed = False
 
@@ -162,7 +169,8 @@ class Namespace:
         facts = self._ask()
         with self._lock:
             known = self._facts
-            if known is not None and not facts.message_topic_id:  # this broker does not tell
+            if known is not None and not facts.message_topic_id:
+                # This broker does not tell the id.
                 facts = replace(facts, message_topic_id=known.message_topic_id)
             if known is None or known != facts:
                 self.certain_until_s, self._facts, known = self._true_s, facts, facts
@@ -174,13 +182,15 @@ class Namespace:
         with self._admin() as admin:
             topics = admin.topics(names)
             for name in names[:2]:
-                if name not in topics:  # raises, and says how to create it, if it is not new
+                if name not in topics:
+                    # It raises, and says how to create the topic, if that is not new.
                     topics[name] = admin.require_topic(name)
         self._asked_s = time.monotonic()
         return NamespaceFacts.of(self.config, topics)
 
 
-_LETTER_OVERHEAD_BYTES = 9216  # what a dead letter adds: reason, error text, origin, framing
+# What a dead letter adds: reason, error text, origin, framing.
+_LETTER_OVERHEAD_BYTES = 9216
 _NO_IDS = "the brokers tell no ids of topics (Kafka before 2.8): nothing tells it from a later one"
 
 

@@ -37,18 +37,20 @@ from kafkamq.transport.record import Record
 from kafkamq.transport.settings import producer_settings
 from kafkamq.types import Headers, OutgoingMessage, ScheduleToken, SentMessage
 
-MAX_QUEUED = 100_000  # librdkafka's queue.buffering.max.messages; reached: send waits
-MAX_EXIT_S = 10.0  # how long the interpreter's end waits for what was not flushed
-SEND_TIMEOUT_S = 30.0  # how long a send waits while the queue is full
-_FOLD = 1000  # notes of a queue after which they are counted
-Notes: TypeAlias = "deque[tuple[int, float]]"  # of sends: partition and latency in seconds
-_TOGETHER = 500  # messages that ``send_many`` gives to the client at once
+# librdkafka's ``queue.buffering.max.messages``: when it is reached, ``send`` waits.
+MAX_QUEUED = 100_000
+MAX_EXIT_S = 10.0
+SEND_TIMEOUT_S = 30.0
+_FOLD = 1000
+Notes: TypeAlias = "deque[tuple[int, float]]"
+_TOGETHER = 500
 _Receipt = tuple[int, int, int]
 """Partition, offset and broker timestamp in milliseconds of a message that was written."""
 
-_SLICE_S = 0.25  # how often a waiting caller looks for wrong credentials
+_SLICE_S = 0.25
 _log = logging.getLogger(__name__)
-_lock = threading.Lock()  # of all deliveries: only taken where somebody waits
+# One lock serves all deliveries: it is taken only where somebody waits.
+_lock = threading.Lock()
 
 
 class Producer:
@@ -57,11 +59,11 @@ class Producer:
     Without a key the partition is random, with one it follows from the key (R26's murmur2).
     """
 
-    _unkeyed: bytes | None = None  # the record's key of a message without one
-    _is_stamped = False  # whether its records have more headers than the sender's, id and TTL
+    _unkeyed: bytes | None = None
+    _is_stamped = False
 
     def __init__(self, sender: Sender, queue: QueueConfig) -> None:
-        """Made by ``Queue.producer``: of a queue with a topic of its own, or of a subclass."""
+        """Only ``Queue.producer`` makes producers, of this class or of a subclass."""
         self._sender = sender
         self._namespace = sender.namespace
         self._queue = queue
@@ -79,7 +81,6 @@ class Producer:
 
     @property
     def queue_id(self) -> str:
-        """Return the queue that it sends to."""
         return self._queue.queue_id
 
     @property
@@ -155,7 +156,7 @@ class Producer:
                         self._produce_all(waiting)
                 deliveries.append(delivery)
         finally:
-            self._produce_all(waiting)  # also those before one that is refused
+            self._produce_all(waiting)
         return deliveries
 
     def _produce_all(self, waiting: list[NewRecord]) -> None:
@@ -164,7 +165,8 @@ class Producer:
         waiting.clear()
         while done < len(records):
             done += self._sender.produce_all(self._topic, records[done:])
-            if done < len(records):  # it waits for room, or says why it is refused
+            if done < len(records):
+                # It waits for room, or says why the next record is refused.
                 self._sender.produce(self._topic, *records[done])
                 done += 1
 
@@ -226,6 +228,7 @@ class Producer:
         """
         del token
         self._require(Feature.DELAYED_SEND, "cancel()")
+        raise ConfigError(f"cancel: nothing is delayed in topic {self._topic}")
 
     def flush(self, timeout: float | timedelta = 30.0) -> None:
         """Wait until all sends of this service so far are confirmed or failed; drops nothing.
@@ -251,7 +254,7 @@ class Producer:
     def _schedule(
         self, payload: bytes | None, key: bytes | None, headers: Headers, id: str, delay_ms: int
     ) -> Delivery:
-        raise NotImplementedError
+        raise ConfigError(f"delay: topic {self._topic} is not the namespace's, which alone has it")
 
     def _require(self, feature: Feature, asked: str) -> None:
         require(self._queue.backend, feature, f"queue {self.queue_id!r}: {asked}")
@@ -283,7 +286,6 @@ class Destination:
             self.notes = sender.recorder.notes_of(queue_id, is_delayed=is_delayed)
 
     def doing(self) -> str:
-        """Say for people what is done there."""
         return f"sending to {self.topic}"
 
 
@@ -302,7 +304,6 @@ class Delivery:
         self._callbacks: list[Callable[[Delivery], None]] | None = None
 
     def done(self) -> bool:
-        """Return whether Kafka has confirmed or failed it."""
         return self._outcome is not None
 
     def result(self, timeout: float | timedelta | None = None) -> SentMessage:
@@ -335,7 +336,8 @@ class Delivery:
         """
         with _lock:
             self._callbacks = [*(self._callbacks or ()), function]
-        if self.done():  # perhaps since: whoever takes the callbacks calls them
+        if self.done():
+            # It may have ended since: the one that takes the callbacks calls them.
             self._call_back()
 
     def _wait(self, timeout: float | None) -> None:

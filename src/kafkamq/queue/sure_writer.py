@@ -32,7 +32,8 @@ from kafkamq.transport.producer import ThreadedProducer
 from kafkamq.transport.record import Record
 from kafkamq.types import Headers
 
-FORMS = 3  # of a record, each smaller than the one before; then the first one is tried again
+# Forms of a record, each smaller than the one before; then the first is tried again.
+FORMS = 3
 FIRST_PAUSE_S = 0.1
 MAX_PAUSE_S = 2.0
 _OF_ITSELF = (Meaning.TOO_LARGE, Meaning.INVALID_RECORD)
@@ -51,7 +52,7 @@ class Form:
     key: bytes | None
     value: bytes | None
     headers: Headers
-    source: object = None  # what it is a form of
+    source: object = None
 
 
 class Outlet(Protocol):
@@ -117,7 +118,7 @@ class Written:
 
     def end(self, error: KafkaMQError | None) -> None:
         for future in (self.last, self.first):
-            with suppress(InvalidStateError):  # it was given up, or has its answer
+            with suppress(InvalidStateError):
                 future.set_result(None) if error is None else future.set_exception(error)
 
     def refuse(self, error: KafkaMQError) -> None:
@@ -137,8 +138,9 @@ class Written:
 class _Write:
     form: Callable[[int], Form]
     written: Written
-    refusals: int = 0  # for its size
-    due_s: float = 0.0  # when its report is due; 0: it is not under way
+    refusals: int = 0
+    # When its report is due; 0: it is not under way.
+    due_s: float = 0.0
     tries: int = 0
     last_error: KafkaMQError | None = None
 
@@ -149,12 +151,12 @@ class _Lane:
     def __init__(self) -> None:
         self.untried: deque[_Write] = deque()
         self.tried: deque[_Write] = deque()
-        self._out: set[_Write] = set()  # under way
-        self._room = 1  # as many more may go
-        self._kept = 0  # of those that went together
+        self._out: set[_Write] = set()
+        self._room = 1
+        self._kept = 0
         self._pause_s = FIRST_PAUSE_S
         self._due_s = 0.0
-        self.error: KafkaMQError | None = None  # None: nothing is behind a refusal
+        self.error: KafkaMQError | None = None
 
     def wait_s(self, now_s: float) -> float:
         """Say how long it is until something of it may go."""
@@ -183,7 +185,8 @@ class _Lane:
         self._kept += is_kept
         if self._out:
             return
-        if self._kept:  # something passes; refused is refused for a moment at least
+        if self._kept:
+            # Something passes, so what is refused now is refused for a moment at least.
             self._pause_s = FIRST_PAUSE_S
             wait_s = 0.0 if is_kept else FIRST_PAUSE_S
         else:
@@ -225,7 +228,7 @@ class SureWriter:
         self._open: dict[_Write, None] = {}
         self._outlet: Outlet | None = None
         self._thread: threading.Thread | None = None
-        self._look_s = 0.0  # when to look for reports that did not come
+        self._look_s = 0.0
         self._is_closed = False
 
     def write(self, form: Callable[[int], Form], is_wanted: Callable[[], bool] = always) -> Written:
@@ -256,9 +259,11 @@ class SureWriter:
             waiting = [each for lane in self._lanes for each in (*lane.untried, *lane.tried)]
         gone = set()
         for write in waiting:
-            with suppress(Exception):  # nobody knows: the next try tells why
+            try:
                 if write.written.drop_if_unwanted():
                     gone.add(write)
+            except Exception:  # noqa: BLE001, PERF203 - the next try tells what is wrong
+                _log.debug("whether a record is wanted is not known", exc_info=True)
         with self._changed:
             for lane in self._lanes:
                 lane.drop(gone)
@@ -266,7 +271,6 @@ class SureWriter:
                 self._open.pop(write, None)
 
     def give_up_refused(self) -> None:
-        """Write no more of what was refused."""
         with self._changed:
             refused = [write for write in self._open if write.written.first.done()]
         for write in refused:
@@ -361,7 +365,8 @@ class SureWriter:
         """Take the outlet's answer to a try, in any thread."""
         with self._changed:
             if error is not None and (number != write.tries or not write.due_s):
-                return  # it came late: another try has been made, or will be
+                return
+            # It came late: another try has been made, or will be.
             write.due_s = 0.0
         if error is None:
             with self._changed:
@@ -373,7 +378,7 @@ class SureWriter:
             return
         if meaning(error) is Meaning.TOO_LARGE:
             write.refusals = (write.refusals + 1) % FORMS
-            if write.refusals:  # a smaller form is left
+            if write.refusals:
                 with self._changed:
                     write.last_error = error
                     self._new.appendleft(write)

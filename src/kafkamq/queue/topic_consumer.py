@@ -38,7 +38,8 @@ from kafkamq.transport.record import RecordLike, headers_of
 from kafkamq.types import DeadLetterReason, Nack, Outcome, Reject
 
 P = TypeVar("P")
-MAX_UNWRITTEN = 10_000  # dead letters, with payloads; beyond it nothing is handed out
+# Dead letters under way, with their payloads, at which nothing is handed out.
+MAX_UNWRITTEN = 10_000
 _SLICE_S = 0.25
 _log = logging.getLogger(__name__)
 
@@ -59,11 +60,9 @@ class TopicAcknowledger(Acknowledger, Protocol):
 
 
 class MessageState(Enum):
-    """Whose a delivery is."""
-
     HELD = "held"
-    ACKNOWLEDGED = "settled"  # it has its verdict
-    LOST = "lost"  # its lease or partition went before
+    ACKNOWLEDGED = "settled"
+    LOST = "lost"
 
 
 class TopicMessage(Message, Generic[P]):
@@ -87,7 +86,7 @@ class TopicMessage(Message, Generic[P]):
         deadline_ms: float = math.inf,
         place: P,
     ) -> None:
-        """Made by its consumer; ``deadline_ms`` is of its clock."""
+        """Only its consumer makes it; ``deadline_ms`` is of that one's clock."""
         super().__init__(consumer, record, headers_of(record), delivery_count)
         self._deadline_ms = deadline_ms
         self.place = place
@@ -116,8 +115,8 @@ class TopicConsumer(Consumer, Generic[M]):
         self._fork_check = ForkCheck("Consumer")
         self._changed = threading.Condition(threading.RLock())
         self._ready: deque[M] = deque()
-        self._held: dict[int, M] = {}  # handed out, without a verdict
-        self._unwritten_count = 0  # dead letters under way
+        self._held: dict[int, M] = {}
+        self._unwritten_count = 0
         self._has_closed = False
         self._failure: BaseException | None = None
         self._counts: Count[tuple[object, int]] = Count()
@@ -146,7 +145,6 @@ class TopicConsumer(Consumer, Generic[M]):
         self._done(message)
 
     def _is_ours(self, message: M) -> bool:
-        """Return whether a verdict on it still counts."""
         del message
         return True
 
@@ -155,7 +153,7 @@ class TopicConsumer(Consumer, Generic[M]):
 
     @abstractmethod
     def _again(self, message: M, delay_ms: int) -> None:
-        """It is to be delivered again; may raise LeaseLostError."""
+        """Have the message delivered again; may raise LeaseLostError."""
 
     @abstractmethod
     def _confirm(self, timeout_s: float) -> None:
@@ -187,7 +185,6 @@ class TopicConsumer(Consumer, Generic[M]):
         """Hold it longer; where nothing ends by time there is nothing to do."""
 
     def _now_ms(self) -> int:
-        """Return the clock that deadlines are of."""
         return monotonic_ms()
 
     def moment_s(self, clock_ms: float) -> float:
@@ -207,7 +204,6 @@ class TopicConsumer(Consumer, Generic[M]):
 
     @property
     def is_closed(self) -> bool:
-        """Return whether ``close`` has run."""
         return self._has_closed
 
     def receive_many(self, n: int, timeout: float | timedelta = 1.0) -> list[Message]:
@@ -225,7 +221,6 @@ class TopicConsumer(Consumer, Generic[M]):
                 self._changed.wait(min(left_s, _SLICE_S))
 
     def _take(self, n: int) -> list[Message]:
-        """Run with ``_changed`` held."""
         taken: list[Message] = []
         room = min(n, self._queue.max_in_flight - len(self._held))
         if self._unwritten() >= MAX_UNWRITTEN:
@@ -302,7 +297,7 @@ class TopicConsumer(Consumer, Generic[M]):
             message.state = MessageState.ACKNOWLEDGED
             self._held.pop(id(message), None)
             self._counts[outcome, message._record.partition() or 0] += 1
-            self._changed.notify()  # there is room
+            self._changed.notify()
 
     def _judge(self, message: M, outcome: Outcome, reason: str, delay_ms: int | None) -> None:
         delay_s = None if delay_ms is None else delay_ms / 1000
@@ -342,12 +337,14 @@ class TopicConsumer(Consumer, Generic[M]):
                         extra={"queue": self.queue_id, "reason": reason.value},
                     )
                     self._given_up(message)
-                else:  # the consumer is closed: nothing says that it is done
+                else:
+                    # The consumer is closed: nothing says that the message is done.
                     _log.error(
                         "a dead letter could not be written; its message comes again",
                         extra={"queue": self.queue_id, "error": str(failure)},
                     )
-            except LeaseLostError:  # written all the same, and perhaps once more by another
+            except LeaseLostError:
+                # It is written all the same, and perhaps once more by another consumer.
                 self._lost_late((message,))
             finally:
                 with self._changed:

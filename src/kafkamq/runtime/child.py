@@ -1,9 +1,10 @@
-"""What runs in a process of handlers: the same executors, on an inbox that the parent fills.
+"""The child's side of a process of handlers: its main function, its inbox, and what it answers.
 
-The parent sends runs; the answers are the ends of runs, and the outcomes that it must act on. What
-is simply done is told with the end of its run, and ends that fall into the same moment go together.
-A process that dies tells nothing more: how far it came with each run stands in memory that both
-see, in a cell with the number of the run, and beside it when its last call began.
+It runs an executor of threads or of coroutines on the runs that the parent sends, and answers with
+the ends of runs and the outcomes that the parent must act on. Plain successes are told with the end
+of their run, and ends that fall into the same moment go together. A process that dies tells nothing
+more: how far it came with each run stands in memory that both see, in a cell with the number of the
+run, and beside it when its last call began.
 
 A terminal's Ctrl-C and a supervisor's SIGTERM reach every process of a group. A child pays no heed
 to them: its parent decides, lets it end what it is at, and ends it by ``kill``; what is left when
@@ -42,10 +43,10 @@ from kafkamq.runtime.work_queue import Executor, HandlerCall, Inbox, Slot
 from kafkamq.types import Ack
 
 _log = logging.getLogger(__name__)
-CELLS = 4096  # runs in a process at once, at most
+CELLS = 4096
 _INDEX_BITS, _STEP_BITS = 14, 2
-_GATHER_S = 0.004  # ends of this time go together, while there is enough to do
-_SOON_S = 0.0005  # else somebody may wait for one
+_GATHER_S = 0.004
+_SOON_S = 0.0005
 
 SentRun: TypeAlias = tuple[int, int, bool, list[Any]]
 """Its number, its cell, whether it is in order, and its records as they are sent."""
@@ -54,7 +55,7 @@ Answer: TypeAlias = tuple[list[int], list[tuple[int, int, bytes, str]]]
 """Ends of runs: number, records tried, microseconds, and so on; and outcomes: a run's number, the
 record's place in it, what it is, pickled, and the text of an error."""
 
-_lock = threading.Lock()  # guards what follows, and a start
+_lock = threading.Lock()
 _started: WeakSet[BaseProcess] = WeakSet()
 _pipes: WeakSet[Connection] = WeakSet()
 _ended = threading.Event()
@@ -63,11 +64,12 @@ _ended = threading.Event()
 class Step(IntEnum):
     WAITING = 0
     BEGUN = 1
-    DONE = 2  # also told, if the parent must know of it
-    HELD = 3  # it has an outcome, which is not told yet
+    DONE = 2
+    HELD = 3
 
 
-_BEGUN, _DONE, _HELD = map(int, (Step.BEGUN, Step.DONE, Step.HELD))  # plain ones are quicker
+# Plain numbers are quicker than members of an Enum.
+_BEGUN, _DONE, _HELD = map(int, (Step.BEGUN, Step.DONE, Step.HELD))
 
 
 def progress_of(cell: int, number: int) -> tuple[int, Step]:
@@ -79,13 +81,14 @@ def progress_of(cell: int, number: int) -> tuple[int, Step]:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteCall:
-    function: bytes  # the handler, or more, pickled: the process says why it cannot load it
+    function: bytes
     # Makes of that what takes a record as it is sent; importable.
     prepare: Callable[[Any], Callable[[Any], Any]]
-    is_async: bool  # it is an ``async def``
-    slots: int  # threads, or coroutines
-    wants_all: bool  # the parent wants to know of every outcome, not only of verdicts
-    timeout_ms: int  # after so long a call has failed; 0: never, or the parent's business
+    is_async: bool
+    slots: int
+    wants_all: bool
+    # A call that takes longer has failed; 0: never, or the parent sees to it.
+    timeout_ms: int
 
 
 def remote_call(
@@ -127,10 +130,12 @@ def start_child(
 
     The target calls ``leave_signals_to_parent`` first.
     """
-    context = multiprocessing.get_context("spawn")  # librdkafka does not survive a fork
+    # librdkafka does not survive a fork.
+    context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=target, args=(theirs, *args), name=name, daemon=True)
-    resource_tracker.ensure_running()  # its start would let signals through again
+    # Its start would let signals through again.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         with _lock:
@@ -152,7 +157,8 @@ def keep_from_forks(pipe: Connection) -> None:
 
 def leave_signals_to_parent() -> None:
     """Ignore, in the process, the signals that end a program."""
-    for number in STOPS:  # not SIG_IGN, which programs that the handler starts would inherit
+    # They are not SIG_IGN, which programs that the handler starts would inherit.
+    for number in STOPS:
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
@@ -172,12 +178,13 @@ def _forget_all() -> None:
         pipe.close()
 
 
-atexit.register(_end_all)  # later than multiprocessing's own, which hence runs after it
+# It is registered later than multiprocessing's own, which hence runs after it.
+atexit.register(_end_all)
 os.register_at_fork(after_in_child=_forget_all)
 
 
 class _Run:
-    """It is a run of the parent's; its records come with their places."""
+    """A run of the parent's, whose records come with their places."""
 
     __slots__ = ("cell", "is_over", "is_serial", "mark", "number", "records")
     is_stale = False
@@ -201,7 +208,7 @@ class _Inbox(Inbox[_Run, _Item]):
         self._pipe = pipe
         self._ends: list[int] = []
         self._outcomes: list[tuple[int, int, bytes, str]] = []
-        self._sending = threading.Lock()  # around what is taken out for the pipe
+        self._sending = threading.Lock()
         self._is_due = threading.Event()
 
     # What the parent says.
@@ -213,7 +220,6 @@ class _Inbox(Inbox[_Run, _Item]):
             self.parked.wake(len(runs))
 
     def give_back(self) -> None:
-        """Return what no handler has begun."""
         with self.lock:
             while self.ready:
                 self._end(self.ready.popleft(), 0, 0)
@@ -249,7 +255,7 @@ class _Inbox(Inbox[_Run, _Item]):
         is_failing = is_verdict(outcome) and not isinstance(outcome, Ack)
         with self.lock:
             self._outcomes.append((run.number, index, data, _error_text(outcome)))
-        if is_failing or index < len(run.records) - 1:  # else it goes with the end of the run
+        if is_failing or index < len(run.records) - 1:
             self.flush()
         return not (is_failing and run.is_serial)
 
@@ -261,7 +267,8 @@ class _Inbox(Inbox[_Run, _Item]):
     def fail(self, error: BaseException) -> None:
         """Nothing goes on here: the parent sees that the process has ended."""
         _log.error("a process of handlers cannot go on: %s", reason_of(error))
-        os._exit(1)  # a thread that reads from the pipe holds it open
+        # A thread that reads from the pipe holds it open.
+        os._exit(1)
 
     # What the parent is told.
 
@@ -281,7 +288,8 @@ class _Inbox(Inbox[_Run, _Item]):
 
     def report(self) -> None:
         """A thread: sends ends, those of one moment together."""
-        with contextlib.suppress(EOFError, OSError):  # the parent has gone
+        with contextlib.suppress(EOFError, OSError):
+            # The parent has gone.
             while True:
                 self._is_due.wait()
                 self._is_due.clear()
@@ -337,7 +345,8 @@ class _Marked:
         is_plain = not self._wants_all and (
             outcome is None or isinstance(outcome, Ack) or not is_verdict(outcome)
         )
-        if self._marks[run.cell] == mark | _BEGUN:  # else it was given up, and another is begun
+        if self._marks[run.cell] == mark | _BEGUN:
+            # Else it was given up, and another one is begun.
             self._marks[run.cell] = mark | (_DONE if is_plain else _HELD)
         return None if is_plain else outcome
 
@@ -373,7 +382,8 @@ def serve(
         executor = ThreadExecutor(inbox, how, call.slots)
     executor.start()
     threading.Thread(target=inbox.report, name="kafkamq-report", daemon=True).start()
-    with contextlib.suppress(EOFError, OSError):  # the parent has gone: it gives nothing any more
+    with contextlib.suppress(EOFError, OSError):
+        # The parent has gone: it gives nothing any more.
         pipe.send(None)
         while True:
             sent = pipe.recv()

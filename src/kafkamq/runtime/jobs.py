@@ -33,7 +33,8 @@ class Workers:
             try:
                 result = job()
             except KafkaMQError as error:
-                caught = error  # the name of an except clause ends with it
+                # The name of an except clause ends with it.
+                caught = error
                 self._finished.put(lambda: on_error(caught))
             except BaseException as error:  # noqa: BLE001 - raised again in the owner's thread
                 bug = error

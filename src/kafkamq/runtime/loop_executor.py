@@ -16,9 +16,11 @@ from kafkamq.runtime.rules.hanging import Slots, max_left
 from kafkamq.runtime.verdicts import outcomes_of
 from kafkamq.runtime.work_queue import HandlerCall, Slot, WorkQueue, enter, take_list
 
-_TURN_S = 0.002  # handlers that never wait must not own the loop
-_BLOCKED_S = 10.0  # how long the end waits for a loop that a handler blocks
-_CANCEL_S = 1.0  # what a handler that is cancelled has to end; then it is left alone
+# The longest turn of handlers that never wait: they must not own the loop.
+_TURN_S = 0.002
+_BLOCKED_S = 10.0
+# What a cancelled handler has to end; then it is left alone.
+_CANCEL_S = 1.0
 _NO_LOOP = "the event loop of the handlers ended before their consumer was closed"
 _log = logging.getLogger(__name__)
 R = TypeVar("R")
@@ -54,7 +56,7 @@ class LoopExecutor(Generic[R]):
         self._beat: LoopBeat | None = None
         self._loop_thread = 0
         self._all: asyncio.Task[None] | None = None
-        self._latest: Slot[R] | None = None  # that was through with what it took
+        self._latest: Slot[R] | None = None
         self._left_alone: set[asyncio.Task[object]] = set()
         self._ended = threading.Event()
         self._cancelling = threading.Event()
@@ -95,7 +97,7 @@ class LoopExecutor(Generic[R]):
             return
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
-        except RuntimeError:  # closed
+        except RuntimeError:
             self._lose_loop()
 
     def _lose_loop(self) -> None:
@@ -110,7 +112,8 @@ class LoopExecutor(Generic[R]):
         for slot in slots:
             gate = slot.gate
             if gate is None:
-                slot.gate = True  # it is about to wait: it need not
+                # The slot is about to wait, and need not.
+                slot.gate = True
             elif gate is not True and not gate.done():
                 gate.set_result(None)
 
@@ -165,25 +168,23 @@ class LoopExecutor(Generic[R]):
             self._queue.fail(error)
         finally:
             self._beat.stop()
-            with contextlib.suppress(RuntimeError):  # its owner has closed the loop
+            with contextlib.suppress(RuntimeError):
                 for task in tasks:
                     task.cancel()
-
-    async def _park(self, slot: Slot[R]) -> None:
-        if slot.gate is not True:
-            slot.gate = self._loop.create_future()
-            await slot.gate
-        slot.gate = None
 
     async def _work(self, slot: Slot[R]) -> None:
         queue, takes_lists, publishes = self._queue, self._call.takes_lists, self._call.publishes
         call = self._claimed_call(slot) if self._call.keeps_claims else self._call.function
+        slot.caller = asyncio.current_task()
         began_s = time.monotonic()
         while True:
             if not queue.take(slot):
                 if queue.is_stopped:
                     return
-                await self._park(slot)
+                if slot.gate is not True:
+                    slot.gate = self._loop.create_future()
+                    await slot.gate
+                slot.gate = None
                 began_s = time.monotonic()
                 continue
             if takes_lists:
@@ -192,7 +193,7 @@ class LoopExecutor(Generic[R]):
                 await self._process(slot, call)
             if publishes:
                 await queue.publish_async(slot)
-            if self._latest is not slot:  # its handler has waited, and others went on
+            if self._latest is not slot:
                 self._latest, began_s = slot, time.monotonic()
             elif time.monotonic() - began_s > _TURN_S:
                 await asyncio.sleep(0)
@@ -230,7 +231,7 @@ class LoopExecutor(Generic[R]):
 
     async def _process_list(self, slot: Slot[R], call: Callable[[Any], Awaitable[object]]) -> None:
         runs, records = take_list(slot)
-        if not records:  # taken back in the meantime
+        if not records:
             return
         try:
             result: object = await call(records)
@@ -238,7 +239,7 @@ class LoopExecutor(Generic[R]):
             self._raise_if_ended()
             result = error
         except GeneratorExit as error:
-            if not self._loop.is_running():  # as above
+            if not self._loop.is_running():
                 raise
             result = error
         except BaseException as error:  # noqa: BLE001 - the queue decides
@@ -255,7 +256,8 @@ class LoopExecutor(Generic[R]):
         """Find out in an ``except`` whether it was this task that was cancelled, or some other's
         result.
         """
-        count = getattr(asyncio.current_task(), "cancelling", None)  # from Python 3.11 on
+        # Tasks have it from Python 3.11 on.
+        count = getattr(asyncio.current_task(), "cancelling", None)
         if self._is_cancelled or (count is not None and count()):
             raise  # noqa: PLE0704 - of the caller
 
@@ -268,13 +270,14 @@ class LoopExecutor(Generic[R]):
             slot.claimed_s = time.monotonic()
             claim = slot.claim = [record]
             try:
-                outcome: object = await self._within_time(record)
+                outcome: object = await self._within_time(slot, record)
             except asyncio.CancelledError:
                 if self._is_cancelled:
                     self._abandon(slot, claim)
                 claim.clear()
                 raise
-            if not claim:  # the end did not wait for it
+            if not claim:
+                # The end did not wait for it.
                 raise asyncio.CancelledError
             claim.clear()
             return outcome
@@ -291,11 +294,11 @@ class LoopExecutor(Generic[R]):
             return error
         return outcome
 
-    async def _within_time(self, record: Any) -> object:
+    async def _within_time(self, slot: Slot[R], record: Any) -> object:
         timeout_ms = self._call.timeout_ms
         if not timeout_ms:
             return await self._call.function(record)
-        task = asyncio.ensure_future(self._caught(record))
+        task = slot.caller = asyncio.ensure_future(self._caught(record))
         try:
             await asyncio.wait((task,), timeout=timeout_ms / 1000)
             if task.done():
@@ -310,7 +313,8 @@ class LoopExecutor(Generic[R]):
             _log.warning(
                 "a handler goes on although it was cancelled; it is left alone: %s", self._call.name
             )
-            self._left_alone.add(task)  # a loop holds its tasks weakly
+            # A loop holds its tasks weakly.
+            self._left_alone.add(task)
             task.add_done_callback(self._left_alone.discard)
             if len(self._left_alone) > max_left(len(self._slots)):
                 self._queue.fail(self._call.abandoning_error(len(self._left_alone)))
@@ -373,7 +377,7 @@ class LoopThread:
 
     def end_soon(self) -> None:
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # closed meanwhile
+            with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._end)
 
     def _end(self) -> None:

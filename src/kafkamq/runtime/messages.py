@@ -1,7 +1,7 @@
-"""The messages that a worker has received: as a ``WorkQueue``, and from a call to its verdict.
+"""A worker's messages from hand-out to verdict: the ``WorkQueue`` of a queue with handlers.
 
-Each message has its own verdict. In processes a call is a run of one record, and an outcome is that
-of the call.
+It binds a message to its handler's parameters, calls the handler, and turns what it returned or
+raised into the verdict. In processes a call is a run of one record, with an outcome of its own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from kafkamq.runtime.verdicts import Verdict, is_verdict, outcomes_of, understoo
 from kafkamq.runtime.work_queue import HandlerFaultError, Inbox, Slot
 from kafkamq.types import Ack, Headers, MessageId, Nack, Reject
 
-_STUCK_S = 0.02  # a process that is at it for so long gives back what it has not begun
+_STUCK_S = 0.02
 STOPPED = Nack(reason="the worker was stopped before its handler had ended")
 _log = logging.getLogger(__name__)
 _NOT_CALLED = Nack(reason="the handler was not called: see the log")
@@ -51,7 +51,7 @@ class Calls:
         telemetry: Telemetry | None,
     ) -> None:
         self.spec = spec
-        self.spared: list[Message] = []  # a stop broke off their last attempts: no dead letters
+        self.spared: list[Message] = []
         self.is_async = spec.is_async
         self._telemetry = telemetry
         call = bound(spec.function, spec.binder, is_async=self.is_async)
@@ -121,7 +121,6 @@ class Calls:
                 kind[0] = kind_of(outcome)
 
     def is_spent(self, message: Message) -> bool:
-        """Return whether it had its attempts, and its worker died over the last one."""
         most = self.spec.max_attempts
         return most is not None and message.delivery_count > most
 
@@ -140,12 +139,14 @@ class Calls:
                 self._tell(message, verdict, error)
         except LeaseLostError as error:
             _log.warning("a verdict came too late", extra={"error": str(error)})
-        except StateError as error:  # the handler has given it itself, or the consumer is closed
+        except StateError as error:
+            # The handler has given it itself, or the consumer is closed.
             _log.debug("a message has its verdict already", extra={"error": str(error)})
         except Exception:  # noqa: BLE001 - a thread that ends here would take no more messages
             _log.exception("a verdict could not be given", extra={"queue": message.queue_id})
             # What its handler returned is no verdict that can be given: without one it is stuck.
-            with contextlib.suppress(KafkaMQError):  # it has its verdict, or its lease has ended
+            with contextlib.suppress(KafkaMQError):
+                # It has its verdict, or its lease has ended.
                 message.nack(reason="the handler's verdict could not be given: see the log")
 
     def _is_last(self, message: Message) -> bool:
@@ -180,9 +181,8 @@ class Calls:
             error, reason = None, clean(str(error))
         elif error is not None and not reason:
             reason = reason_of(error)
-        most = (
-            spec.max_attempts if count < queue.max_deliveries else None
-        )  # else the queue gives up
+        # At the queue's own limit the queue gives the message up.
+        most = spec.max_attempts if count < queue.max_deliveries else None
         decision = judge(verdict, attempt=count, max_attempts=most)
         if not isinstance(decision, Retry):
             is_asked = isinstance(verdict, Reject)
@@ -226,7 +226,8 @@ def _give(message: Message, verdict: Verdict) -> None:
     else:
         try:
             message.nack(delay=verdict.delay, reason=verdict.reason)
-        except ConfigError as error:  # a delay that its backend does not have
+        except ConfigError as error:
+            # The backend does not have such a delay.
             _log.error("a nack goes without its delay", extra={"error": str(error)})
             message.nack(reason=verdict.reason)
 
@@ -251,9 +252,7 @@ class _Run:
 
 
 class MessageQueue(Inbox[Message, Message]):
-    """It stands between a feeder and its handlers. A message that was handed out gets its
-    verdict here.
-    """
+    """The messages between a feeder and its handlers, which get their verdicts here."""
 
     def __init__(
         self,
@@ -269,9 +268,9 @@ class MessageQueue(Inbox[Message, Message]):
         self._stopping = stopping
         self._size = max(1, calls.spec.batch_size)
         self._linger_s = calls.spec.batch_linger_ms / 1000
-        self._since_s = 0.0  # when the first of a list that is not full came
-        self.finished = 0  # messages that have their verdicts
-        self._waiting: list[tuple[float, Message]] = []  # for their bodies; and until when
+        self._since_s = 0.0
+        self.finished = 0
+        self._waiting: list[tuple[float, Message]] = []
 
     def add(self, messages: Sequence[Message]) -> None:
         with self.lock:
@@ -331,19 +330,16 @@ class MessageQueue(Inbox[Message, Message]):
 
     def settle(self, message: Message, outcome: object) -> bool:
         """Give it its verdict; False: it is not finished."""
-        if isinstance(outcome, BodyUnavailableError):
-            self._wait_for_body(message, outcome.delay_s)
-            return False
-        self.handler_calls.acknowledge(message, outcome)
-        return True
-
-    def _wait_for_body(self, message: Message, delay_s: float) -> None:
-        """Keep it: its handler was not called, so this is no delivery that has failed."""
+        if not isinstance(outcome, BodyUnavailableError):
+            self.handler_calls.acknowledge(message, outcome)
+            return True
+        # It is kept: its handler was not called, so this is no delivery that has failed.
         with self.lock:
-            if not self.is_stopped:
-                self._waiting.append((time.monotonic() + delay_s, message))
-                return
-        self.handler_calls.spared.append(message)
+            if self.is_stopped:
+                self.handler_calls.spared.append(message)
+            else:
+                self._waiting.append((time.monotonic() + outcome.delay_s, message))
+        return False
 
     def _look_again(self) -> None:
         now_s = time.monotonic()
@@ -370,11 +366,11 @@ class MessageQueue(Inbox[Message, Message]):
     def calls(self, slots: Sequence[Slot[Message]]) -> list[Call]:
         """Return the calls; the time is read last, as another call may begin in between."""
         running = [(claim, slot) for slot in slots for claim in slot.claim[:1]]
-        return [_call_of(claim, slot.claimed_s) for claim, slot in running]
+        return [_call_of(claim, slot.claimed_s, slot.caller) for claim, slot in running]
 
 
-def _call_of(claim: Message | list[Message], began_s: float) -> Call:
-    return Call(began_s, place_of(claim[0] if isinstance(claim, list) else claim))
+def _call_of(claim: Message | list[Message], began_s: float, caller: object) -> Call:
+    return Call(began_s, place_of(claim[0] if isinstance(claim, list) else claim), caller)
 
 
 def place_of(message: Message) -> tuple[str, int, int]:
@@ -394,7 +390,8 @@ class PlainMessage:
     delivery_count: int
     timestamp_ms: int
     message_id: MessageId
-    is_kafkamq_message: ClassVar[bool] = True  # a handler's parameter of this type gets it
+    # A handler's parameter of this type gets the message.
+    is_kafkamq_message: ClassVar[bool] = True
 
     @property
     def headers(self) -> dict[str, bytes | None]:
@@ -421,7 +418,7 @@ class RemoteMessages(MessageQueue):
     """
 
     def tend(self) -> None:
-        """Do as that of all; and calls that wait behind slow ones go to other processes."""
+        """Tend the queue, and move calls that wait behind slow ones to other processes."""
         super().tend()
         now_s = time.monotonic()
         with self.lock:

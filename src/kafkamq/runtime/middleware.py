@@ -76,7 +76,8 @@ def _around_async(middleware: Middleware, call: _Call) -> _Call:
         awaitable: Awaitable[Any] = call(message)
         try:
             outcome = await awaitable
-        except GeneratorExit:  # the loop was closed: the middleware has no say in that
+        except GeneratorExit:
+            # The loop was closed: the middleware has no say in that.
             steps.close()
             raise
         except BaseException as error:  # noqa: BLE001 - it is the middleware's now
@@ -161,7 +162,7 @@ def _of_list(
 ) -> tuple[list[list[Any]], Callable[[object], object]]:
     """Get the arguments, none if no body can be read; and what makes the whole list's outcome."""
     rows: list[list[Any]] = []
-    refused: dict[int, Exception] = {}  # by their places in the list
+    refused: dict[int, Exception] = {}
     for at, message in enumerate(messages):
         try:
             rows.append(binder.arguments(message))

@@ -38,27 +38,28 @@ from kafkamq.runtime.rules.pace import RunAhead, Totals
 from kafkamq.runtime.work_queue import HandlerTimeoutError, Slot, WorkerDiedError, WorkQueue, enter
 
 _JOIN_S = 5.0
-_START_S = 600.0  # what a process may take to import what it needs
+_START_S = 600.0
 _SLICE_S = 0.1
-PAUSE_S = 1.0  # before another process, where one could not begin
-_GRACE_S = 1.0  # for one that ends by itself, to do so
-_MAX_BARREN = 10  # processes in a row that are killed before any could begin
+PAUSE_S = 1.0
+_GRACE_S = 1.0
+_MAX_BARREN = 10
 _WATCH_S = 0.05
 _TURN_S = 1.0
-_LATE_S = 5.0  # a process with several handlers has to give up one that takes too long
+_LATE_S = 5.0
 _log = logging.getLogger(__name__)
 R = TypeVar("R")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
-    call: RemoteCall  # what each process is told
-    count: int  # processes
-    pack: Callable[[Any], Any]  # makes of a record what is sent
-    place: Callable[[Any], tuple[str, int, int]]  # topic, partition and offset of a record
-    timeout_ms: int = 0  # after so long a call has failed; 0: never
-    owner: object = None  # what hooks are inside of (``is_inside``)
-    is_ahead: bool = True  # a process may have more than its handlers can begin
+    call: RemoteCall
+    count: int
+    pack: Callable[[Any], Any]
+    place: Callable[[Any], tuple[str, int, int]]
+    # A call that takes longer has failed; 0: never.
+    timeout_ms: int = 0
+    owner: object = None
+    is_ahead: bool = True
 
     @property
     def kill_after_s(self) -> float:
@@ -77,7 +78,7 @@ class ProcessExecutor(Generic[R]):
         self.queue = queue
         self.processes = processes
         self.ended = threading.Event()
-        self.limit = processes.call.slots  # handlers at once in each
+        self.limit = processes.call.slots
         self._ports = [_Port(self) for _ in range(processes.count)]
         self._lock = threading.Lock()
         self._has_worked = False
@@ -161,10 +162,11 @@ class ProcessExecutor(Generic[R]):
     # Beginning a process.
 
     def made(self) -> _Process | None:
-        """Another process; None: none can begin now."""
+        """Return another process; None: none can begin now."""
         try:
             process = _Process(self.processes.call)
-        except OSError as error:  # no room for another one, which is no record's fault
+        except OSError as error:
+            # There is no room for another one, which is no record's fault.
             self._pause(str(error))
             return None
         refusal = process.begin(self._is_over)
@@ -250,7 +252,7 @@ class _Process:
 
 
 class _Port(Generic[R]):
-    """It is a process, as a slot of the queue."""
+    """A process of handlers, as a slot of the queue."""
 
     def __init__(self, executor: ProcessExecutor[R]) -> None:
         self._executor = executor
@@ -262,21 +264,22 @@ class _Port(Generic[R]):
         self.slot.spent_us = 0.0
         self.slot.gate = self.wake
         self.slot.give_back = self._ask_back
-        self._runs: dict[int, Any] = {}  # by number
+        self._runs: dict[int, Any] = {}
         self._cell_of: dict[int, int] = {}
         self.slot.runs = self._runs.values()
         self._told: dict[int, list[tuple[int, object]]] = {}
         self._cells = list(range(CELLS))
         self._number = 0
         self._held = 0
-        self._limit = width  # that the process knows
-        self.finished = 0  # records that were tried
-        self.spent_us = 0  # what they took
+        self._limit = width
+        self.finished = 0
+        self.spent_us = 0
         self._ahead = RunAhead(concurrency=width, maximum=CELLS, is_ahead=self._processes.is_ahead)
         self._asks_back = False
-        self._has_asked = False  # since it sent the last run
-        self._is_settling = False  # it is not its process that is waited for
-        self._signs: tuple[int, list[int]] = 0, []  # of life, as the watch saw them last
+        self._has_asked = False
+        # True while something else than its process is waited for.
+        self._is_settling = False
+        self._signs: tuple[int, list[int]] = 0, []
         self._signs_ns = 0
         self._woken, self._waking = socket.socketpair()
         self._waking.setblocking(False)
@@ -290,7 +293,8 @@ class _Port(Generic[R]):
     def wake(self) -> None:
         try:
             self._waking.send(b"x")
-        except OSError:  # it will wake all the same, or has ended
+        except OSError:
+            # It will wake all the same, or has ended.
             return
 
     def _ask_back(self) -> None:
@@ -313,7 +317,8 @@ class _Port(Generic[R]):
             index, step = progress_of(process.marks[cell], number)
             if step is Step.BEGUN and index < len(run.records):
                 place = self._processes.place(run.records[index])
-                found.append(Call(process.times[cell] / 1e9, place))
+                began_s = process.times[cell] / 1e9
+                found.append(Call(began_s, place, f"process {process.pid}"))
         return found
 
     # Its thread.
@@ -351,7 +356,8 @@ class _Port(Generic[R]):
                     return False
                 self._receive(poll)
         except (EOFError, OSError) as error:
-            if isinstance(error, KafkaMQError):  # time has run out elsewhere: nobody has died
+            if isinstance(error, KafkaMQError):
+                # Time has run out elsewhere: nobody has died.
                 raise
             self._bury(self.process)
         return True
@@ -499,7 +505,8 @@ class _Port(Generic[R]):
                 return None
             timeout_s = self._processes.timeout_ms / 1000
             return HandlerTimeoutError(f"the handler took longer than {timeout_s:g} s")
-        if self._executor.ended.is_set():  # ended by us: nobody is to blame
+        if self._executor.ended.is_set():
+            # This executor has ended it: no handler is to blame.
             return None
         code = process.exit_code
         return WorkerDiedError(f"the process of the handler has died (exit code {code})")

@@ -13,7 +13,8 @@ from contextlib import closing
 from time import monotonic
 from typing import Any, TypeAlias, TypeVar
 
-_TURN_S = 0.002  # a loop tries so often what it must not block for
+# The pause between two tries of what a loop must not block for.
+_TURN_S = 0.002
 T = TypeVar("T")
 
 Attempt: TypeAlias = Callable[[float], bool]
@@ -24,7 +25,6 @@ Steps: TypeAlias = Generator[tuple[Future[Any] | Attempt, float], bool, T]
 
 
 def take(steps: Steps[T]) -> T:
-    """Run it in this thread."""
     try:
         what, timeout_s = next(steps)
         while True:
@@ -37,11 +37,11 @@ def take(steps: Steps[T]) -> T:
         result: T = end.value
         return result
     finally:
-        steps.close()  # also where the wait was broken off: it gives back what it holds
+        # Also where the wait was broken off: the generator gives back what it holds.
+        steps.close()
 
 
 async def take_async(steps: Steps[T]) -> T:
-    """Run it in this task."""
     with closing(steps):
         try:
             what, timeout_s = next(steps)
@@ -55,7 +55,8 @@ async def take_async(steps: Steps[T]) -> T:
 async def _has_come(what: Future[Any] | Attempt, timeout_s: float) -> bool:
     if not callable(what):
         waiting = asyncio.wrap_future(what)
-        waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is seen
+        # An outcome that nobody asks for counts as seen.
+        waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
         done, _ = await asyncio.wait((waiting,), timeout=timeout_s)
         return bool(done)
     deadline_s = monotonic() + timeout_s

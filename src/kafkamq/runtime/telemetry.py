@@ -17,8 +17,9 @@ SCOPE = "kafkamq"
 SPAN = "process {queue}"
 SENT = "send {queue}"
 RECEIVED = "receive {queue}"
-HANDLED = "kafkamq.worker.handled"  # counter; attributes queue and outcome
-DURATION = "kafkamq.worker.duration"  # histogram, seconds; attributes queue and outcome
+# A counter with the attributes queue and outcome, and a histogram of seconds with the same.
+HANDLED = "kafkamq.worker.handled"
+DURATION = "kafkamq.worker.duration"
 ATTRIBUTES = {
     "system": "messaging.system",
     "destination": "messaging.destination.name",
@@ -73,7 +74,7 @@ def _about(queue_id: str, operation: str) -> dict[str, Any]:
 
 
 class Telemetry:
-    """It is one worker's; it uses the providers that the application has set."""
+    """Spans and metrics of one worker, by the providers that the application has set."""
 
     def __init__(self) -> None:
         from opentelemetry import metrics, trace

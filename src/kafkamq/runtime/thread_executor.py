@@ -29,8 +29,8 @@ class ThreadExecutor(Generic[R]):
         self._queue = queue
         self._call = call
         self._slots: list[Slot[R]] = [queue.make_slot() for _ in range(count)]
-        self._threads: dict[int, threading.Thread] = {}  # by the place of the slot
-        self._left: list[threading.Thread] = []  # alone, in a handler that takes too long
+        self._threads: dict[int, threading.Thread] = {}
+        self._left: list[threading.Thread] = []
         self._is_over = threading.Event()
 
     def start(self) -> None:
@@ -56,7 +56,7 @@ class ThreadExecutor(Generic[R]):
             slot.gate.release()
 
     def join(self, timeout_s: float) -> bool:
-        """Do as ``Executor.join``; the thread that calls is not waited for."""
+        """Wait for all threads but the one that calls; return whether they have ended."""
         deadline_s = time.monotonic() + timeout_s
         for thread in list(self._threads.values()):
             if thread is not threading.current_thread():
@@ -84,6 +84,8 @@ class ThreadExecutor(Generic[R]):
         enter(self._call.owner)
         try:
             call = self._claiming(slot) if self._call.keeps_claims else self._call.function
+            if late is None:
+                slot.caller = threading.get_ident()
             if late is None or self._takes_over(number, slot, call, late):
                 self._work(slot, call)
         except _ReplacedError:
@@ -137,7 +139,7 @@ class ThreadExecutor(Generic[R]):
 
     def _process_list(self, slot: Slot[R], call: Callable[[Any], object]) -> None:
         slot.runs, records = take_list(slot)
-        if not records:  # taken back in the meantime
+        if not records:
             return
         try:
             result: object = call(records)
@@ -184,10 +186,12 @@ class ThreadExecutor(Generic[R]):
         while not self._is_over.wait(_WATCH_S):
             now_s = time.monotonic()
             for number, slot in enumerate(self._slots):
-                claim = slot.claim  # before its time: the next one may begin in between
+                # It is read before its time: the next one may begin in between.
+                claim = slot.claim
                 if not claim or now_s - slot.claimed_s <= timeout_s:
                     continue
-                with suppress(RuntimeError):  # no thread can begin: it is tried again
+                with suppress(RuntimeError):
+                    # No thread can begin: it is tried again.
                     if replaced.get(number) is not claim:
                         if self._has_too_many_left():
                             return
@@ -214,6 +218,7 @@ class ThreadExecutor(Generic[R]):
             return False
         self._left.append(self._threads[number])
         self._threads[number] = threading.current_thread()
+        slot.caller = threading.get_ident()
         _log.warning("a handler takes too long; its thread is left alone: %s", self._call.name)
         error = self._call.timeout_error()
         if self._call.takes_lists:

@@ -21,6 +21,7 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
@@ -32,7 +33,7 @@ from kafkamq.runtime.rules.hanging import Call, Slots
 
 R = TypeVar("R")
 R_contra = TypeVar("R_contra", contravariant=True)
-T = TypeVar("T")  # the records of a run
+T = TypeVar("T")
 _owner: ContextVar[object] = ContextVar("kafkamq_inside", default=None)
 
 
@@ -48,28 +49,6 @@ class WorkerDiedError(HandlerFaultError):
     """The process of a handler ended in the middle of its work."""
 
 
-class Run(Protocol[R]):
-    """Records for one slot, to be handled one after another."""
-
-    @property
-    def records(self) -> list[R]:
-        """Return those that are left to it."""
-
-    @property
-    def is_serial(self) -> bool:
-        """Nothing is begun behind a record that is to be tried again."""
-
-    @property
-    def is_stale(self) -> bool:
-        """Whatever is done of it now does not count."""
-
-    @property
-    def failed(self) -> list[tuple[R, int]] | None:
-        """Return what of it is to be tried again, with the times of the next attempts; None:
-        nothing.
-        """
-
-
 @dataclass(slots=True, eq=False, repr=False)
 class Slot(Generic[R]):
     """One who calls handlers; a field is its own thread's unless its comment names another."""
@@ -78,21 +57,25 @@ class Slot(Generic[R]):
     pending: Iterator[Any] = field(default_factory=lambda: iter(()))
     # The run that it is at, and what it has not begun of that; the same.
     current: tuple[Any, Iterator[R]] | None = None
-    finished: list[Any] = field(default_factory=list)  # runs done as a whole, until ``take``
-    runs: Collection[Any] = ()  # what it took last; of a process: all that it has
-    taken: int = 0  # records that it has, but for those settled one by one
-    handed: int = 0  # records that it took last, and was not relieved of
-    began_s: float = 0.0  # when it took them; of a process: when it was heard of last
-    width: int = 1  # how many handlers it has at once
+    finished: list[Any] = field(default_factory=list)
+    runs: Collection[Any] = ()
+    taken: int = 0
+    handed: int = 0
+    # When it took them; of a process: when it was heard of last.
+    began_s: float = 0.0
+    width: int = 1
     # What handlers needed for ``finished``; None: as long as the slot had it.
     spent_us: float | None = None
     # Of a process: asks for what it has not begun; from any thread, at once.
     give_back: Callable[[], None] | None = None
-    is_parked: bool = False  # it waits for the queue to wake it
+    is_parked: bool = False
     # The record, or list, that its handler is at: the thread that takes it out gives the outcome.
     claim: list[Any] = field(default_factory=list)
-    claimed_s: float = 0.0  # when that call began
-    gate: Any = None  # where it waits; the executor's
+    claimed_s: float = 0.0
+    # Its thread's number, or its task.
+    caller: object = None
+    # What it waits at; only the executor knows its kind.
+    gate: Any = None
 
     def forget(self) -> None:
         """Keep nothing of what is done, as it gets nothing now; with the queue's lock held."""
@@ -121,12 +104,13 @@ class ParkedSlots:
     def __init__(self) -> None:
         self._parked: list[Any] = []
         self._count = 0
-        self._limit: int | None = None  # None: all
-        self._kept = 0  # so many wait at least
+        # None: all may work.
+        self._limit: int | None = None
+        self._kept = 0
         self._waker: Waker | None = None
 
     def join(self, count: int, waker: Waker) -> None:
-        """So many slots are there, and none waits."""
+        """Note how many slots there are; none waits."""
         self._count, self._waker = count, waker
         self.set_limit(self._limit)
 
@@ -136,12 +120,10 @@ class ParkedSlots:
 
     @property
     def limit(self) -> int:
-        """Return how many may be at work."""
         return self._count - self._kept
 
     @property
     def busy(self) -> int:
-        """Return how many do not wait."""
         return self._count - len(self._parked)
 
     @property
@@ -151,7 +133,6 @@ class ParkedSlots:
 
     @property
     def wakeable(self) -> int:
-        """Return how many of them may be woken."""
         return max(0, len(self._parked) - self._kept)
 
     def park(self, slot: Any) -> None:
@@ -220,7 +201,7 @@ class WorkQueue(Protocol[R_contra]):
     async def acknowledge_async(
         self, slot: Any, run: Any, record: R_contra, outcome: object
     ) -> bool:
-        """Do as ``acknowledge``, on an event loop."""
+        """Acknowledge without blocking the event loop that calls."""
 
     def done(self, slot: Any, run: Any, processed: int | None = None) -> None:
         """A run, of which so many records were tried (None: all), and some perhaps have failed."""
@@ -229,7 +210,7 @@ class WorkQueue(Protocol[R_contra]):
         """All that the slot took is handled; may wait."""
 
     async def publish_async(self, slot: Any) -> None:
-        """Do as ``publish``, on an event loop."""
+        """Publish without blocking the event loop that calls."""
 
     def abandon(self, slot: Any, records: Sequence[R_contra]) -> None:
         """The end does not wait any longer for the handler of these."""
@@ -241,12 +222,12 @@ class WorkQueue(Protocol[R_contra]):
         """A slot cannot go on, by no fault of its handler."""
 
 
-class Inbox(Generic[R, T]):
-    """Lines up, parks and wakes; ``take`` and ``acknowledge`` are its heirs'."""
+class Inbox(ABC, Generic[R, T]):
+    """Lines up, parks and wakes; a subclass says what a slot takes, and what an outcome means."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()  # around all of it
-        self.ready: deque[R] = deque()  # what waits
+        self.lock = threading.Lock()
+        self.ready: deque[R] = deque()
         self.slots: Sequence[Slot[T]] = ()
         self.is_stopped = False
         self.parked = ParkedSlots()
@@ -280,11 +261,15 @@ class Inbox(Generic[R, T]):
             self.parked.wake_all()
         return found
 
+    @abstractmethod
+    def take(self, slot: Slot[T], limit: int = 0) -> Sequence[Any]:
+        """Settle what the slot finished, and give it more; nothing: it is parked."""
+
+    @abstractmethod
     def acknowledge(self, slot: Slot[T], run: Any, record: T, outcome: object) -> bool:
-        raise NotImplementedError
+        """Return what a handler returned or raised; False: its run ends here. Never waits."""
 
     async def acknowledge_async(self, slot: Slot[T], run: Any, record: T, outcome: object) -> bool:
-        """Do as ``acknowledge``, which never waits."""
         return self.acknowledge(slot, run, record, outcome)
 
     def done(self, slot: Slot[T], run: Any, processed: int | None = None) -> None:
@@ -304,15 +289,17 @@ class Inbox(Generic[R, T]):
 
 @dataclass(frozen=True, kw_only=True)
 class HandlerCall:
-    function: Callable[..., Any]  # takes a record, or a list of them
-    name: str = "kafkamq-worker"  # for threads
-    takes_lists: bool = False  # it takes lists
+    function: Callable[..., Any]
+    name: str = "kafkamq-worker"
+    takes_lists: bool = False
     # The queue wants to know of every outcome, not only of those that are not None.
     wants_all: bool = False
-    publishes: bool = False  # the queue has something to publish of what a slot has handled
-    timeout_ms: int = 0  # after so long a call has failed; 0: never
-    is_claimed: bool = False  # the end does not wait for handlers: it takes what they are at
-    owner: object = None  # what its code is inside of (``is_inside``)
+    publishes: bool = False
+    # A call that takes longer has failed; 0: never.
+    timeout_ms: int = 0
+    # Whether the end takes the records that handlers are busy with, in place of waiting for them.
+    is_claimed: bool = False
+    owner: object = None
 
     @property
     def keeps_claims(self) -> bool:
@@ -322,7 +309,7 @@ class HandlerCall:
         return HandlerTimeoutError(f"the handler took longer than {self.timeout_ms / 1000:g} s")
 
     def abandoning_error(self, count: int) -> HandlerTimeoutError:
-        """So many such calls go on, and no more are left alone."""
+        """Return the error of a consumer behind which this many such calls go on already."""
         return HandlerTimeoutError(
             f"{count} calls of the handler go on although they took longer than "
             f"{self.timeout_ms / 1000:g} s, and cannot be ended: start this process again, and give"
@@ -349,5 +336,4 @@ def enter(owner: object) -> None:
 
 
 def is_inside(owner: object) -> bool:
-    """Return whether a handler or hook of this owner is running here."""
     return _owner.get() is owner

@@ -1,4 +1,8 @@
-"""``Worker``: runs the handlers of a service's queues, each with its own share of the process."""
+"""``Worker``: runs the handlers of a service's queues, each with its own share of the process.
+
+It receives, hands out and stops. What is committed, and what happens when a partition is revoked,
+is the business of each queue's backend.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
-from kafkamq.config import QueueConfig, ServiceConfig, milliseconds, wait_seconds
+from kafkamq.config import Options, QueueConfig, ServiceConfig, wait_seconds
 from kafkamq.errors import (
     BrokerError,
     ConfigError,
@@ -38,19 +42,19 @@ from kafkamq.runtime.work_queue import Executor, HandlerCall, is_inside
 from kafkamq.transport.errors import is_retriable
 from kafkamq.types import Backend, Reject
 
-DRAIN_S = 30.0
 _SLICE_S = 0.1
 _RECEIVE_S = 0.25
 _ROOM_S = 0.05
 _PAUSE_S = 0.25
-_JOIN_S = 0.1  # a hurry is noticed so soon
-_MAX_TURN_S = 120.0  # each wait of a turn is bounded; who takes longer hangs in the client
+_JOIN_S = 0.1
+# Each wait of a turn is bounded: a feeder that takes longer hangs in the client.
+_MAX_TURN_S = 120.0
 _SPENT = Reject("its worker ended over the last of its attempts")
 _log = logging.getLogger(__name__)
 
 
 class HandlerSource(Protocol):
-    """It is a service: real, or in memory."""
+    """A service, on Kafka or in memory, as a worker uses it."""
 
     @property
     def handlers(self) -> list[HandlerSpec]:
@@ -77,7 +81,7 @@ class Worker:
         *,
         queues: Iterable[str] | None = None,
         middleware: Sequence[Middleware] = (),
-        drain: float | timedelta = DRAIN_S,
+        drain: float | timedelta = Options.drain.default,
         on_lease_lost: Callable[[Message], None] | None = None,
         telemetry: bool | None = None,
         hung_after: float | timedelta | None = None,
@@ -101,20 +105,17 @@ class Worker:
         self._service = service
         self._queues = None if queues is None else frozenset(queues)
         self._middleware = tuple(middleware)
-        milliseconds(drain, name="drain")  # a setting is no rest of a time: it is not negative
-        self._drain_s = wait_seconds(drain, name="drain")
+        self._drain_s = wait_seconds(Options.drain.convert(drain) / 1000)
         self._told = on_lease_lost
         self._telemetry = telemetry
-        self._hung_after_ms = None
-        if hung_after is not None:
-            self._hung_after_ms = milliseconds(hung_after, name="hung_after", minimum=1)
+        self._hung_after_ms = None if hung_after is None else Options.hung_after.convert(hung_after)
         self._feeders: list[Feeder] = []
-        self._stopped: list[Feeder] = []  # for what they have handled
+        self._stopped: list[Feeder] = []
         self._pools: list[ProcessExecutor[Any]] = []
         self._loop: LoopThread | asyncio.AbstractEventLoop = LoopThread()
         self._stopping = threading.Event()
-        self._is_hurried = threading.Event()  # a stop waits for no handler
-        self._lock = threading.RLock()  # a start, or a stop
+        self._is_hurried = threading.Event()
+        self._lock = threading.RLock()
         self._is_started = False
 
     def __enter__(self) -> Worker:
@@ -126,7 +127,6 @@ class Worker:
 
     @property
     def handled(self) -> int:
-        """Return messages that have got their verdicts."""
         return sum([feeder.handled for feeder in (*self._feeders, *self._stopped)])
 
     @property
@@ -263,7 +263,8 @@ class Worker:
         """
         restore = self._catch_signals()
         try:
-            self.start()  # where that is refused, what runs already goes on
+            # Where that is refused, what runs already goes on.
+            self.start()
             try:
                 self.wait()
             finally:
@@ -336,7 +337,7 @@ class Worker:
 
         def stop() -> None:
             _log.info("a signal came: the worker drains")
-            self._stopping.set()  # here already apart
+            self._stopping.set()
 
         def stop_at_once() -> None:
             _log.warning("a second Ctrl-C came: handlers are not waited for")
@@ -380,7 +381,12 @@ class Feeder:
         )
         longest_ms = self.hung_after_ms or spec.queue.max_lease_ms
         self._handlers = Handlers(
-            f"handlers of {spec.queue.queue_id}", longest_ms / 1000, self.executor.slots
+            f"handlers of {spec.queue.queue_id}",
+            longest_ms / 1000,
+            self.executor.slots,
+            queue=spec.queue.queue_id,
+            handler=spec.name,
+            consumer=lambda: self.consumer.consumer_id,
         )
         health.watch(self._handlers)
 
@@ -416,7 +422,8 @@ class Feeder:
         health.remove(self._loop)
         health.remove(self._handlers)
         try:
-            if self._thread.ident is not None:  # else another queue could not start
+            if self._thread.ident is not None:
+                # Else another queue could not start.
                 self._finish_handlers(deadline_s, is_hurried)
         finally:
             self.consumer.close(max(10.0, deadline_s - time.monotonic()))
@@ -472,12 +479,10 @@ class Feeder:
             if self._stopping.is_set():
                 return
             raise
-        if messages:
-            self._tell(len(messages), began_ns)
-            self._hand_on(messages)
-
-    def _hand_on(self, messages: Sequence[Message]) -> None:
-        """Hand it to the handlers; a message whose attempts are spent is not tried again."""
+        if not messages:
+            return
+        self._tell(len(messages), began_ns)
+        # A message whose attempts are spent is not tried again.
         fine = [message for message in messages if not self.calls.is_spent(message)]
         if len(fine) < len(messages):
             for message in messages:

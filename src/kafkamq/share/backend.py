@@ -50,13 +50,17 @@ from kafkamq.transport.record import AcknowledgeType, Record
 from kafkamq.transport.settings import share_settings
 from kafkamq.types import DeadLetterReason
 
-MAX_POLL = 500  # records of one poll, about: whole batches of producers come
+# The records of one poll, about: whole batches of producers come.
+MAX_POLL = 500
 QUIET_S = 2.0
-MOVE_S = 5.0  # what closing waits for letters and copies; members wait longer for their leave
-MARGIN_MS = 1500  # what is left of a lock less than this is not begun
+# What closing waits for letters and copies; members wait longer for their leave.
+MOVE_S = 5.0
+# What is left of a lock less than this is not begun.
+MARGIN_MS = 1500
 _CONFIRM_SLICE_S = 0.01
-_MAX_UNSEEN = 100_000  # places; far more than a group holds
-_PATIENCE_MS = 5000  # of a copy before its lock ends; a third of a shorter lock
+_MAX_UNSEEN = 100_000
+# The wait for a copy before its lock ends; of a shorter lock, a third.
+_PATIENCE_MS = 5000
 _Key = tuple[int, int, int]
 _log = logging.getLogger(__name__)
 
@@ -95,7 +99,6 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
             self._add_members(min(first_members(concurrency), self._max_members))
 
     def _add_members(self, count: int) -> None:
-        """Run with ``_changed`` held."""
         for _ in range(count):
             number = len(self._members)
             member = Member(self._settings, self._queue.topic, self, number=number)
@@ -164,7 +167,7 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
         return len(records)
 
     def _sort(self, message: ShareMessage) -> None:
-        """What becomes of a record that has come; with ``_changed`` held."""
+        """Decide what becomes of a record that has come; with ``_changed`` held."""
         before = earlier_deliveries(message)
         unseen = self._unseen.get(message.key_of_place, 0)
         message._count = max(1, before + message.broker_count - unseen)
@@ -180,10 +183,11 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
             message._count = before
             self._moves.bury(message, verdict)
         elif is_dead:
-            message._count -= 1  # this delivery is not handed out
+            message._count -= 1
             error_text = f"{message._count} deliveries ended without a verdict, or were given back"
             self._moves.bury(message, (DeadLetterReason.MAX_DELIVERIES, error_text))
-        else:  # handlers have not seen it often enough, and another delivery may come to nothing
+        else:
+            # Handlers have not seen it often enough, and another delivery may come to nothing.
             self._moves.send_back(message, message._count)
         message.state = MessageState.ACKNOWLEDGED
 
@@ -286,7 +290,7 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
         return self._moves.open_count
 
     def _again(self, message: ShareMessage, delay_ms: int) -> None:
-        del delay_ms  # the broker has no delays
+        del delay_ms
         if self._moves.is_near_last(message):
             with self._changed:
                 self._moves.send_back(message, message._count + 1)
@@ -344,9 +348,10 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
 
 @dataclass(slots=True, eq=False)
 class _Move:
-    message: ShareMessage | None  # None: its lock has ended
+    # None: its lock has ended.
+    message: ShareMessage | None
     verdict: Verdict | None
-    count: int  # of the copy's next delivery
+    count: int
     letter: Future[None] | None = None
     copy: Future[None] | None = None
     began_ms: int = field(default_factory=monotonic_ms)
@@ -373,18 +378,16 @@ class Moves:
         self._lock_ms = lock_ms
         self._patience_ms = min(_PATIENCE_MS, lock_ms // 3)
         self._open: dict[_Key, _Move] = {}
-        self._ended: dict[_Key, _Move] = {}  # in the order of their ends
+        self._ended: dict[_Key, _Move] = {}
 
     @property
     def open_count(self) -> int:
         return len(self._open)
 
     def is_last(self, message: ShareMessage) -> bool:
-        """Return whether the broker gives it up after this delivery."""
         return message.broker_count >= self._limit
 
     def is_near_last(self, message: ShareMessage) -> bool:
-        """Return whether the next delivery would be the last one."""
         return message.broker_count + 1 >= self._limit
 
     def bury(self, message: ShareMessage, verdict: Verdict) -> None:

@@ -30,12 +30,14 @@ from kafkamq.transport.record import AcknowledgeType, Record, TopicPartition
 from kafkamq.types import PartitionOffset
 
 _POLL_S = 0.25
-_TURN_S = 0.02  # how long verdicts are gathered
+_TURN_S = 0.02
 _COMMIT_S = 10.0
 _LEAVE_S = 10.0
-AGAIN_S = 0.5  # after an error that may pass
-PATIENCE_S = 60.0  # with errors that waiting rarely mends, as of a topic that is gone
-MAX_MEMBERS = 24  # a group takes 200 by default
+AGAIN_S = 0.5
+# The patience with errors that waiting rarely mends, as of a topic that is gone.
+PATIENCE_S = 60.0
+# A group takes 200 members by default.
+MAX_MEMBERS = 24
 HELD_BACK_MS = 100
 _UNKNOWN = (4, 8)
 _HANDLERS_OF_ONE = 12
@@ -98,7 +100,7 @@ class Member:
         self._open: dict[PartitionOffset, ShareMessage] = {}
         self._unconfirmed: dict[PartitionOffset, ShareMessage] = {}
         self._closing = threading.Event()
-        self._is_quiet = threading.Event()  # it fetches no more
+        self._is_quiet = threading.Event()
         self._may_leave = threading.Event()
         self._client: Any = None
         self._failing_since_ms = 0
@@ -116,7 +118,8 @@ class Member:
 
     def acknowledge(self, message: ShareMessage, kind: int, *, is_late: bool = False) -> None:
         """Acknowledge a message so, from any thread; ``is_late``: its lock has ended."""
-        if not is_late:  # from here on it waits for its answer, wherever it is meanwhile
+        if not is_late:
+            # From here on it waits for its answer, wherever it is meanwhile.
             self._unconfirmed[_place_of(message)] = message
         self._verdicts.put((message, kind, is_late))
 
@@ -176,7 +179,8 @@ class Member:
             now_ms = monotonic_ms()
             self._failing_since_ms = self._failing_since_ms or now_ms
             lasts_s = (now_ms - self._failing_since_ms) / 1000
-            is_outage = is_retriable(_as_ours(error))  # which may be of any length
+            # An outage may be of any length.
+            is_outage = is_retriable(_as_ours(error))
             if is_fatal(kafka_error(error)) or (lasts_s > PATIENCE_S and not is_outage):
                 raise
             _log.warning("a member of a share group goes on", extra={"error": str(error)})
@@ -195,7 +199,8 @@ class Member:
 
     def _fetch(self) -> None:
         self._serve(0.0)
-        asked_ms = monotonic_ms()  # a lock is at least as long as from here
+        # A lock is at least as long as from here.
+        asked_ms = monotonic_ms()
         records = self._client.poll(_POLL_S)
         good: list[Record] = []
         failure: KafkaError | None = None
@@ -230,7 +235,8 @@ class Member:
             pass
         if count:
             self._commit()
-        if late:  # alone: the broker refuses what is sent together with them
+        if late:
+            # Each goes alone: the broker refuses what is sent together with one that is late.
             for message in late:
                 self._acknowledge(message, AcknowledgeType.RELEASE, is_watched=False)
             self._commit()
@@ -248,7 +254,7 @@ class Member:
         del self._open[key]
         try:
             self._client.acknowledge(message._record, kind)
-        except KafkaException:  # its lock has ended
+        except KafkaException:
             self._unconfirmed.pop(key, None)
             if is_watched:
                 self._owner.came_late((message,))
@@ -277,7 +283,7 @@ class Member:
             return
         try:
             self._serve(0.0)
-            for message in self.messages():  # never handed out, or held without a verdict
+            for message in self.messages():
                 self._acknowledge(message, AcknowledgeType.RELEASE, is_watched=False)
             self._commit()
             self._client.close()
@@ -293,7 +299,7 @@ def _place_of(message: ShareMessage) -> PartitionOffset:
 def _as_ours(error: BaseException) -> BaseException:
     if isinstance(error, KafkaException):
         doing = "reading as a member of a share group"
-        if meaning(kafka_error(error)) is Meaning.NO_GROUP:  # what brokers say of another kind
+        if meaning(kafka_error(error)) is Meaning.NO_GROUP:
             doing += " (if a consumer group has its name, give the queue another one by group=...)"
         found = broker_error(kafka_error(error), doing)
         found.__cause__ = error
@@ -316,7 +322,6 @@ def max_members(concurrency: int) -> int:
 
 
 def members_to_add(held_since_ms: Sequence[int | None], *, maximum: int, now_ms: int) -> int:
-    """Return how many more, when somebody waits for messages and there are none."""
     count = len(held_since_ms)
     for since_ms in held_since_ms:
         if since_ms is None or now_ms - since_ms < HELD_BACK_MS:

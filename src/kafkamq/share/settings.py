@@ -18,7 +18,8 @@ _MIN_RELEASE = (4, 2)
 _LOCK = "share.record.lock.duration.ms"
 _START = "share.auto.offset.reset"
 _ISOLATION = "share.isolation.level"
-_COUNT = "share.delivery.count.limit"  # of a group from Kafka 4.3 on
+# Groups have this setting from Kafka 4.3 on.
+_COUNT = "share.delivery.count.limit"
 _SESSION = "share.session.timeout.ms"
 _SESSION_MS = 10_000
 _BROKER_LOCK = "group.share.record.lock.duration.ms"
@@ -28,12 +29,14 @@ _BROKER_LOCK = "group.share.record.lock.duration.ms"
 class ShareLimits:
     min_lock_ms: int
     max_lock_ms: int
-    max_deliveries: int  # after which the broker gives a record up, in silence
+    # Behind these deliveries the broker gives a record up, in silence.
+    max_deliveries: int
     max_members: int
     session_ms: int
     min_session_ms: int
     max_session_ms: int
-    is_of_group: bool = False  # the deliveries are the group's setting: ``configure_group`` sets it
+    # Whether that is the group's own setting, which ``configure_group`` sets.
+    is_of_group: bool = False
 
     def after_set_up(self, wanted: int) -> int:
         """Return after how many deliveries the broker gives up when ``configure_group`` has run."""
@@ -58,7 +61,8 @@ def read_limits(admin: Admin, group_id: str) -> ShareLimits:
     group = admin.group_settings(group_id)
     is_of_group = _COUNT in group
     limit = broker.get("group.share.delivery.count.limit", "5")
-    if is_of_group:  # as much as may be asked for, not what a consumer asked for before
+    if is_of_group:
+        # The limit is what may be asked for, not what a consumer asked for before.
         limit = broker.get("group.share.max.delivery.count.limit", group[_COUNT])
     return ShareLimits(
         min_lock_ms=int(broker.get("group.share.min.record.lock.duration.ms", "15000")),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kafkamq.spark.payloads import with_body
     from kafkamq.spark.queue_streams import Acknowledged, AckQuery, ack, read_queue
     from kafkamq.spark.sink.sink import by_slot, clear_sink_ledger, write_stream
-    from kafkamq.spark.tables import write_once
+    from kafkamq.spark.tables import rows_of, write_once
     from kafkamq.spark.views import Views, register_views
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "map_messages",
     "ack",
     "write_once",
+    "rows_of",
     "Batch",
     "AckQuery",
     "Acknowledged",
@@ -48,8 +49,19 @@ _HOMES = {
     "kafkamq.spark.queue_streams": ("AckQuery", "Acknowledged", "ack", "read_queue"),
     "kafkamq.spark.formats": ("register",),
     "kafkamq.spark.sink.sink": ("by_slot", "clear_sink_ledger", "write_stream"),
-    "kafkamq.spark.tables": ("write_once",),
+    "kafkamq.spark.tables": ("rows_of", "write_once"),
     "kafkamq.spark.views": ("Views", "register_views"),
 }
 
-__getattr__ = loader(__name__, _HOMES)
+_load = loader(__name__, _HOMES)
+
+
+def __getattr__(name: str) -> object:
+    try:
+        return _load(name)
+    except ModuleNotFoundError:
+        # An older PySpark lacks modules.
+        from kafkamq.spark.session import check_packages
+
+        check_packages()
+        raise

@@ -18,17 +18,17 @@ from operator import attrgetter
 from kafkamq.spark.queues.starting import Waiting
 from kafkamq.transport.log_reader import LogRange, Record
 
-_MAX_SKIPPED = 200_000  # records of other queues that are passed without a batch
-MAX_KEPT = 100_000  # messages, of all partitions together
+_MAX_SKIPPED = 200_000
+MAX_KEPT = 100_000
 _OFFSET = attrgetter("offset")
 
 
 @dataclass(slots=True)
 class _Part:
     begin: int
-    position: int  # looked at up to there
-    own: list[Waiting] = field(default_factory=list)  # the queue's messages from begin on
-    last: list[int] = field(default_factory=list)  # offsets of those that are last deliveries
+    position: int
+    own: list[Waiting] = field(default_factory=list)
+    last: list[int] = field(default_factory=list)
 
     @property
     def first(self) -> int:
@@ -53,8 +53,6 @@ class _Part:
 
 
 class Backlog:
-    """Cuts batches; one owner thread."""
-
     def __init__(
         self,
         topic: str,
@@ -69,11 +67,10 @@ class Backlog:
         self._of = of
         self._is_last = is_last
         self._parts: dict[int, _Part] = {}
-        self._was_alone = True  # the batch before was one last delivery
-        self._alone = -1  # its partition
+        self._was_alone = True
+        self._alone = -1
 
     def clear(self) -> None:
-        """The log was replaced."""
         self._parts.clear()
 
     def cut(self, starts: Mapping[int, int], ends: Mapping[int, int], rows: int) -> dict[int, int]:

@@ -5,10 +5,10 @@
     spark.readStream.format("kafkamq").option("topic", "orders").load()
     rows.write.format("kafkamq").option("queue", "emails").mode("append").save()
 
-What writing does is in ``sink/``, and for acknowledgements in ``queues/acks.py``. Options are in
-``options.py``, the columns of each view in ``columns.py``. Readers are ``read_committed`` and
-assigned (no consumer group takes part); a position outside a log is an error, never a jump, unless
-``failOnDataLoss`` says otherwise (R23).
+What writing does is in ``spark/sink/``, and for acknowledgements in ``spark/queues/acks.py``.
+Options are in ``options.py``, the columns of each view in ``spark/source/columns.py``. Readers are
+``read_committed`` and assigned (no consumer group takes part); a position outside a log is an
+error, never a jump, unless ``failOnDataLoss`` says otherwise (R23).
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def register_source(
             return format_name
 
     spark.conf.set(_PUSHDOWN, "true")
-    with active(spark):  # where Spark looks whether somebody else's has that name
+    with active(spark):
+        # Spark looks there whether somebody else's source has that name.
         spark.dataSource.register(RegisteredSource)
     if config is not None and name == FORMAT:
         _registered[spark] = config

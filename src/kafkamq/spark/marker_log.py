@@ -22,8 +22,8 @@ from kafkamq.transport.record import LOG_APPEND_TIME, Record
 from kafkamq.transport.settings import marker_settings
 from kafkamq.types import Marker
 
-_FLUSH_S = 40.0  # longer than message.timeout.ms
-_ADDED_S = 10.0  # brokers know of a partition that was added by then
+_FLUSH_S = 40.0
+_ADDED_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,8 @@ class _Reports:
     def __init__(self, count: int) -> None:
         self.places: list[RecordMetadata] = [RecordMetadata(-1, -1)] * count
         self.missing = count
-        self.log_ms = -1  # LogAppendTime of one of them; -1: not known
+        # The LogAppendTime of one of them; -1: not known.
+        self.log_ms = -1
         self.error: KafkaError | None = None
 
     def told(self, number: int, error: KafkaError | None, message: Record) -> None:
@@ -78,7 +79,7 @@ class MarkerLog:
                     self._producer.produce(self._topic, value, key, partition, None, report)
                     break
                 except BrokerError as error:
-                    is_new = meaning(error) is Meaning.NO_PARTITION  # it was added just now
+                    is_new = meaning(error) is Meaning.NO_PARTITION
                     if not is_new or time.monotonic() > added_s:
                         raise
                     self._producer.serve(0.1)

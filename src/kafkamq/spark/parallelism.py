@@ -22,13 +22,14 @@ FIRST_LOOK_S = 60.0
 """Seconds after its start until a query looks which executors there are."""
 NEXT_LOOK_S = 600.0
 """Seconds between later looks: a change may cost a fold of what is open."""
-_CLUSTERS = ("yarn", "k8s://")  # where an executor has one core, and there are two, unless told
+# There an executor has one core, and there are two executors, unless told otherwise.
+_CLUSTERS = ("yarn", "k8s://")
 
 
 def cores(spark: SparkSession) -> int:
     """Cores of the executors that are registered, or of those that are announced, if more."""
     settings = dict(spark.sparkContext.getConf().getAll())
-    registered = spark.sparkContext.defaultParallelism  # asked of the scheduler at each call
+    registered = spark.sparkContext.defaultParallelism
     if "spark.default.parallelism" in settings:
         return registered
     return max(registered, announced_cores(settings))

@@ -6,8 +6,8 @@
 
 ``ack`` writes the verdicts; with ``topic`` the rows' output goes to Kafka in the same transaction,
 with ``table`` it goes to a Delta table before, each message once, and with ``each_batch`` a
-function of yours writes it elsewhere. How a batch is STARTed and renewed: ``leasing.py``,
-``starting.py``; how it is committed: ``committing.py``.
+function of yours writes it elsewhere. ``spark/queues/leasing.py`` and ``spark/queues/starting.py``
+start and renew a batch, ``spark/queues/committing.py`` commits it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ from kafkamq.spark.failures import (
     spark_failure,
 )
 from kafkamq.spark.formats import FORMAT, register_source, registered_config
+from kafkamq.spark.options import QueueOptions
 from kafkamq.spark.parallelism import FIRST_LOOK_S, NEXT_LOOK_S, cores
 from kafkamq.spark.payloads import BodySchema, with_body
 from kafkamq.spark.queues.acks import (
@@ -46,7 +47,7 @@ from kafkamq.spark.queues.acks import (
 from kafkamq.spark.queues.committing import CommitSettings, commit_slots, next_epoch, with_slots
 from kafkamq.spark.sink.rows import MAX_SLOTS, SINK_COLUMNS, check_types
 from kafkamq.spark.sink.sink import start_query
-from kafkamq.spark.tables import check_table, insert_once
+from kafkamq.spark.tables import Table, check_table, insert_once
 from kafkamq.transport.admin import Admin
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-_STOP_S = 5.0  # for the thread that waits in Spark
-_ROW_BY_ROW = ("Filter", "Generate", "Project", "SubqueryAlias", "View")  # nodes of Spark's plans
+_STOP_S = 5.0
+_ROW_BY_ROW = ("Filter", "Generate", "Project", "SubqueryAlias", "View")
 _log = logging.getLogger(__name__)
 
 EachBatch = Callable[["DataFrame", Batch], "DataFrame | None"]
@@ -68,11 +69,11 @@ def read_queue(
     queue_id: str,
     config: ServiceConfig | None = None,
     *,
-    redelivery_timeout: float = 60.0,
-    max_deliveries: int = 5,
-    max_lease: float = 43_200.0,
+    redelivery_timeout: float = QueueOptions.redelivery_timeout.default,
+    max_deliveries: int = QueueOptions.max_deliveries.default,
+    max_lease: float = QueueOptions.max_lease.default,
     max_rows: int = 10_000,
-    batch_markers: bool = True,
+    batch_markers: bool = QueueOptions.batch_markers.default,
     group: str | None = None,
     schema: BodySchema | None = None,
     malformed: str = "reject",
@@ -124,12 +125,10 @@ def read_queue(
 
 @dataclass
 class Acknowledged:
-    """What became of verdicts."""
-
-    ends: int = 0  # verdicts written
-    written: int = 0  # rows of output
-    skipped: int = 0  # rows of output that an earlier run had written
-    late: int = 0  # verdicts that came after their lease's end: these messages are delivered again
+    ends: int = 0
+    written: int = 0
+    skipped: int = 0
+    late: int = 0
 
     def _add(self, other: Acknowledged) -> None:
         self.ends += other.ends
@@ -188,7 +187,8 @@ class AckQuery:
     def stop(self) -> None:
         """End it; the batch under way is repeated at the next start."""
         calls = logging.getLogger("py4j.clientserver")
-        calls.addFilter(_is_no_interrupt)  # of the batch under way, which py4j would print
+        # It leaves out the interrupt of the batch under way, which py4j would print.
+        calls.addFilter(_is_no_interrupt)
         try:
             self.query.stop()
             self._ended.wait(_STOP_S)
@@ -258,7 +258,7 @@ def ack(
         outputs |= {"backoff": backoff, "slots": slots, "on_late": on_late}
         return AckQuery(start(_remote_writer(frame, config, checkpoint, outputs)), Acknowledged())
     if table:
-        each_batch = partial(_insert, table, check_table(frame, table))
+        each_batch = partial(_insert, check_table(frame, table))
     spark = frame.sparkSession
     config = config or registered_config(spark)
     settings = AckSettings(config=config, backoff=backoff or Backoff())
@@ -274,8 +274,8 @@ def ack(
     return AckQuery(start(writer), batches.total)
 
 
-def _insert(table: str, columns: Sequence[str], frame: DataFrame, batch: Batch) -> None:
-    insert_once(frame, table, columns)
+def _insert(table: Table, frame: DataFrame, batch: Batch) -> None:
+    insert_once(frame, table)
 
 
 def _follows_from_messages(frame: DataFrame) -> bool:
@@ -317,7 +317,7 @@ def _remote_writer(
 ) -> DataStreamWriter:
     """The server has what was registered in the session; its sink finds no more options."""
     given = [name for name, value in needs_driver.items() if value]
-    if "topic" in frame.columns:  # by which rows are output, too
+    if "topic" in frame.columns:
         given.append("topic")
     if given:
         raise ConfigError(
@@ -397,15 +397,14 @@ class _Cut:
         self._look_s = now_s + NEXT_LOOK_S
         wanted = min(MAX_SLOTS, cores(self._spark))
         if wanted > self.note.tasks:
-            made = self.note.cut(wanted, since=batch + 1)  # Spark plans it when this one is done
+            # Spark plans it when this one is done.
+            made = self.note.cut(wanted, since=batch + 1)
             write_note(self._spark, self._checkpoint, made)
             self.note = made
             _log.info("batches have more slots from now on", extra={"slots": wanted})
 
 
 class _Batches:
-    """What Spark calls for each batch, in a thread of the driver."""
-
     def __init__(
         self,
         settings: AckSettings,
@@ -415,13 +414,13 @@ class _Batches:
         planned: int,
     ) -> None:
         self.total = Acknowledged()
-        self.keeps_at_once = True  # the rows, before each_batch is called
+        self.keeps_at_once = True
         self.commits: CommitSettings | None = None
-        self.cut: _Cut | None = None  # with commits
+        self.cut: _Cut | None = None
         self._settings = settings
         self._each_batch = each_batch
         self._on_late = on_late
-        self._planned = planned  # the last batch of earlier runs
+        self._planned = planned
 
     def run(self, frame: DataFrame, batch: int) -> None:
         """Output first, ENDs last."""

@@ -2,9 +2,13 @@
 
 A batch's number does not tell what is written already: copies of its messages come in later batches
 (docs/spark.md). The origin of a message does, which all its copies share. So rows are merged by it:
-``MERGE INTO`` inserts what the table does not have, all rows of a message or none. The condition
-also names the ranges of the batch's offsets, by which the table's format leaves out the files that
-cannot have them: each batch reads the origins of a few files, not of the whole table.
+what the table does not have is inserted, all rows of a message or none. The condition also names
+the ranges of the batch's offsets, by which the table's format leaves out the files that cannot have
+them: each batch reads the origins of a few files, not of the whole table.
+
+In Delta this is a ``MERGE INTO``. For Iceberg Spark makes an append of a ``MERGE`` that only
+inserts, and no append conflicts with another: two drivers at once would both insert. Iceberg looks
+for conflicts in overwrites, so there it is an overwrite of nothing, by what a snapshot lacks.
 """
 
 from __future__ import annotations
@@ -13,34 +17,59 @@ import random
 import re
 import time
 import uuid
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
 
 from kafkamq.errors import ConfigError
+from kafkamq.queue.wire.headers import Origin, read_message_headers
 from kafkamq.spark.failures import spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from kafkamq.queue.message import Message
+
 ORIGIN = ("origin_topic", "origin_partition", "origin_offset", "origin_timestamp")
 """The columns of ``read_queue`` that tell a message from all others, and that its copies share."""
 
+_HELD = (
+    "queue_id STRING, id STRING, user_key BINARY, value BINARY, delivery_count INT, "
+    "origin_topic STRING, origin_partition INT, origin_offset BIGINT, origin_timestamp TIMESTAMP, "
+    "ack_token STRING"
+)
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _NUMBERS = ("int", "bigint")
 _KINDS = dict(zip(ORIGIN, (("string",), _NUMBERS, _NUMBERS, ("timestamp",)), strict=True))
-_CHUNK = 10_000  # offsets; those of a batch are told by the ranges that they have in each
+_CHUNK = 10_000
 _MAX_RANGES = 64
 _MERGES = 5
-_CONFLICT = re.compile(r"io\.delta\S*Concurrent\w*Exception|\[DELTA_CONCURRENT_")
-_NO_ICEBERG = "Iceberg has no runtime for Spark 4.2 yet: use a Delta table"
+_CONFLICT = re.compile(
+    r"io\.delta\S*Concurrent\w*Exception|\[DELTA_CONCURRENT_"
+    r"|org\.apache\.iceberg\.exceptions\.(Validation|CommitFailed|CommitStateUnknown)Exception"
+)
+_SAME = " AND ".join(f"done.{name} <=> new.{name}" for name in ORIGIN)
+_NO_ICEBERG = (
+    "Iceberg has no runtime for Spark 4.2 yet: use a Delta table, or write_once() on Spark 4.1 "
+    "(docs/spark.md, Exactly once into Iceberg)"
+)
 
 
-def check_table(frame: DataFrame, table: str) -> list[str]:
-    """Return the table's columns, which the rows must have, the origin among them.
+@dataclass(frozen=True, slots=True)
+class Table:
+    name: str
+    columns: tuple[str, ...]
+    is_iceberg: bool
+
+
+def check_table(frame: DataFrame, table: str) -> Table:
+    """Look at a table, whose columns the rows must have, the origin among them.
 
     Raises:
         ConfigError: It cannot be merged into, or the rows do not fit it.
     """
-    columns = _described(frame.sparkSession, table)
+    columns, is_iceberg = _described(frame.sparkSession, table)
     for owner, kinds, advice in (
         (f"table {table} has", columns, "the messages in it are known by them"),
         ("the rows have", dict(frame.dtypes), "keep them through your transformations"),
@@ -55,10 +84,10 @@ def check_table(frame: DataFrame, table: str) -> list[str]:
         raise ConfigError(
             f"the rows have no column {', '.join(unknown)}, as table {table} has: select them"
         )
-    return list(columns)
+    return Table(table, tuple(columns), is_iceberg)
 
 
-def _described(spark: SparkSession, table: str) -> dict[str, str]:
+def _described(spark: SparkSession, table: str) -> tuple[dict[str, str], bool]:
     try:
         rows = spark.sql(f"DESCRIBE TABLE EXTENDED {table}").collect()
         columns = dict(spark.table(table).dtypes)
@@ -74,14 +103,38 @@ def _described(spark: SparkSession, table: str) -> dict[str, str]:
             f"table {table} is of {', '.join(kinds) or 'no known format'}: MERGE INTO needs one of "
             "Delta or Iceberg; write other tables in each_batch, at least once"
         )
-    return columns
+    return columns, "iceberg" in kinds
+
+
+def rows_of(spark: SparkSession, messages: Sequence[Message]) -> DataFrame:
+    """Return messages that a worker holds as rows for ``write_once``.
+
+    For sessions that cannot read a queue as a stream. The columns are called as those of
+    ``read_queue``: ``queue_id``, ``id``, ``user_key``, ``value``, ``delivery_count``, ``ORIGIN``
+    and ``ack_token``, which only tells copies from each other here. The worker acknowledges the
+    messages when they are written.
+    """
+    return spark.createDataFrame([_row(message) for message in messages], _HELD)
+
+
+def _row(message: Message) -> tuple[object, ...]:
+    place = message.message_id
+    origin = read_message_headers(message.raw_headers).origin or Origin(
+        message.topic, place.partition, place.offset, message.timestamp_ms
+    )
+    return (
+        *(message.queue_id, message.id, message.key, message.payload, message.delivery_count),
+        *(origin.topic, origin.partition, origin.offset),
+        _EPOCH + timedelta(milliseconds=origin.timestamp_ms),
+        f"{place.partition}/{place.offset}",
+    )
 
 
 def write_once(frame: DataFrame, table: str) -> None:
     """Insert the rows of messages that the table does not have, all rows of a message together.
 
     For ``each_batch``; ``ack(table=...)`` does it and needs no function. Rows of messages that are
-    nacked or rejected are left out. A batch costs a ``MERGE``: its rows are shuffled, the origins
+    nacked or rejected are left out. A batch costs a merge: its rows are shuffled, the origins
     in the files that may have them are read and joined, and a few files are written. The table
     keeps origins for as long as messages may come again.
 
@@ -89,65 +142,91 @@ def write_once(frame: DataFrame, table: str) -> None:
         frame: Rows with the columns of the table, ``ack_token`` and, where not all is well,
             ``verdict``. It is read twice: keep it by
             ``localCheckpoint()``, unless ``ack`` gave it to you.
-        table: A Delta (or Iceberg) table with the columns ``ORIGIN``, by its name in SQL.
+        table: A Delta table, or on Spark 4.1 an Iceberg table, with the columns ``ORIGIN``, by
+            its name in SQL.
 
     Raises:
         ConfigError: The table cannot be merged into, or the rows do not fit it.
     """
-    insert_once(frame, table, check_table(frame, table))
+    insert_once(frame, check_table(frame, table))
 
 
-def insert_once(frame: DataFrame, table: str, columns: Sequence[str]) -> None:
-    """``write_once`` into a table that had these columns when it was checked."""
+def insert_once(frame: DataFrame, table: Table) -> None:
+    """``write_once`` into a table that was checked."""
     try:
-        _insert(_accepted(frame).select(*columns), table, origin_ranges(frame))
+        _insert(frame, table)
     except spark_errors():
-        found = _columns_now(frame, table)
-        if found is None or found == list(columns):
+        found = _looked_at_again(frame, table.name)
+        if found is None or found == table:
             raise
-        _insert(_accepted(frame).select(*found), table, origin_ranges(frame))
+        _insert(frame, found)
 
 
-def _columns_now(frame: DataFrame, table: str) -> list[str] | None:
+def _looked_at_again(frame: DataFrame, table: str) -> Table | None:
     """None: nobody can tell, and the failure before has the reason."""
     try:
         return check_table(frame, table)
     except ConfigError as error:
-        if error.__cause__ is None:  # the rows do not fit the table as it is now
+        if error.__cause__ is None:
+            # The rows do not fit the table as it is now.
             raise
     except spark_errors():
         pass
     return None
 
 
-def _insert(rows: DataFrame, table: str, ranges: str) -> None:
-    """Run one ``MERGE INTO`` the table."""
-    if not ranges:
-        return
+def _insert(frame: DataFrame, table: Table) -> None:
+    rows = _accepted(frame).select(*table.columns)
+    if ranges := origin_ranges(frame):
+        write = _append if table.is_iceberg else _merge
+        repeated(lambda: write(rows, table.name, ranges))
+
+
+def repeated(write: Callable[[], None]) -> None:
+    """Write again where it is refused for what another writer or ``OPTIMIZE`` has committed."""
+    for left in reversed(range(_MERGES)):
+        try:
+            write()
+            return
+        except spark_errors() as error:  # noqa: PERF203 - a merge takes seconds
+            if not left or not _CONFLICT.search(str(error)):
+                raise
+            time.sleep(random.uniform(0.1, 0.5))
+
+
+def _merge(rows: DataFrame, table: str, ranges: str) -> None:
     spark = rows.sparkSession
     view = f"kafkamq_batch_{uuid.uuid4().hex}"
     rows.createOrReplaceTempView(view)
-    same = " AND ".join(f"done.{name} <=> new.{name}" for name in ORIGIN)
     try:
-        merge(
-            spark,
-            f"MERGE INTO {table} AS done USING {view} AS new ON {same} AND ({ranges}) "
-            "WHEN NOT MATCHED THEN INSERT *",
-        )
+        spark.sql(
+            f"MERGE INTO {table} AS done USING {view} AS new ON {_SAME} AND ({ranges}) "
+            "WHEN NOT MATCHED THEN INSERT *"
+        ).collect()
     finally:
         spark.catalog.dropTempView(view)
 
 
-def merge(spark: SparkSession, statement: str) -> None:
-    """Run it again where Delta refuses it for what another writer or ``OPTIMIZE`` has committed."""
-    for left in reversed(range(_MERGES)):
-        try:
-            spark.sql(statement).collect()
-            return
-        except spark_errors() as error:  # noqa: PERF203 - a MERGE takes seconds
-            if not left or not _CONFLICT.search(str(error)):
-                raise
-            time.sleep(random.uniform(0.1, 0.5))
+def _append(rows: DataFrame, table: str, ranges: str) -> None:
+    """Append to an Iceberg table what it lacks, if nobody has added to it since it was read."""
+    from pyspark.sql import functions as fn
+
+    spark = rows.sparkSession
+    # Iceberg's catalogs keep a table as it was for half a minute.
+    spark.sql(f"REFRESH TABLE {table}")
+    (known,) = spark.sql(f"SHOW TBLPROPERTIES {table} ('current-snapshot-id')").collect()
+    done = spark.table(table).alias("done").where(ranges)
+    # What is new is found once, and not again when it is written.
+    new: Any = rows.alias("new").join(done, fn.expr(_SAME), "left_anti").localCheckpoint()
+    try:
+        # A commit without files would be an overwrite, at which streams of the table end.
+        if not new.isEmpty():
+            writer = new.writeTo(table).option("isolation-level", "serializable")
+            if known.value != "none":
+                writer = writer.option("validate-from-snapshot-id", known.value)
+            writer.overwrite(fn.lit(False))
+    finally:
+        new._jdf.queryExecution().logical().rdd().unpersist(False)
 
 
 def _accepted(frame: DataFrame) -> DataFrame:

@@ -4,7 +4,8 @@
     spark.sql("SELECT queue_id, outcome, count(*) FROM deliveries GROUP BY ALL").show()
 
 Every view reads what is committed in the topics when the query runs; nothing is kept. They are the
-views of ``format("kafkamq")``, whose columns ``columns.py`` lists. Times are the brokers'.
+views of ``format("kafkamq")``, whose columns ``spark/source/columns.py`` lists. Times are the
+brokers'.
 """
 
 from __future__ import annotations
@@ -23,8 +24,6 @@ __all__ = ["VIEWS", "Views", "register_views"]
 
 
 class Views:
-    """DataFrames over the topics of one namespace."""
-
     def __init__(self, spark: SparkSession, config: ServiceConfig) -> None:
         self._spark = spark
         self._format = register_source(spark, config)

@@ -18,6 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
+from kafkamq.config import Options
 from kafkamq.errors import KafkaMQError
 from kafkamq.queue.wire import headers as names
 from kafkamq.queue.wire.headers import MessageHeaders, Origin, read_message_headers
@@ -34,7 +35,7 @@ class CheckFailedError(KafkaMQError, AssertionError):
 @dataclass(frozen=True, slots=True)
 class Problem:
     kind: str
-    place: RecordId  # of the message or SCHEDULE that it is about
+    place: RecordId
     text: str
 
     def __str__(self) -> str:
@@ -46,21 +47,23 @@ class Problem:
 class Verdict:
     """What the logs say. Messages are counted once, however many copies they had."""
 
-    sent: int = 0  # first copies, delayed ones that are not in the queue yet included
+    # First copies, also delayed ones that are not in the queue yet.
+    sent: int = 0
     acked: int = 0
-    redelivered: int = 0  # copies that trackers wrote
+    redelivered: int = 0
     dead_lettered: int = 0
     cancelled: int = 0
     lost: int = 0
-    processed_twice: int = 0  # acked more than once, or acked and dead-lettered
-    extra_copies: int = 0  # explained by a START that came after the END (R12)
-    late_verdicts: int = 0  # ACKs behind the end of the lease
-    lateness_ms: list[int] = field(default_factory=list)  # from deadline to END, by log clocks
+    # Acked more than once, or acked and dead-lettered.
+    processed_twice: int = 0
+    # A START that came after the END explains them (R12).
+    extra_copies: int = 0
+    late_verdicts: int = 0
+    lateness_ms: list[int] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
     @property
     def is_ok(self) -> bool:
-        """Return whether nothing is lost or unexplained."""
         return not self.problems
 
     def require_ok(self, context: str = "") -> None:
@@ -78,7 +81,7 @@ class Verdict:
 class _Message:
     record: LogRecord
     headers: MessageHeaders
-    origin: RecordId  # of the first copy: itself, or what its header says
+    origin: RecordId
 
     @property
     def content(self) -> tuple[object, ...]:
@@ -96,11 +99,11 @@ class Checker:
         messages: Iterable[LogRecord],
         markers: Iterable[LogRecord],
         dead_letters: Iterable[LogRecord],
-        confirmed: Collection[RecordId] = (),
-        deleted: Collection[tuple[int, int]] = (),
-        max_deliveries: int = 5,
-        max_lease_ms: int = 43_200_000,
-        must_be_settled: bool = True,
+        confirmed: Collection[RecordId],
+        deleted: Collection[tuple[int, int]],
+        max_deliveries: int,
+        max_lease_ms: int,
+        must_be_settled: bool,
     ) -> None:
         self.verdict = Verdict()
         self._max_deliveries = max_deliveries
@@ -189,7 +192,8 @@ class Checker:
                 place = message.origin
                 if history.ending is Ending.ACKED and history.begin == history.end:
                     self._problem("lost", place, f"{number} was acked, and nobody had STARTed it")
-            else:  # deleted by retention, or lost: its START knows the headers
+            else:
+                # Retention has deleted the message, or it is lost: its START knows the headers.
                 origin = read_message_headers(timeline.marker(history.begin).headers).origin
                 if origin is not None:
                     place = (origin.topic, origin.partition, origin.offset)
@@ -296,7 +300,8 @@ class Checker:
             expiry_ms = timeline.clocks[history.begin] + left_ms
             if timeline.clocks[history.due] > expiry_ms:
                 return True, frozenset({DeadLetterReason.EXPIRED})
-            if timeline.before(history) > expiry_ms:  # while it was due: as the tracker planned it
+            if timeline.before(history) > expiry_ms:
+                # It expired while it was due: as the tracker planned it.
                 return bool(reasons), frozenset({*reasons, DeadLetterReason.EXPIRED})
         return bool(reasons), frozenset(reasons)
 
@@ -338,7 +343,7 @@ class Checker:
         )
 
     def _why_not_lost(self, timeline: Timeline, history: MessageHistory, start: Marker) -> str:
-        """Why it is untrue that the payload is lost; empty: it may be."""
+        """Return why it is untrue that the payload is lost; empty: it may be."""
         one = history.message_id
         if start.type is MarkerType.END:
             is_whole = timeline.offsets[0] == 0
@@ -411,7 +416,8 @@ class Checker:
                 if one[0] == count and reason in {allowed.value for allowed in one[1]}
             ]
             if fitting:
-                due.remove(min(fitting, key=lambda one: len(one[1])))  # others need the wider one
+                # Others need the wider one.
+                due.remove(min(fitting, key=lambda one: len(one[1])))
             elif any(one[0] == count for one in due):
                 due.remove(next(one for one in due if one[0] == count))
                 text = f"a dead letter with reason {reason!r} that the log does not bear out"
@@ -426,7 +432,7 @@ class Checker:
     def _check_letter(self, place: RecordId, letter: LogRecord) -> None:
         family, headers = self._families.get(place), read_message_headers(letter.headers)
         is_lost = _header(letter, names.REASON) == DeadLetterReason.PAYLOAD_LOST.value.encode()
-        is_unread = is_lost and headers.id == "/".join(map(str, place))  # by a START of a batch
+        is_unread = is_lost and headers.id == "/".join(map(str, place))
         if not family or is_unread or _header(letter, names.PAYLOAD_AT) is not None:
             return
         first = family[0]
@@ -459,8 +465,8 @@ def check_logs(
     dead_letters: Iterable[LogRecord],
     confirmed: Collection[RecordId] = (),
     deleted: Collection[tuple[int, int]] = (),
-    max_deliveries: int = 5,
-    max_lease_ms: int = 43_200_000,
+    max_deliveries: int = Options.max_deliveries.default,
+    max_lease_ms: int = Options.max_lease.default_ms,
     must_be_settled: bool = True,
 ) -> Verdict:
     """Judge the logs of one namespace, each given as all its committed records in any order.

@@ -13,17 +13,19 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from kafkamq.config import Options
 from kafkamq.errors import UnsupportedVersionError, WireError
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome, expand
 
-if TYPE_CHECKING:  # a checker runs no code of what it checks
+if TYPE_CHECKING:
+    # A checker runs no code of what it checks.
     from kafkamq.transport.log_reader import Record
 
 _BY_TRACKER = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED, Outcome.ALREADY_ENDED)
 _MAX_GRACE_MS = 3000
 _MEMORY_MS = 60_000
-_LOG_APPEND_TIME = 2  # confluent_kafka.TIMESTAMP_LOG_APPEND_TIME
+_LOG_APPEND_TIME = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,8 @@ class LogRecord:
     topic: str
     partition: int
     offset: int
-    timestamp_ms: int  # LogAppendTime; -1: any other kind of timestamp
+    # The LogAppendTime; -1: any other kind of timestamp.
+    timestamp_ms: int
     key: bytes | None
     value: bytes | None
     headers: Headers = ()
@@ -54,8 +57,6 @@ def record_of(message: Record) -> LogRecord:
 
 
 class Why(Enum):
-    """Why a message was due."""
-
     LEASE_ENDED = "its lease had ended"
     MAX_LEASE = "it was held longer than max_lease"
     NACKED = "it was nacked and its delay was over"
@@ -79,17 +80,16 @@ class MessageHistory:
 
     message_id: MessageId
     of_schedule: bool
-    begin: int  # of its START, or its latest SCHEDULE; of the END when there was none
+    begin: int
     ending: Ending = Ending.OPEN
     end: int = -1
-    why: Why | None = None  # it fell due
-    due: int = -1  # the record that the clock passed its deadline with
-    deadline_ms: int = -1  # by the log's clock; while it is not due, what it was last
-    after: int = -1  # the END that its START came behind (R12); -1: it is the first history
-    others: list[MessageHistory] = field(
-        default_factory=list
-    )  # of an extra one: what else explains its end
-    late_at: list[int] = field(default_factory=list)  # ACKs that came behind the deadline
+    why: Why | None = None
+    due: int = -1
+    deadline_ms: int = -1
+    # The END that its START came behind (R12); -1: it is the first history.
+    after: int = -1
+    others: list[MessageHistory] = field(default_factory=list)
+    late_at: list[int] = field(default_factory=list)
 
     @property
     def is_extra(self) -> bool:
@@ -132,16 +132,17 @@ class Timeline:
     """One marker partition, with indices of what concerns whom."""
 
     partition: int
-    default_max_lease_ms: int = 43_200_000
+    default_max_lease_ms: int = Options.max_lease.default_ms
     offsets: list[int] = field(default_factory=list)
-    records: list[Marker | None] = field(default_factory=list)  # None: not decodable
+    # None: it cannot be decoded.
+    records: list[Marker | None] = field(default_factory=list)
     timestamps: list[int] = field(default_factory=list)
     clocks: list[int] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     of_message: dict[tuple[bool, MessageId], list[int]] = field(default_factory=dict)
-    of_consumer: dict[str, list[int]] = field(default_factory=dict)  # KEEPALIVEs without id
+    of_consumer: dict[str, list[int]] = field(default_factory=dict)
     engines: set[tuple[str, int]] = field(default_factory=set)
-    starts_of_engines: list[int] = field(default_factory=list)  # their first TICKs (R17)
+    starts_of_engines: list[int] = field(default_factory=list)
     last_ms: int = -1
 
     def add(self, record: LogRecord) -> None:
@@ -170,7 +171,8 @@ class Timeline:
             if engine not in self.engines:
                 self.engines.add(engine)
                 self.starts_of_engines.append(at)
-        if marker.batches:  # R27: at one place in the log, what one record for each would say
+        if marker.batches:
+            # At one place in the log it says what one record for each would say (R27).
             for each in expand(marker):
                 if each.message_id is not None:
                     key = marker.of_schedule, each.message_id
@@ -221,7 +223,7 @@ class Timeline:
         own = self.of_message.get((of_schedule, message_id), [])
         begins = MarkerType.SCHEDULE if of_schedule else MarkerType.START
         histories: list[MessageHistory] = []
-        behind = 0  # index into own
+        behind = 0
         while behind < len(own):
             starts = [i for i in range(behind, len(own)) if self.marker(own[i]).type is begins]
             if not starts:
@@ -255,7 +257,8 @@ class Timeline:
         for at in ends:
             outcome = self.marker(at).outcome
             if outcome is Outcome.ALREADY_ENDED and (histories or result):
-                continue  # which its worker's own END behind that START says, too
+                continue
+            # The END of its worker behind that START says it, too.
             if outcome in _BY_TRACKER or (not histories and not result):
                 ending = _ending(outcome, of_schedule)
                 result.append(MessageHistory(message_id, of_schedule, at, ending, at))
@@ -330,7 +333,7 @@ class Timeline:
         """A marker of the message itself, while it is held or waiting."""
         marker, now_ms = self.marker(at), self.clocks[at]
         if marker.type is MarkerType.SCHEDULE:
-            history.begin = at  # R19: carried
+            history.begin = at
             return self._begin(at, True)
         if lease.is_waiting:
             return lease
@@ -413,7 +416,7 @@ def _ending(outcome: Outcome, of_schedule: bool) -> Ending:
 
 
 def read_timelines(
-    markers: Iterable[LogRecord], *, max_lease_ms: int = 43_200_000
+    markers: Iterable[LogRecord], *, max_lease_ms: int = Options.max_lease.default_ms
 ) -> dict[int, Timeline]:
     """Return the records of a markers topic, in any order, by partition."""
     timelines: dict[int, Timeline] = {}

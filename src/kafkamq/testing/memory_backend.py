@@ -28,7 +28,7 @@ from datetime import timedelta
 from functools import cached_property, partial
 from typing import Any, cast
 
-from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.config import Options, QueueConfig, ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.markers.producer import MAX_DELAY_MS
 from kafkamq.markers.rules.delivery import Copy, DueCause, Settle, decide
@@ -59,8 +59,8 @@ from kafkamq.types import (
     ScheduleToken,
 )
 
-_TOLD_S = 1.0  # how long a receive waits for on_lease_lost
-_SHARE_LIMITS = ShareLimits(  # Kafka's defaults
+_TOLD_S = 1.0
+_SHARE_LIMITS = ShareLimits(
     min_lock_ms=15_000,
     max_lock_ms=60_000,
     max_deliveries=5,
@@ -72,7 +72,7 @@ _SHARE_LIMITS = ShareLimits(  # Kafka's defaults
 _Held = TopicMessage[tuple[Hashable, Item]]
 RETENTION_MS = 7 * 86_400_000
 """Of messages and markers."""
-_FACTS = NamespaceFacts(  # of the topics that ``create_topics`` makes
+_FACTS = NamespaceFacts(
     message_topic_id=b"",
     message_partitions=1,
     marker_partitions=1,
@@ -104,7 +104,11 @@ class MemoryService(Service):
         """There are no brokers."""
 
     def create_topics(
-        self, *, partitions: int = 8, marker_partitions: int = 8, replication_factor: int = -1
+        self,
+        *,
+        partitions: int = Options.partitions.default,
+        marker_partitions: int = Options.marker_partitions.default,
+        replication_factor: int = Options.replication_factor.default,
     ) -> None:
         """There is nothing to create, but queues that are used from now on have partitions."""
         if partitions < 1 or marker_partitions < 1:
@@ -112,7 +116,6 @@ class MemoryService(Service):
         self._backend.shared_partitions = partitions
 
     def dead_letters(self, queue_id: str | None = None) -> list[MemoryDeadLetter]:
-        """Return what was given up, of one queue or of all, in order."""
         found: list[MemoryDeadLetter] = []
         for queue in self._backend.queues():
             if queue_id in (None, queue.queue_id):
@@ -215,7 +218,8 @@ class _MemoryConsumer(TopicConsumer[_Held]):
         self._ages.wall_ms = memory.clock.now_ms
         self._changed = memory.changed
         self._ordering = plan.ordering
-        self._deadline_ms()  # a lock that no broker gives is refused here
+        # A lock that no broker gives is refused here.
+        self._deadline_ms()
         with memory.changed:
             memory.consumers.append(self)
 
@@ -309,8 +313,8 @@ class _MemoryConsumer(TopicConsumer[_Held]):
         return True
 
     def _lease_ended(self, message: _Held) -> None:
-        """It was held for too long; with ``changed`` held."""
-        raise NotImplementedError
+        """Deliver again what was held for too long; with ``changed`` held."""
+        self._again(message, 0)
 
     def _leave(self, message: _Held, *, is_seen: bool) -> None:
         """The consumer ends without a verdict on it."""
@@ -323,7 +327,7 @@ class _MemoryConsumer(TopicConsumer[_Held]):
 
 
 class _OffsetsDouble(_MemoryConsumer):
-    """It is as of ``claims``, and a consumer that leaves the group is told of what it holds."""
+    """A consumer as of ``claims``, which is told of what it holds when it leaves the group."""
 
     def _leave(self, message: _Held, *, is_seen: bool) -> None:
         self._lose(message)
@@ -397,7 +401,7 @@ class _MarkersDouble(_MemoryConsumer):
 def _fire(
     memory: MemoryQueue, record: MemoryRecord, settle: Settle, start: Marker, error: str
 ) -> None:
-    """What a tracker does with a message that is due (R14)."""
+    """Do what a tracker does with a message that is due (R14)."""
     decision = decide(
         settle,
         start,
@@ -440,13 +444,10 @@ class _ShareDouble(_MemoryConsumer):
     def _is_alive(self, message: _Held) -> bool:
         if message.delivery_count <= self.max_deliveries:
             return True
-        message._count -= 1  # this delivery is not handed out
+        message._count -= 1
         error_text = f"{message._count} deliveries ended without a verdict, or were given back"
         self._write_dead_letter(message, DeadLetterReason.MAX_DELIVERIES, error_text)
         return False
-
-    def _lease_ended(self, message: _Held) -> None:
-        self._again(message, 0)
 
     def _again(self, message: _Held, delay_ms: int) -> None:
         del delay_ms
@@ -455,7 +456,8 @@ class _ShareDouble(_MemoryConsumer):
     def _leave(self, message: _Held, *, is_seen: bool) -> None:
         if is_seen or message.delivery_count < self.max_deliveries:
             self._again(message, 0)
-        else:  # another delivery would be its last: the queue's tail gets a copy
+        else:
+            # Another delivery would be its last: the queue's tail gets a copy.
             self._memory.waiting.put_back(*message.place)
 
     def _ended(self) -> None:
@@ -472,7 +474,7 @@ class _AtMostOnceDouble(_MarkersDouble):
         return messages
 
     def _done(self, message: _Held) -> None:
-        """It was before."""
+        """Do nothing: the message was done when it was received."""
 
     def _deadline_ms(self) -> float:
         return math.inf

@@ -13,9 +13,10 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import WireError
 
 _PLAIN = ("PLAINTEXT", "SASL_PLAINTEXT")
+_TIMEOUT_S = 5.0
 
 
-def broker_release(config: ServiceConfig, address: str, *, timeout_s: float = 5.0) -> str | None:
+def broker_release(config: ServiceConfig, address: str) -> str | None:
     """Return the release as "4.2"; None when it cannot be told: over TLS, before 3.3, or without
     an answer.
     """
@@ -23,7 +24,7 @@ def broker_release(config: ServiceConfig, address: str, *, timeout_s: float = 5.
         return None
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout_s) as connection:
+        with socket.create_connection((host.strip("[]"), int(port)), _TIMEOUT_S) as connection:
             connection.sendall(encode_request("kafkamq", "1"))
             with connection.makefile("rb") as answer:
                 (size,) = struct.unpack(">i", answer.read(4))
@@ -35,7 +36,7 @@ def broker_release(config: ServiceConfig, address: str, *, timeout_s: float = 5.
 MAX_RESPONSE_BYTES = 1 << 20
 _KEY = 18
 _VERSION = 3
-_FEATURE = b"\x11metadata.version"  # a compact text: its length plus one comes first
+_FEATURE = b"\x11metadata.version"
 
 # The highest metadata.version that each release knows; a broker says the highest of its own.
 _RELEASES = (
@@ -54,7 +55,8 @@ _RELEASES = (
 
 def encode_request(client: str, version: str) -> bytes:
     """Return the request with its length; ``client`` and ``version`` name who asks."""
-    header = struct.pack(">hhih", _KEY, _VERSION, 1, -1) + b"\0"  # no client id, no tags
+    # Without a client id, and without tags.
+    header = struct.pack(">hhih", _KEY, _VERSION, 1, -1) + b"\0"
     body = _compact(client) + _compact(version) + b"\0"
     return struct.pack(">i", len(header) + len(body)) + header + body
 
@@ -71,7 +73,7 @@ def release_of(response: bytes) -> str:
     The features that a broker supports come before those in use, which have the same names.
     """
     try:
-        _, error = struct.unpack_from(">ih", response)  # correlation id
+        _, error = struct.unpack_from(">ih", response)
         if error:
             raise WireError(f"the broker answers ApiVersions with error {error}")
         at = response.find(_FEATURE)

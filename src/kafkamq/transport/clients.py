@@ -44,7 +44,8 @@ class _InterruptibleAdminClient(_AdminClient):
     def describe_topics(self, *topics: Any, **options: Any) -> Any:
         try:
             return super().describe_topics(*topics, **options)
-        except SystemError as error:  # Python runs signal handlers in the middle of it
+        except SystemError as error:
+            # Python runs signal handlers in the middle of the call.
             raise raised_inside(error) from None
 
 
@@ -128,9 +129,11 @@ class ClientLog:
     def log(self, level: int, _format: str, *args: object) -> None:
         """Called by confluent_kafka with facility, client name and text."""
         facility, client, text = (*(str(arg) for arg in args), "", "", "")[:3]
-        if facility == "CONFWARN":  # a property of another role: passed on purpose
+        if facility == "CONFWARN":
+            # A property of another role is passed on purpose.
             return
-        if text.endswith(": retrying"):  # as every start does while a coordinator loads
+        if text.endswith(": retrying"):
+            # Every start says so while a coordinator loads.
             level = logging.DEBUG
         now = time.monotonic()
         if now - self._last.get(facility, -1e9) < 10.0:
@@ -209,7 +212,7 @@ class Consumer(Protocol):
         """
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
-        """Up to so many records and events; waits until there are so many, or the time is over."""
+        """Wait for this many records and events, or until the time is over."""
 
     @overload
     def commit(self, *, asynchronous: Literal[True] = ...) -> None: ...
@@ -245,7 +248,7 @@ class Consumer(Protocol):
         """Get the first offsets whose records are not older than these times (ms); -1: the end."""
 
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
-        """Metadata of one topic or all; the client knows new partitions from then on."""
+        """Return the metadata of one topic or all; the client knows new partitions from then on."""
 
     def consumer_group_metadata(self) -> Any:
         """Return the member as of now, for ``send_offsets_to_transaction``."""
@@ -359,12 +362,12 @@ class AdminClient(Protocol):
         """Members and what is assigned to them."""
 
     def delete_consumer_groups(self, group_ids: list[str], **kwargs: Any) -> dict[str, Future[Any]]:
-        """Groups without members, and what they committed."""
+        """Delete groups without members, and what they committed."""
 
     def list_offsets(
         self, topic_partition_offsets: dict[TopicPartition, Any], **kwargs: Any
     ) -> dict[TopicPartition, Future[Any]]:
-        """First and last offsets, and that of the latest timestamp."""
+        """Return the first and last offsets, or that of the latest timestamp."""
 
     def __exit__(self, exc_type: Any, exc_value: Any, exc_traceback: Any) -> bool | None:
         """End the client."""

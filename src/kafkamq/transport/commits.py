@@ -34,9 +34,10 @@ ANSWER_S = 60.0
 """librdkafka answers earlier, unless nobody polls."""
 
 _TURN_S = 0.01
-_MAX_BEGUN = 1000  # commits of a client without an answer; each takes seconds at most
-_MAX_KEPT = 64  # idle consumers; each has a few threads
-_MAX_THREADS = 8  # a new consumer takes some 70 ms to find its coordinator
+_MAX_BEGUN = 1000
+_MAX_KEPT = 64
+# A new consumer takes some 70 ms to find its coordinator.
+_MAX_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,6 @@ class PendingCommit:
         return self._answered.wait(timeout_s)
 
     def answer(self, error: KafkaError | None) -> None:
-        """Take the first answer."""
         if not self.is_answered:
             self.error = error
             self._answered.set()
@@ -105,7 +105,8 @@ class GroupOffsets(Follower):
             doing or f"working for group {group_id}",
             group_id=group_id,
             ignores=ignores,
-            on_commit=partial(_heard, self.begun),  # not of self, which holds the client
+            # It holds ``begun`` alone: ``self`` holds the client.
+            on_commit=partial(_heard, self.begun),
             **settings,
         )
 
@@ -128,7 +129,7 @@ class GroupOffsets(Follower):
     def committed_with_metadata(
         self, places: Iterable[PartitionId], *, timeout_s: float = REQUEST_S
     ) -> list[OffsetCommit]:
-        """Do as ``committed``; behind the metadata may stand some memory that was read with it."""
+        """Return offsets and metadata, behind which some memory may stand that was read with it."""
         try:
             return _committed(self.client, partitions_of(places), timeout_s)
         except KafkaException as error:
@@ -201,7 +202,8 @@ def _committed(
 def _metadata(found: TopicPartition) -> str:
     try:
         return found.metadata or ""
-    except UnicodeDecodeError as error:  # what stands behind it; its own bytes may be fine
+    except UnicodeDecodeError as error:
+        # What stands behind the metadata is read with it; its own bytes may be fine.
         return error.object.decode("utf-8", "replace")
 
 
@@ -233,15 +235,17 @@ class CommitTurns:
         self.member = b""
         self._waiting: deque[PendingCommit] = deque()
         self._owner = 0
-        self._is_inside = False  # in a call of the client that makes callbacks
-        self._is_resting = False  # the owner polls no more until ``inside``
-        self._commits_here = threading.Lock()  # while another thread than the owner commits
+        self._is_inside = False
+        # The owner does not poll until ``inside``.
+        self._is_resting = False
+        self._commits_here = threading.Lock()
 
     @contextmanager
     def inside(self) -> Iterator[None]:
         """Yield a poll, or the end of the client: callbacks come in it."""
         if self._is_resting:
-            with self._commits_here:  # a commit that waits for the client would wait forever
+            # A commit that waits for the client would wait forever.
+            with self._commits_here:
                 self._is_resting = False
         self._is_inside = True
         try:
@@ -272,14 +276,15 @@ class CommitTurns:
             raise KafkaException(pending.error)
 
     def _forget(self, pending: PendingCommit) -> None:
-        with suppress(ValueError):  # it was begun, and may be heard of yet
+        with suppress(ValueError):
+            # It was begun, and may be heard of yet.
             self._waiting.remove(pending)
 
     def serve(self) -> None:
         """Begin what waits; an answer comes inside a later poll."""
         self._owner = threading.get_ident()
         while self._waiting:
-            with suppress(IndexError):  # given up meanwhile
+            with suppress(IndexError):
                 pending = self._waiting.popleft()
                 if not self._is_refused(pending):
                     self._group.begin_these(pending)
@@ -390,14 +395,15 @@ class CommittedOffsets:
             found = _committed(consumer, partitions, timeout_s)
             is_kept = self._keep(group, stable, consumer)
         except KafkaException as error:
-            event = consumer.poll(0)  # serves the error callback
+            event = consumer.poll(0)
             self._watch.check(doing)
             refusal = None if event is None else event.error()
-            if refusal is not None and is_fatal(refusal):  # of the coordinator's name; no answer
+            if refusal is not None and is_fatal(refusal):
+                # The refusal is of the coordinator's name: there will be no answer.
                 raise broker_error(refusal, doing) from error
             raise broker_error(error, doing) from error
         finally:
-            if not is_kept:  # the next try begins with a new one
+            if not is_kept:
                 consumer.close()
         return found
 

@@ -20,7 +20,8 @@ from kafkamq.errors import (
     KafkaMQError,
 )
 
-__all__ = ["KafkaError", "KafkaException"]  # confluent-kafka's, which only transport imports
+# They are confluent-kafka's, which only ``transport`` imports.
+__all__ = ["KafkaError", "KafkaException"]
 
 
 class Meaning(Enum):
@@ -62,8 +63,10 @@ _CODES: dict[Meaning, tuple[str, ...]] = {
         "_WAIT_COORD",
         "_WAIT_CACHE",
         "_RESOLVE",
-        "_MAX_POLL_EXCEEDED",  # the next poll joins the group again
-        "_NOENT",  # no leader is known (yet): a partition that was just added
+        # The next poll joins the group again.
+        "_MAX_POLL_EXCEEDED",
+        # No leader is known, as of a partition that was just added.
+        "_NOENT",
         "LEADER_NOT_AVAILABLE",
         "NOT_LEADER_FOR_PARTITION",
         "REQUEST_TIMED_OUT",
@@ -75,7 +78,8 @@ _CODES: dict[Meaning, tuple[str, ...]] = {
         "CONCURRENT_TRANSACTIONS",
         "UNSTABLE_OFFSET_COMMIT",
         "NETWORK_EXCEPTION",
-        "FENCED_LEADER_EPOCH",  # the client has not heard of the election yet
+        # The client has not heard of the election yet.
+        "FENCED_LEADER_EPOCH",
         "UNKNOWN_LEADER_EPOCH",
         "OFFSET_NOT_AVAILABLE",
         "NOT_CONTROLLER",
@@ -302,12 +306,13 @@ class ErrorWatch:
 
     def __init__(self, bootstrap_servers: str) -> None:
         self._servers = bootstrap_servers
-        self._fatal: KafkaError | None = None  # the client is unusable
-        self._refused: KafkaError | None = None  # wrong credentials
-        self._refused_s = 0.0  # monotonic
+        self._fatal: KafkaError | None = None
+        self._refused: KafkaError | None = None
+        self._refused_s = 0.0
         self._transport: KafkaError | None = None
-        self._down_since: float | None = None  # monotonic s
-        self.is_troubled = False  # else ``check`` has nothing to raise
+        self._down_since: float | None = None
+        # While this is not set ``check`` has nothing to raise.
+        self.is_troubled = False
 
     def __call__(self, error: KafkaError) -> None:
         """Take an error from librdkafka; called inside poll, consume or flush."""

@@ -83,12 +83,12 @@ class Follower:
         self._doing = doing
         self._ignores = ignores
         self._placed: dict[PartitionId, int] = {}
-        self._moving: dict[
-            PartitionId, int
-        ] = {}  # where to read what is taken out and put in again
-        self._is_moved = True  # False: the client does not read what it is to read
+        # Where to read what is taken out and put in again.
+        self._moving: dict[PartitionId, int] = {}
+        # False: the client does not read what it is to read.
+        self._is_moved = True
         self._is_closed = False
-        self._failure: BaseException | None = None  # raised when what came before it is taken
+        self._failure: BaseException | None = None
         self.settings = consumer_settings(config, group_id=group_id, **settings)
         if on_commit is not None:
             self.settings["on_commit"] = on_commit
@@ -101,7 +101,6 @@ class Follower:
         return frozenset(self._placed).union(self._moving)
 
     def place(self, positions: Mapping[PartitionId, int]) -> None:
-        """Read these partitions from there, whether they are read already or not."""
         for place in positions:
             self.ends.pop(place, None)
             self.outside.pop(place, None)
@@ -172,17 +171,18 @@ class Follower:
     # Reading.
 
     def poll(self, limit: int, timeout_s: float) -> Sequence[Record]:
-        """Up to so many records, those of a partition in order; waits for the first one alone."""
+        """Return up to ``limit`` records, of a partition in order; waits for the first alone."""
         if self._failure is not None:
             self._raise_failure()
         self.watch.check(self._doing)
         batch = self._fetch(limit, timeout_s)
         if self._failure is not None and not (batch and isinstance(self._failure, Exception)):
-            self._raise_failure()  # an interrupt does not wait
+            self._raise_failure()
+        # An interrupt does not wait.
         return batch
 
     def serve(self) -> Sequence[Record]:
-        """Do as ``poll`` of one record without waiting; but the next one raises what goes wrong."""
+        """Poll for one record without waiting; what goes wrong is raised by the next ``poll``."""
         return self._fetch(1, 0.0)
 
     def _fetch(self, limit: int, timeout_s: float) -> Sequence[Record]:
@@ -193,7 +193,8 @@ class Follower:
         try:
             batch = client.consume(limit, 0)
             if not batch and timeout_s > 0:
-                batch = client.consume(1, timeout_s)  # of more it would wait for all
+                # For more than one record it would wait for all of them.
+                batch = client.consume(1, timeout_s)
                 if batch and limit > 1:
                     batch += client.consume(limit - 1, 0)
         except KafkaException as error:
@@ -201,26 +202,24 @@ class Follower:
             batch = []
         except SystemError as error:
             raise raised_inside(error) from None
-        if any(map(Record.error, batch)):
-            batch = self._without_events(batch)
-        return batch
+        if not any(map(Record.error, batch)):
+            return batch
+        records = []
+        for record in batch:
+            event = record.error()
+            if event is None:
+                records.append(record)
+            else:
+                self._event(event, record)
+        return records
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
         assert failure is not None, "there is one"
         if isinstance(failure, Exception):
-            self.watch.check(self._doing)  # which may know more of it
+            # The watch may know more of it.
+            self.watch.check(self._doing)
         raise failure
-
-    def _without_events(self, batch: Sequence[Record]) -> list[Record]:
-        records = []
-        for record in batch:
-            error = record.error()
-            if error is None:
-                records.append(record)
-            else:
-                self._event(error, record)
-        return records
 
     def _event(self, error: KafkaError, record: Record) -> None:
         what, place = meaning(error), place_of(record)
@@ -240,7 +239,8 @@ class Follower:
         elif self._failure is None:
             self._failure = broker_error(error, doing)
             if has_ended(error):
-                self.watch(error)  # which may not be told
+                # It may not have been told.
+                self.watch(error)
 
     def require_inside(self) -> None:
         """Raise that records are gone (DataLossError), if a position is not in the log."""
@@ -324,7 +324,8 @@ class Follower:
         librdkafka tells wrong credentials to the error callback alone, which ``poll`` serves; a
         question that blocks meanwhile would wait for all of its time, and say that nobody answers.
         """
-        if self._placed:  # ``poll`` would lose a record
+        if self._placed:
+            # ``poll`` would lose a record.
             return ask(timeout_s)
         deadline_s = time.monotonic() + timeout_s
         slice_s = _FIRST_SLICE_S

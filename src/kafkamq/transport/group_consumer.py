@@ -26,8 +26,9 @@ from kafkamq.types import PartitionId
 __all__ = ["COMMITTED"]
 
 COOPERATIVE = "cooperative-sticky"
-_SESSION_MS = 10_000  # Kafka's default is 45 s
-_HEARTBEAT_MS = 1000  # members that come and go are noticed so soon
+_SESSION_MS = 10_000
+# Members that come and go are noticed within this.
+_HEARTBEAT_MS = 1000
 _log = logging.getLogger(__name__)
 
 
@@ -59,7 +60,6 @@ class GroupConsumer(GroupOffsets):
         ignores: Callable[[KafkaError], bool] = is_retriable,
         **settings: object,
     ) -> None:
-        """Open the client."""
         if not is_new_protocol(config.kafka):
             settings = {
                 "partition_assignment_strategy": strategy,
@@ -96,7 +96,8 @@ class GroupConsumer(GroupOffsets):
         self._unsubscribe()
 
     def _unsubscribe(self) -> None:
-        with suppress(KafkaException):  # it has ended, and is no member; ``poll`` says of what
+        with suppress(KafkaException):
+            # The client has ended, and is no member; ``poll`` says of what.
             self.client.unsubscribe()
 
     @property
@@ -104,21 +105,23 @@ class GroupConsumer(GroupOffsets):
         """Return whether the group has taken this process in; any thread may ask."""
         try:
             return self.is_joined and bool(self.client.memberid())
-        except RuntimeError:  # closed meanwhile
+        except RuntimeError:
             return False
 
     def close(self) -> None:
         """Leave the group, by way of ``Owner.revoked``, and end the client."""
         # Without it, librdkafka (2.16) closes a member that has no partitions without a word to
         # the group, which then waits for it until its session times out.
-        if not self._is_moved:  # the client wants all back that it has given
+        if not self._is_moved:
+            # The client wants all back that it has given.
             self._move(self._assigned_places())
         self._is_leaving = True
         self._unsubscribe()
         self.client.close()
         failure, self._failure = self._failure, None
         if failure is not None and not isinstance(failure, Exception):
-            raise failure  # an interrupt inside of ``revoked``, which no poll raises any more
+            # An interrupt inside of ``revoked`` is raised by no poll any more.
+            raise failure
 
     # Where it reads.
 
@@ -184,21 +187,24 @@ class GroupConsumer(GroupOffsets):
 
     def _fetch(self, limit: int, timeout_s: float) -> Sequence[Record]:
         records = super()._fetch(limit, timeout_s)
-        if self._still and records:  # fetched before the client was told to pause
+        if self._still and records:
+            # They were fetched before the client was told to pause.
             return [each for each in records if place_of(each) not in self._still]
         return records
 
     # Rebalances, inside calls of the client, which pass no exception on.
 
     def _assigned(self, _: object, partitions: list[TopicPartition]) -> None:
-        if self._is_leaving:  # a rebalance that ended meanwhile; a client that ends asks nobody
+        if self._is_leaving:
+            # A rebalance ended meanwhile; a client that ends asks nobody.
             return
         places = [(each.topic, each.partition) for each in partitions]
         try:
             found = self._owner.assigned(places)
         except BaseException as error:  # noqa: BLE001 - raised by ``poll``
             self._failure = error
-            return  # the client assigns them by itself, as where this is interrupted
+            # The client assigns the partitions by itself, as where this is interrupted.
+            return
         # Those that stand still get a place that needs no look-up.
         self._still.update(place for place in places if place not in found)
         targets = {place: found.get(place, 0) for place in places}

@@ -29,15 +29,15 @@ from kafkamq.transport.record import Record as AnyRecord
 from kafkamq.types import PartitionId
 
 _log = logging.getLogger(__name__)
-_LOG_BEGIN = -2  # ListOffsets' names for the ends of a log
+_LOG_BEGIN = -2
 _LOG_END = -1
 _CHUNK_RECORDS = 8192
 _SHORT: dict[str, object] = {"queued_min_messages": 1, "fetch_message_max_bytes": 524_288}
 _RETRY_S = 0.1
 _ANSWER_S = 30.0
 _WAIT_S = 0.5
-_STALL_S = 60.0  # without a record or an end of the log: give up
-STALL_S = 30.0  # the same of a scan
+_STALL_S = 60.0
+STALL_S = 30.0
 _SCAN_RECORDS = 1000
 
 
@@ -86,7 +86,8 @@ class LogReader(Follower):
             doing,
             group_id=group_id,
             enable_partition_eof=True,
-            fetch_wait_max_ms=10,  # else the end of a log is known half a second late
+            # With more, the end of a log is known half a second late.
+            fetch_wait_max_ms=10,
             **_SHORT if is_short else {"queued_min_messages": 20_000},
         )
 
@@ -94,11 +95,11 @@ class LogReader(Follower):
         return self._offsets(topic, partitions, _LOG_BEGIN)
 
     def log_ends(self, topic: str, partitions: Sequence[int]) -> dict[int, int]:
-        """Offset behind each partition's last committed record (its last stable offset)."""
+        """Return each partition's last stable offset, behind its last committed record."""
         return self._offsets(topic, partitions, _LOG_END)
 
     def offsets_at(self, topic: str, partitions: Sequence[int], at_ms: int) -> dict[int, int]:
-        """First offset of each partition whose time is not before ``at_ms``; else the log's end."""
+        """Return each partition's first offset not before ``at_ms``; else the log's end."""
         found = self._offsets(topic, partitions, max(0, at_ms))
         behind = [number for number, offset in found.items() if offset < 0]
         return found | self.log_ends(topic, behind)
@@ -117,14 +118,11 @@ class LogReader(Follower):
                 return self.offsets_for_times(topic, wanted, timeout_s=_ANSWER_S)
             except BrokerError as error:
                 is_missing = meaning(error) is Meaning.NO_PARTITION
-                is_added = is_missing and self._knows_now(topic, partitions)
+                # Partitions that were added are unknown to a client for minutes.
+                is_added = is_missing and self.partition_count(topic) > max(partitions)
                 if not (is_added or error.is_retriable) or time.monotonic() > deadline_s:
                     raise
             time.sleep(_RETRY_S)
-
-    def _knows_now(self, topic: str, partitions: Sequence[int]) -> bool:
-        """Ask again: partitions that were added are unknown to a client for minutes."""
-        return self.partition_count(topic) > max(partitions)
 
     def read(
         self, wanted: LogRange, *, skips_lost: bool = False, stall_s: float = _STALL_S
@@ -173,7 +171,8 @@ class LogReader(Follower):
                     doing = f"reading {wanted.topic}[{wanted.partition}]"
                     doing_it = f"{doing} from {position} to {wanted.end}"
                     raise self.watch.deadline(doing_it, stall_s)
-                if position > wanted.end:  # what lies before it may be control records
+                if position > wanted.end:
+                    # What lies before it may be control records.
                     records = [each for each in records if each.offset() < wanted.end]
                 if records:
                     yield records
@@ -181,7 +180,7 @@ class LogReader(Follower):
             self.drop([place])
 
     def _lost(self, wanted: LogRange) -> DataLossError:
-        """Why a position is outside the log (R23)."""
+        """Return why a position is outside the log (R23)."""
         start = self.log_starts(wanted.topic, [wanted.partition])[wanted.partition]
         end = self.log_ends(wanted.topic, [wanted.partition])[wanted.partition]
         where = f"{wanted.topic}[{wanted.partition}]"
@@ -270,9 +269,11 @@ MAX_READ_THROUGH = 280
 MAX_READ = 1000
 """Records that are taken at once."""
 
-_FETCH_BYTES = 65_536  # of a partition; librdkafka's 1 MiB, decompressed, may be 100,000 records
-END_GRACE_S = 3.0  # where nothing is lost by taking what is not there yet for gone
-_NONE = 1 << 63  # an offset that no record has
+# Of a partition; librdkafka's 1 MiB, decompressed, may be 100,000 records.
+_FETCH_BYTES = 65_536
+# A grace where nothing is lost by taking what is not there yet for gone.
+END_GRACE_S = 3.0
+_NONE = 1 << 63
 
 
 class RecordReader:
@@ -284,7 +285,7 @@ class RecordReader:
         self._group_id = group_id
         self._follower: Follower | None = None
         self._patience = Patience(END_GRACE_S)
-        self._answers = Answers()  # of partitions
+        self._answers = Answers()
 
     def read(self, partition: int, offset: int, *, timeout_s: float = 30.0) -> AnyRecord | None:
         """Return the record at one offset, or None; also when it lies beyond the log's end."""
@@ -296,7 +297,7 @@ class RecordReader:
     def stream(
         self, partition: int, offsets: Sequence[int], *, timeout_s: float = 60.0
     ) -> Iterator[tuple[int, AnyRecord | None]]:
-        """Offset and record at each of ``offsets`` (ascending, each once); see ``sweep``."""
+        """Yield offset and record at each of ``offsets`` (ascending, each once); see ``sweep``."""
         for _, found in self.sweep({partition: offsets}, timeout_s=timeout_s):
             yield from found.items()
 
@@ -339,7 +340,8 @@ class RecordReader:
         except BrokerError:
             self.close()
             raise
-        finally:  # otherwise it would go on fetching what nobody wants
+        finally:
+            # Otherwise it would go on fetching what nobody wants.
             follower.drop(map(self._place, scans))
 
     def _step(
@@ -375,7 +377,6 @@ class RecordReader:
         return self._topic, partition
 
     def _is_over(self, partition: int, scan: _Scan) -> bool:
-        """Return whether what remains is not to be had now."""
         return scan.is_at_end or self._answers.is_given_up(partition, scan.answered_s)
 
     def _passed(
@@ -392,14 +393,16 @@ class RecordReader:
         """
         place = self._place(partition)
         passed: list[int] = []
-        if place in follower.outside:  # deleted, or a leader that does not know the end yet
+        if place in follower.outside:
+            # The records are deleted, or the leader does not know the end yet.
             try:
                 first, end = follower.bounds(place)
             except (BrokerError, DeadlineExceededError) as error:
                 if is_sure or not is_retriable(error):
                     raise
                 return {}
-            known = max(first, min(end, scan.target))  # which it may have again by now
+            # The log may have them again by now.
+            known = max(first, min(end, scan.target))
             follower.place({place: known})
             passed += scan.pass_to(known, is_end=end <= scan.target)
         elif place in follower.ends:
@@ -408,8 +411,7 @@ class RecordReader:
             if scan.is_far:
                 follower.place({place: scan.target})
         elif patience is not None:
-            over = patience.over_from(place, scan.target, scan.position)
-            passed += scan.pass_from(over)
+            passed += scan.pass_from(patience.over_from(place, scan.target, scan.position))
         return dict.fromkeys(passed)
 
     def _connected(self) -> Follower:
@@ -425,10 +427,10 @@ class RecordReader:
             )
         return self._follower
 
-    def prepare(self, partition: int = 0, *, timeout_s: float = 5.0) -> None:
+    def prepare(self) -> None:
         """Connect, so that the first ``stream`` need not; what fails is left to that one."""
         with contextlib.suppress(KafkaMQError):
-            self._connected().bounds((self._topic, partition), timeout_s=timeout_s)
+            self._connected().bounds((self._topic, 0), timeout_s=5.0)
 
     def close(self) -> None:
         follower, self._follower = self._follower, None
@@ -441,25 +443,22 @@ class _Scan:
 
     def __init__(self, offsets: Sequence[int]) -> None:
         self._offsets = offsets
-        self._at = 0  # the first one that is not known
-        self.position = self.target  # the log is known up to here
-        self.behind = 0  # the last record that was read
-        self.is_at_end = False  # the log ends before the target
-        self.answered_s = time.monotonic()  # or when it was asked first
+        self._at = 0
+        self.position = self.target
+        self.behind = 0
+        self.is_at_end = False
+        self.answered_s = time.monotonic()
 
     @property
     def target(self) -> int:
-        """Return the next offset that is wanted."""
         return self._offsets[self._at] if self.remains else _NONE
 
     @property
     def remains(self) -> bool:
-        """Return whether more is wanted."""
         return self._at < len(self._offsets)
 
     @property
     def is_far(self) -> bool:
-        """Return whether seeking the target is cheaper than reading up to it."""
         return self.remains and self.target - self.position > MAX_READ_THROUGH
 
     def take(self, records: Iterable[AnyRecord]) -> dict[int, AnyRecord | None]:
@@ -467,14 +466,15 @@ class _Scan:
         gone.
         """
         records = list(records)
-        offsets = [each.offset() or 0 for each in records]  # None: of events alone
+        offsets = [each.offset() or 0 for each in records]
         if not offsets:
             return {}
         self.is_at_end = False
         self.answered_s = time.monotonic()
         self.position = self.behind = offsets[-1] + 1
         wanted = self._wanted_to(self.position)
-        if wanted == offsets:  # most often: nothing between them, and nothing gone
+        if wanted == offsets:
+            # This is the usual case: nothing lies between them, and nothing is gone.
             return dict(zip(wanted, records, strict=True))
         there = dict(zip(offsets, records, strict=True))
         return {offset: there.get(offset) for offset in wanted}
@@ -495,7 +495,7 @@ class _Scan:
         return passed
 
     def pass_to(self, position: int, *, is_end: bool) -> list[int]:
-        """Return the log has nothing wanted before ``position``, which may be its end."""
+        """Note that the log has nothing wanted before ``position``, which may be its end."""
         self.answered_s = time.monotonic()
         self.position = position
         passed = self._wanted_to(position)
@@ -511,21 +511,25 @@ a log ends earlier for a while; metadata name fewer partitions, or the topic tha
 before. A log that does not answer loses nothing, however long that is.
 """
 
-_NEVER = 1 << 63  # an offset that no record has
-_FIRST_WAIT_S = 3.0  # for a log that does not answer, while others could be read
+_NEVER = 1 << 63
+# The first wait for a log that does not answer, while others could be read.
+_FIRST_WAIT_S = 3.0
 _MAX_WAIT_S = 12.0
-_REST_WAITS = 2  # it is left alone for so many times the last wait
-_MEMORY_S = 60.0  # what nobody has looked for meanwhile is looked for again from the start
+# Then it is left alone, for a multiple of the last wait.
+_REST_WAITS = 2
+# What nobody has looked for within this is looked for again from the start.
+_MEMORY_S = 60.0
 _CLEARING_S = 1.0
-_MAX_KNOWN = 1000  # more than a lagging broker explains: somebody writes invented names
+# A lagging broker explains fewer: somebody writes invented names.
+_MAX_KNOWN = 1000
 
 
 @dataclass(slots=True)
 class _Search:
     offset: int
-    began_s: float  # monotonic, both
+    began_s: float
     last_s: float
-    is_over: bool = False  # and the one that asked has heard of it
+    is_over: bool = False
 
 
 class Patience:
@@ -540,7 +544,7 @@ class Patience:
         self._lock = threading.Lock()
         self._searches: dict[Hashable, list[_Search]] = {}
         self._count = 0
-        self._cleared_s = -_CLEARING_S  # monotonic: when searches were looked through
+        self._cleared_s = -_CLEARING_S
 
     def is_over(self, where: Hashable, offset: int = 0, end: int = 0) -> bool:
         """Return whether it was looked for in vain for long enough; the first call begins the
@@ -576,7 +580,7 @@ class Patience:
             return offset if self.grace_s < 0 else min(over, default=_NEVER)
 
     def found(self, where: Hashable, end: int = _NEVER) -> None:
-        """It is there, or a log's records before ``end`` are: searches for that have ended."""
+        """End the searches for ``where``, or for what a log has before ``end``: it is there."""
         if where in self._searches:
             with self._lock:
                 self._keep(where, time.monotonic(), end)
@@ -609,10 +613,9 @@ class Answers:
 
     def __init__(self) -> None:
         self._waits_s: dict[Hashable, float] = {}
-        self._rest_until_s: dict[Hashable, float] = {}  # monotonic
+        self._rest_until_s: dict[Hashable, float] = {}
 
     def is_resting(self, where: Hashable) -> bool:
-        """Return whether a log is not to be read yet."""
         return time.monotonic() < self._rest_until_s.get(where, 0.0)
 
     def is_given_up(self, where: Hashable, since_s: float) -> bool:

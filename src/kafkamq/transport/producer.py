@@ -42,7 +42,8 @@ Report: TypeAlias = "Callable[[KafkaError | None, Record], None]"
 NewRecord: TypeAlias = tuple[bytes | None, bytes | None, int, "Headers | None", Report]
 """Value, key, partition (-1: the client's choice), headers, and who is told what became of it."""
 
-_SET_OUT_S = 0.005  # a flush of so long ends what lingers
+# A flush that ends what lingers.
+_SET_OUT_S = 0.005
 _SLICE_S = 0.25
 _FLUSH_SLICE_S = 0.1
 _POLL_S = 0.5
@@ -51,11 +52,12 @@ _TURN_S = 0.002
 _SHORT_TURN_S = 0.0005
 _ROOM_S = 0.005
 _METADATA_S = 5.0
-_SHARE_S = 0.0003  # a turn of the thread that serves reports, while others send
-_SHARE_COUNT = 500  # records from one to the next
+_SHARE_S = 0.0003
+_SHARE_COUNT = 500
 _MAX_SHARE_COUNT = 8000
 _MAX_TURNS = 4
-_LATE_S = 30.0  # of a process that stood still
+# The delay of reports where the process stood still.
+_LATE_S = 30.0
 _REPORTS_S = 0.5
 NEVER_REPORTED = KafkaError(KafkaError._PURGE_QUEUE, "its client was recreated")
 """What became of a record whose report is not there when ``is_idle``; it may be in the log."""
@@ -65,7 +67,8 @@ _log = logging.getLogger(__name__)
 
 def end_producer(client: Producer, *, flush_s: float = 0.0) -> None:
     """End a producer; what it still holds after ``flush_s`` fails, and is reported, at once."""
-    with suppress(KafkaException, SystemError):  # a fatal error: it is known, or does not matter
+    with suppress(KafkaException, SystemError):
+        # A fatal error is known, or does not matter.
         _flush(client, flush_s)
     deadline_s = time.monotonic() + _REPORTS_S
     if len(client):
@@ -75,7 +78,8 @@ def end_producer(client: Producer, *, flush_s: float = 0.0) -> None:
     # Once at least, and on while reports come: this thread may have stood still for so long.
     while left and (left < held or time.monotonic() < deadline_s):
         try:
-            with suppress(KafkaException, SystemError):  # reports stand behind it
+            with suppress(KafkaException, SystemError):
+                # Reports stand behind it.
                 partial(client.flush)(_FLUSH_SLICE_S)
         except Exception:  # noqa: BLE001 - the other reports must come all the same
             _log.exception("a delivery report could not be passed on")
@@ -100,7 +104,7 @@ def _flush(client: Producer, timeout_s: float) -> int:
 
 
 def _runs_a_loop() -> bool:
-    """Whether this thread runs an event loop; asks without an import of asyncio."""
+    """Return whether this thread runs an event loop; asks without an import of asyncio."""
     running = getattr(sys.modules.get("asyncio.events"), "_get_running_loop", None)
     return running is not None and running() is not None
 
@@ -134,7 +138,8 @@ class IdempotentProducer:
     ) -> None:
         self.watch = ErrorWatch(config.bootstrap_servers)
         self.queued = 0
-        self._turn_at = math.inf  # when so many are queued, others get a turn
+        # The number of queued records at which others get a turn.
+        self._turn_at = math.inf
         self._servers = config.bootstrap_servers
         self._settings = settings
         self._owner = owner
@@ -143,20 +148,19 @@ class IdempotentProducer:
         self._fork = ForkCheck("Producer")
         # ``_lock`` is taken before ``_client`` is read. Calls that wait take one of the others;
         # who replaces the client takes all three, in this order, and ends it with the first one.
-        self._serving = threading.Lock()  # reports
-        self._refreshing = threading.Lock()  # for a topic
+        self._serving = threading.Lock()
+        self._refreshing = threading.Lock()
         self._lock = threading.Lock()
         self._client = open_producer(settings, self.watch)
         self._must_renew = False
-        self._fatal: KafkaError | None = None  # what ended the client whose reports are served
-        self._refusal: KafkaError | None = None  # for want of a right, and not told yet
+        self._fatal: KafkaError | None = None
+        self._refusal: KafkaError | None = None
         self._is_closed = False
         # In the object: a report may run with librdkafka's fatal error raised, and then Python
         # finds no name in a base class.
         self.failed = self._cause
 
     def __len__(self) -> int:
-        """Records, and reports of records, that are under way."""
         with self._lock:
             return len(self._client)
 
@@ -168,7 +172,8 @@ class IdempotentProducer:
         self._fork.check()
         if self._is_closed:
             raise self._closed()
-        if not self._must_renew:  # a fatal error of the old client is no reason to stop
+        if not self._must_renew:
+            # A fatal error of the old client is no reason to stop.
             self.watch.check(doing)
 
     def produce(
@@ -207,7 +212,8 @@ class IdempotentProducer:
                 if self._is_closed:
                     raise self._closed()
                 client = self._client
-                self.queued += 1  # first: what an interrupt breaks off is never "confirmed"
+                # This comes first: what an interrupt breaks off is never "confirmed".
+                self.queued += 1
                 try:
                     # By position: names would cost a quarter more.
                     client.produce(topic, value, key, partition, on_delivery, None, 0, own)
@@ -217,7 +223,7 @@ class IdempotentProducer:
                 except KafkaException as error:
                     refused = error
                     self._must_renew = self._must_renew or has_ended(error)
-                except Exception:  # an argument of another type
+                except Exception:
                     self.queued -= 1
                     raise
                 self.queued -= 1
@@ -278,17 +284,19 @@ class IdempotentProducer:
         if queued == len(records):
             return
         for record in records:
-            if "_error" in record:  # the queue is full, or the partition is new: it says which
+            if "_error" in record:
+                # The queue is full, or the partition is new: the error says which.
                 self.produce(
                     topic, record["value"], record["key"], partition, None, record["callback"]
                 )
                 del record["_error"]
 
     def _refresh(self, client: Producer, topic: str, error: KafkaException) -> bool:
-        """Whether the client knows a new partition now (R26); it looks every five minutes."""
+        """Return whether the client knows a new partition now (R26): it looks every 5 minutes."""
         if meaning(error) is not Meaning.NO_PARTITION:
             return False
-        with self._refreshing:  # it takes seconds: others may write meanwhile
+        # It takes seconds: others may write meanwhile.
+        with self._refreshing:
             if self._client is not client or self._is_closed:
                 return not self._is_closed
             try:
@@ -318,7 +326,8 @@ class IdempotentProducer:
         self._serve(methodcaller("poll", timeout_s))
         self.watch.check(self._verb)
         refusal, self._refusal = self._refusal, None
-        if refusal is not None:  # told once: the next client may be luckier
+        if refusal is not None:
+            # It is told once: the next client may be luckier.
             raise broker_error(refusal, f"{self._verb} to {self._servers}")
 
     def flush(self, timeout_s: float) -> None:
@@ -333,7 +342,8 @@ class IdempotentProducer:
         """
         deadline_s = time.monotonic() + timeout_s
         self._serve_if_free(methodcaller("poll", 0.0))
-        if is_known():  # a flush would wait for other records, too
+        if is_known():
+            # A flush would wait for other records, too.
             return True
         self._serve_if_free(partial(_flush, timeout_s=min(timeout_s, _SET_OUT_S)))
         while not is_known():
@@ -341,7 +351,8 @@ class IdempotentProducer:
             if left_s <= 0 or self.is_idle:
                 return is_known()
             self._serve_if_free(methodcaller("poll", min(left_s, _SLICE_S)))
-            time.sleep(_SHORT_TURN_S)  # or other threads that wait would never get their turn
+            # Without it other threads that wait would never get their turn.
+            time.sleep(_SHORT_TURN_S)
         return True
 
     def _serve_if_free(self, call: Callable[[Producer], int]) -> None:
@@ -350,7 +361,7 @@ class IdempotentProducer:
             self._raise(self._serve(call))
 
     def confirm(self, is_known: Callable[[], bool], doing: str, timeout_s: float) -> None:
-        """Do as ``wait_for``; raise DeadlineExceededError where it is not known in time."""
+        """Wait until it is known; raise DeadlineExceededError where that is not in time."""
         deadline_s = time.monotonic() + timeout_s
         while not self.wait_for(is_known, min(_CONFIRM_S, deadline_s - time.monotonic())):
             self.check(doing)
@@ -364,7 +375,8 @@ class IdempotentProducer:
 
         A record without a report was then in a client that is gone, or an interrupt took it.
         """
-        if self._serving.locked():  # a report that runs is not counted
+        if self._serving.locked():
+            # A report that runs is not counted.
             return False
         with self._serving:
             return len(self) == 0
@@ -381,13 +393,15 @@ class IdempotentProducer:
                 call(client)
             except (KafkaException, SystemError) as error:
                 failure = raised_error(error)
-                held = len(client)  # only now: before, the error itself was counted too
+                # It is counted only now: before, the error itself was counted, too.
+                held = len(client)
         if failure is not None or self._must_renew:
             self._renew(client, failure)
         return failure if held else None
 
     def _raise(self, failure: KafkaException | None) -> None:
-        if failure is not None:  # else nobody's record has failed: the next one meets the cause
+        if failure is not None:
+            # Else nobody's record has failed: the next one meets the cause.
             raise broker_error(failure, f"{self._verb} to {self._servers}") from failure
 
     # Clients.
@@ -397,7 +411,8 @@ class IdempotentProducer:
         cause = kafka_error(error or KafkaException(KafkaError(KafkaError._FATAL)))
         with self._serving:
             with self._refreshing, self._lock:
-                if self._is_closed or self._client is not spent:  # another thread has
+                if self._is_closed or self._client is not spent:
+                    # Another thread has replaced it.
                     return
                 self.watch = ErrorWatch(self._servers)
                 self._client = open_producer(self._settings, self.watch)
@@ -465,7 +480,8 @@ class ThreadedProducer(IdempotentProducer):
         self._on_start()
         while not self._is_ending.is_set():
             self._turn()
-        super().close()  # reports run in this thread alone
+        # Reports run in this thread alone.
+        super().close()
 
     def _turn(self) -> None:
         before = self.reported
@@ -474,11 +490,13 @@ class ThreadedProducer(IdempotentProducer):
             self._on_turn()
         except BaseException:  # noqa: BLE001 - the other reports must come all the same
             _log.exception("a delivery report could not be passed on")
-            if self.reported == before:  # no report's fault: the next turn may fail at once, too
+            if self.reported == before:
+                # It is no report's fault: the next turn may fail at once, too.
                 self._is_ending.wait(_POLL_S)
 
     def _make_room(self) -> None:
-        time.sleep(_ROOM_S)  # the thread does
+        # The thread that serves reports makes room meanwhile.
+        time.sleep(_ROOM_S)
 
     def _give_turn(self) -> None:
         """Wait a moment for the thread of the reports, longer while it catches up.
@@ -513,7 +531,6 @@ class ThreadedProducer(IdempotentProducer):
             time.sleep(_TURN_S)
 
     def close(self, timeout_s: float = 0.0) -> None:
-        """Flush and end; idempotent."""
         if self._is_closed or self._fork.is_forked:
             return
         try:

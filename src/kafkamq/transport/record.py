@@ -11,7 +11,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, AcknowledgeType, Message,
 
 from kafkamq.types import Headers, PartitionId
 
-__all__ = ["AcknowledgeType", "TopicPartition"]  # confluent-kafka's
+__all__ = ["AcknowledgeType", "TopicPartition"]
 
 Record = Message
 """A record as the client gives it; without a wrapper, as there are many."""
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 # Through C: the interpreter's own fast path for calls does not look whether the client has set an
 # exception beside its result, and goes on with the null pointers in it.
 _read = methodcaller("headers")
-_read_each = cast("Callable[[RecordLike], Headers | None]", Message.headers)  # for ``map``, too
+_read_each = cast("Callable[[RecordLike], Headers | None]", Message.headers)
 
 
 class RecordLike(Protocol):
@@ -56,7 +56,8 @@ def headers_or_none(record: RecordLike) -> Headers | None:
     try:
         found = _read(record)
         return tuple(found) if found else ()
-    except (UnicodeDecodeError, SystemError):  # the second has the first as its cause
+    except (UnicodeDecodeError, SystemError):
+        # The second has the first as its cause.
         record.set_headers([])
         return None
 
@@ -73,9 +74,10 @@ def all_headers(records: Sequence[RecordLike]) -> list[Sequence[tuple[str, bytes
     rest = iter(records)
     while len(found) < len(records):
         try:
-            found.extend(map(_read, rest))  # what was read stays, whatever comes then
+            # What was read stays, whatever comes then.
+            found.extend(map(_read, rest))
         except (UnicodeDecodeError, SystemError):  # noqa: PERF203 - once for each such record
-            record = records[len(found)]  # `rest` is behind it
+            record = records[len(found)]
             record.set_headers([])
             found.append(_unreadable(record))
     return found if all(found) else [headers or () for headers in found]
@@ -95,7 +97,8 @@ def take_only(
     """
     taken: list[bytes | Headers | None] = []
     others: list[int] = []
-    each, rest = iter(records), iter(records)  # side by side, also where one is broken off
+    # They run side by side, also where one is broken off.
+    each, rest = iter(records), iter(records)
     while len(taken) < len(records):
         try:
             for record, headers in zip(each, map(_read_each, rest), strict=True):
@@ -110,8 +113,9 @@ def take_only(
                     others.append(len(taken))
                     taken.append(None)
         except (UnicodeDecodeError, SystemError):
-            record = records[len(taken)]  # both are behind it
-            record.set_headers([])  # asked again, it would give null pointers
+            record = records[len(taken)]
+            # Asked again, it would give null pointers.
+            record.set_headers([])
             taken.append(_unreadable(record))
     return taken, others
 

@@ -24,19 +24,25 @@ class Role(Enum):
 
 
 MAX_START_MS = 30_000  # R5
-MAX_TRANSACTION_MS = 60_000  # each step of ours gives up sooner; a killed process's goes on so long
-MAX_RECONNECT_MS = 1000  # a KEEPALIVE that waits for longer costs leases
-_MAX_MESSAGE_BYTES = 1_000_000_000  # librdkafka's most: the topics' own limits decide
+# Each step of ours gives up sooner; the transaction of a killed process goes on until then.
+MAX_TRANSACTION_MS = 60_000
+# A KEEPALIVE that waits for longer costs leases.
+MAX_RECONNECT_MS = 1000
+# librdkafka's most: the topics' own limits decide.
+_MAX_MESSAGE_BYTES = 1_000_000_000
 
 _EVERYWHERE: dict[str, object] = {
     "client.id": "kafkamq",
-    "reconnect.backoff.max.ms": MAX_RECONNECT_MS,  # R5: a returned broker is used at once
+    # A returned broker is used at once (R5).
+    "reconnect.backoff.max.ms": MAX_RECONNECT_MS,
     "socket.keepalive.enable": True,
 }
 _DEFAULTS: dict[Role, dict[str, object]] = {
     Role.CONSUMER: {
-        "fetch.queue.backoff.ms": 3,  # librdkafka's 1000 caps batched reading at 150-245k/s
-        "queued.min.messages": 20_000,  # as fast as 1,000,000 with a third of the memory
+        # librdkafka's 1000 caps batched reading at 150-245k/s.
+        "fetch.queue.backoff.ms": 3,
+        # This is as fast as 1,000,000, with a third of the memory.
+        "queued.min.messages": 20_000,
     },
     Role.PRODUCER: {
         "message.timeout.ms": MAX_START_MS,
@@ -44,8 +50,10 @@ _DEFAULTS: dict[Role, dict[str, object]] = {
         "message.max.bytes": _MAX_MESSAGE_BYTES,
     },
     Role.TRANSACTIONAL: {
-        "transaction.timeout.ms": 10_000,  # R22: how long a dead producer holds readers back
-        "message.timeout.ms": 10_000,  # librdkafka: <= transaction.timeout.ms
+        # What a dead producer holds readers back (R22).
+        "transaction.timeout.ms": 10_000,
+        # librdkafka wants it to be no longer than ``transaction.timeout.ms``.
+        "message.timeout.ms": 10_000,
         "linger.ms": 1,
         "message.max.bytes": _MAX_MESSAGE_BYTES,
         # A transaction right behind another one is refused until that one's markers are written;
@@ -65,7 +73,8 @@ _FIXED: dict[Role, dict[str, object]] = {
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "isolation.level": "read_committed",
-        "auto.offset.reset": "error",  # `earliest` passes over deleted records in silence
+        # With ``earliest`` a reader passes over deleted records in silence.
+        "auto.offset.reset": "error",
     },
     Role.PRODUCER: {"enable.idempotence": True, "acks": "all"},
     Role.TRANSACTIONAL: {"enable.idempotence": True, "acks": "all"},
@@ -132,7 +141,6 @@ _SECRET = re.compile(
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a property's value must never be shown."""
     return bool(_SECRET.search(name))
 
 
@@ -140,7 +148,8 @@ def is_new_protocol(settings: Mapping[str, object]) -> bool:
     """Return whether groups are Kafka 4's (KIP-848): what members may set there is the brokers'
     own.
     """
-    return str(settings.get("group.protocol", "")).lower() == "consumer"  # as librdkafka reads it
+    # librdkafka reads it so.
+    return str(settings.get("group.protocol", "")).lower() == "consumer"
 
 
 def size_limit(config: ServiceConfig, topic: str) -> str:
@@ -190,7 +199,8 @@ def marker_settings(config: ServiceConfig, **ours: object) -> dict[str, object]:
 def _cap_timeout(settings: dict[str, object], limit: object) -> None:
     for name in ("message.timeout.ms", "delivery.timeout.ms"):
         value = settings.get(name)
-        if value is not None and not 0 < _int(value) <= _int(limit):  # 0: without end
+        if value is not None and not 0 < _int(value) <= _int(limit):
+            # 0 means that it has no end.
             settings[name] = limit
 
 
@@ -218,7 +228,10 @@ def _int(value: object) -> int:
     try:
         return int(str(value))
     except ValueError:
-        return 0  # librdkafka names the property and the value
+        return 0
+
+
+# librdkafka names the property and the value.
 
 
 _ALIASES = {
@@ -240,7 +253,8 @@ def _settings(config: ServiceConfig, role: Role, ours: Mapping[str, object]) -> 
     settings = {**_EVERYWHERE, **_DEFAULTS[role]}
     settings.update({name: value for name, value in ours.items() if name not in _OWNED})
     for name, value in config.kafka.items():
-        if name in _ALIASES:  # the same property by two names: librdkafka takes the last one set
+        if name in _ALIASES:
+            # These are two names of one property: librdkafka takes the last one set.
             settings.pop(_ALIASES[name], None)
         settings[name] = value
     settings.update(_FIXED[role])

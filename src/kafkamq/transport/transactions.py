@@ -33,12 +33,15 @@ NewRecord: TypeAlias = tuple[str, int, "bytes | None", "bytes | None", Headers]
 
 Delivered: TypeAlias = "Callable[[KafkaError | None, Message], None]"
 
-_SLICE_S = 0.5  # one blocking call; between two of them errors of the connection are looked at
+# One blocking call; between two of them errors of the connection are looked at.
+_SLICE_S = 0.5
 _CLOSE_S = 5.0
-_METADATA_S = 5.0  # a question after a partition that the client does not know
-_OVERDUE_S = 12.0  # a call of one slice that has not returned by then never will
+_METADATA_S = 5.0
+# A call of one slice that has not returned by then never will.
+_OVERDUE_S = 12.0
 _log = logging.getLogger(__name__)
-_abandoned: list[object] = []  # ending a client that a thread is inside of would hang, or crash
+# Ending a client that a thread is inside of would hang, or crash.
+_abandoned: list[object] = []
 
 
 class CallAbandonedError(Exception):
@@ -103,12 +106,11 @@ class TransactionalProducer:
         self._watch = ErrorWatch(config.bootstrap_servers)
         self._producer: Producer | None = None
         self._calls = BoundedCall()
-        self._is_ready = False  # initialised, and neither fenced nor broken since
+        self._is_ready = False
         self._in_transaction = False
 
     @property
     def is_ready(self) -> bool:
-        """Return whether ``begin`` may be called without ``init``."""
         return self._is_ready
 
     def init(self, *, timeout_s: float = 30.0) -> None:
@@ -218,7 +220,8 @@ class TransactionalProducer:
                         may_ask = False
                         continue
                     if meaning(error) is Meaning.TOO_LARGE:
-                        self.too_large += 1  # refused here, before it reached the broker
+                        # It is refused here, before it reaches the broker.
+                        self.too_large += 1
                     raise self._failed(error, f"producing to {topic}[{partition}]") from error
 
     def _is_known_now(self, topic: str, error: KafkaError) -> bool:
@@ -246,7 +249,8 @@ class TransactionalProducer:
         producer = self._ready()
         offsets = list(positions)
         doing = f"sending offsets of {self.transactional_id}"
-        if not group_metadata:  # Kafka would take them from anybody
+        if not group_metadata:
+            # Kafka would take offsets from anybody.
             raise broker_error(KafkaError(KafkaError.UNKNOWN_MEMBER_ID), doing)
         self._bounded(
             doing,
@@ -285,13 +289,14 @@ class TransactionalProducer:
                 timeout_s,
             )
         except (BrokerError, DeadlineExceededError) as error:
-            self._is_ready = False  # init aborts it; the broker's timeout does it otherwise
+            # The next init aborts the transaction; the broker's timeout does it otherwise.
+            self._is_ready = False
             return error if isinstance(error, FencedError) else None
         return None
 
     @contextmanager
     def transaction(self, *, timeout_s: float = 30.0) -> Iterator[None]:
-        """Around what is produced: committed when the block ends normally, else aborted."""
+        """Commit what is produced in the block when that ends normally, else abort it."""
         self.begin()
         try:
             yield
@@ -317,13 +322,15 @@ class TransactionalProducer:
         self._is_ready = self._in_transaction = False
         if producer is None:
             return
-        producer.purge()  # nothing of it may be sent any more, and nobody waits for it
+        # Nothing of it may be sent any more, and nobody waits for it.
+        producer.purge()
         if is_idle:
             producer.close()
         else:
             # Closing would abort the transaction first, without a bound, and raise when fenced;
             # dropping the last reference ends the client without either.
-            with suppress(KafkaException):  # a fatal error is raised by the next poll, too
+            with suppress(KafkaException):
+                # A fatal error is raised by the next poll, too.
                 producer.poll(0)
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
@@ -341,7 +348,8 @@ class TransactionalProducer:
                 self._watch.forget()
                 return
             except CallAbandonedError as error:
-                self._producer = None  # the bounded call keeps it
+                # The bounded call keeps it.
+                self._producer = None
                 self._is_ready = self._in_transaction = False
                 raise BrokerError(f"{doing}: {error}", code="HANGS", is_retriable=True) from None
             except KafkaException as error:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from heapq import nlargest
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kafkamq.types import Outcome
 from kafkamq.web.filters import LetterFilter
 from kafkamq.web.index import fold
 from kafkamq.web.index.fold import END_BASE, STARTED
+from kafkamq.web.index.packs import PACK_OFFSETS, Pack, places_of, unpack_events
 from kafkamq.web.index.rows import (
     CHUNK_BITS,
     CHUNK_OFFSETS,
@@ -22,12 +26,11 @@ from kafkamq.web.index.rows import (
 )
 from kafkamq.web.index.schema import open_reader
 
-MAX_FAMILY = 200  # copies of one message, dead letters and redriven copies included
+_T = TypeVar("_T")
+MAX_FAMILY = 200
 MAX_FOUND = 100
 MAX_CHUNKS_SEARCHED = 50
-MAX_LETTERS_SEARCHED = 100_000  # of a filter that no index serves; the page says how far it got
-_MESSAGE = "place, q.text, at_ms, id, key, attempt, origin, letter, headers"
-_MESSAGE_FROM = "FROM message JOIN name q ON q.number = queue"
+MAX_LETTERS_SEARCHED = 100_000
 _LETTER = (
     "letter.number, place, q.text, at_ms, id, key, r.text, f.text, error, attempt, origin, headers,"
     " (SELECT at_ms FROM redriven WHERE redriven.place = letter.place)"
@@ -50,6 +53,14 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
         yield connection
 
 
+def page_of(rows: Sequence[_T], page: int, size: int) -> tuple[Sequence[_T], dict[str, Any]]:
+    """Return the rows of a page, the nearest that there is, and which page of how many it is."""
+    pages = max(1, -(-len(rows) // size))
+    page = min(max(1, page), pages)
+    shown = rows[(page - 1) * size : page * size]
+    return shown, {"count": len(rows), "page": page, "pages": pages}
+
+
 def text_of(data: bytes | None) -> str | None:
     """Return bytes as text for people; what is no UTF-8 is written as escapes."""
     return None if data is None else data.decode("utf-8", "backslashreplace")
@@ -62,7 +73,6 @@ def where_of(place: int) -> str:
 
 
 def names_of(connection: sqlite3.Connection, numbers: Sequence[int]) -> dict[int, str]:
-    """Return names by their numbers."""
     marks = ",".join("?" * len(numbers))
     return dict(
         connection.execute(f"SELECT number, text FROM name WHERE number IN ({marks})", numbers)
@@ -134,56 +144,80 @@ def rates(connection: sqlite3.Connection, minute: int) -> dict[int, tuple[int, i
 
 def waiting(connection: sqlite3.Connection, queue: int, limit: int) -> list[dict[str, Any]]:
     """Return messages of a queue that were not STARTed, those of the oldest chunks first."""
-    found: list[dict[str, Any]] = []
-    for number, started in connection.execute(
-        "SELECT chunk, started FROM chunk WHERE waiting > 0 ORDER BY chunk LIMIT ?",
-        (MAX_CHUNKS_SEARCHED,),
-    ).fetchall():
-        first, bits = number << CHUNK_BITS, int.from_bytes(started, "little")
-        for row in connection.execute(
-            f"SELECT {_MESSAGE} {_MESSAGE_FROM} WHERE place >= ? AND place < ? AND queue = ?",
-            (first, first + CHUNK_OFFSETS, queue),
-        ):
-            if not bits >> (row[0] & CHUNK_OFFSETS - 1) & 1:
-                found.append(_message(row))
-                if len(found) >= limit:
-                    return found
-    return found
+    found: list[int] = []
+    for first, started, place, bits, packed in connection.execute(
+        "SELECT chunk << ?1, started, place, bits, queues FROM"
+        " (SELECT chunk, started FROM chunk WHERE waiting > 0 ORDER BY chunk LIMIT ?2)"
+        " JOIN pack ON place >= chunk << ?1 AND place < chunk + 1 << ?1",
+        (CHUNK_BITS, MAX_CHUNKS_SEARCHED),
+    ):
+        queues = array("I", packed)
+        if queue in queues:
+            places = places_of(place, int.from_bytes(bits, "little"))
+            left = ~int.from_bytes(started, "little")
+            found += [
+                each
+                for each, its in zip(places, queues, strict=False)
+                if its == queue and left >> (each - first) & 1
+            ]
+            if len(found) >= limit:
+                break
+    return list(messages_at(connection, found[:limit]).values())
 
 
 def messages_at(connection: sqlite3.Connection, places: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Return messages by their places."""
     found: dict[int, dict[str, Any]] = {}
-    for first in range(0, len(places), 500):
-        part = places[first : first + 500]
-        marks = ",".join("?" * len(part))
-        for row in connection.execute(
-            f"SELECT {_MESSAGE} {_MESSAGE_FROM} WHERE place IN ({marks})",
-            part,
-        ):
-            found[row[0]] = _message(row)
+    for first, wanted in groupby(sorted(places), lambda place: place & -PACK_OFFSETS):
+        row = connection.execute("SELECT * FROM pack WHERE place = ?", (first,)).fetchone()
+        if row is not None:
+            pack = Pack(*row)
+            indexes = {place: index for index, place in enumerate(pack.places())}
+            for place in wanted:
+                if place in indexes:
+                    found[place] = _message(connection, pack, place, indexes[place])
     return found
 
 
 def find_messages(connection: sqlite3.Connection, text: str) -> list[dict[str, Any]]:
     """Find first copies and dead letters with this id or key, the newest first."""
     data = text.encode("utf-8", "replace")
-    found: dict[int, dict[str, Any]] = {}
+    found = messages_at(connection, _places_of(connection, data)) if data else {}
     for column in ("id", "key"):
         # As the index has them: the ends of what is not null.
-        chosen = (
-            f"WHERE substr({column}, -5) = substr(?1, -5) AND {column} = ?1"
-            f" AND {column} IS NOT NULL ORDER BY at_ms DESC LIMIT ?2"
-        )
         for row in connection.execute(
-            f"SELECT {_MESSAGE} {_MESSAGE_FROM} {chosen}", (data, MAX_FOUND)
-        ):
-            found[row[0]] = _message(row)
-        for row in connection.execute(
-            f"SELECT {_LETTER} FROM letter {_LETTER_FROM} {chosen}", (data, MAX_FOUND)
+            f"SELECT {_LETTER} FROM letter {_LETTER_FROM}"
+            f" WHERE substr({column}, -5) = substr(?1, -5) AND {column} = ?1"
+            f" AND {column} IS NOT NULL ORDER BY at_ms DESC LIMIT ?2",
+            (data, MAX_FOUND),
         ):
             found[row[1]] = _letter(row)
     return sorted(found.values(), key=lambda each: -each["at_ms"])[:MAX_FOUND]
+
+
+def _places_of(connection: sqlite3.Connection, data: bytes) -> list[int]:
+    """Return the newest messages with this id or key, from the packs with the newest ones on."""
+    found: set[tuple[int, int]] = set()
+    for place, last_ms in connection.execute(
+        "SELECT place, last_ms FROM pack ORDER BY last_ms DESC"
+    ).fetchall():
+        if len(found) >= MAX_FOUND:
+            found = set(nlargest(MAX_FOUND, found))
+            if min(found)[0] > last_ms:
+                break
+        ids, keys = connection.execute(
+            "SELECT ids, keys FROM pack WHERE place = ?", (place,)
+        ).fetchone()
+        if data in ids or data in keys:
+            (row,) = connection.execute("SELECT * FROM pack WHERE place = ?", (place,))
+            pack = Pack(*row)
+            found |= {
+                (at_ms, each)
+                for each, at_ms, id_, key in zip(
+                    pack.places(), pack.times, pack.ids, pack.keys, strict=False
+                )
+                if data == id_ or data == key[1:]
+            }
+    return [place for _, place in found]
 
 
 def family(connection: sqlite3.Connection, place: int) -> list[dict[str, Any]]:
@@ -195,13 +229,13 @@ def family(connection: sqlite3.Connection, place: int) -> list[dict[str, Any]]:
         if here in asked:
             continue
         asked.add(here)
+        found.update(messages_at(connection, [here]))
         for row in connection.execute(
-            f"SELECT {_MESSAGE} {_MESSAGE_FROM}"
+            "SELECT place, origin, letter FROM copy"
             " WHERE place = ?1 OR origin = ?1 OR letter = ?1 LIMIT ?2",
             (here, MAX_FAMILY),
         ):
-            found[row[0]] = _message(row)
-            wanted += [row[0], *(each for each in row[6:8] if each is not None)]
+            wanted += [each for each in row if each is not None]
         for row in connection.execute(
             f"SELECT {_LETTER} FROM letter {_LETTER_FROM} WHERE place = ?1 OR origin = ?1 LIMIT ?2",
             (here, MAX_FAMILY),
@@ -213,28 +247,22 @@ def family(connection: sqlite3.Connection, place: int) -> list[dict[str, Any]]:
 
 def events(connection: sqlite3.Connection, place: int) -> list[dict[str, Any]]:
     """Return what markers say of the message at a place, in the order of their times."""
-    at, found = place & CHUNK_OFFSETS - 1, []
-    for marker, first, bits, kind, at_ms, consumer, reason, delay_ms in connection.execute(
-        "SELECT marker, first, bits, kind, at_ms, c.text, r.text, delay_ms FROM event"
-        " LEFT JOIN name c ON c.number = consumer LEFT JOIN name r ON r.number = reason"
-        " WHERE chunk = ? AND first <= ?",
-        (place >> CHUNK_BITS, at),
-    ):
-        if bits is None:
-            if first != at:
-                continue
-        elif not int.from_bytes(bits, "little") >> (at - first) & 1:
-            continue
-        found.append(
-            {
-                "what": "START" if kind == STARTED else Outcome(kind - END_BASE).name,
-                "at_ms": at_ms,
-                "consumer": consumer or "",
-                "reason": reason or "",
-                "delay_ms": delay_ms or 0,
-                "marker": where_of(marker),
-            }
-        )
+    chunk, at = divmod(place, CHUNK_OFFSETS)
+    found = []
+    for (packed,) in connection.execute("SELECT events FROM event WHERE chunk = ?", (chunk,)):
+        for marker, at_ms, first, kind, consumer, reason, delay_ms, bits in unpack_events(packed):
+            if first <= at and bits >> at - first & 1:
+                names = names_of(connection, [consumer, reason])
+                found.append(
+                    {
+                        "what": "START" if kind == STARTED else Outcome(kind - END_BASE).name,
+                        "at_ms": at_ms,
+                        "consumer": names.get(consumer, ""),
+                        "reason": names.get(reason, ""),
+                        "delay_ms": delay_ms,
+                        "marker": where_of(marker),
+                    }
+                )
     return sorted(found, key=lambda each: each["at_ms"])
 
 
@@ -300,28 +328,29 @@ def count_letters(connection: sqlite3.Connection, chosen: LetterFilter) -> int:
 
 
 def letter_at(connection: sqlite3.Connection, place: int) -> dict[str, Any] | None:
-    """Return the dead letter at a place."""
     row = connection.execute(
         f"SELECT {_LETTER} FROM letter {_LETTER_FROM} WHERE place = ?", (place,)
     ).fetchone()
     return None if row is None else _letter(row)
 
 
-def _message(row: Sequence[Any]) -> dict[str, Any]:
-    place, queue, at_ms, id_, key, attempt, origin, letter, headers = row
-    log = split_place(place)[0]
+def _message(connection: sqlite3.Connection, pack: Pack, place: int, index: int) -> dict[str, Any]:
+    queue, key = pack.queues[index], pack.keys[index]
+    attempt, origin, letter = connection.execute(
+        "SELECT attempt, origin, letter FROM copy WHERE place = ?", (place,)
+    ).fetchone() or (1, None, None)
     return {
-        "kind": "message" if log == MESSAGES else "delayed",
+        "kind": "message" if split_place(place)[0] == MESSAGES else "delayed",
         "place": place,
         "where": where_of(place),
-        "queue": queue,
-        "at_ms": at_ms,
-        "id": text_of(id_) or "",
-        "key": text_of(key),
+        "queue": names_of(connection, [queue])[queue],
+        "at_ms": pack.times[index],
+        "id": text_of(pack.ids[index]),
+        "key": text_of(key[1:]) if key else None,
         "attempt": attempt,
         "origin": None if origin is None else where_of(origin),
         "redriven_from": None if letter is None else where_of(letter),
-        "headers": unpack_headers(headers),
+        "headers": unpack_headers(pack.headers[index]),
     }
 
 

@@ -73,10 +73,10 @@ class DeliveredOffsets:
     __slots__ = ("_committed", "_delivered", "_open", "position")
 
     def __init__(self, position: int) -> None:
-        self.position = position  # next offset to consume: what a heartbeat says
-        self._delivered: deque[int] = deque()  # rising; what the position has not passed
-        self._open: set[int] = set()  # of these: not committed
-        self._committed: set[int] = set()  # of these: committed
+        self.position = position
+        self._delivered: deque[int] = deque()
+        self._open: set[int] = set()
+        self._committed: set[int] = set()
 
     @property
     def outstanding(self) -> int:
@@ -97,7 +97,7 @@ class DeliveredOffsets:
             self._open.add(offset)
 
     def commit(self, offset: int) -> bool:
-        """It is done; False: it was not handed out, or the position has passed it."""
+        """Note what is done; False: it was not handed out, or the position has passed it."""
         if offset in self._open:
             self._open.remove(offset)
             self._committed.add(offset)
@@ -120,11 +120,11 @@ class DeliveredOffsets:
 
 @dataclass(frozen=True, slots=True)
 class StartPosition:
-    """It says where to begin, and how far off the log what was known is."""
+    """Where to begin; how far the known position lies before the log, or beyond its end."""
 
     offset: int
-    deleted: int = 0  # messages between the known position and the log's start
-    beyond: int = 0  # how far the known position lies behind the log's end
+    deleted: int = 0
+    beyond: int = 0
 
 
 def start_position(
@@ -170,7 +170,7 @@ class Health:
         self.positions: deque[int] = deque(maxlen=SAMPLES)
         self.latest_offsets: deque[int] = deque(maxlen=SAMPLES)
         self.cycles_behind = 0
-        self.message_ms = monotonic_ms  # when the last message came
+        self.message_ms = monotonic_ms
         self._config = config
 
     def sample(self, position: int, latest_offset: int) -> None:
@@ -178,7 +178,7 @@ class Health:
         self.latest_offsets.append(latest_offset)
 
     def judge(self, position: int, latest_offset: int, monotonic_ms: int) -> End | None:
-        """Why the claim is to be given up; once per heartbeat."""
+        """Return why the claim is to be given up; once per heartbeat."""
         config = self._config
         consumer, partition = velocity(self.positions), velocity(self.latest_offsets)
         if not config.release_if_behind:
@@ -211,20 +211,18 @@ class ClaimBatch:
 
     first_offset: int
     next_offset: int
-    is_wanted: bool = True  # the application waits for it
-    is_announced: bool = False  # its ClaimingMessages was read back
-    is_sent: bool = False  # its heartbeat is on its way
+    is_wanted: bool = True
+    is_announced: bool = False
+    is_sent: bool = False
 
 
 @dataclass(slots=True)
 class PendingWrite:
-    """The write that was not read back yet."""
-
     ticket: int
     type: MarshalType
-    sent_ms: int  # monotonic, before it was sent
-    position: int = 0  # what it says: the next offset to consume
-    offset: int = -1  # where it stands in the log; -1: not known
+    sent_ms: int
+    position: int = 0
+    offset: int = -1
 
 
 class ClaimWriter:
@@ -234,10 +232,10 @@ class ClaimWriter:
 
     def __init__(self, config: ClaimantConfig, steps: list[Step]) -> None:
         self._config = config
-        self._steps = steps  # what is written is appended here
+        self._steps = steps
         self._tickets = 0
         self.pending: PendingWrite | None = None
-        self.retry_ms = -(2**62)  # nothing is written before
+        self.retry_ms = -(2**62)
 
     def can_write(self, monotonic_ms: int) -> bool:
         return self.pending is None and monotonic_ms >= self.retry_ms
@@ -299,25 +297,28 @@ class Claimant:
     ) -> None:
         self.config = config
         self.phase = Phase.SEEKING
-        self.token = -1  # of the claim; -1: it is not ours
-        self.lateness_ms = 0  # of the last heartbeat
-        self.confirmed_position = -1  # of what was read back last; -1: nothing
+        # -1: the claim is not ours.
+        self.token = -1
+        self.lateness_ms = 0
+        self.confirmed_position = -1
         self._log = log
         self._peers = peers
         self._steps: list[Step] = []
         self._writer = ClaimWriter(config, self._steps)
         self._offsets = DeliveredOffsets(0)
         self._start: StartPosition | None = None
-        self._health: Health | None = None  # its speed is watched
-        self._batch: ClaimBatch | None = None  # at most once: what was offered
-        self._untaken_offset: int | None = None  # of what C6 let be handed out, and nobody took
-        self._since_offset = 0  # only what stands from here on in the log is of this attempt
+        self._health: Health | None = None
+        self._batch: ClaimBatch | None = None
+        # The offset that C6 let be handed out, and nobody took.
+        self._untaken_offset: int | None = None
+        # Only what stands from here on in the log is of this attempt.
+        self._since_offset = 0
         self._is_restart = False  # C4
         self._is_looking = False
         self._looked_ms = 0
         self._lease_from_ms = 0
         self._next_beat_ms = 0
-        self._end: End | None = None  # why it ends, or will as soon as it can
+        self._end: End | None = None
         self._keeps_claim = False
         self._release_offset: int | None = None
         self._drain_until_ms = 0
@@ -365,7 +366,7 @@ class Claimant:
             if not self._is_looking:
                 times.append(writer.retry_ms)
         elif writer.pending is None:
-            batch = self._batch  # one that is to be announced or committed does not wait
+            batch = self._batch
             is_pressing = batch is not None and (batch.is_wanted or not batch.is_announced)
             is_idle = phase in (Phase.OWNING, Phase.DRAINING) and not is_pressing
             times.append(max(writer.retry_ms, self._next_beat_ms if is_idle else writer.retry_ms))
@@ -386,7 +387,7 @@ class Claimant:
     def on_failed(self, ticket: int, monotonic_ms: int) -> None:
         """The write failed, or nobody knows; it is repeated."""
         if self._writer.on_failed(ticket, monotonic_ms):
-            self._next_beat_ms = monotonic_ms  # a heartbeat does not wait for its next turn
+            self._next_beat_ms = monotonic_ms
 
     def on_offsets(
         self, earliest_offset: int, latest_offset: int, committed_offset: int, *, monotonic_ms: int
@@ -505,12 +506,12 @@ class Claimant:
         if self.phase is Phase.OWNING:
             self.phase = Phase.DRAINING
             if self._batch is not None and not self._batch.is_wanted:
-                self._batch = None  # nobody will ask for it; what was announced may be repeated
+                self._batch = None
             self._drain_until_ms = monotonic_ms + drain_ms
             self._steps.append(Stop(self._end, is_lost=False))
         elif self.token >= 0:
             self._begin_release(monotonic_ms)
-        elif self.phase not in (Phase.CLAIMING, Phase.STARTING):  # nothing is under way
+        elif self.phase not in (Phase.CLAIMING, Phase.STARTING):
             self._finish(self._end)
 
     # ---- what to do
@@ -539,13 +540,16 @@ class Claimant:
         elif self.phase is Phase.SEEKING:
             self._seek(claim, monotonic_ms, now_s, now_s if wall_s is None else wall_s)
         elif self._end is not None and self.token < 0:
-            pass  # released before anything was ours; what was written is awaited
-        elif self.phase is Phase.CLAIMING:  # what became of the first write is not known
+            # It was released before anything was ours; what was written is awaited.
+            pass
+        elif self.phase is Phase.CLAIMING:
+            # What became of the first write is not known.
             self._writer.write(MarshalType.CLAIMING_PARTITION, monotonic_ms, now_s)
         elif self.phase is Phase.STARTING:
             if self.token >= 0 or self._may_reclaim(claim, now_s):
                 self._beat(self.position, monotonic_ms, now_s, random_unit)
-            else:  # C4: it was fresh when the look-up began
+            else:
+                # It was fresh when the look-up began (C4).
                 self._give_up(End.REFUSED, monotonic_ms)
         elif self.phase in (Phase.OWNING, Phase.DRAINING):
             self._go_on(monotonic_ms, now_s, random_unit)
@@ -560,7 +564,8 @@ class Claimant:
         is_orphan = (claim.client, claim.instance) == (config.client, config.instance)
         if not config.ignores_pause and self._log.is_paused(config.group, now_s=now_s):
             self._finish(End.PAUSED)
-        elif is_orphan:  # left by an attempt that ended before its claim was read back
+        elif is_orphan:
+            # An attempt left it that ended before its claim was read back.
             self._writer.write(
                 MarshalType.RELEASING_PARTITION, monotonic_ms, now_s, offset=claim.offset
             )
@@ -585,7 +590,7 @@ class Claimant:
         return may_reclaim(self.config, claim) and self._log.is_ready(now_s=now_s)
 
     def _coordination_offset(self, claim: Claim) -> int:
-        """Where several are possible: the larger one loses messages, the smaller one repeats."""
+        """Return where to begin: of two offsets the larger loses messages, the smaller repeats."""
         return claim.max_offset if self._is_at_most_once else claim.offset
 
     def _begin_at(self, start: StartPosition) -> None:
@@ -611,11 +616,11 @@ class Claimant:
             is_ours = is_ours and is_read  # C4
         if is_ours:
             self.token = claim.token
-            if self._end is not None:  # it was released meanwhile
+            if self._end is not None:
                 self._begin_release(monotonic_ms)
             elif self._is_restart:
                 reached = self._coordination_offset(claim)
-                if reached > self.position:  # the former instance came further meanwhile
+                if reached > self.position:
                     self._begin_at(StartPosition(reached))
                 self._confirm(claim, monotonic_ms)
             else:
@@ -647,7 +652,8 @@ class Claimant:
         assert pending is not None, "only a write is confirmed"
         self._writer.clear(monotonic_ms)
         if pending.type is MarshalType.CLAIMING_MESSAGES:
-            if claim.intent_at != pending.offset:  # C6: the claim did not hold at that record
+            if claim.intent_at != pending.offset:
+                # The claim did not hold at that record (C6).
                 self._give_up(End.EXPIRED, monotonic_ms)
             elif self._batch is not None:
                 self._batch.is_announced = True
@@ -697,7 +703,8 @@ class Claimant:
             self._beat(self.position, monotonic_ms, now_s, random_unit)
             is_due = monotonic_ms - self._looked_ms >= self.config.interval_ms // 4
             if is_due and not self._is_looking and self.phase is Phase.OWNING:
-                self._look_up(monotonic_ms)  # C7: a flush is a heartbeat, and no check
+                # A flush is a heartbeat, and no check (C7).
+                self._look_up(monotonic_ms)
 
     def _beat(
         self,
@@ -727,7 +734,7 @@ class Claimant:
     # ---- the end
 
     def _give_up(self, reason: End, monotonic_ms: int) -> None:
-        """It is lost, or may be: hand nothing out, and let others have it."""
+        """Hand nothing more out of a partition that is lost, or may be, and let others have it."""
         self._end = reason
         self._keeps_claim = False
         self._release_offset = None
@@ -741,7 +748,7 @@ class Claimant:
     def _begin_release(self, monotonic_ms: int) -> None:
         self.phase = Phase.RELEASING
         self._batch = None
-        self._writer.clear(monotonic_ms)  # what is under way is in the log before what comes now
+        self._writer.clear(monotonic_ms)
         self._give_up_ms = monotonic_ms + self.config.lease_ms
         if self._keeps_claim:
             self._give_up_ms = min(self._give_up_ms, self.lease_until_ms)  # C2
@@ -759,7 +766,7 @@ class Claimant:
             self._finish(self._end)
         elif self._writer.can_write(monotonic_ms):
             self._offsets.advance()
-            given = self._release_offset  # C6: nobody saw what was committed, and not taken
+            given = self._release_offset  # C6
             given = self._untaken_offset if given is None else given
             offset = self.position if given is None else given
             # After its lease another may hold it, whose commits must not be undone.

@@ -51,20 +51,23 @@ from kafkamq.types import MarshalRecord, MarshalType
 Owner = tuple[str, str]
 """Client and instance."""
 
-_MAX_PARTITION = 2**31 - 1  # Kafka's
+_MAX_PARTITION = 2**31 - 1
 _MAX_PAUSED_GROUPS = 10_000
 _MAX_RETIRED = 32
 _MAX_CONTENDERS = 64
-_OTHERS: Owner = ("", "others")  # stands for contenders beyond the limit
+_OTHERS: Owner = ("", "others")
 
 
 class ClaimState(Enum):
     """How sure it is that the last known owner lives, by the age of its last sign of life."""
 
-    FREE = "free"  # nobody ever claimed it, or the owner has released it
-    FRESH = "fresh"  # heard within one interval
-    UNKNOWN = "unknown"  # within two: the claim still holds
-    STALE = "stale"  # two intervals or more: anybody may claim
+    # Nobody ever claimed it, or the owner has released it.
+    FREE = "free"
+    FRESH = "fresh"
+    # Its owner was heard within two intervals: the claim still holds.
+    UNKNOWN = "unknown"
+    # Its owner was silent for two intervals or more: anybody may claim.
+    STALE = "stale"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,42 +83,49 @@ class Claim:
     partition: int
     client: str = ""
     instance: str = ""
-    offset: int = 0  # next to consume, the last known; 0 when none is known
-    token: int = -1  # fencing token: where the last ownership began in the coordination log
+    # The next offset to consume, the last that is known; 0 when none is.
+    offset: int = 0
+    # The fencing token: where the last ownership began in the coordination log.
+    token: int = -1
     state: ClaimState = ClaimState.FREE
-    age_s: float = float("inf")  # since the last sign of life, by the rules' clock; may be negative
+    # Since the last sign of life, by the rules' clock; it may be negative.
+    age_s: float = float("inf")
     last_client: str = ""
     last_instance: str = ""
-    heartbeat_s: int = 0  # the sender's time of the last sign of life; 0: none, or released
-    release_s: int = 0  # the sender's time of the release; 0: not released
-    is_claimable: bool = True  # a claim that is appended now would be accepted
-    is_certain: bool = True  # False: the log was read from its middle, and others may hold it
-    is_grounded: bool = False  # the owner's claim was seen and accepted
-    rivals: int = 0  # when it is not certain: other clients that may hold it
-    max_offset: int = 0  # when it is not certain: the largest offset that may be the true one
-    renewed_at: int = -1  # the record that renewed it last
-    released_at: int = -1  # the last release that counted
-    intent_at: int = -1  # the owner's last ClaimingMessages record
-    rival_at: int = -1  # the last ignored heartbeat of somebody else
-    asked_at: int = -1  # the last ClaimingMessages record of somebody else, and whose it is
+    # The sender's times of the last sign of life and of the release; 0: there is none.
+    heartbeat_s: int = 0
+    release_s: int = 0
+    is_claimable: bool = True
+    # False: the log was read from its middle, and others may hold the partition.
+    is_certain: bool = True
+    is_grounded: bool = False
+    # When it is not certain: how many others may hold it, and the largest offset that may be true.
+    rivals: int = 0
+    max_offset: int = 0
+    # Places in the log: the record that renewed it last, the last release that counted, the owner's
+    # last ClaimingMessages, the last ignored heartbeat of somebody else, and somebody else's last
+    # ClaimingMessages, with whose it is.
+    renewed_at: int = -1
+    released_at: int = -1
+    intent_at: int = -1
+    rival_at: int = -1
+    asked_at: int = -1
     asker: Owner = ("", "")
 
     @property
     def is_valid(self) -> bool:
-        """Return whether somebody holds the partition."""
         return self.state in (ClaimState.FRESH, ClaimState.UNKNOWN)
 
 
 @dataclass(slots=True)
 class Contender:
-    """It is somebody who may hold a partition, as far as a reader knows that did not see the
-    claim.
-    """
+    """A client that may hold a partition, as far as a reader knows that did not see the claim."""
 
-    beat_ms: int  # log clock of its last record
-    is_open: bool = True  # False: it has released, or never can hold it again
-    offset: int | None = None  # the last that it wrote
-    claimed_at: int = -1  # its last claim in the log, and its release
+    beat_ms: int
+    # False: it has released, or never can hold it again.
+    is_open: bool = True
+    offset: int | None = None
+    claimed_at: int = -1
     released_at: int = -1
 
 
@@ -125,9 +135,10 @@ class Entry:
 
     client: str = ""
     instance: str = ""
-    has_owner: bool = False  # somebody ever owned it
+    has_owner: bool = False
     offset: int = 0
-    max_offset: int = 0  # above ``offset`` while it is not known which of them is true
+    # Above ``offset`` while it is not known which of them is true.
+    max_offset: int = 0
     token: int = -1
     heartbeat_s: int = 0
     release_s: int = 0
@@ -138,13 +149,15 @@ class Entry:
     asked_at: int = -1
     asker: Owner = ("", "")
     # What only the safe rules use:
-    is_held: bool = False  # owned, and not released
-    beat_ms: int = 0  # log clock of the last sign of life
-    is_grounded: bool = False  # the ownership began with an accepted claim
-    retired: tuple[Owner, ...] = ()  # earlier owners, the latest last
-    visits: int = 0  # heartbeats of an owner that is a former one (S4); 0: it is not
-    contenders: dict[Owner, Contender] | None = None  # None: the owner is certain
-    used: tuple[str, ...] = ()  # trusted instances that have written here
+    is_held: bool = False
+    beat_ms: int = 0
+    is_grounded: bool = False
+    retired: tuple[Owner, ...] = ()
+    # Heartbeats of an owner that is a former one (S4); 0: it is not.
+    visits: int = 0
+    # None: the owner is certain.
+    contenders: dict[Owner, Contender] | None = None
+    used: tuple[str, ...] = ()
 
     @property
     def owner(self) -> Owner:
@@ -198,7 +211,8 @@ class PeerRules:
     def release(self, entry: Entry, record: MarshalRecord, at: int) -> bool:
         if (record.client, record.instance) != entry.owner:
             return False
-        if not entry.has_owner and record.group:  # the peer's empty entry belongs to no group
+        if not entry.has_owner and record.group:
+            # The peer's empty entry belongs to no group.
             return False
         entry.offset = record.offset
         entry.heartbeat_s = 0
@@ -294,7 +308,8 @@ class SafeRules:
                 return False
             entry.offset, max_offset = entry.offsets()
             entry.contenders = None
-            entry.has_owner = False  # whether the last one that was seen owned it is not known
+            # Whether the last one that was seen owned it is not known.
+            entry.has_owner = False
         elif self._holds(entry):  # S2: not even by its own holder
             return False
         else:
@@ -369,7 +384,7 @@ class SafeRules:
             entry.contenders = {}
 
     def _is_warm(self, now_ms: int | None = None) -> bool:
-        """Whoever holds a partition now has written about it since reading began."""
+        """Return whether the holder of any partition has written about it since reading began."""
         if self._since_ms is None:
             return True
         if now_ms is None:
@@ -530,7 +545,7 @@ class ClaimLog:
         self._sweep_at = max_entries
         self._entries: dict[tuple[str, str, int], Entry] = {}
         self._paused: dict[str, int] = {}
-        self._now_s = 0.0  # of the last record, by the clock that the rules go by
+        self._now_s = 0.0
         self.next_offset = 0
         self.malformed = 0
         self.impossible = 0
@@ -617,7 +632,6 @@ class ClaimLog:
         )
 
     def claims(self, *, now_s: float) -> Iterator[Claim]:
-        """Every partition that was ever named, held or not."""
         for group, topic, partition in list(self._entries):
             yield self.claim(group, topic, partition, now_s=now_s)
 
@@ -693,5 +707,5 @@ class ClaimLog:
                 if expires_at_s <= self._now_s:
                     del self._paused[group]
         if len(self._paused) >= _MAX_PAUSED_GROUPS:
-            del self._paused[next(iter(self._paused))]  # the one that was paused first
+            del self._paused[next(iter(self._paused))]
         self._paused[record.group] = record.expires_at_s

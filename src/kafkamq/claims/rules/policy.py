@@ -35,7 +35,8 @@ _TOO_SLOW = (End.BEHIND, End.STUCK)
 _RESTS = (*_TOO_SLOW, End.RIVAL, End.SHARED)
 _CONTESTED = (End.REFUSED, End.HELD)
 _MAX_STRIDE = 1024
-_SLOW_RESTS = 10  # who was too slow does not ask for so many rests
+# Rests for which a client that was too slow does not ask.
+_SLOW_RESTS = 10
 _NOBODY: Owner = ("", "")
 
 
@@ -53,13 +54,13 @@ class Prospect:
 
     topic: str
     partition: int
-    is_ours: bool = False  # held, or being tried
-    is_held: bool = False  # of these: held
+    is_ours: bool = False
+    is_held: bool = False
     is_claimable: bool = False
     is_reclaimable: bool = False
-    is_stale: bool = False  # its owner fell silent
-    owner: Owner = _NOBODY  # somebody else's, for sure or not
-    asker: Owner = _NOBODY  # of what is ours: who asked for it since the last look
+    is_stale: bool = False
+    owner: Owner = _NOBODY
+    asker: Owner = _NOBODY
 
 
 class ClaimPolicy:
@@ -74,9 +75,9 @@ class ClaimPolicy:
         self._stride = 1
         self._resting: dict[PartitionId, int] = {}
         self._broken: set[str] = set()
-        self._ask_ms = -(2**62)  # not asked before
-        self._asked_with = -1  # how many were ours then
-        self._asked = Counter[Owner]()  # how often, of those that hold something
+        self._ask_ms = -(2**62)
+        self._asked_with = -1
+        self._asked = Counter[Owner]()
 
     def on_end(
         self, topic: str, partition: int, reason: End, monotonic_ms: int, *, was_held: bool

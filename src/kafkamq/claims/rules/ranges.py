@@ -51,15 +51,16 @@ from kafkamq.errors import WireError
 from kafkamq.queue.rules.log_clock import LogClock
 from kafkamq.types import RangeRecord, RangeType
 
-MAX_RANGES = 10_000  # of one partition that are not done; more are refused
-MAX_RANGE = 10_000_000  # offsets
+MAX_RANGES = 10_000
+MAX_RANGE = 10_000_000
 OffsetRange = tuple[int, int, int]
 """Partition, first and next offset of a range."""
 _Owner = tuple[str, str]
 RANGE_TOPIC = "kafkamq.ranges"
 _MAX_BYTES = 10_000
 _FIELDS = 11
-_VERSION = 2  # before it a record did not say what its sender had read
+# Before this version a record did not say what its sender had read.
+_VERSION = 2
 _NUMBER = re.compile(rb"[0-9]{1,18}")
 _TYPES = {type.value.encode(): type for type in RangeType}
 
@@ -111,15 +112,13 @@ def decode_range(value: bytes | None) -> RangeRecord:
 
 @dataclass(slots=True)
 class HeldRange:
-    """A range that was claimed and is not done."""
-
     first: int
     next: int
-    owner: _Owner  # client, instance
-    token: int  # where its claim stands in the log
+    owner: _Owner
+    token: int
     beat_ms: int
     is_free: bool = False
-    told_ms: int = 0  # when it was last told that it is free
+    told_ms: int = 0
     # Its owner is not known: this reader has not read, or not judged, the claim. A record of a
     # member that has read further than ``unsure_at`` names the owner.
     is_hearsay: bool = False
@@ -136,7 +135,7 @@ class _Notes:
     def __init__(self) -> None:
         # By the range's first offset: the record's offset, and when it came; oldest first.
         self._noted: dict[int, tuple[int, int]] = {}
-        self._horizon = 0  # records before this offset may be forgotten
+        self._horizon = 0
 
     def add(self, first: int, at: int, now_ms: int, keep_ms: int) -> None:
         noted = self._noted
@@ -161,9 +160,9 @@ class _PartitionClaims:
     """The claims on one partition; ``frontier`` is -1 while no record has told it."""
 
     frontier: int = -1
-    ranges: dict[int, HeldRange] = field(default_factory=dict)  # by their first offset
-    ended: _Notes = field(default_factory=_Notes)  # RangeDone
-    claimed: _Notes = field(default_factory=_Notes)  # ClaimRange of unknown ranges
+    ranges: dict[int, HeldRange] = field(default_factory=dict)
+    ended: _Notes = field(default_factory=_Notes)
+    claimed: _Notes = field(default_factory=_Notes)
     # Claims from before a member told the frontier: offset, first, next; None afterwards.
     claims: list[tuple[int, int, int]] | None = field(default_factory=list)
 
@@ -180,8 +179,8 @@ class RangeLog:
         self._stale_ms = round(2000 * interval_s)
         self._since_ms = None if since_s is None else round(since_s * 1000)
         self._clock = LogClock()
-        self._places: dict[int, _PartitionClaims] = {}  # by partition
-        self._begin = -1  # the first offset that was read
+        self._places: dict[int, _PartitionClaims] = {}
+        self._begin = -1
         self.next_offset = 0
         self.refused = 0
         self.ignored = 0
@@ -230,11 +229,9 @@ class RangeLog:
 
     @property
     def partitions(self) -> list[int]:
-        """Return the partitions of which something is known."""
         return sorted(self._places)
 
     def open_ranges(self, partition: int) -> list[HeldRange]:
-        """Return all ranges that are not done, held or free."""
         place = self._places.get(partition)
         return [] if place is None else sorted(place.ranges.values(), key=lambda each: each.first)
 
@@ -243,7 +240,6 @@ class RangeLog:
         return max(0, self._clock.at(now_s) - each.beat_ms) / 1000
 
     def is_open(self, partition: int, first: int, end: int) -> bool:
-        """Return whether a range that is not done has one of these offsets."""
         ranges = self.open_ranges(partition)
         return any(each.first < end and first < each.next for each in ranges)
 
@@ -287,7 +283,8 @@ class RangeLog:
         known = place.ranges.get(record.first)
         if not self.is_warm or not 0 < record.next - record.first <= MAX_RANGE:
             if known is not None and known.is_free and known.next == record.next:
-                known.is_hearsay = True  # it may be theirs: a beat or its end names its owner
+                # It may be theirs: a beat or its end names its owner.
+                known.is_hearsay = True
                 known.unsure_at = at
             elif known is None:
                 self._claimed_unjudged(place, record, at)
@@ -305,7 +302,7 @@ class RangeLog:
         return True
 
     def _claimed_unjudged(self, place: _PartitionClaims, record: RangeRecord, at: int) -> None:
-        """While not all is known (RC3): whether it was accepted is seen by what others tell."""
+        """Fold a claim while not all is known (RC3): others tell whether it was accepted."""
         if not 0 < record.next - record.first <= MAX_RANGE:
             return
         self._note(place.claimed, record.first, at)
@@ -339,7 +336,8 @@ class RangeLog:
         elif known is not None and known.next == record.next and not self._is_held(known):
             known.told_ms = now_ms
         elif known is None and self._was_claimed_before(place, record):
-            is_known = place.claimed.are_known_to(record)  # else who claimed it may hold it
+            # Else the client that claimed it may hold it.
+            is_known = place.claimed.are_known_to(record)
             place.ranges[record.first] = HeldRange(
                 record.first, record.next, owner, at, now_ms, is_free=is_known, told_ms=now_ms,
                 is_hearsay=True, unsure_at=record.seen if is_known else at,
@@ -392,7 +390,10 @@ class RangeLog:
         return (
             self._since_ms is not None
             and 0 < record.next - record.first <= MAX_RANGE
-            and not self._overlaps(place, record)
+            and not any(
+                each.first < record.next and record.first < each.next
+                for each in place.ranges.values()
+            )
             and len(place.ranges) < MAX_RANGES
             and record.seen >= self._begin  # RC4
             and place.ended.are_known_to(record)
@@ -412,11 +413,6 @@ class RangeLog:
             place.claims = None
         place.frontier = max(place.frontier, frontier)
 
-    def _overlaps(self, place: _PartitionClaims, record: RangeRecord) -> bool:
-        return any(
-            each.first < record.next and record.first < each.next for each in place.ranges.values()
-        )
-
     def _is_held(self, known: HeldRange) -> bool:
         return not known.is_free and self._clock.now_ms - known.beat_ms < self._stale_ms
 
@@ -427,8 +423,9 @@ class RangeWrite:
 
     record: RangeRecord
     sent_ms: int
-    offset: int = -1  # where it stands in the log
-    has_ended: bool = False  # a RangeDone that was read back and ended its range (RC8)
+    offset: int = -1
+    # Whether it is a RangeDone that was read back and ended its range (RC8).
+    has_ended: bool = False
 
 
 class RangeMember:
@@ -512,7 +509,6 @@ class RangeMember:
     def plan(
         self, monotonic_ms: int, now_s: float, *, ends: Mapping[int, int], bases: Mapping[int, int]
     ) -> list[RangeWrite]:
-        """Return what this member writes now."""
         writes: list[RangeWrite] = []
         held = self.held(list(ends))
         if monotonic_ms >= self._next_beat_ms:
@@ -538,7 +534,8 @@ class RangeMember:
         if busy >= most:
             return []
         free = self._free(now_s, ends, bases)
-        full = sum(first < ends[partition] for partition, first, _ in free)  # they come first
+        # Full ranges come first.
+        full = sum(first < ends[partition] for partition, first, _ in free)
         return free[: max(min(full, most - busy), most - len(held))]
 
     def _beats(
@@ -569,7 +566,8 @@ class RangeMember:
         self, partitions: Sequence[int], monotonic_ms: int, now_s: float
     ) -> Iterator[RangeWrite]:
         """Tell what is abandoned, unless a record told so lately (RC4)."""
-        if not self._log.is_warm:  # it may be held by somebody who was not heard yet
+        if not self._log.is_warm:
+            # It may be held by a member that was not heard yet.
             return
         for partition in partitions:
             for each in self._log.untold(partition, now_s=now_s):
@@ -596,7 +594,8 @@ class RangeMember:
             while first <= end and len(fresh) <= self._ahead:
                 fresh.append((partition, first, first + self._size))
                 first += self._size
-                if frontier < 0:  # RC2 takes any first claim: no second one before it is read back
+                if frontier < 0:
+                    # RC2 takes any first claim: no second one goes before it is read back.
                     break
         return sorted(abandoned + fresh, key=lambda place: place[1] >= ends[place[0]])
 

@@ -21,12 +21,13 @@ class Delivery(Enum):
 class Phase(Enum):
     """The stages of one claimant's claim."""
 
-    SEEKING = "seeking"  # nothing written yet
-    CLAIMING = "claiming"  # the claim is on its way, or not read back
-    LOOKING = "looking"  # the partition is ours, or to be taken over: where does it begin?
-    STARTING = "starting"  # the first heartbeat is on its way
+    SEEKING = "seeking"
+    CLAIMING = "claiming"
+    # The partition is ours, or to be taken over: where it begins is looked up.
+    LOOKING = "looking"
+    STARTING = "starting"
     OWNING = "owning"
-    DRAINING = "draining"  # nothing more is handed out, verdicts still come
+    DRAINING = "draining"
     RELEASING = "releasing"
     OVER = "over"
 
@@ -38,7 +39,7 @@ HOLDING = (Phase.LOOKING, Phase.STARTING, Phase.OWNING, Phase.DRAINING)
 class End(Enum):
     """Why a claimant does not hold its partition (any more)."""
 
-    HELD = "held by another"  # not tried
+    HELD = "held by another"
     REFUSED = "another was first"
     PAUSED = "the group is paused"
     TIMED_OUT = "the claim was not confirmed in time"
@@ -56,20 +57,25 @@ class End(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimantConfig:
-    client: str  # unique in the group; the same after a restart, when it is to reclaim
-    instance: str  # random, new at each start
+    # Unique in the group; the same after a restart, when it is to reclaim.
+    client: str
+    instance: str
     group: str
     topic: str
     partition: int
     delivery: Delivery = Delivery.AT_LEAST_ONCE
-    interval_ms: int = 60_000  # the heartbeat interval; all clients of the topic must agree
-    lease_ms: int = 0  # how long a heartbeat counts for its sender; 0: one interval
-    retry_ms: int = 500  # pause after a failed write or look-up
-    reclaim: bool = True  # take over what the same client held freshly before its restart
+    # All clients of the topic must agree on it.
+    interval_ms: int = 60_000
+    # How long a heartbeat counts for its sender; 0: one interval.
+    lease_ms: int = 0
+    retry_ms: int = 500
+    reclaim: bool = True
     release_if_behind: bool = True
-    is_whole_topic: bool = False  # one of a topic's partitions, claimed as a unit
-    ignores_pause: bool = False  # who sets the position of a paused group
-    yields_to_rivals: bool = False  # Go clients in the group: give way when one heartbeats here
+    is_whole_topic: bool = False
+    # Of the one that sets the position of a paused group.
+    ignores_pause: bool = False
+    # With Go clients in the group: give way when one of them heartbeats here.
+    yields_to_rivals: bool = False
 
     def __post_init__(self) -> None:
         for name in ("client", "instance", "group", "topic"):
@@ -106,7 +112,7 @@ class Write:
 
     ticket: int
     record: MarshalRecord
-    commit_offset: int = -1  # -1: nothing
+    commit_offset: int = -1
     must_commit: bool = False
 
 
@@ -123,8 +129,8 @@ class Fetch:
     """The partition is held: read it from ``offset`` on."""
 
     offset: int
-    deleted: int = 0  # messages that were deleted unread
-    beyond: int = 0  # how far the known position was behind the log's end
+    deleted: int = 0
+    beyond: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +151,13 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """It is over; a further attempt is a further claimant."""
+    """The claimant has ended; a further attempt is a further claimant."""
 
     reason: End
-    offset: int  # the position, -1 when it never held the partition
-    is_confirmed: bool = False  # released (or kept) by us, as the log says
+    # The position; -1: it never held the partition.
+    offset: int
+    # The log says that we have released (or kept) it.
+    is_confirmed: bool = False
 
 
 Step = Write | LookUp | Fetch | HandOut | Stop | Finish

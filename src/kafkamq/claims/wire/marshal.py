@@ -145,7 +145,8 @@ def coordination_partition(topic: str, n: int) -> int:
 
 
 def _number(text: str, name: str) -> int:
-    if len(text) < 19 and text.isdigit() and text.isascii():  # nearly always, and fast
+    if len(text) < 19 and text.isdigit() and text.isascii():
+        # This is nearly always so, and fast.
         return int(text)
     match = _NUMBER.fullmatch(text)
     if match is None:

@@ -56,7 +56,7 @@ def check_statement(statement: str, *, option: str) -> None:
 
 
 def check_condition(condition: str, *, option: str) -> None:
-    """Do as ``check_statement``, for what stands behind WHERE."""
+    """Raise ConfigError if a condition, which stands behind WHERE, cannot be right."""
     tokens = _checked(condition, option)
     if not tokens:
         raise ConfigError(f"{option}: the condition is empty")

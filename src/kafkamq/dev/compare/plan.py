@@ -22,7 +22,7 @@ LATENCY_INTERVAL_MS = 10
 ORDER_MESSAGES = 2000
 ORDER_KEYS = 200
 ORDER_FAILURE = 0.02
-RECOVERY_ROUNDS = 4  # for each handler
+RECOVERY_ROUNDS = 4
 RECOVERY_HANDLER_MS = 200
 MAX_RECOVERY_MESSAGES = 4000
 _MIN_PAYLOAD = 64
@@ -33,13 +33,12 @@ class Contender(Enum):
     OFFSETS = "offsets"
     SHARE = "share"
     CLAIMS = "claims"
-    GROUP = "group"  # a plain consumer group: one record after the other, offsets committed
+    # A plain consumer group: one record after the other, offsets committed.
+    GROUP = "group"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slow:
-    """Some messages take longer."""
-
     share: float = 0.01
     ms: int = 1000
 
@@ -120,7 +119,7 @@ class Work:
     limit_s: float = _field(
         60.0, "--limit", "End each phase of a backend after this many seconds.", 1.0, 3600.0
     )
-    seed: int = 1  # draws what is slow and what fails
+    seed: int = 1
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -131,8 +130,6 @@ class Work:
 
 
 class PhaseKind(Enum):
-    """What a phase shows."""
-
     LATENCY = "latency"
     THROUGHPUT = "throughput"
     BLOCKING = "blocking"
@@ -164,7 +161,6 @@ class Phase:
 
 
 def backend_of_contender(contender: Contender) -> Backend | None:
-    """Return its backend; None: it is none of ours."""
     return None if contender is Contender.GROUP else Backend(contender.value)
 
 
@@ -177,7 +173,6 @@ def ordering_of(contender: Contender, work: Work) -> str:
 
 
 def handlers_at_once(contender: Contender, work: Work) -> int:
-    """Return how many handlers can run at the same time."""
     every = work.processes * work.concurrency
     if contender is Contender.GROUP:
         return work.partitions
@@ -250,41 +245,41 @@ def ideal_s(items: Sequence[Item], at_once: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseFacts:
-    """One phase of one contender."""
-
-    messages: int  # how many there were
-    done: int  # how many of them have ended
-    seconds: float | None  # from its begin until all had ended; None: not all have
-    runs: float  # calls of the handler for each message, on average; planned failures not counted
+    messages: int
+    done: int
+    # From its begin until all had ended; None: not all have.
+    seconds: float | None
+    # Calls of the handler for each message, on average; planned failures are not counted.
+    runs: float
     # From the begin until each handler's first call, ascending; None: not called.
     waits_ms: dict[int, float] = field(repr=False)
-    busy: int  # handlers that ran at the same time, at most
-    keys: int  # how many keys there were
-    keys_in_order: int  # of these, all messages one after the other, in the order of sending
+    busy: int
+    keys: int
+    keys_in_order: int
 
 
 @dataclass(kw_only=True)
 class Measured:
     """One contender; None where something was not measured, and ``notes`` say why."""
 
-    contender: str  # its name
-    ordering: str = ""  # what it was to keep in order
-    per_second: float | None = None  # messages of the throughput phase
+    contender: str
+    ordering: str = ""
+    per_second: float | None = None
     # Of that phase; ``ideal_s``: the same work with every handler busy all the time.
     seconds: float | None = None
     ideal_s: float | None = None
-    latency_p50_ms: float | None = None  # from send to handler, one message at a time; p99 likewise
+    latency_p50_ms: float | None = None
     latency_p99_ms: float | None = None
-    blocking_s: float | None = None  # with slow messages among them; ``blocking_ideal_s`` as above
+    blocking_s: float | None = None
     blocking_ideal_s: float | None = None
     # How long messages that are not slow then wait for their handler.
     blocked_p99_ms: float | None = None
-    recovery_s: float | None = None  # from SIGKILL of a process until every message had ended
-    keys_in_order: int | None = None  # of ``keys``, with failures among them
+    recovery_s: float | None = None
+    keys_in_order: int | None = None
     keys: int | None = None
     # Calls of the handler for each message, over all phases but the recovery.
     runs: float | None = None
-    lost: int | None = None  # messages that nobody has ended
+    lost: int | None = None
     # In the logs for each message, beside the message; ``extra_bytes`` likewise.
     extra_records: float | None = None
     extra_bytes: float | None = None

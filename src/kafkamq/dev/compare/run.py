@@ -28,7 +28,7 @@ from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.share.settings import read_limits
 from kafkamq.transport.admin import Admin
 
-KILL_AT = 0.25  # of the messages have ended
+KILL_AT = 0.25
 RECOVERY_LIMIT_S = 90.0
 Say = Callable[[str], None]
 
@@ -50,7 +50,8 @@ def compare(
     own = ServiceConfig(
         bootstrap_servers=config.bootstrap_servers, namespace=prefix, kafka=config.kafka
     )
-    with Admin(own) as admin:  # a cluster that does not answer is told of at once
+    with Admin(own) as admin:
+        # A cluster that does not answer is told of at once.
         admin.cluster()
     folder = Path(tempfile.mkdtemp(prefix="kafkamq-compare-"))
     say(f"Topics and groups of this run begin with {prefix}")
@@ -76,7 +77,7 @@ def compare(
 
 
 def why_not(config: ServiceConfig, contender: Contender) -> str:
-    """Why it cannot be measured on this cluster; empty: it can."""
+    """Return why a contender cannot be measured on this cluster; empty: it can."""
     if contender is not Contender.SHARE:
         return ""
     with Admin(config) as admin:

@@ -30,7 +30,7 @@ from kafkamq.transport.record import headers_of
 
 ACTORS = "kafkamq.dev.actors"
 QUEUE = "work"
-MIN_SESSION_S = 6.0  # of brokers: group.min.session.timeout.ms
+MIN_SESSION_S = 6.0
 READY_S = 90.0
 STOP_S = 30.0
 _FOLLOW_S = 0.02
@@ -38,7 +38,8 @@ _WARM_FIRST = 1 << 40
 _WARM_QUICK_S = 0.7
 _WARM_ROUNDS = 100
 _WARM_PAUSE_S = 0.1
-_JOIN_S = 12.0  # for every process to get messages; of claims one may have all of them
+# Every process gets messages within this; of claims one may have all of them.
+_JOIN_S = 12.0
 
 
 class Stage:
@@ -73,7 +74,7 @@ class Stage:
         own = "group" if contender is Contender.GROUP else "work"
         self._runner = own if module == ACTORS else self.name
         self._keep = keep
-        self._workers: dict[str, Child] = {}  # by name
+        self._workers: dict[str, Child] = {}
         self._tracker: Child | None = None
         self._histories = folder / self.name
         self._reader = HistoryReader(self._histories)
@@ -86,7 +87,8 @@ class Stage:
     @staticmethod
     def _session(contender: Contender, work: Work) -> dict[str, str]:
         """Return the session timeout that decides when a dead process's partitions go to others."""
-        if contender is Contender.SHARE:  # the broker's
+        if contender is Contender.SHARE:
+            # The session is the broker's.
             return {}
         return {"session.timeout.ms": str(int(max(MIN_SESSION_S, work.lease_s) * 1000))}
 
@@ -153,7 +155,6 @@ class Stage:
     # Messages.
 
     def send(self, items: Sequence[Item], *, interval_ms: int = 0) -> None:
-        """Send these, and wait until Kafka has them."""
         producer = self.queue.producer()
         size = self.work.payload_bytes
         at_s = time.monotonic()
@@ -180,7 +181,7 @@ class Stage:
         return begin_s
 
     def warm_up(self, *, limit_s: float = 60.0) -> None:
-        """Messages to all partitions, until they are through at once and everybody has joined."""
+        """Send to all partitions until messages are through at once and everybody has joined."""
         deadline_s = time.monotonic() + limit_s
         joined_s = time.monotonic() + _JOIN_S
         quick = 0
@@ -205,7 +206,6 @@ class Stage:
     # What happens.
 
     def follow(self) -> None:
-        """Read what workers have written."""
         new = self._reader.read()
         self.events += new
         self.ended.update(event["id"] for event in new if event.op == "end")
@@ -271,7 +271,7 @@ class Stage:
 
 SHARED = ("__consumer_offsets", "__share_group_state", "__transaction_state")
 _READ_S = 20.0
-_QUIET_S = 1.2  # longer than the interval of commits
+_QUIET_S = 1.2
 _SETTLE_S = 3.0
 _BATCH = 2000
 _GONE = ("GROUP_ID_NOT_FOUND", "UNKNOWN_TOPIC_OR_PART")
@@ -348,7 +348,8 @@ def written_between(
                 if error is not None:
                     if error.code() != KafkaError._PARTITION_EOF:
                         return None
-                    spans.pop(place, None)  # what ends the log may be a mark of a transaction
+                    # What ends the log may be a mark of a transaction.
+                    spans.pop(place, None)
                 elif place in spans and offset < spans[place]:
                     if _counts(record, name, messages):
                         count += 1

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 LOWEST_PRIORITY = 19
 MASTER = "local[2]"
 DRIVER_MEMORY = "1g"
-QUICK_JVM = "-XX:TieredStopAtLevel=1"  # the better code would come too late
+# Better code would come too late.
+QUICK_JVM = "-XX:TieredStopAtLevel=1"
 MESSAGES_PER_TASK = 50_000
 
 
@@ -51,7 +52,8 @@ def _ask(spark: SparkSession, config: ServiceConfig, histories: str) -> list[dic
 
 def demo_session(name: str, folder: Path, *, messages: int) -> SparkSession:
     """Return the session of the process ``name``, sized for so many messages in all."""
-    files = folder / f"spark-{name}"  # Spark leaves files behind when it ends with us
+    # Spark leaves files behind when it ends with us.
+    files = folder / f"spark-{name}"
     files.mkdir()
     usual = session_settings(master=MASTER, driver_memory=DRIVER_MEMORY)
     options = "spark.driver.extraJavaOptions"

@@ -23,8 +23,8 @@ class Kind(Enum):
     """How the demo's handler treats a message; travels in the header ``demo-kind``."""
 
     NORMAL = "normal"
-    POISON = "poison"  # its handler raises each time
-    SLOW = "slow"  # its handler takes longer than the redelivery timeout
+    POISON = "poison"
+    SLOW = "slow"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,23 +128,23 @@ def _drawn(count: int, seed: int, *, may_delay: bool) -> tuple[dict[int, Kind], 
 class DemoOptions:
     """Everything but the messages."""
 
-    engine: str = "spark"  # or "local"
-    keep: bool = False  # keep the folder with topics, logs and histories
+    engine: str = "spark"
+    keep: bool = False
     cache_dir: Path | None = None
     java: str = "java"
     namespace: str = "demo"
     workers: int = 3
-    concurrency: int = 32  # handlers at once, of each queue in each worker
+    concurrency: int = 32
     partitions: int = 4
     marker_partitions: int = 2
     redelivery_timeout: float = 2.5  # s
-    slow_s: float = 3.5  # how long a slow message is handled: more than the redelivery timeout
+    slow_s: float = 3.5
     max_deliveries: int = 3
     backoff: Mapping[str, float] = field(
         default_factory=lambda: {"first": 0.5, "max": 1.0, "jitter": 0.2}
     )
     send_per_s: int = 4000
-    kill_at: float = 0.5  # share of the messages that is settled when a worker is killed
+    kill_at: float = 0.5
     drain_timeout: float = 300.0  # s
     kafka: Mapping[str, str] = field(
         # A killed worker's partitions go to the others after this; Kafka's default is 45 s.

@@ -219,7 +219,7 @@ STEPS = {
 }
 """Temporary views, each over those before it; ``result`` has one row per queue and one of all."""
 
-_KEPT = ("clocked", "fates", "followed")  # used more than once
+_KEPT = ("clocked", "fates", "followed")
 
 
 def verdict_rows(spark: SparkSession) -> list[dict[str, Any]]:
@@ -241,17 +241,17 @@ class QueueResult:
     """One queue, or all of them; counts are of messages, not of copies."""
 
     queue: str
-    sent: int = 0  # messages that Kafka confirmed
-    acked: int = 0  # with an ACK
-    redelivered: int = 0  # that came again at least once
+    sent: int = 0
+    acked: int = 0
+    redelivered: int = 0
     dead_lettered: int = 0
-    lost: int = 0  # neither acked nor dead-lettered
-    duplicated: int = 0  # whose handler finished more than once
+    lost: int = 0
+    duplicated: int = 0
     poison: int = 0
-    poison_missing: int = 0  # poison that is not in the dead letters with its reason
-    in_time_redelivered: int = 0  # acked before the deadline, and copied all the same
-    unexplained: int = 0  # copies and dead letters without their END, or ENDs without a copy
-    late_p50_s: float | None = None  # of copies and dead letters, after their deadline
+    poison_missing: int = 0
+    in_time_redelivered: int = 0
+    unexplained: int = 0
+    late_p50_s: float | None = None
     late_p99_s: float | None = None
 
     @property
@@ -263,18 +263,16 @@ class QueueResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The verdict of one demo."""
-
     total: QueueResult
     queues: Sequence[QueueResult]
-    sent_confirmed: int | None = None  # what the senders were told; None: nobody counted
-    is_settled: bool = True  # nothing was open when the logs were read
+    # What the senders were told; None: nobody counted.
+    sent_confirmed: int | None = None
+    is_settled: bool = True
     seconds: float = 0.0
-    errors: Sequence[str] = ()  # what ended the demo before its verdict
+    errors: Sequence[str] = ()
 
     @property
     def failures(self) -> list[str]:
-        """Return what is wrong, in words; empty: all is well."""
         if self.errors:
             return list(self.errors)
         total = self.total

@@ -1,5 +1,6 @@
 """The rules of markers, leases and redelivery are pure.
 
-Tests of rule N are named ``test_rN_...``; ``tests/mutant_lists`` has the edits that break a rule,
-and which test file finds each.
+The index from a rule to its tests are ``tests/mutant_lists``: they name each rule, the edits that
+break it, and the test file that finds each. Tests' names begin with the rule, in two digits
+(``test_r05_...``).
 """

@@ -33,12 +33,12 @@ class Attempt:
     message_timestamp_ms: int
     started_ms: int
     start_offset: int
-    consumer_id: str  # who STARTed or renewed it by name last
+    consumer_id: str
     starts: int = 1
-    outcome: Outcome | None = None  # None: not ended
+    outcome: Outcome | None = None
     reason: str = ""
-    delay_ms: int = 0  # of a NACK
-    is_late: bool = False  # the verdict came when the message was due already
+    delay_ms: int = 0
+    is_late: bool = False
     ended_ms: int = 0
     end_offset: int = -1
 
@@ -48,9 +48,10 @@ class OpenAttempt:
     """An attempt, or a SCHEDULE, whose message a tracker still has to do with."""
 
     attempt: Attempt
-    state: str  # held, waiting, due or scheduled
-    consumer_id: str  # who holds it, or held it last
-    remaining_ms: int  # of the lease or the wait, by the partition's clock; negative: over
+    state: str
+    consumer_id: str
+    # Of the lease or the wait, by the partition's clock; negative: it is over.
+    remaining_ms: int
 
 
 class Attempts:
@@ -58,7 +59,7 @@ class Attempts:
 
     def __init__(self, tracker: RedeliveryTracker) -> None:
         self.tracker = tracker
-        self.attempts: dict[MessageId, Attempt] = {}  # until the tracker is done with the message
+        self.attempts: dict[MessageId, Attempt] = {}
         self.schedules: dict[MessageId, Attempt] = {}
         self._ended: list[Attempt] = []
 
@@ -79,7 +80,8 @@ class Attempts:
             return
         for number, each in enumerate(expand(marker)):
             late_before = tracker.late_verdicts
-            if number:  # the first one has moved the clock
+            if number:
+                # The first one has moved the clock.
                 tracker.fold(offset, each)
             else:
                 tracker.apply(offset, log_time_ms, each)
@@ -150,10 +152,8 @@ class Attempts:
         if attempt is None:
             return
         if marker.outcome is Outcome.RELEASE and self._is_held(message_id):
-            return  # not by its holder
-        if (
-            attempt.outcome is None and marker.outcome is not Outcome.ALREADY_ENDED
-        ):  # R12: it is none
+            return
+        if attempt.outcome is None and marker.outcome is not Outcome.ALREADY_ENDED:  # R12
             attempt.outcome = marker.outcome
             attempt.reason = marker.reason
             attempt.delay_ms = marker.redeliver_after_ms
@@ -194,7 +194,7 @@ def _state(hold: Hold, of_schedule: bool) -> str:
 
 
 _TICK = Marker(MarkerType.TICK)
-_NOT_OPEN = -1  # in place of a hold's state
+_NOT_OPEN = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,13 +203,15 @@ class Counted:
 
     offset: int
     outcome: Outcome
-    consumer_id: str  # who wrote it; of a tracker's: empty
+    # The one that wrote it; empty: a tracker.
+    consumer_id: str
 
 
 @dataclass(slots=True)
 class Fate:
-    is_started: bool = False  # a START was read that a tracker takes in
-    counted: list[Counted] = field(default_factory=list)  # in the order of the log
+    # A START was read that a tracker takes in.
+    is_started: bool = False
+    counted: list[Counted] = field(default_factory=list)
 
     @property
     def first(self) -> Counted | None:
@@ -244,7 +246,8 @@ class Fates:
         """
         if offset < self._tracker.next_offset:
             return
-        self._tracker.apply(offset, log_ms, _TICK)  # R2: the clock first
+        # The clock goes first (R2).
+        self._tracker.apply(offset, log_ms, _TICK)
         if marker is None:
             return
         if marker.message_id is None and not marker.batches:
@@ -255,14 +258,11 @@ class Fates:
             self._fold(offset, message_id, replace(marker, message_id=message_id, batches=()))
 
     def is_held(self, message_id: MessageId) -> bool:
-        """Return whether a worker's verdict on it would count now."""
         hold = self._tracker.hold_of(message_id)
         return hold is not None and hold.holder is not None
 
     def is_due(self, message_id: MessageId) -> bool:
-        """Return whether its lease has ended, or what it waited for is over, and no END says so
-        yet.
-        """
+        """Return whether its lease, or what it waited for, is over, and no END says so yet."""
         return _found(self._tracker.hold_of(message_id)) == DUE
 
     def held(self, message_id: MessageId) -> tuple[str, int]:

@@ -20,7 +20,7 @@ MAX_BATCHES = 64
 MAX_NAMED = 16_384
 """Most messages that one marker names: what some hundred hostile bytes can ask of a reader."""
 
-_CHUNK_BITS = CHUNK_OFFSETS.bit_length() - 1  # a batch lies in one chunk
+_CHUNK_BITS = CHUNK_OFFSETS.bit_length() - 1
 
 
 def chunk_end(offset: int) -> int:
@@ -33,7 +33,7 @@ class Placed(Protocol):
     @property
     def offset(self) -> int: ...
     @property
-    def log(self) -> tuple[bytes, int]: ...  # topic id and leader epoch
+    def log(self) -> tuple[bytes, int]: ...
 
 
 Item = TypeVar("Item", bound=Placed)
@@ -60,9 +60,7 @@ def gather(items: Iterable[Item]) -> list[tuple[tuple[MessageBatch, ...], list[I
 
 
 def join(named: Iterable[tuple[MessageBatch, T]]) -> list[tuple[tuple[MessageBatch, ...], list[T]]]:
-    """Gather batches as ``gather`` does items: those of one chunk become one; each marker with
-    its items.
-    """
+    """Join batches of one chunk, as ``gather`` does items; each marker with its items."""
     chunks: dict[tuple[int, bytes, int, int], list[tuple[MessageBatch, T]]] = {}
     for batch, item in named:
         log = batch.topic_id, batch.leader_epoch
@@ -87,7 +85,6 @@ def join(named: Iterable[tuple[MessageBatch, T]]) -> list[tuple[tuple[MessageBat
 
 
 def union(batches: Sequence[MessageBatch]) -> MessageBatch:
-    """Batches of one chunk as one."""
     one = batches[0]
     if len(batches) == 1:
         return one
@@ -106,7 +103,8 @@ def batch_of(partition: int, log: tuple[bytes, int], offsets: Sequence[int]) -> 
     else:
         digits = bytearray(b"0" * span)
         for offset in offsets:
-            digits[first - offset - 1] = 49  # "1", the lowest bit last
+            # It is the digit "1"; the lowest bit comes last.
+            digits[first - offset - 1] = 49
         bits = int(digits, 2)
     return MessageBatch(partition, *log, first, bits)
 
@@ -121,7 +119,8 @@ def oldest_by_reference_ms(now_ms: int, *, max_lease_ms: int, retention_ms: int)
     """
     if retention_ms < 0:
         return 0
-    return now_ms + max_lease_ms - (retention_ms + 1) // 2 + 1  # 2 (age + max_lease) < retention
+    # From this time on 2 * (age + max_lease) < retention holds.
+    return now_ms + max_lease_ms - (retention_ms + 1) // 2 + 1
 
 
 def delay_by_reference_ms(delay_ms: int, time_ms: int, now_ms: int, *, retention_ms: int) -> int:
@@ -139,7 +138,8 @@ class MessageSet:
     """Messages by their identity; not thread-safe."""
 
     def __init__(self) -> None:
-        self._chunks: dict[_Chunk, int] = {}  # bit i: the i-th message of the chunk
+        # Bit i is the i-th message of the chunk.
+        self._chunks: dict[_Chunk, int] = {}
 
     def __bool__(self) -> bool:
         return bool(self._chunks)

@@ -33,10 +33,10 @@ from kafkamq.markers.rules.hold import (
 ChunkKey = tuple[bool, bytes, int, int, int]
 """(of_schedule, topic_id, leader_epoch, partition, offset // 4096)."""
 
-_HEAD = struct.Struct("<qB")  # when the last message ended, marks
+_HEAD = struct.Struct("<qB")
 _HAS_ENDED, _OF_HOLDS = 1, 2
 _WORDS = struct.Struct(f"<{CHUNK_OFFSETS // PAGE_BITS}Q")
-_HOLD = struct.Struct("<BHiQqqqq")  # page, flags, holder number, bits, then times and offsets
+_HOLD = struct.Struct("<BHiQqqqq")
 
 
 class Chunk:
@@ -141,10 +141,12 @@ def read_chunk(
 class PageLimits:
     """How chunks are shared out among the index and pages."""
 
-    listed: int = 1024  # in the index; if there are more, those that changed first go to pages
-    kept: int = 512  # ... and so many stay
-    page: int = 512  # lines; twice as many are split
-    least: int = 64  # a page that falls below is dissolved
+    # Chunks in the index; of more, those that changed first go to pages, until ``kept`` stay.
+    listed: int = 1024
+    kept: int = 512
+    # Lines of a page; one with twice as many is split, one with fewer than the least is dissolved.
+    page: int = 512
+    least: int = 64
 
 
 LIMITS = PageLimits()
@@ -154,15 +156,15 @@ LIMITS = PageLimits()
 class Page:
     """A range of keys, and what the chunks in it come to; none of them is wanted or asked for."""
 
-    number: int  # its name in the state store
+    number: int
     first: ChunkKey
     last: ChunkKey
-    wake_ms: int = NEVER  # of all its chunks
-    change_ms: int = NEVER  # of those with entries
+    wake_ms: int = NEVER
+    change_ms: int = NEVER
     first_start_offset: int = NEVER
-    size: int = 0  # open entries
-    keys: list[ChunkKey] = field(default_factory=list)  # while it is open
-    stored: bytes = b""  # while it is open: what the store has
+    size: int = 0
+    keys: list[ChunkKey] = field(default_factory=list)
+    stored: bytes = b""
 
     def sum_up(self, chunks: Sequence[Chunk]) -> None:
         filled = [chunk for chunk in chunks if chunk.size]
@@ -209,7 +211,7 @@ class Pages:
         self._close(sorted(closed, key=_first))
 
     def _close(self, closed: list[Page]) -> None:
-        self.closed = closed  # in the order of their keys
+        self.closed = closed
         self.wake_ms = min((page.wake_ms for page in closed), default=NEVER)
         self.change_ms = min((page.change_ms for page in closed), default=NEVER)
         self.first_start_offset = min((page.first_start_offset for page in closed), default=NEVER)
@@ -237,8 +239,6 @@ class Pages:
 
 
 class PagedTable(Protocol):
-    """A table of chunks, some of which are in pages."""
-
     chunks: dict[ChunkKey, Chunk]
     pages: Pages
 
@@ -276,7 +276,8 @@ def _put(table: PagedTable, keys: Sequence[ChunkKey], limits: PageLimits) -> Non
     pages = table.pages
     before = sorted([*pages.closed, *pages.open], key=_first)
     inside: dict[int, list[ChunkKey]] = {}
-    behind: dict[int, list[ChunkKey]] = {}  # the page's end, and before the next one; -1: all
+    # By the place of the page in front of them; -1: they are before all pages.
+    behind: dict[int, list[ChunkKey]] = {}
     for key in keys:
         at = bisect_right(before, key, key=_first) - 1
         is_inside = at >= 0 and key <= before[at].last

@@ -16,13 +16,16 @@ from kafkamq.types import DeadLetterReason, Marker, MessageId
 
 
 class DueCause(IntEnum):
-    LEASE_ENDED = 0  # no sign of life for the redelivery timeout
-    MAX_LEASE = 1  # held longer than max_lease, whatever renewed it
-    NACKED = 2  # its delay is over
-    RELEASED = 3  # never handed out
+    # There was no sign of life for the redelivery timeout.
+    LEASE_ENDED = 0
+    # It was held longer than ``max_lease``, whatever renewed it.
+    MAX_LEASE = 1
+    NACKED = 2
+    RELEASED = 3
     REJECTED = 4
-    SCHEDULED = 5  # a SCHEDULE whose time has come
-    ALREADY_ENDED = 6  # its START came behind its END: it gets another END, and no copy (R12)
+    SCHEDULED = 5
+    # Its START came behind its END: it gets another END, and no copy (R12).
+    ALREADY_ENDED = 6
 
 
 @dataclass(slots=True)
@@ -38,9 +41,9 @@ class Settle:
     message_id: MessageId
     of_schedule: bool
     cause: DueCause
-    begin_ms: int  # the clock at its first START
-    clock_ms: int  # the clock when it was planned
-    deadline_ms: int  # when it fell due
+    begin_ms: int
+    clock_ms: int
+    deadline_ms: int
     verdict_offset: int
     bits: int = 1
 
@@ -52,8 +55,10 @@ class Carry:
     start_offset: int
     message_id: MessageId
     remaining_ms: int
-    bits: ClassVar[int] = 1  # it is of one message, as a Settle may be
+    # It is of one message, as a Settle may be.
+    bits: ClassVar[int] = 1
     of_schedule: ClassVar[bool] = True
+    verdict_offset: ClassVar[int] = -1
 
 
 def action_of(leaf: Leaf, page: int, hold: Hold, now_ms: int) -> Settle | Carry:
@@ -77,7 +82,6 @@ def action_of(leaf: Leaf, page: int, hold: Hold, now_ms: int) -> Settle | Carry:
 
 
 def each_message(actions: Iterable[Settle | Carry]) -> list[Settle | Carry]:
-    """These actions, divided into one for each message."""
     found: list[Settle | Carry] = []
     for action in actions:
         if isinstance(action, Carry) or action.bits == 1:
@@ -99,7 +103,8 @@ def settled_of(
     remaining: Counter[int] = Counter()
     for row in left:
         remaining[row.start_offset] += row.bits.bit_count()
-    for action in reversed(actions):  # it was cut at its end
+    # The action was cut at its end.
+    for action in reversed(actions):
         if isinstance(action, Settle):
             count = action.bits.bit_count()
             cut = min(count, remaining[action.start_offset])
@@ -109,9 +114,7 @@ def settled_of(
 
 
 def row_order(action: Settle | Carry) -> tuple[int, bytes, int, int, int]:
-    """Return where it stands among the rows of a settlement (R32): START offset, log and chunk,
-    bits.
-    """
+    """Return its place among the rows of a settlement (R32): START offset, log and chunk, bits."""
     of = action.message_id
     return action.start_offset, of.topic_id, of.leader_epoch, of.partition, of.offset
 
@@ -153,7 +156,7 @@ def size_of(action: Settle | Carry) -> int:
 
 
 def cut(action: Settle | Carry, begin: int, end: int = PAGE_BITS) -> Settle | Carry:
-    """This action, for these of its messages only (half-open, one at least)."""
+    """Return this action for these of its messages only (half-open, one at least)."""
     if isinstance(action, Carry) or (begin == 0 and end >= action.bits.bit_count()):
         return action
     kept = lowest(action.bits, end)
@@ -205,7 +208,8 @@ def decide(
     """
     expires_at_ms = start.expires_at_ms
     if expires_at_ms:
-        left_ms = expires_at_ms - start_timestamp_ms  # negative: R10, expired when it was STARTed
+        # Negative: it had expired when it was STARTed (R10).
+        left_ms = expires_at_ms - start_timestamp_ms
         if left_ms < 0 or (
             settle.cause is not DueCause.REJECTED and settle.clock_ms > settle.begin_ms + left_ms
         ):

@@ -31,11 +31,11 @@ _PRESS_MS = 10_000
 _YIELD_MS = 30_000
 """... and so long it then lets them, if somebody held a message all the while."""
 
-_LATEST_MS = 0x7FFF_FFFF_FFFF_FFFF  # that a marker can name
+# The latest time that a marker can name.
+_LATEST_MS = 0x7FFF_FFFF_FFFF_FFFF
 
 
 def is_last_delivery(delivery_count: int, max_deliveries: int) -> bool:
-    """Return whether this delivery must be STARTed alone (R6)."""
     return delivery_count >= max_deliveries > 1
 
 
@@ -91,7 +91,8 @@ class LastDeliveries:
     def enter_last(self, holder: Holder, monotonic_ms: int) -> bool:
         """Return whether a last delivery may be STARTed now; asking keeps the others waiting."""
         taken = self._is_taken(monotonic_ms)
-        if holder.open_count:  # its own messages come first: nobody waits for those
+        if holder.open_count:
+            # Its own messages come first: nobody waits for those.
             self._claims.pop(id(holder), None)
             return False
         first = next(iter(self._claims), id(holder))
@@ -138,7 +139,8 @@ class ReceiveAhead:
 
         At most half of ``max_in_flight``, so that the next ones can be STARTed meanwhile.
         """
-        if self._size == self._first:  # nothing says that they are used up fast
+        if self._size == self._first:
+            # Nothing says that they are used up fast.
             return n
         return n * max(1, min(self._size, self._maximum // 2, _MOST_AT_ONCE) // n)
 

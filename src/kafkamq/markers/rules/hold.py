@@ -14,13 +14,16 @@ from collections.abc import Sequence
 from kafkamq.types import MessageId
 
 CHUNK_OFFSETS = 4096
-PAGE_BITS = 64  # offsets of a page: the bound on what a record must look at (R31)
-ENDED_MEMORY_MS = 60_000  # R12; longer than the 20 s + 30 s of R5
+# The offsets of a page are the bound on what a record must look at (R31).
+PAGE_BITS = 64
+# Longer than the 20 s + 30 s of R5 (R12).
+ENDED_MEMORY_MS = 60_000
 NEVER = 1 << 62
-MAX_HOLDS = 2 * PAGE_BITS  # in a leaf, so that it can be divided between two pages
-MIN_HOLDS = MAX_HOLDS // 8  # with fewer it joins a neighbour
+# A leaf of the most holds can be divided between two pages; one of fewer joins a neighbour.
+MAX_HOLDS = 2 * PAGE_BITS
+MIN_HOLDS = MAX_HOLDS // 8
 _CHUNK_PAGES = CHUNK_OFFSETS // PAGE_BITS
-_MAX_IDLE = 256  # holders without entries
+_MAX_IDLE = 256
 
 LogKey = tuple[bool, bytes, int, int]
 """(of_schedule, topic_id, leader_epoch, partition): what an offset belongs to (R13)."""
@@ -28,10 +31,14 @@ LogKey = tuple[bool, bytes, int, int]
 # States (two lowest bits of Hold.flags), then marks.
 HELD, WAITING, DUE = 0, 1, 2
 STATE = 3
-GRACED = 4  # had its grace (R3); a KEEPALIVE of its holder since then arms it again
-CARRY = 8  # a SCHEDULE that has to be appended again (R19)
-ASKED = 16  # an action was handed out and is not known to have failed (R15)
-CAUSE_SHIFT = 8  # above: the DueCause of what is due
+# It had its grace (R3); a KEEPALIVE of its holder since then arms it again.
+GRACED = 4
+# It is a SCHEDULE that has to be appended again (R19).
+CARRY = 8
+# An action was handed out and is not known to have failed (R15).
+ASKED = 16
+# Above stands the DueCause of what is due.
+CAUSE_SHIFT = 8
 
 
 class Hold:
@@ -58,14 +65,16 @@ class Hold:
         holder: Holder | None,
         verdict_offset: int = -1,
     ) -> None:
-        self.bits = bits  # bit i: offset i of its page
+        self.bits = bits
         self.start_offset = start_offset
         self.begin_ms = begin_ms
         self.deadline_ms = deadline_ms
         self.flags = flags
-        self.holder = holder  # while HELD
-        self.verdict_offset = verdict_offset  # of the END with a reason; -1: none
-        self.wake_ms = NEVER  # a lower bound of when it changes by itself
+        self.holder = holder
+        # Where the END with a reason stands; -1: there is none.
+        self.verdict_offset = verdict_offset
+        # A lower bound of when it changes by itself.
+        self.wake_ms = NEVER
 
     def split(self, bits: int) -> Hold:
         self.bits ^= bits
@@ -97,15 +106,15 @@ class Consumer:
 
     def __init__(self) -> None:
         self.renewals = 0
-        self.renewed_ms = -1  # clock of the last KEEPALIVE without message id
+        self.renewed_ms = -1
         # Of one that names a time, until when, the latest first. One that is followed by a longer
         # one says nothing any more, so there are as many here as still differ.
         self._numbers = array("q")
         self._untils = array("q")
-        self._own, self._own_ms = -1, -1  # the last one for each message's own timeout
+        self._own, self._own_ms = -1, -1
 
     def renew(self, now_ms: int, timeout_ms: int) -> None:
-        """One more; 0: for each message's own timeout."""
+        """Note one more renewal; 0: for each message's own timeout."""
         self.renewed_ms = now_ms
         if timeout_ms:
             until_ms, numbers, untils = now_ms + timeout_ms, self._numbers, self._untils
@@ -148,13 +157,13 @@ class Holder:
         consumer: Consumer,
         until_ms: int = -1,
     ) -> None:
-        self.number = number  # its name in a state store; never used twice in a partition
+        self.number = number
         self.consumer_id = consumer_id
         self.timeout_ms = timeout_ms
         self.max_lease_ms = max_lease_ms
         self.references = 0
         self._consumer = consumer
-        self._until_ms = until_ms  # with the first so many renewals of the consumer
+        self._until_ms = until_ms
         self._counted = consumer.renewals
 
     @property
@@ -164,7 +173,7 @@ class Holder:
 
     @property
     def renewed_until_ms(self) -> int:
-        """No entry's lease ends before; -1: it was never renewed."""
+        """Return before when no entry's lease ends; -1: it was never renewed."""
         consumer = self._consumer
         if self._counted < consumer.renewals:
             until_ms = consumer.until_ms(self._counted, self.timeout_ms)
@@ -181,9 +190,9 @@ class Holders:
     def __init__(self) -> None:
         self.next_number = 0
         self.by_number: dict[int, Holder] = {}
-        self._by_terms: dict[tuple[str, int, int], Holder] = {}  # the newest
-        self._consumers: dict[str, Consumer] = {}  # of holders
-        self._timeouts: dict[int, int] = {}  # how many holders with entries have it
+        self._by_terms: dict[tuple[str, int, int], Holder] = {}
+        self._consumers: dict[str, Consumer] = {}
+        self._timeouts: dict[int, int] = {}
         self._idle = 0
 
     def join(
@@ -275,7 +284,7 @@ class Leaf:
 
     def __init__(self, log: HoldLog, number: int) -> None:
         self.log = log
-        self.number = number  # never used twice
+        self.number = number
         self.pages = array("q")
         self.holds: list[Hold] = []
         self.wake_ms = NEVER
@@ -355,17 +364,16 @@ class Ended:
 
 
 class HoldLog:
-    """What is open in one log, and what has ended there."""
-
     __slots__ = ("ended", "firsts", "key", "last_bits", "last_page", "leaves")
 
     def __init__(self, key: LogKey) -> None:
         self.key = key
         self.leaves: list[Leaf] = []
-        self.firsts: list[int] = []  # of each leaf: no page in it is smaller
-        self.ended: dict[int, Ended] = {}  # by the numbers of chunks
-        self.last_page = -1  # no page was ever greater
-        self.last_bits = 0  # all that was ever there in the last page
+        self.firsts: list[int] = []
+        self.ended: dict[int, Ended] = {}
+        # No page was ever greater; and all bits that were ever in it.
+        self.last_page = -1
+        self.last_bits = 0
 
     def is_new(self, page: int, bits: int) -> bool:
         """Nothing of it was ever here: so it is with nearly every START."""
@@ -376,7 +384,8 @@ class HoldLog:
         leaves = self.leaves
         if not leaves or page > self.last_page:
             return None
-        return leaves[bisect_right(self.firsts, page) - 1]  # before the first: it is in none
+        # Before the first page it is in none.
+        return leaves[bisect_right(self.firsts, page) - 1]
 
     def has_ended(self, page: int, bits: int, now_ms: int) -> int:
         """Return those of these messages that have ended and are remembered (R12)."""

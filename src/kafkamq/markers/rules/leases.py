@@ -37,20 +37,24 @@ MAX_REMEMBERED_STARTS = 100_000
 
 
 class LeaseState(Enum):
+    """LOST ones ended by the worker's clock, or were forgotten before they were handed out."""
+
     STARTING = 0
     STARTED = 1
     HELD = 2
     ACKNOWLEDGED = 3
-    LOST = 4  # ended by the worker's clock, or forgotten before it was handed out
+    LOST = 4
 
 
 class Sharing(Enum):
-    """Whether verdicts on a message may come from elsewhere (R34)."""
+    """Whether verdicts on a message may come from elsewhere (R34): its token was asked for, the
+    KEEPALIVE of its hold is under way and nothing else may renew it, or it was handed over.
+    """
 
     NONE = 0
-    TOKEN = 1  # its token was asked for: the log says who was first
-    HOLDING = 2  # the KEEPALIVE of its hold is under way: nothing else may renew it
-    HELD = 3  # it was handed over
+    TOKEN = 1
+    HOLDING = 2
+    HELD = 3
 
 
 class Refusal(Enum):
@@ -60,24 +64,24 @@ class Refusal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an END says; messages with equal ones may share a record (R30)."""
+    """What an END says, of all that share the record (R30); ``delay_ms`` None: the back-off's."""
 
     outcome: Outcome
     reason: str = ""
-    delay_ms: int | None = None  # of a NACK; None: by the back-off after
-    delivery_count: int = 0  # so many deliveries
+    delay_ms: int | None = None
+    delivery_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class FirstStart:
-    """A START of a batch that failed afterwards; the message will be polled again."""
+    """A START of a batch that failed; a second one goes where this one did, to the same tracker."""
 
     begin_ms: int
     deadline_ms: int
     log_begin_ms: int
     log_deadline_ms: int
     start_offset: int
-    marker_partition: int  # where the second one goes, too: one tracker knows of both
+    marker_partition: int
 
 
 @dataclass(slots=True)
@@ -106,35 +110,31 @@ _STARTING, _STARTED, _HELD, _ACKNOWLEDGED, _LOST = LeaseState
 
 
 class Lease:
-    """A worker's hold on messages of one chunk; changed by ``Leases``, and ``held`` by ACKs too."""
+    """A worker's hold on messages of one chunk; changed by ``Leases``, and ``held`` by ACKs too.
+
+    Attributes:
+        offsets: In ascending order, of one chunk of ``log``: topic id and leader epoch.
+        holder_id: Whom trackers take for its holder; a RELEASE names it (R8).
+        next_holder_id: Whom a KEEPALIVE that is not reported makes its holder.
+        begin_ms: When its first START, which was delivered, was written.
+        deadline_ns: The ``deadline_ms``, as an ACK compares it with its clock.
+        asked_ms: Until when ``extend`` asked to hold it, or a tracker may hold it.
+        start_offset: Of its first START in the markers.
+        oldest_ms: The broker's time of its oldest message, if its START has no payload.
+        held: The offsets without a verdict; of ``lost`` ones none comes any more.
+        uncollected: These, and those that ``collect`` will find missing in ``held``.
+        parts: What has split off with a verdict; ``many_parts`` are looked through for known ENDs.
+        number: Of a part: it is behind the renewals with smaller numbers.
+        end: Of a part with its ``verdict``: the last END of it that was written.
+        is_end_known: Its END is in the log, or nobody waits for that.
+    """
 
     __slots__ = (
-        "asked_ms",
-        "begin_ms",
-        "deadline_ns",
-        "end",
-        "held",
-        "holder_id",
-        "is_end_known",
-        "is_noted",
-        "log",
-        "log_begin_ms",
-        "log_deadline_ms",
-        "lost",
-        "many_parts",
-        "marker_partition",
-        "next_holder_id",
-        "number",
-        "offsets",
-        "oldest_ms",
-        "partition",
-        "parts",
-        "sharing",
-        "start_offset",
-        "state",
-        "uncollected",
-        "verdict",
-    )
+        "asked_ms", "begin_ms", "deadline_ns", "end", "held", "holder_id", "is_end_known",
+        "is_noted", "log", "log_begin_ms", "log_deadline_ms", "lost", "many_parts",
+        "marker_partition", "next_holder_id", "number", "offsets", "oldest_ms", "partition",
+        "parts", "sharing", "start_offset", "state", "uncollected", "verdict",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -145,30 +145,30 @@ class Lease:
         holder_id: str,
     ) -> None:
         self.partition = partition
-        self.offsets = offsets  # ascending, in one chunk
-        self.log = log  # topic id and leader epoch
-        self.marker_partition = marker_partition  # of its START, KEEPALIVE and END (R7)
-        self.holder_id = holder_id  # whom trackers take for its holder; a RELEASE names it (R8)
-        self.next_holder_id = ""  # whom a KEEPALIVE that is not reported makes its holder
+        self.offsets = offsets
+        self.log = log
+        self.marker_partition = marker_partition
+        self.holder_id = holder_id
+        self.next_holder_id = ""
         self.state = _STARTING
-        self.begin_ms = -1  # its first START, which was delivered, was written
-        self.deadline_ms = -1  # kept as ``deadline_ns``, which an ACK compares with its clock
-        self.asked_ms = -1  # until when ``extend`` asked to hold it, or a tracker may hold it
+        self.begin_ms = -1
+        self.deadline_ms = -1
+        self.asked_ms = -1
         self.log_begin_ms = -1
         self.log_deadline_ms = -1
-        self.start_offset = -1  # of its first START in the markers
-        self.sharing = Sharing.NONE  # of one message: whether others give verdicts, too
-        self.oldest_ms = -1  # broker time of its oldest message, if its START has no payload
-        self.held = set(offsets)  # offsets without a verdict
-        self.uncollected = self.held.copy()  # these, and those that ``collect`` will find missing
-        self.lost: Collection[int] = ()  # offsets that get no verdict any more: it has ended
-        self.is_noted = False  # ``collect`` is going to look at it
-        self.parts: list[Lease] = []  # what has split off with a verdict
-        self.many_parts = 16  # so many are looked through for those whose ENDs are known
-        self.number = 0  # of a part: behind the renewals with smaller numbers
-        self.verdict = ACKED  # of a part
-        self.end: object = None  # of a part: the last END of it that was written
-        self.is_end_known = False  # its END is in the log, or nobody waits for that
+        self.start_offset = -1
+        self.sharing = Sharing.NONE
+        self.oldest_ms = -1
+        self.held = set(offsets)
+        self.uncollected = self.held.copy()
+        self.lost: Collection[int] = ()
+        self.is_noted = False
+        self.parts: list[Lease] = []
+        self.many_parts = 16
+        self.number = 0
+        self.verdict = ACKED
+        self.end: object = None
+        self.is_end_known = False
 
     @classmethod
     def unwatched(
@@ -200,20 +200,23 @@ class Lease:
 
     def held_batch(self) -> MessageBatch | None:
         """Return those of its messages that have no verdict; None: there is none any more."""
-        held = sorted(self.held)  # once: an ACK takes messages out of it without a lock
+        # It is read once: an ACK takes messages out of it without a lock.
+        held = sorted(self.held)
         return batch_of(self.partition, self.log, held) if held else None
 
     def take_held(self) -> Collection[int]:
-        """Return the messages without a verdict, which get none any more; broken off, it is
-        repeated.
+        """Return the messages without a verdict, which get none any more; it may be repeated.
+
+        Each goes here or to an ACK: out of ``uncollected`` first, as what only ``held`` lacks is
+        acked. So it is wherever a message leaves both.
         """
         lost = self.lost = set(self.lost)
-        for offset in list(self.held):  # one by one: each goes here or to an ACK
+        for offset in list(self.held):
             lost.add(offset)
-            self.uncollected.discard(offset)  # first: what only ``held`` lacks is acked
+            self.uncollected.discard(offset)
             try:
                 self.held.remove(offset)
-            except KeyError:  # by another thread, just now
+            except KeyError:
                 self.uncollected.add(offset)
                 lost.discard(offset)
         return lost
@@ -223,8 +226,7 @@ class Lease:
         return self.state is _HELD and offset in self.held
 
     def is_over(self, monotonic_ms: int) -> bool:
-        """Return whether nothing that happens to this process can count against the message any
-        more.
+        """Return whether an end of this process cannot count against the message any more.
 
         A verdict alone does not do: until its END is in the log it dies with the process.
         """
@@ -235,16 +237,20 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """Ask the shell for one KEEPALIVE; ``Leases.renewed`` takes its delivery report."""
+    """Ask the shell for one KEEPALIVE; ``Leases.renewed`` takes its delivery report.
+
+    It names ``message_id`` or ``batches`` (R30), or all of the consumer in the marker partition.
+    What splits off of its leases after ``written_ms``, when it is planned, has a larger ``number``.
+    """
 
     marker_partition: int
     consumer_id: str
-    message_id: MessageId | None  # None, and no batches: all of the consumer in that partition
+    message_id: MessageId | None
     redeliver_after_ms: int
     leases: tuple[Lease, ...]
-    written_ms: int  # monotonic, not after it is written
-    number: int  # what splits off of these later has a larger one
-    batches: tuple[MessageBatch, ...] = ()  # in place of one message_id (R30)
+    written_ms: int
+    number: int
+    batches: tuple[MessageBatch, ...] = ()
 
     @property
     def is_by_id(self) -> bool:
@@ -278,17 +284,20 @@ class Leases:
         self._timeout_ms = redelivery_timeout_ms
         self._max_lease_ms = max_lease_ms
         self._is_batched = batch_markers
-        self._open: dict[Lease, None] = {}  # STARTING, STARTED, HELD; in their order
-        self._noted: deque[Lease] = deque()  # of which messages may have been acked since
-        self._settled: list[Lease] = []  # parts whose ENDs are to be written
-        self._number = 0  # of the last renewals
+        self._open: dict[Lease, None] = {}
+        # Leases with messages that were acked since, and parts whose ENDs are to be written.
+        self._noted: deque[Lease] = deque()
+        self._settled: list[Lease] = []
+        self._number = 0
         # A dict finds its oldest entry by walking over all that were dropped before.
         self._first_starts = OrderedDict[MessageId, FirstStart]()
         self._answered = MessageSet()
-        self._new_partitions: dict[int, int] = {}  # message partition -> renew by id until
-        self._lost_partitions: dict[int, int] = {}  # -> remember their first STARTs until
-        self._ended: list[Lease] = []  # found to be over, and not told yet
-        self._look_ms = _NEVER_MS  # no HELD lease ends before that
+        # Until when messages of a partition are renewed by id, or its first STARTs remembered.
+        self._new_partitions: dict[int, int] = {}
+        self._lost_partitions: dict[int, int] = {}
+        # What is over and was not told yet; no HELD lease ends before the time.
+        self._ended: list[Lease] = []
+        self._look_ms = _NEVER_MS
         self._id_is_spent = False
 
     # Views.
@@ -354,7 +363,7 @@ class Leases:
         return None if first is None else first.marker_partition
 
     def answered(self, messages: MessageSet) -> None:
-        """Their STARTs are in the log, by whoever; polled again, they are lapsed (R5).
+        """Their STARTs are in the log, by any worker; polled again, they are lapsed (R5).
 
         For a worker that begins at an older position than the last one that was committed. They
         are remembered until what is behind them is committed.
@@ -396,7 +405,7 @@ class Leases:
             offset: Its offset.
         """
         lease.start_offset = offset
-        is_late = lease.state is _LOST  # its batch failed before this was known
+        is_late = lease.state is _LOST
         first = self._first_of(lease) if self._first_starts and not is_late else None
         if first is None:
             lease.begin_ms = written_ms
@@ -406,12 +415,11 @@ class Leases:
             if is_late:
                 self._remember(lease, unless_known=True)
             else:
-                lease.state = _STARTED  # last: an interrupt leaves no lease half started
+                # This comes last: an interrupt leaves no lease half started.
+                lease.state = _STARTED
             return
-        lease.begin_ms = first.begin_ms
-        lease.deadline_ms = first.deadline_ms
-        lease.log_begin_ms = first.log_begin_ms
-        lease.log_deadline_ms = first.log_deadline_ms
+        lease.begin_ms, lease.deadline_ms = first.begin_ms, first.deadline_ms
+        lease.log_begin_ms, lease.log_deadline_ms = first.log_begin_ms, first.log_deadline_ms
         lease.start_offset = first.start_offset
         if log_ms <= lease.log_deadline_ms:
             last_ms = lease.log_begin_ms + self._max_lease_ms
@@ -458,9 +466,7 @@ class Leases:
         self._id_is_spent = True
 
     def may_hand_out(self, lease: Lease, monotonic_ms: int) -> bool:
-        """Return whether it stands; otherwise it is LOST and a tracker brings its messages back
-        (R5).
-        """
+        """Return whether it stands; else it is LOST, and a tracker redelivers its messages (R5)."""
         if lease.state is _HELD and monotonic_ms < lease.deadline_ms:
             return True
         if lease.state is _HELD:
@@ -470,20 +476,14 @@ class Leases:
     def _end(self, lease: Lease) -> None:
         """Its time is over; the next ``expire`` tells of it. What is broken off is repeated."""
         is_lost = bool(lease.take_held())
-        self._collect(lease)  # what was acked before that
+        self._collect(lease)
         if is_lost:
             self._ended.append(lease)
             self._lose(lease)
 
     def _remember(self, lease: Lease, *, unless_known: bool = False) -> None:
-        first = FirstStart(
-            lease.begin_ms,
-            lease.deadline_ms,
-            lease.log_begin_ms,
-            lease.log_deadline_ms,
-            lease.start_offset,
-            lease.marker_partition,
-        )
+        times = lease.begin_ms, lease.deadline_ms, lease.log_begin_ms, lease.log_deadline_ms
+        first = FirstStart(*times, lease.start_offset, lease.marker_partition)
         for message_id in lease.message_ids():
             if not (unless_known and message_id in self._first_starts):
                 self._first_starts[message_id] = first
@@ -494,10 +494,12 @@ class Leases:
             self._first_starts.popitem(last=False)
 
     def _lose(self, lease: Lease) -> None:
-        self._id_is_spent = True  # a KEEPALIVE of the consumer would keep it alive
+        # A KEEPALIVE of the consumer would keep it alive.
+        self._id_is_spent = True
         self._open.pop(lease, None)
         lease.held.clear()
-        lease.state = _LOST  # last: a call that is broken off before is repeated
+        # This comes last: a call that is broken off before is repeated.
+        lease.state = _LOST
 
     # Renewal (R7).
 
@@ -505,7 +507,7 @@ class Leases:
         """Return the KEEPALIVEs to write now; the shell asks every T/3."""
         self._drop_old_partitions(monotonic_ms)
         self._number += 1
-        self.look_again()  # what is named is what has no verdict
+        self.look_again()
         held = [each for each in self._open if each.state is not _STARTING and each.held]
         return self._written(self.renewals_of(held, monotonic_ms))
 
@@ -514,7 +516,8 @@ class Leases:
         together, named = defaultdict[int, list[Lease]](list), defaultdict[int, list[Lease]](list)
         single: list[Renewal] = []
         for lease in held:
-            if lease.sharing is Sharing.HOLDING:  # R34: it would cut what was asked for
+            # It would cut what was asked for (R34).
+            if lease.sharing is Sharing.HOLDING:
                 continue
             # R7: an older owner's START may come late, a commit take longer than a lease lasts.
             # R34: who extended it by its token may hold it.
@@ -590,7 +593,7 @@ class Leases:
         after_ms = renewal.redeliver_after_ms
         if lease.state is _LOST:
             return
-        if lease.log_deadline_ms >= log_ms:  # also of a settled one: R9
+        if lease.log_deadline_ms >= log_ms:  # R9
             until_ms = min(log_ms + after_ms, lease.log_begin_ms + self._max_lease_ms)
             # One by id sets the deadline, as trackers fold it. An outage writes several at one log
             # time, of which each asks for less than the one before.
@@ -609,14 +612,14 @@ class Leases:
         """A message of a lease of its own gets its verdict elsewhere (R34); False: it has one."""
         if offset not in lease.held:
             return False
-        lease.uncollected.discard(offset)  # first: what only ``held`` lacks is acked
+        lease.uncollected.discard(offset)
         lease.held.discard(offset)
         lease.is_end_known = True
         self._close(lease)
         return True
 
     def expire(self, monotonic_ms: int) -> list[Lease]:
-        """Held leases that have ended by now, whoever noticed; each is told once.
+        """Return held leases that have ended by now and were not told of yet; each is told once.
 
         Costs nothing while none can have ended. Where very many are held, one that ended behind
         another one is told a moment later; it is not handed out and takes no verdict all the same.
@@ -674,14 +677,15 @@ class Leases:
         try:
             self._settled.append(part)
             lease.uncollected.discard(offset)
-            lease.held.remove(offset)  # last: what is broken off before can be settled again
+            # This comes last: what is broken off before can be settled again.
+            lease.held.remove(offset)
         except BaseException as error:
             if isinstance(error, KeyError) or offset in lease.held:
                 self._settled = [each for each in self._settled if each is not part]
                 lease.uncollected.add(offset)
             if not isinstance(error, KeyError):
                 raise
-            return Refusal.ACKNOWLEDGED_BEFORE  # by another thread, just now
+            return Refusal.ACKNOWLEDGED_BEFORE
         self._close(lease)
         return part
 
@@ -697,7 +701,7 @@ class Leases:
         part = self._part(lease, taken, verdict)
         # It is written behind a KEEPALIVE that is under way, and that one's writer holds it then.
         part.holder_id = lease.next_holder_id or lease.holder_id
-        lease.uncollected.difference_update(taken)  # first: what only ``held`` lacks is acked
+        lease.uncollected.difference_update(taken)
         lease.held.difference_update(taken)
         self._close(lease)
         return part
@@ -709,7 +713,8 @@ class Leases:
         """
         while self._noted:
             lease = self._noted[0]
-            lease.is_noted = False  # first: an ACK from here on notes it again
+            # This comes first: an ACK from here on notes it again.
+            lease.is_noted = False
             self._collect(lease)
             self._noted.popleft()
         return list(self._settled)
@@ -732,13 +737,14 @@ class Leases:
             are_all = len(acked) == len(lease.offsets)
             offsets = lease.offsets if are_all else sorted(acked)
             self._settled.append(self._part(lease, offsets, ACKED))
-            lease.uncollected -= acked  # last: an interrupt lets it be written twice, not never
+            # This comes last: an interrupt lets it be written twice, not never.
+            lease.uncollected -= acked
         self._close(lease)
 
     def _close(self, lease: Lease) -> None:
         if not lease.held and not lease.uncollected and not lease.lost:
             self._open.pop(lease, None)
-            lease.state = _ACKNOWLEDGED  # last, as in ``_lose``
+            lease.state = _ACKNOWLEDGED
 
     def _part(self, lease: Lease, offsets: Sequence[int], verdict: Verdict) -> Lease:
         """Return what has this verdict; of all messages it is the lease itself."""
@@ -750,7 +756,7 @@ class Leases:
         part.uncollected.clear()
         part.state, part.verdict = _ACKNOWLEDGED, verdict
         lease.parts.append(part)
-        if len(lease.parts) > lease.many_parts:  # seldom: a verdict costs the same among many
+        if len(lease.parts) > lease.many_parts:
             lease.parts = [each for each in lease.parts if not each.is_end_known]
             lease.many_parts = max(16, 2 * len(lease.parts))
         return part
@@ -760,27 +766,24 @@ class Leases:
         copy = Lease(*of)
         copy.state, copy.number = lease.state, self._number
         copy.next_holder_id = lease.next_holder_id
-        copy.begin_ms, copy.deadline_ms, copy.asked_ms = (
-            lease.begin_ms,
-            lease.deadline_ms,
-            lease.asked_ms,
-        )
+        copy.begin_ms, copy.deadline_ms = lease.begin_ms, lease.deadline_ms
+        copy.asked_ms = lease.asked_ms
         copy.log_begin_ms, copy.log_deadline_ms = lease.log_begin_ms, lease.log_deadline_ms
         copy.oldest_ms, copy.start_offset = lease.oldest_ms, lease.start_offset
         return copy
 
     def ended(self, lease: Lease, log_ms: int) -> bool:
-        """Its END is in the log; whether it came before the lease's end (R2, R9)."""
-        if lease.log_begin_ms < 0 or log_ms < 0:  # not LogAppendTime: nothing is known
-            return True
-        if log_ms <= lease.log_deadline_ms:
+        """Note that its END is in the log; False: it came behind the lease's end (R2, R9)."""
+        # Without LogAppendTime nothing is known.
+        if lease.log_begin_ms < 0 or log_ms < 0 or log_ms <= lease.log_deadline_ms:
             return True
         lease.state = _LOST
         return False
 
     def end_failed(self, lease: Lease, monotonic_ms: int) -> bool:
         """An END was not delivered; True: the lease still stands, write it again."""
-        self._id_is_spent = True  # or the settled message would be kept alive
+        # A KEEPALIVE of the consumer would keep the settled message alive.
+        self._id_is_spent = True
         if monotonic_ms < lease.deadline_ms:
             return True
         lease.state = _LOST

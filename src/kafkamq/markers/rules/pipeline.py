@@ -27,7 +27,7 @@ MAX_AGE_MS = 20_000
 _TOGETHER_MS = 1000
 """What was polled within this is one run."""
 
-_UNKNOWN = -1  # in place of what is committed
+_UNKNOWN = -1
 
 Message = TypeVar("Message")
 
@@ -36,9 +36,10 @@ class RunState(Enum):
     """How far a run has come; behind the commit of its offset it is not in the pipeline."""
 
     POLLED = 0
-    SENT = 1  # its STARTs are under way
-    IN_LOG = 2  # all of them are in the log
-    GIVEN_UP = 3  # it is polled again, or another member has its partition
+    SENT = 1
+    IN_LOG = 2
+    # It is polled again, or another member has its partition.
+    GIVEN_UP = 3
 
 
 # Looking a member up in its class takes as long as the rest of a line.
@@ -57,10 +58,10 @@ class Run(Generic[Message]):
     """
 
     partition: int
-    offsets: Sequence[int]  # ascending
-    messages: Sequence[Message]  # one each
+    offsets: Sequence[int]
+    messages: Sequence[Message]
     polled_ms: int
-    is_plain: bool = True  # each is a first delivery, without a TTL
+    is_plain: bool = True
     state: RunState = _POLLED
     pieces: list[tuple[Lease, Sequence[Message]]] = field(default_factory=list)
     unreported: int = 0
@@ -95,14 +96,14 @@ class Pipeline(Generic[Message]):
 
     def __init__(self) -> None:
         self._polled: deque[Run[Message]] = deque()
-        self._count = 0  # messages in there
-        self._sent: dict[int, deque[Run[Message]]] = {}  # SENT and IN_LOG, by partition
-        self._next: dict[int, int] = {}  # partition -> next offset to poll
-        self._committed: dict[int, int] = {}  # also: where the first poll began
-        self._waiting: dict[int, set[str]] = {}  # partition of which nothing is STARTed -> why
-        self._begun: dict[int, int] = {}  # partition -> where reading began since it is ours
-        self._covered: Covered[Message] | None = None  # what is being committed
-        self._uncommitted = 0  # records polled since the last commit, those of other queues too
+        self._count = 0
+        self._sent: dict[int, deque[Run[Message]]] = {}
+        self._next: dict[int, int] = {}
+        self._committed: dict[int, int] = {}
+        self._waiting: dict[int, set[str]] = {}
+        self._begun: dict[int, int] = {}
+        self._covered: Covered[Message] | None = None
+        self._uncommitted = 0
 
     # Views.
 
@@ -122,7 +123,6 @@ class Pipeline(Generic[Message]):
 
     @property
     def waiting(self) -> Collection[int]:
-        """Return partitions of which nothing is STARTed until ``go_on``."""
         return self._waiting.keys()
 
     @property
@@ -222,7 +222,8 @@ class Pipeline(Generic[Message]):
             gone += self._sent.pop(partition, ())
             for known in (self._waiting, self._next, self._committed, self._begun):
                 known.pop(partition, None)
-            if covered is not None:  # it may come back with another's position
+            if covered is not None:
+                # It may come back with another's position.
                 covered.offsets.pop(partition, None)
         if covered is not None:
             for run in covered.runs:
@@ -298,7 +299,8 @@ class Pipeline(Generic[Message]):
         """Return what may be committed and is not, and the runs in front of it."""
         offsets: dict[int, int] = {}
         runs: list[Run[Message]] = []
-        waiting: dict[int, int] = {}  # partition -> first own offset without START
+        # By partition: the first own offset without a START.
+        waiting: dict[int, int] = {}
         for run in self._polled:
             waiting.setdefault(run.partition, run.offsets[0])
         for partition, next_offset in self._next.items():
@@ -317,7 +319,7 @@ class Pipeline(Generic[Message]):
         self._covered = covered
 
     def committed(self) -> list[Run[Message]]:
-        """It succeeded; returns the runs whose messages may be handed out."""
+        """Note that the commit succeeded; return the runs whose messages may be handed out."""
         covered, self._covered = self._covered, None
         assert covered is not None, "a commit has set out"
         done = set(covered.runs)
@@ -329,7 +331,7 @@ class Pipeline(Generic[Message]):
         return covered.runs
 
     def commit_failed(self) -> tuple[list[Run[Message]], dict[int, int]]:
-        """It failed, or nobody knows: what is given up, and where to seek to (R5)."""
+        """Return what is given up as a commit may have failed, and where to seek to (R5)."""
         covered, self._covered = self._covered, None
         gone: list[Run[Message]] = []
         positions: dict[int, int] = {}
@@ -340,7 +342,7 @@ class Pipeline(Generic[Message]):
             if more:
                 gone += more
                 positions[run.partition] = position
-            else:  # its partition is another member's
+            else:
                 run.state = _GIVEN_UP
                 gone.append(run)
         return gone, positions

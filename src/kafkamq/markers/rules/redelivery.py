@@ -63,11 +63,12 @@ from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
 __all__ = ["MAX_PLAN", "RedeliveryTracker", "Wake"]
 
-MAX_PLAN = 50_000  # R16: messages in one transaction
+MAX_PLAN = 50_000
 MAX_GRACE_MS = 3_000  # R3
 _BY_TRACKER = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED, Outcome.ALREADY_ENDED)
-_ENDING = (Outcome.ACK, *_BY_TRACKER)  # what R12 remembers
-_START, _END = MarkerType.START, MarkerType.END  # a member's name is looked up slowly
+_ENDING = (Outcome.ACK, *_BY_TRACKER)
+# A member's name is looked up slowly.
+_START, _END = MarkerType.START, MarkerType.END
 _BIT = [1 << number for number in range(PAGE_BITS)]
 _PAGE = (1 << PAGE_BITS) - 1
 _Fold = Callable[[int, Marker, HoldLog, int, int], None]
@@ -127,7 +128,8 @@ class RedeliveryTracker:
         if offset < self.next_offset:
             return
         self.next_offset = offset + 1
-        step_ms = self.clock.advance(timestamp_ms)  # R1, R2: what is due is due from here on
+        # What is due is due from here on (R1, R2).
+        step_ms = self.clock.advance(timestamp_ms)
         now_ms = self.clock.now_ms
         if now_ms > self.table.next_wake_ms:
             for leaf in self.table.passed(now_ms):
@@ -138,7 +140,7 @@ class RedeliveryTracker:
             self.fold(offset, marker)
 
     def fold(self, offset: int, marker: Marker) -> None:
-        """What a record says, once it has moved the clock; for each of its messages (R27)."""
+        """Fold what a record that has moved the clock says of each of its messages (R27)."""
         kind, of_schedule, makes = marker.type, False, False
         fold: _Fold
         if kind is _START:
@@ -223,7 +225,8 @@ class RedeliveryTracker:
         hold.holder = self.holders.join(consumer_id, timeout_ms, old.max_lease_ms, deadline_ms)
         self.holders.leave(old)
         hold.deadline_ms = deadline_ms
-        hold.flags = HELD  # R3: armed again
+        # It is armed again (R3).
+        hold.flags = HELD
         self.table.note(leaf, hold)
 
     def _fold_keepalive(
@@ -235,7 +238,8 @@ class RedeliveryTracker:
         for hold in leaf.at(page):
             touched = hold.bits & bits
             holder = hold.holder
-            if touched and holder is not None:  # it never brings anything to life
+            if touched and holder is not None:
+                # It never brings anything to life.
                 timeout_ms = holder.timeout_ms
                 deadline_ms = self.clock.now_ms + (marker.redeliver_after_ms or timeout_ms)
                 part = self.table.part(leaf, page, hold, touched)
@@ -259,7 +263,7 @@ class RedeliveryTracker:
                     self.late_verdicts += touched.bit_count()  # R9
                     bits ^= touched
                 elif remembers:
-                    index -= self._end(leaf, index - 1, touched)  # one fewer, or none
+                    index -= self._end(leaf, index - 1, touched)
                 elif hold.holder is not None:
                     self._judge(offset, marker, leaf, page, hold, touched)
             self._done(leaf, page)
@@ -273,7 +277,7 @@ class RedeliveryTracker:
         outcome, now_ms, holder = marker.outcome, self.clock.now_ms, hold.holder
         assert holder is not None, "what is held has a holder"
         if outcome is Outcome.RELEASE and holder.consumer_id != marker.consumer_id:
-            return  # by its holder only
+            return
         hold = self.table.part(leaf, page, hold, touched)
         if outcome is Outcome.RELEASE:
             self._fall_due(leaf, hold, DueCause.RELEASED, now_ms)
@@ -290,7 +294,8 @@ class RedeliveryTracker:
 
     def _done(self, leaf: Leaf, page: int) -> None:
         """No more is done to holds of this page by this record: the leaf may be another one now."""
-        count = len(leaf.holds)  # of a small one at 15, 7, 3, 1 and 0: trying costs
+        # The leaf is tried when it is small, at 15, 7, 3, 1 and 0 holds: trying costs.
+        count = len(leaf.holds)
         if count > MAX_HOLDS or (count < MIN_HOLDS and not count & count + 1):
             self.table.even_out(leaf, page)
 
@@ -305,7 +310,8 @@ class RedeliveryTracker:
         if leaf is not None and index >= 0:
             if leaf.holds[index].flags & STATE != WAITING:
                 return
-            self._end(leaf, index, bit)  # carried (R19): it takes the first one's place
+            # It was carried (R19): this takes the first one's place.
+            self._end(leaf, index, bit)
             self._done(leaf, page)
         if log.has_ended(page, bit, now_ms):
             self._end_again(offset, log, page, bit)
@@ -317,10 +323,12 @@ class RedeliveryTracker:
 
     def _fold_tick(self, marker: Marker) -> None:
         if self.engine == (marker.consumer_id, 0):
-            self.engine = marker.consumer_id, marker.engine_epoch  # R36: who stood by learns it
+            # A tracker that stands by learns it (R36).
+            self.engine = marker.consumer_id, marker.engine_epoch
         if self.is_live or (marker.consumer_id, marker.engine_epoch) != self.engine:
             return
-        self.is_live = True  # R17: all that a predecessor wrote has been read
+        # All that a predecessor wrote has been read (R17).
+        self.is_live = True
         self.table.fetch_asked()
         for leaf in self.table.leaves():
             for hold in leaf.holds:
@@ -334,7 +342,7 @@ class RedeliveryTracker:
         for hold in leaf.holds:
             at_ms = hold.wake_ms
             if at_ms < now_ms:
-                if self.changes_at(hold, of_schedule) < now_ms:  # else it was renewed meanwhile
+                if self.changes_at(hold, of_schedule) < now_ms:
                     self._pass(leaf, hold, now_ms, step_ms)
                 due = hold.flags & DUE
                 hold.wake_ms = at_ms = NEVER if due else self.changes_at(hold, of_schedule)
@@ -345,7 +353,7 @@ class RedeliveryTracker:
     def _pass(self, leaf: Leaf, hold: Hold, now_ms: int, step_ms: int) -> None:
         """The clock has passed the time at which this hold changes."""
         holder = hold.holder
-        if holder is None:  # waiting
+        if holder is None:
             if hold.deadline_ms < now_ms:
                 cause = DueCause.SCHEDULED if leaf.log.key[0] else DueCause.NACKED
                 self._fall_due(leaf, hold, cause, hold.deadline_ms)
@@ -393,7 +401,7 @@ class RedeliveryTracker:
         self.table.want(leaf, hold.bits)
 
     def _end(self, leaf: Leaf, index: int, bits: int) -> bool:
-        """These messages of a hold are open no more; whether they were all of it."""
+        """End these messages of a hold; return whether they were all of it."""
         hold = leaf.holds[index]
         count = bits.bit_count()
         if hold.flags & (DUE | CARRY):
@@ -554,7 +562,6 @@ def _check_log(log: HoldLog) -> None:
 
 
 def _check_table(table: HoldTable) -> None:
-    """What the table keeps of its holds is what they say."""
     holds = [hold for leaf in table.leaves() for hold in leaf.holds]
     assert table.open == sum(hold.bits.bit_count() for hold in holds), "messages are counted"
     unsettled = sum(hold.bits.bit_count() for hold in holds if hold.flags & (DUE | CARRY))

@@ -35,7 +35,7 @@ class Snapshot:
     """What to write: the index always, what changed, and what to remove."""
 
     index: bytes
-    changed: dict[str, bytes]  # chunks by chunk_id, and pages
+    changed: dict[str, bytes]
     removed: list[str]
 
 

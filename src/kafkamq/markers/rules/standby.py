@@ -32,9 +32,9 @@ LOST_MS = 10_000
 
 class Phase(Enum):
     WAITING = "waiting"
-    CHOSEN = "chosen"  # its bid was first: it takes over
+    CHOSEN = "chosen"
     ACTIVE = "active"
-    SUCCEEDED = "succeeded"  # it was active, and a later start is
+    SUCCEEDED = "succeeded"
 
 
 class Beat(Enum):
@@ -53,11 +53,12 @@ class Standby:
     def __init__(self) -> None:
         self.phase = Phase.WAITING
         self.number = 0
-        self._is_vacant = True  # nobody was seen, or who was has ended
-        self._is_bidding = False  # the beat under way is a bid
-        self._epoch = 0  # the largest of any sign; of an active one: its own
-        self._silent = 0  # own beats since the last sign of another one
-        self._under_way_ms: int | None = None  # when the beat that was not read yet was written
+        self._is_vacant = True
+        self._is_bidding = False
+        self._epoch = 0
+        # Its own beats since the last sign of another one.
+        self._silent = 0
+        self._under_way_ms: int | None = None
         self._next_ms = 0
 
     # ---- what is read
@@ -65,12 +66,14 @@ class Standby:
     def active(self, epoch: int) -> None:
         """Take a sign of another start that is active."""
         if epoch < self._epoch:
-            return  # R36: it was paused, and does not know yet
+            return
+        # It was paused, and does not know yet (R36).
         is_later = epoch > self._epoch
         self._epoch = epoch
         if self.phase is Phase.ACTIVE and is_later:
             self.phase = Phase.SUCCEEDED
-        elif self.phase is Phase.CHOSEN and is_later:  # it was paused between bid and claim
+        elif self.phase is Phase.CHOSEN and is_later:
+            # It was paused between bid and claim.
             self.phase = Phase.WAITING
         if self.phase is Phase.WAITING:
             self._heard()
@@ -103,7 +106,8 @@ class Standby:
         self._silent = 0
         if self._is_bidding:
             self._is_bidding = False
-            self._under_way_ms = None  # a bid that is behind another one is none
+            # A bid that is behind another one is none.
+            self._under_way_ms = None
 
     # ---- what is to be written
 
@@ -114,7 +118,8 @@ class Standby:
         if self._under_way_ms is not None:
             if monotonic_ms - self._under_way_ms < LOST_MS:
                 return None
-            self._silent = 0  # the log could not be read or written: that was no silence
+            # The log could not be read or written: that was no silence.
+            self._silent = 0
         wants_bid = self._is_vacant or self._silent >= SILENT_BEATS
         if not wants_bid and monotonic_ms < self._next_ms:
             return None

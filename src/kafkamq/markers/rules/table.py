@@ -27,7 +27,8 @@ from kafkamq.markers.rules.hold import (
 )
 from kafkamq.types import MessageId
 
-_MIN_STALE = 64  # pairs that count no more are dropped when there are so many, and half are
+# The least number of pairs that count no more, and half of all pairs, that are dropped.
+_MIN_STALE = 64
 _CHUNK_PAGES = CHUNK_OFFSETS // PAGE_BITS
 _Heap = list[tuple[int, int, Leaf]]
 """Pairs of a leaf's bound and the leaf; one counts while the leaf has holds, and that bound."""
@@ -81,7 +82,7 @@ class HoldTable:
         self.logs: dict[LogKey, HoldLog] = {}
         self.chunks: dict[ChunkKey, Chunk] = {}
         self.pages = Pages()
-        self.next_wake_ms = NEVER  # a lower bound over all that is here or in the store
+        self.next_wake_ms = NEVER
         self.open = 0
         self.unsettled = 0
         self.wanting: dict[Leaf, None] = {}
@@ -90,17 +91,15 @@ class HoldTable:
         self._load_chunk = load_chunk
         self._wakes: _Heap = []
         self._firsts: _Heap = []
-        self._ended: deque[Ended] = deque()  # in turn: the next one to forget, or to look at again
-        self._asleep: list[tuple[int, ChunkKey]] = []  # heap: when chunks in the store wake
-        self._made = 0  # leaves, ever
-        self._size = 0  # leaves that there are
+        self._ended: deque[Ended] = deque()
+        self._asleep: list[tuple[int, ChunkKey]] = []
+        self._made = 0
+        self._size = 0
 
     # ---- holds
 
     def find(self, key: LogKey, page: int, makes: bool = False) -> HoldLog | None:
-        """Return the log, with what the store has of the page's chunk; ``makes`` one if there is
-        none.
-        """
+        """Return the log with what the store has of the chunk; ``makes`` one if there is none."""
         if self.chunks or self.pages.closed:
             self._fetch((*key, page // _CHUNK_PAGES))
         log = self.logs.get(key)
@@ -141,7 +140,7 @@ class HoldTable:
         self.wanting[leaf] = None
 
     def part(self, leaf: Leaf, page: int, hold: Hold, bits: int) -> Hold:
-        """These messages of a hold, as one of their own; `even_out` when the page is done."""
+        """Split off these messages of a hold; `even_out` when the page is done."""
         if hold.bits == bits:
             return hold
         part = hold.split(bits)
@@ -284,9 +283,7 @@ class HoldTable:
         return heap
 
     def next_change_ms(self) -> int:
-        """Return a lower bound of the time at which an open hold changes by itself; NEVER: none
-        does.
-        """
+        """Return a lower bound of when an open hold changes by itself; NEVER: none does."""
         wakes = self._wakes
         while wakes and not (wakes[0][2].holds and wakes[0][2].wake_ms == wakes[0][0]):
             heappop(wakes)
@@ -302,7 +299,8 @@ class HoldTable:
                 heappop(heap)
                 continue
             first = min([hold.start_offset for hold in leaf.holds])
-            if first == listed:  # a smaller one was listed by itself
+            if first == listed:
+                # A smaller one was listed by itself.
                 break
             leaf.first_offset = first
             heapreplace(heap, (first, number, leaf))
@@ -401,9 +399,7 @@ class HoldTable:
                 self._load(chunk)
 
     def here(self) -> dict[ChunkKey, tuple[Ended | None, list[tuple[int, Hold]]]]:
-        """Return what is not in the store alone, by chunks: ends and holds, by page within the
-        chunk.
-        """
+        """Return what is not in the store alone: ends and holds, by chunk and page."""
         found: dict[ChunkKey, tuple[Ended | None, list[tuple[int, Hold]]]] = {}
         for key, log in self.logs.items():
             for number, ended in log.ended.items():

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from kafkamq.markers.rules.hold import NEVER
 
-_OFFSET_MEMORY_MS = 60_000  # clocks drift apart
+_OFFSET_MEMORY_MS = 60_000
 _MAX_UNREAD = 2
 
 
@@ -56,11 +56,12 @@ class TickPolicy:
         self._max_silence_ms = max_silence_ms
         self._lead_ms = lead_ms
         self._read_ms = monotonic_ms
-        self._next_offset = -1  # read up to here
-        self._sent_ms: int | None = None  # of the TICK whose offset is not known yet
-        self._unread: dict[int, int] = {}  # TICKs in the log: offset -> when it was sent
-        self._due_since_ms = monotonic_ms  # last TICK, or last time that nothing was due
-        self._offset_ms = -NEVER  # from the engine's clock to the log's: the most that was seen
+        self._next_offset = -1
+        self._sent_ms: int | None = None
+        self._unread: dict[int, int] = {}
+        self._due_since_ms = monotonic_ms
+        # From the engine's clock to the log's: the most that was seen.
+        self._offset_ms = -NEVER
         self._offset_since_ms = monotonic_ms
 
     def on_read(self, monotonic_ms: int, next_offset: int, clock_ms: int | None = None) -> None:
@@ -135,4 +136,5 @@ class TickPolicy:
         """Unread TICKs were not written for the batch that begins now: they pass less than that."""
         if not 0 < self._lead_ms < monotonic_ms - max(self._unread.values()):
             return False
-        return len(self._unread) < _MAX_UNREAD  # or they would pile up in front of a slow reader
+        # Otherwise they would pile up in front of a slow reader.
+        return len(self._unread) < _MAX_UNREAD

@@ -1,9 +1,9 @@
-"""Who owns a marker partition, and how far its owner is: one committed offset per partition (R22).
+"""Ledgers: the committed offset that says who owns a marker partition, and how far it is (R22).
 
-The ledger of a partition is the offset committed under its transactional id (as the group id): its
-offset is the position to read from after a restart, its metadata says which engine of which epoch
-wrote it, in which batch, and how many rows of that batch are done. It is committed in the same
-transaction as what it speaks of, so it can neither lag nor lead.
+A ledger is committed under the partition's transactional id, as a group id. Its offset is where to
+read from after a restart; its metadata says which engine of which epoch wrote it, in which batch,
+and how many rows of that batch are done. It is committed in the same transaction as what it speaks
+of, so it can neither lag nor lead.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from kafkamq.transport.errors import TransactionAbortedError
 from kafkamq.transport.record import TopicPartition
 from kafkamq.transport.transactions import TransactionalProducer
 
-MAX_OPEN = 24  # of a process; a producer has two connections to a broker that coordinates it
-_CLAIMING = 8  # partitions at once: each start of a producer waits for the broker
+# Of a process; a producer has two connections to a broker that coordinates it.
+MAX_OPEN = 24
+# Partitions at once: each start of a producer waits for the broker.
+_CLAIMING = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +81,9 @@ class Ledger:
         self._admin = admin
         self._owns_admin = admin is None
         self._group = b""
-        self._is_read = False  # since the producer was initialised last
+        self._is_read = False
         self._rests = False
-        self._held: Position | None = None  # ``last`` when it was put to rest
+        self._held: Position | None = None
 
     @property
     def is_open(self) -> bool:
@@ -94,7 +96,7 @@ class Ledger:
         return self._rests
 
     def open(self, *, timeout_s: float = 30.0) -> Position | None:
-        """Fence whoever wrote before (``init_transactions``), read the ledger, check the epoch.
+        """Fence the former owner (``init_transactions``), read the ledger, check the epoch.
 
         What an earlier owner had under way is committed or aborted for good when this returns, so
         that ``last`` and ``rows_done`` are the truth, also after a commit of unknown outcome.
@@ -105,10 +107,9 @@ class Ledger:
         """
         self.fence(timeout_s=timeout_s)
         last = self.last
-        if last is not None and (
-            last.epoch > self.epoch or (last.epoch == self.epoch and last.engine != self.engine)
-        ):
-            self.producer.close()  # R22: stop without writing
+        if last is not None and self.is_anothers:
+            # It stops without writing (R22).
+            self.producer.close()
             raise FencedError(
                 f"{self.key.topic}[{self.key.partition}]: engine {last.engine!r} started later "
                 f"(epoch {last.epoch}, ours is {self.epoch} as {self.engine!r}); stop this one",
@@ -117,13 +118,24 @@ class Ledger:
             )
         return last
 
+    @property
+    def is_anothers(self) -> bool:
+        """Return whether it held a later start, or another engine's of the same epoch."""
+        last = self.last
+        if last is None:
+            return False
+        is_other = last.epoch == self.epoch and last.engine != self.engine
+        return last.epoch > self.epoch or is_other
+
     def fence(self, *, timeout_s: float = 30.0) -> None:
         """``open`` without the check; for a start that is about to choose its epoch."""
-        self._is_read = False  # an old ``last`` would have rows written once more
+        # An old ``last`` would have rows written once more.
+        self._is_read = False
         self.producer.init(timeout_s=timeout_s)
         if self._admin is None:
             self._admin = Admin(self._config, timeout_s=timeout_s)
-        self._metadata()  # now, and not when the first commit waits for it
+        # Now, and not when the first commit waits for it.
+        self._metadata()
         self.last = read_ledgers(self._admin, (self.key,)).get(self.key)
         self._is_read = True
         self._rests = False
@@ -152,7 +164,8 @@ class Ledger:
         try:
             last = self.open(timeout_s=timeout_s)
         except BaseException:
-            self.producer.close()  # it rests on, which is without a client
+            # It rests on, which is without a client.
+            self.producer.close()
             raise
         if last != held:
             self.producer.close()
@@ -254,12 +267,11 @@ class Ledger:
         return self.last if self.is_last(self.engine, self.epoch) else None
 
     def is_last(self, engine: str, epoch: int) -> bool:
-        """Return whether what it held when it was read last is of this start."""
         last = self.last
         return last is not None and (last.engine, last.epoch) == (engine, epoch)
 
     def _metadata(self) -> bytes:
-        """Metadata of a group without members: the ledger's group never has any."""
+        """Return the metadata of a group without members: the ledger's group never has any."""
         if not self._group:
             self._group = metadata_of(self._config, self.key.transactional_id)
         return self._group
@@ -277,7 +289,7 @@ class OpenLedgers:
         self._most = most
         self._idle: OrderedDict[Ledger, None] = OrderedDict()
         self._used: set[Ledger] = set()
-        self._ending: set[Ledger] = set()  # a thread ends their clients, which takes a while
+        self._ending: set[Ledger] = set()
         self._is_closed = False
         self._changed = threading.Condition()
 
@@ -345,15 +357,13 @@ class OpenLedgers:
             self._used.add(ledger)
 
 
-def read_positions(
-    config: ServiceConfig, keys: Sequence[LedgerKey], *, timeout_s: float = 30.0
-) -> dict[LedgerKey, Position]:
+def read_positions(config: ServiceConfig, keys: Sequence[LedgerKey]) -> dict[LedgerKey, Position]:
     """Return what the ledgers hold, without fencing anybody; a key without a commit is absent.
 
     Raises:
         WireError: Something that is not ours was committed under one of the ids.
     """
-    with Admin(config, timeout_s=timeout_s) as admin:
+    with Admin(config) as admin:
         return read_ledgers(admin, keys)
 
 
@@ -387,7 +397,6 @@ def is_later_start(error: Exception) -> bool:
 
 
 def latest(positions: Sequence[Position]) -> Position | None:
-    """Return the largest epoch: that of the latest start."""
     return max(positions, key=lambda position: position.epoch, default=None)
 
 
@@ -408,7 +417,8 @@ def newest_start(admin: Admin, keys: Sequence[LedgerKey]) -> Position | None:
     first = read_ledgers(admin, keys[:1], stable=False).get(keys[0])
     if (first is not None and first.epoch) or len(keys) == 1:
         return first
-    groups = admin.groups()  # of one that does not exist, its coordinator need not be asked
+    # The coordinator of a group that does not exist need not be asked.
+    groups = admin.groups()
     exist = [key for key in keys if key.transactional_id in groups]
     return latest(list(read_ledgers(admin, exist, stable=False).values()))
 
@@ -418,10 +428,11 @@ class Claim:
     """A start of an engine: its epoch, and what each partition's ledger held before."""
 
     epoch: int = 0
-    positions: dict[int, Position] = field(default_factory=dict)  # absent: nothing committed yet
-    done: set[int] = field(default_factory=set)  # partitions that are this start's
-    above: int = 0  # the epoch is larger, whatever the ledgers hold: they may be lost
-    ledgers: dict[int, Ledger] = field(default_factory=dict)  # open or at rest, if they are kept
+    positions: dict[int, Position] = field(default_factory=dict)
+    done: set[int] = field(default_factory=set)
+    # The epoch is larger than this, whatever the ledgers hold: they may be lost.
+    above: int = 0
+    ledgers: dict[int, Ledger] = field(default_factory=dict)
 
 
 def claim(
@@ -463,7 +474,8 @@ def claim(
     own = partial(Admin, config, timeout_s=timeout_s, kept_groups=often)
     with nullcontext(kept[1]) if kept else own() as admin:
         bounds = admin.log_bounds(config.marker_topic, range(partitions))
-        if not takeover:  # before it fences anybody; and again where nobody can start meanwhile
+        if not takeover:
+            # This goes before it fences anybody, and again where nobody can start meanwhile.
             require_own(newest_start(admin, keys), engine)
 
         def choose(held: Position | None) -> int:
@@ -515,7 +527,7 @@ def _claim_one(
                 one.fence(timeout_s=timeout_s)
                 if begun.done and one.is_last(engine, begun.epoch):
                     one.close()
-                    return None  # nobody has started since it was claimed
+                    return None
                 begun.epoch = max(choose(one.last), begun.above + 1)
                 begun.done.clear()
             if one.last is not None:

@@ -3,7 +3,7 @@
 Replicas share the partitions of the markers topic through an ordinary consumer group and are one
 engine (R22). The loop's thread reads, folds and plans; starts and settlements of partitions run in
 a few worker threads, so that a transaction of one partition holds up nobody else. The rules are in
-``rules/redelivery.py`` and ``rules/ticks.py``; an ``if`` about them does not belong here.
+``markers/rules/redelivery.py`` and ``markers/rules/ticks.py``; no ``if`` about them belongs here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kafkamq.markers.tracker.ledger import MAX_OPEN
 from kafkamq.markers.tracker.metrics import TrackerMetrics, observe_lateness
 from kafkamq.markers.tracker.partition import ENGINE, Phase, Started, TrackedPartition, sign_of
 from kafkamq.markers.tracker.records import Quarantine, Ticker
-from kafkamq.markers.tracker.settlement import SettlementError, SettleReport, Settlers
+from kafkamq.markers.tracker.settlement import SettlementError, SettleReport, SettlerPool
 from kafkamq.markers.tracker.succession import Succession
 from kafkamq.markers.tracker.takeover import PartitionStarter
 from kafkamq.markers.wire.markers import decode_slim
@@ -53,15 +53,17 @@ from kafkamq.types import Marker, PartitionId
 _log = logging.getLogger(__name__)
 
 _THREADS = 4
-_POLL_S = 0.02  # also how late a TICK may be
+# A TICK may be late by this, too.
+_POLL_S = 0.02
 _STATUS_S = 1.0
-_PATIENCE_S = 30.0  # after which a partition that cannot start is named in the log
+_PATIENCE_S = 30.0
 _CLOSE_S = 15.0
 _SETTLE_S = 20.0
-_MAX_TURN_S = 30.0  # a loop that takes longer for one turn is taken for hung
+_MAX_TURN_S = 30.0
 _BATCH = 5000
-_NEW_PARTITIONS_MS = 30_000  # partitions that were added are found so soon
-_SESSION_MS = 6_000  # a killed replica's partitions wait so long for their next owner
+_NEW_PARTITIONS_MS = 30_000
+# What a killed replica's partitions wait for their next owner.
+_SESSION_MS = 6_000
 _STRATEGY = "partition.assignment.strategy"
 _WAIT_S = 0.2
 
@@ -96,7 +98,7 @@ class LocalTracker:
         retention_ms = int(topic.settings.get("retention.ms", "-1"))
         self._carry_after_ms = retention_ms // 4 if retention_ms >= 0 else NEVER  # R19
         self._partitions: dict[int, TrackedPartition] = {}
-        self._settlers = Settlers(config, self._tracker)
+        self._settlers = SettlerPool(config, self._tracker)
         self._ledgers = self._settlers.ledgers
         self._starter = PartitionStarter(
             config, self._tracker, partitions=topic.partitions, ledgers=self._ledgers
@@ -106,8 +108,8 @@ class LocalTracker:
         self._workers = Workers(_THREADS, name="kafkamq-tracker")
         for _ in range(_THREADS):
             self._workers.submit(self._settlers.add, lambda _: None, _raise)
-        self._starting = 0  # partitions
-        self._next_status_s = 0.0  # monotonic
+        self._starting = 0
+        self._next_status_s = 0.0
         self._is_closed = False
         self._reader = MarkerReader(config, on_assigned=self._assigned, on_revoked=self._revoked)
         self._metrics = TrackerMetrics(config, self.statuses)
@@ -135,7 +137,7 @@ class LocalTracker:
         self.close()
 
     def run_once(self, timeout_s: float = _POLL_S) -> int:
-        """One turn: read, fold, plan, and hand out what is to be done; returns records read."""
+        """Read, fold, plan, and hand out what is to be done, once; return the records read."""
         if self._is_closed:
             raise StateError("this tracker is closed")
         self._loop.beat()
@@ -167,7 +169,8 @@ class LocalTracker:
         """Run in a thread of its own; leaving the block stops it and raises what stopped it."""
         stop = threading.Event()
         failures: list[BaseException] = []
-        hung: list[Loop] = []  # what has failed beats no more, so this process is not live
+        # What has failed does not beat any more, so this process is not live.
+        hung: list[Loop] = []
 
         def run() -> None:
             try:
@@ -186,7 +189,8 @@ class LocalTracker:
             thread.join(2 * _CLOSE_S + _SETTLE_S)
             for loop in hung:
                 health.remove(loop)
-            if failures:  # also when the block failed, which then is but a consequence
+            if failures:
+                # This goes also when the block has failed, which then is but a consequence.
                 raise failures[0]
         if thread.is_alive():
             raise DeadlineExceededError("the tracker's thread did not end; it is abandoned")
@@ -201,11 +205,10 @@ class LocalTracker:
 
     def _is_ready(self) -> bool:
         """A replica without partitions stands by, which is all that it can do."""
-        return self._reader.is_member and (not self._partitions or self.is_live)
+        return self._reader.member.is_member and (not self._partitions or self.is_live)
 
     @property
     def is_over(self) -> bool:
-        """Return whether it was closed, or has stopped because of an error."""
         return self._is_closed
 
     @property
@@ -234,7 +237,8 @@ class LocalTracker:
                     self._settle(part, ())
             while self._workers.running and time.monotonic() < deadline_s:
                 self._workers.deliver(0.1)
-            self._publish()  # what it had read stays known when the ledgers have expired
+            # What it had read stays known when the ledgers have expired.
+            self._publish()
         finally:
             self._end(timeout_s=2.0)
 
@@ -297,7 +301,9 @@ class LocalTracker:
             try:
                 marker = decode_slim(record.value())
             except UnsupportedVersionError as error:
-                raise _placed(error, topic, current, offset) from None
+                raise UnsupportedVersionError(
+                    error.reason, topic=topic, partition=current, offset=offset
+                ) from None
             except WireError as error:
                 marker = None
                 self._set_aside(record, current, offset, error)
@@ -307,7 +313,7 @@ class LocalTracker:
         for number, offset in self._reader.ends.items():
             part = parts.get(number)
             if part is not None and part.phase is Phase.READING:
-                part.reached_end(offset)
+                part.end = offset
                 touched.add(number)
         for number in touched:
             part = parts.get(number)
@@ -321,7 +327,7 @@ class LocalTracker:
         if has_pending:
             first = self._quarantine.first_pending()
             for part in self._partitions.values():
-                part.keep_from(first.get(part.number, -1))
+                part.kept_from = first.get(part.number, -1)
 
     def _set_aside(self, record: Record, number: int, offset: int, error: WireError) -> None:
         """Pass a record that the core has counted, when it is copied with its place (R21)."""
@@ -365,7 +371,6 @@ class LocalTracker:
             self._settle(part, actions)
 
     def _turns(self) -> int:
-        """Return how many partitions share the place of one open ledger."""
         return -(-len(self._partitions) // MAX_OPEN)
 
     def _tick_done(self, part: TrackedPartition, _number: int, offset: int) -> None:
@@ -398,7 +403,9 @@ class LocalTracker:
             self._reader.begin(part.number, started.position)
             if part.number == 0:
                 for other in self._partitions.values():
-                    other.try_now()  # they may have waited for its epoch
+                    # Those that wait may have waited for its epoch.
+                    if other.phase is Phase.WAITING:
+                        other.retry_s = 0.0
 
     def _start_failed(self, part: TrackedPartition, error: KafkaMQError) -> None:
         part.is_busy = False
@@ -433,7 +440,7 @@ class LocalTracker:
             actions,
             position=position,
             batch=part.batch,
-            members=(self._reader.membership(),),
+            members=(self._reader.member.membership(),),
             reopen=False,
             timeout_s=_SETTLE_S,
         )
@@ -454,7 +461,8 @@ class LocalTracker:
         part.is_busy = False
         observe_lateness(part.number, actions, report, time.monotonic() - began_s)
         if self._is_ours(part):
-            part.core.aborted(report.left)  # there was no time for them: ask again
+            # There was no time for them: they are asked for again.
+            part.core.aborted(report.left)
             part.awaited.add(report.awaited)
             part.settled(position, report)
         elif part.ledger is not None:
@@ -472,7 +480,8 @@ class LocalTracker:
             cause = error.__cause__
             if cause is not None and meaning(cause) in REFUSALS:
                 raise cause
-            part.core.aborted(error.actions)  # known not to be done: ask again
+            # They are known not to be done: they are asked for again.
+            part.core.aborted(error.actions)
             part.batch += 1
             part.failed()
         elif isinstance(error, FencedError | OutcomeUnknownError):
@@ -488,10 +497,6 @@ def _raise(error: KafkaMQError) -> None:
     raise error
 
 
-def _placed(error: UnsupportedVersionError, topic: str, number: int, offset: int) -> Exception:
-    return UnsupportedVersionError(error.reason, topic=topic, partition=number, offset=offset)
-
-
 def tracker_group(config: ServiceConfig) -> str:
     """Return the group through which replicas of the local tracker share the markers partitions."""
     return f"kafkamq.{config.marker_topic}.tracker"
@@ -504,6 +509,9 @@ class MarkerReader:
         config: Names the markers topic.
         on_assigned: Called inside ``poll`` with the numbers of partitions that are ours now.
         on_revoked: Called inside ``poll`` with those that are not ours any more.
+
+    Attributes:
+        member: Which is assigned the partitions, and reads nothing; it fences transactions (R22).
     """
 
     def __init__(
@@ -518,7 +526,7 @@ class MarkerReader:
         self._on_revoked = on_revoked
         # All replicas share partitions out in one way, whatever the user chose for queues.
         kafka = {name: value for name, value in config.kafka.items() if name != _STRATEGY}
-        self._member = GroupConsumer(
+        self.member = GroupConsumer(
             replace(config, kafka=kafka),
             self,
             [self._topic],
@@ -534,17 +542,6 @@ class MarkerReader:
             ignores=lambda error: not is_fatal(error),
             enable_partition_eof=True,
         )
-
-    @property
-    def is_member(self) -> bool:
-        """Return whether the group has taken this process in; any thread may ask."""
-        return self._member.is_member
-
-    def membership(self) -> bytes:
-        """Return what fences this member's transactions when the group has gone on without it
-        (R22).
-        """
-        return self._member.membership()
 
     @property
     def ends(self) -> Mapping[int, int]:
@@ -568,10 +565,11 @@ class MarkerReader:
             BrokerError: Credentials, or another error that waiting does not mend.
             DataLossError: A partition's records were deleted before they were read.
         """
-        if not self._member.is_joined:  # not before somebody polls: members must
-            self._member.join()
+        if not self.member.is_joined:
+            # Members must poll, so it does not join before somebody does.
+            self.member.join()
         # Rebalances happen in here; the member itself has nothing to read.
-        self._member.poll(1, timeout_s if is_full else 0.0)
+        self.member.poll(1, timeout_s if is_full else 0.0)
         if is_full:
             self._reader.ends.clear()
             return ()
@@ -594,7 +592,7 @@ class MarkerReader:
                     f" ({wanted} to {first - 1}), and messages may be lost; the retention is too"
                     " short for this tracker"
                 )
-        except KafkaMQError:  # it does not tell
+        except KafkaMQError:
             pass
         return DataLossError(error_text, code="OFFSET_OUT_OF_RANGE")
 
@@ -611,7 +609,8 @@ class MarkerReader:
         self._on_revoked([number for _, number in places])
 
     def close(self) -> None:
-        self._member.close()  # revokes, which ends what is read
+        # It revokes, which ends what is read.
+        self.member.close()
         self._reader.close()
 
 
@@ -631,7 +630,8 @@ def run_standing_by(
             while not succession.wait(_WAIT_S):
                 if stop.is_set():
                     return
-            succession.take_over(ENGINE)  # until it gives its own signs
+            # Until it gives its own signs.
+            succession.take_over(ENGINE)
             local = LocalTracker(config, tracker)
             for warning in local.warnings:
                 _log.warning("topic check: %s", warning)

@@ -29,11 +29,12 @@ from kafkamq.types import Marker, MessageId
 
 _log = logging.getLogger(__name__)
 
-_MAX_TOPICS = 16  # of queues, whose readers are kept
-_MISSING_S = 10.0  # a topic that brokers do not know is not asked for again
-_READ_S = 1.0  # what one sweep of a window may take: rows wait for it
+_MAX_TOPICS = 16
+_MISSING_S = 10.0
+# The longest sweep of a window: rows wait for it.
+_READ_S = 1.0
 _NOTHING = None, -1, 0
-_FRESH_S = 0.5  # the age of an answer by which a log is looked for
+_FRESH_S = 0.5
 
 Span: TypeAlias = tuple[MessageId, int]
 """Messages of one page: bit i is the message at the id's offset + i; bit 0 is set."""
@@ -56,11 +57,13 @@ class Found:
     """One message of a plan and what the logs hold of it."""
 
     row: Settle | Carry
-    start: Marker | None  # the START or SCHEDULE; None: gone, or unreadable
-    timestamp_ms: int  # of the START
-    error: str  # reason of the verdict; empty without one
-    value: bytes | None = None  # the payload
-    is_lost: bool = False  # the payload is gone: it was by reference, and the message was deleted
+    # The START or SCHEDULE; None: it is gone, or cannot be read.
+    start: Marker | None
+    timestamp_ms: int
+    error: str
+    value: bytes | None = None
+    # The payload is gone: it was by reference, and the message was deleted.
+    is_lost: bool = False
 
 
 @dataclass(slots=True)
@@ -71,9 +74,11 @@ class FoundAction:
     start: Marker | None
     timestamp_ms: int
     error: str
-    refers: bool = False  # its messages are read, too
-    records: Sequence[Record | None] = ()  # of the first ones, one each; None: gone, or another one
-    stamp: bytes = b""  # of our records in their topic (R38); empty: it is the namespace's
+    refers: bool = False
+    # The first of its messages, one each; None: it is gone, or another one.
+    records: Sequence[Record | None] = ()
+    # What our records have in their topic (R38); empty: it is the namespace's.
+    stamp: bytes = b""
 
     @property
     def size(self) -> int:
@@ -85,7 +90,7 @@ class FoundAction:
         return len(self.records) if self.refers else self.size
 
     def message(self, number: int) -> Found:
-        """One of those that are known, with what is its own (R14)."""
+        """Return one of the known messages, with what is its own (R14)."""
         row = cut(self.row, number, number + 1)
         found = Found(row, self.start, self.timestamp_ms, self.error)
         if self.start is not None:
@@ -95,7 +100,7 @@ class FoundAction:
         return found
 
     def first(self, size: int) -> FoundAction:
-        """This action, for the first ``size`` of its messages only."""
+        """Return this action for the first ``size`` of its messages only."""
         return replace(self, row=cut(self.row, 0, size), records=self.records[:size])
 
 
@@ -130,7 +135,7 @@ class MessageLookup:
         self._reader = RecordReader(config, config.message_topic)
         self._admin = admin
         self._topics: dict[str, TopicInfo] = {}
-        self._topics_s = 0.0  # monotonic: when they were asked for
+        self._topics_s = 0.0
 
     def close(self) -> None:
         self._reader.close()
@@ -186,7 +191,7 @@ class MessageLookup:
         return topic if topic.partitions else None
 
     def is_gone(self) -> bool:
-        """Whether a topic that brokers do not know was looked for long enough (R18)."""
+        """Return whether a topic that brokers do not know was looked for long enough (R18)."""
         return self._patience.is_over((self._config.message_topic, -1))
 
     def _id_now(self) -> bytes:
@@ -257,9 +262,11 @@ class MessageLookup:
             self._reader, places, left, self._patience, deadline_s=deadline_s, max_bytes=max_bytes
         )
         if left:
-            self.ask_again()  # some may have no leader
+            # Some may have no leader.
+            self.ask_again()
         if any(found.values()) and not _is_same(self._id_now(), source):
-            self.ask_again()  # it was recreated: what was read may be of the new one
+            # It was recreated: what was read may be of the new one.
+            self.ask_again()
             found, awaited = {}, awaited | known
         result: list[tuple[Sequence[Record | None], bool]] = []
         for (one, bits), place in zip(spans[: count or 1], places, strict=False):
@@ -291,8 +298,8 @@ class Rereader:
         # Of queues that are topics of their own, by these and their ids; the last ones used.
         self._others: dict[tuple[str, bytes], MessageLookup] = {}
         self._markers = RecordReader(config, config.marker_topic)
-        self._is_stale = False  # what is known of topics
-        self._missing = {"": 0.0}  # topics that brokers do not know, and until when
+        self._is_stale = False
+        self._missing = {"": 0.0}
         # Markers of one partition, by offset, that were read for rows behind the last window.
         self._partition, self._ahead = -1, dict[int, _Decoded]()
 
@@ -322,7 +329,7 @@ class Rereader:
         self._ahead = {}
 
     def lookup_of(self, start: Marker | None) -> MessageLookup:
-        """Where the message of a START stands (R37)."""
+        """Return where to look up the message of a START (R37)."""
         if start is None or not start.message_topic:
             return self.messages
         name = start.message_topic, split_key(start.key)[0]
@@ -330,7 +337,8 @@ class Rereader:
         if lookup is None:
             config = replace(self._config, message_topic=start.message_topic)
             lookup = MessageLookup(config, self._patience, self._admin, name[1], self._missing)
-        self._others[name] = lookup  # last: the one that was used last
+        # The last one is the one that was used last.
+        self._others[name] = lookup
         return lookup
 
     def window(
@@ -423,9 +431,7 @@ class Rereader:
         deadline_s: float,
         max_bytes: int,
     ) -> list[FoundAction]:
-        """Return the STARTs as far as the markers have them; each with the reason of its
-        verdict.
-        """
+        """Return the STARTs that the markers have, each with the reason of its verdict."""
         full_s = time.monotonic() + _READ_S
         whole = size_bytes = 0
         while not whole:
@@ -437,7 +443,7 @@ class Rereader:
                 if (size_bytes > max_bytes or time.monotonic() > full_s) and len(rows) > 1:
                     unread = (at for at, row in enumerate(rows) if _wanted([row]) - there.keys())
                     whole = next(unread, len(rows))
-                    if 8 * whole <= missing.index(offset):  # reasons stand far behind
+                    if 8 * whole <= missing.index(offset):
                         rows, whole = rows[: len(rows) // 4 or 1], 0
                         full_s += _READ_S
                         if size_bytes > max_bytes:
@@ -454,8 +460,7 @@ class Rereader:
         found: list[FoundAction] = []
         for row in rows[:whole]:
             start, timestamp_ms, _ = there[row.start_offset]
-            reason_at = _reason_at(row)
-            end = None if reason_at < 0 else there[reason_at][0]
+            end = there[row.verdict_offset][0] if row.verdict_offset >= 0 else None
             error = "" if end is None else end.reason
             refers = (
                 start is not None
@@ -515,7 +520,7 @@ def sweep(
 
 
 def _is_read(place: _PartitionOffsets, found: _Read, left: Mapping[int, int]) -> bool:
-    """Whether a partition was read behind these offsets, or they are not had now."""
+    """Return whether a partition was read behind these offsets, or they are not had now."""
     partition, offsets = place
     if not offsets:
         return True
@@ -532,7 +537,7 @@ def _offsets(first: int, bits: int) -> Sequence[int]:
 def _missing(
     places: Iterable[_PartitionOffsets], found: _Read, left: Mapping[int, int]
 ) -> dict[int, list[int]]:
-    """Offsets by partition that were not read and can be had, ascending."""
+    """Return by partition the offsets that were not read and can be had, ascending."""
     wanted: dict[int, set[int]] = {}
     for partition, offsets in places:
         wanted.setdefault(partition, set()).update(offsets)
@@ -546,7 +551,7 @@ def _missing(
 def _size(records: Iterable[Record | None]) -> int:
     """Bytes of what they hold; from here on their headers are safe to be read."""
     there = [each for each in records if each is not None]
-    size = sum(map(len, there))  # their values
+    size = sum(map(len, there))
     for record, headers in zip(there, all_headers(there), strict=True):
         size += len(record.key() or b"")
         for name, content in headers:
@@ -567,7 +572,7 @@ def _same(one: MessageId, place: _PartitionOffsets, found: _Read) -> Sequence[Re
 
 
 def _is_in(log: _Log, topic: TopicInfo) -> bool:
-    """Whether it can be read: the topic has the partition, and is that of this id (R13)."""
+    """Return whether it can be read: the topic has the partition, and is that of this id (R13)."""
     partition, topic_id = log
     is_there = partition < topic.partitions and partition not in topic.leaderless
     return is_there and _is_same(topic_id, topic)
@@ -589,9 +594,11 @@ def _complete(found: Found, start: Marker, message: Record | None, stamp: bytes)
             found.start = _completed(start, message, b"")
     elif message is None:
         found.is_lost, found.value = True, None
-    elif start.batches:  # R29: all but T, the limits and the consumer is the message's own
+    elif start.batches:
+        # All but T, the limits and the consumer is the message's own (R29).
         found.start, found.value = _completed(start, message, stamp), message.value()
-    else:  # R11: key and headers, too, may have been too large for the START
+    else:
+        # Key and headers, too, may have been too large for the START (R11).
         found.start = replace(start, key=_key_of(start, message), headers=headers_of(message))
         found.value = message.value()
 
@@ -609,14 +616,10 @@ def _completed(start: Marker, message: Record, stamp: bytes) -> Marker:
     return completed_start(start, *known, read=read)
 
 
-def _reason_at(row: Settle | Carry) -> int:
-    """Offset of the END with the reason; -1: there is none."""
-    return row.verdict_offset if isinstance(row, Settle) else -1
-
-
 def _wanted(rows: Sequence[Settle | Carry]) -> set[int]:
     """Offsets of the markers that are read for these rows."""
-    return {row.start_offset for row in rows} | {_reason_at(row) for row in rows} - {-1}
+    starts, reasons = {row.start_offset for row in rows}, {row.verdict_offset for row in rows}
+    return starts | reasons - {-1}
 
 
 def _held(markers: Mapping[int, _Decoded]) -> int:
@@ -624,7 +627,7 @@ def _held(markers: Mapping[int, _Decoded]) -> int:
 
 
 def _decoded(record: Record | None) -> _Decoded:
-    """What a record is; of what is gone, or no marker, nothing."""
+    """Return the marker of a record; None: it is gone, or no marker."""
     if record is None:
         return _NOTHING
     try:

@@ -35,16 +35,21 @@ _log = logging.getLogger(__name__)
 _MAX_ATTEMPTS = 8
 _FIRST_PAUSE_S = 0.05
 _MAX_PAUSE_S = 2.0
-_LOOK_S = 0.5  # between two looks for what holds up a settlement
-_WRITE_S = 8.0  # what a transaction may take; it begins when its rows are ready (R22)
-_FULL_S = 10.0 / 3  # ... and a full one does: a third of what it may take for the brokers
-_FIRST_BYTES = 4 * 1024 * 1024  # of a transaction, before it is known what goes through
-_LEAST_BYTES = 64 * 1024  # ... however slow the others were
-_MAX_GROWTH = 4  # from one to the next
-_CAREFUL = 10  # full transactions behind one that failed
+_LOOK_S = 0.5
+# The longest transaction; it begins when its rows are ready (R22).
+_WRITE_S = 8.0
+# A full transaction takes a third of what it may take for the brokers.
+_FULL_S = 10.0 / 3
+# A transaction's bytes before it is known what goes through, and the least of a slow link.
+_FIRST_BYTES = 4 * 1024 * 1024
+_LEAST_BYTES = 64 * 1024
+_MAX_GROWTH = 4
+# Full transactions behind one that failed that stay smaller.
+_CAREFUL = 10
 _FIRST_ROW_BYTES = 1024.0
-_LEAST_ROWS = 16  # of a window, unless they take longer than
-_LEAST_S = 4.0  # this: a settlement may not take much longer
+# The least rows of a window, unless they take longer: a settlement may not.
+_LEAST_ROWS = 16
+_LEAST_S = 4.0
 _READ_S = 1.0
 # Of a member: the partition went to another one of the group.
 _HOPELESS = REFUSALS | {Meaning.NO_MEMBER, Meaning.STALE_MEMBER}
@@ -104,15 +109,14 @@ class WindowSize:
         self.bytes = min(_FIRST_BYTES, max_bytes)
         self._max_rows = max_rows
         self._max_bytes = max_bytes
-        self._rows = max_rows  # that can be read in time
-        self._row_bytes = _FIRST_ROW_BYTES  # what one became
+        self._rows = max_rows
+        self._row_bytes = _FIRST_ROW_BYTES
         self._refused_rows = max_rows
-        self._failed_bytes = 0  # of the last transaction that failed
-        self._careful = 0  # so many stay below that
+        self._failed_bytes = 0
+        self._careful = 0
 
     @property
     def rows(self) -> int:
-        """Return how many rows the next window takes, at least one."""
         fitting = int(self.bytes / self._row_bytes)
         return max(1, min(self._rows, self._max_rows, self._refused_rows, fitting))
 
@@ -121,7 +125,8 @@ class WindowSize:
         # After a refusal windows are small; they grow again while nothing is refused.
         self._refused_rows = min(self._max_rows, 2 * self._refused_rows)
         if rows < self._rows and seconds <= _READ_S:
-            return  # there were no more
+            # There were no more.
+            return
         fitting = min(int(rows * _READ_S / max(seconds, 1e-9)), 4 * self._rows)
         least = min(_LEAST_ROWS, int(rows * _LEAST_S / max(seconds, 1e-9)))
         self._rows = min(self._max_rows, max(1, least, fitting))
@@ -133,7 +138,8 @@ class WindowSize:
         if 2 * size_bytes < self.bytes:
             return
         fitting = int(size_bytes * _FULL_S / max(seconds, 1e-3))
-        if _FULL_S < seconds < 2 * _FULL_S:  # it may be what any one takes: as many bytes again
+        if _FULL_S < seconds < 2 * _FULL_S:
+            # It may be what any transaction takes: as many bytes again.
             fitting = self.bytes
         limit = min(_MAX_GROWTH * self.bytes, self._max_bytes)
         if self._careful:
@@ -152,10 +158,10 @@ class WindowSize:
         self._refused_rows = max(1, rows // 2)
 
 
-class Settler:
+class ActionSettler:
     """Settles actions of any marker partition of one namespace; one owner thread.
 
-    Holds read_committed readers of the markers and messages topics, kept between calls. Settlers
+    Its read_committed readers of the markers and messages topics are kept between calls. Settlers
     that share ``patience`` share their searches for messages that are not there yet.
     """
 
@@ -238,21 +244,21 @@ class Settler:
 
 @dataclass(slots=True)
 class Settlement:
-    """One plan, and how much of it is done; made for one ``Settler.settle``."""
+    """One plan, and how much of it is done; made for one ``ActionSettler.settle``."""
 
-    settler: Settler
+    settler: ActionSettler
     ledger: Ledger
     rows: Rows
     position: int
     batch: int
     members: Sequence[bytes]
-    deadline_s: float  # monotonic
+    deadline_s: float
     report: SettleReport = field(default_factory=SettleReport)
-    _done: int = 0  # rows, those that are awaited among them
-    _has_begun: bool = False  # ... by this settlement
-    _awaited: list[tuple[int, Settle | Carry]] = field(default_factory=list)  # and the row behind
-    _unknown: BrokerError | None = None  # the last commit whose outcome is not known
-    _is_behind_refusal: bool = False  # the last transaction had a record that was too large
+    _done: int = 0
+    _has_begun: bool = False
+    _awaited: list[tuple[int, Settle | Carry]] = field(default_factory=list)
+    _unknown: BrokerError | None = None
+    _is_behind_refusal: bool = False
 
     def left_s(self) -> float:
         """Return what is left of the bound; a little at least, so that a last attempt can end."""
@@ -268,7 +274,8 @@ class Settlement:
                 if not reopen:
                     raise OutcomeUnknownError("the ledger must be opened again", code="NOT_OPEN")
                 ledger.open(timeout_s=self.left_s())
-            self._unknown = None  # the ledger is read: now it is known
+            # The ledger is read: now it is known.
+            self._unknown = None
             if ledger.is_past(self.batch):
                 self.report.skipped = len(self.rows)
                 return None
@@ -283,7 +290,8 @@ class Settlement:
             self._unknown = error
             return error
         except (BrokerError, DeadlineExceededError) as error:
-            ledger.abort()  # what was not committed explicitly did not happen
+            # What was not committed explicitly did not happen.
+            ledger.abort()
             if isinstance(error, BrokerError):
                 return error
             return BrokerError(str(error), code="DEADLINE", is_retriable=True)
@@ -291,7 +299,6 @@ class Settlement:
         return None
 
     def _begin(self) -> None:
-        """Begin behind what the ledger says."""
         self._done = self.ledger.rows_done(self.batch)
         self._awaited = [(end, row) for end, row in self._awaited if end <= self._done]
         if not self.report.transactions:
@@ -306,7 +313,7 @@ class Settlement:
         if done >= len(rows):
             return False
         if self._has_begun and time.monotonic() > self.deadline_s - _WRITE_S:
-            if done > self.ledger.rows_done(self.batch):  # by rows that are awaited
+            if done > self.ledger.rows_done(self.batch):
                 self.ledger.begin()
                 self._commit(done)
             self.report.left = rows.part(done)
@@ -332,7 +339,6 @@ class Settlement:
         return True
 
     def _wait(self) -> None:
-        """Wait for what holds up the settlement."""
         if time.monotonic() + _LOOK_S > self.deadline_s:
             where = f"{self.ledger.key.topic}[{self.ledger.key.partition}]"
             raise BrokerError(
@@ -354,7 +360,8 @@ class Settlement:
             if self._is_too_large(part, error):
                 return False
             settler.size.failed(part.size_bytes)
-            settler.rereader.ask_again()  # a partition may have no leader any more
+            # A partition may have no leader any more.
+            settler.rereader.ask_again()
             raise
         rows = part.rows - sum(map(size_of, part.awaited))
         settler.size.written(rows, part.size_bytes, time.monotonic() - began_s)
@@ -367,9 +374,7 @@ class Settlement:
         return True
 
     def _is_too_large(self, part: Part, error: Exception) -> bool:
-        """Return whether a record was refused for its size, or for nothing but that one before it
-        was.
-        """
+        """Return whether a record was refused for its size, or only for one before it that was."""
         if isinstance(error, (FencedError, OutcomeUnknownError, DeadlineExceededError)):
             return False
         ledger = self.ledger
@@ -417,7 +422,7 @@ class Settlement:
         return error
 
 
-class Settlers:
+class SettlerPool:
     """One settler for each worker thread, and ledgers that share producers; thread-safe."""
 
     def __init__(self, config: ServiceConfig, tracker: TrackerConfig) -> None:
@@ -425,16 +430,16 @@ class Settlers:
         self._config = config
         self._tracker = tracker
         self._patience = Patience()
-        self._idle: SimpleQueue[Settler] = SimpleQueue()
+        self._idle: SimpleQueue[ActionSettler] = SimpleQueue()
         self._is_closed = False
 
     def add(self) -> None:
         """Connect one more settler."""
-        settler = Settler(self._config, self._tracker, self._patience)
+        settler = ActionSettler(self._config, self._tracker, self._patience)
         settler.prepare()
         self._keep(settler)
 
-    def run(self, ledger: Ledger, job: Callable[[Settler], SettleReport]) -> SettleReport:
+    def run(self, ledger: Ledger, job: Callable[[ActionSettler], SettleReport]) -> SettleReport:
         """Do something with the ledger and a settler that is idle."""
         settler = self._idle.get()
         try:
@@ -445,14 +450,12 @@ class Settlers:
             self._keep(settler)
 
     def close(self, ledgers: Iterable[Ledger]) -> None:
-        """End the settlers, these ledgers, and all that are kept: what is used now ends when it is
-        not any more. Idempotent.
-        """
+        """End the settlers, these ledgers and all that are kept, or when they are used no more."""
         self._is_closed = True
         self.ledgers.close_all(ledgers)
         self._close_idle()
 
-    def _keep(self, settler: Settler) -> None:
+    def _keep(self, settler: ActionSettler) -> None:
         self._idle.put(settler)
         if self._is_closed:
             self._close_idle()

@@ -31,7 +31,8 @@ from kafkamq.transport.errors import Meaning, TransactionAbortedError, meaning
 
 _log = logging.getLogger(__name__)
 
-_END_GRACE_S = 5.0  # a new leader may know less for a moment than the old one served
+# A new leader may know less for a moment than the old one served.
+_END_GRACE_S = 5.0
 
 
 class PartitionStarter:
@@ -52,14 +53,16 @@ class PartitionStarter:
     ) -> None:
         self._config = config
         self._takeover = tracker.takeover
-        self._admin = Admin(config, kept_groups={self._key(0).transactional_id})  # of every start
+        # It keeps the connection to the group of every start.
+        self._admin = Admin(config, kept_groups={self._key(0).transactional_id})
         self._partitions = partitions
         self._ledgers = ledgers
         self._lock = threading.Lock()
         self._choosing = threading.Lock()
         self._telling = threading.Lock()
-        self._told_positions: dict[int, int] | None = None  # as told before this process; read once
-        self._epoch = 0  # of this process; 0: it has not started any partition yet
+        self._told_positions: dict[int, int] | None = None
+        # Of this process; 0: it has not started any partition yet.
+        self._epoch = 0
 
     def close(self) -> None:
         self._admin.close()
@@ -80,7 +83,8 @@ class PartitionStarter:
         if old is not None:
             self._ledgers.close(old)
         with self._lock:
-            self._partitions = max(self._partitions, number + 1)  # partitions may be added
+            # Partitions may be added.
+            self._partitions = max(self._partitions, number + 1)
         epoch = self._choose(number)
         if not epoch:
             return None
@@ -90,8 +94,9 @@ class PartitionStarter:
         try:
             ledger.fence()
             last = ledger.last
-            if _is_of_another(last, epoch):
-                ledger.close()  # somebody was quicker: choose again
+            if ledger.is_anothers:
+                # Somebody was quicker: the epoch is chosen again.
+                ledger.close()
                 return None
             position = self._checked_position(number, last)
             if not ledger.is_last(ENGINE, epoch):
@@ -116,15 +121,18 @@ class PartitionStarter:
         keys = [self._key(0)]
         with self._lock:
             own = self._epoch
-            if number == 0:  # its owner is the one that chooses
+            if number == 0:
+                # The owner of partition 0 chooses.
                 keys += [self._key(other) for other in range(1, self._partitions)]
-        with self._choosing:  # one after the other, all through one consumer
+        # They go one after the other, all through one consumer.
+        with self._choosing:
             newest = newest_start(self._admin, keys)
         if newest is not None and newest.engine == ENGINE:
             return newest.epoch
         if own:
             if newest is None or newest.epoch < own:
-                return own  # the ledgers were lost meanwhile; nobody else has started
+                # The ledgers were lost meanwhile; nobody else has started.
+                return own
             raise FencedError(
                 f"engine {newest.engine!r} (epoch {newest.epoch}) took over "
                 f"{self._config.marker_topic} from this one (epoch {own}); stop it first, then "
@@ -159,13 +167,6 @@ class PartitionStarter:
             if self._told_positions is None:
                 self._told_positions = told_positions(self._config)
             return self._told_positions.get(number, default)
-
-
-def _is_of_another(last: Position | None, epoch: int) -> bool:
-    """Say whether a ledger holds a later start than ours, or another engine's of the same epoch."""
-    if last is None:
-        return False
-    return last.epoch > epoch or (last.epoch == epoch and last.engine != ENGINE)
 
 
 def told_positions(config: ServiceConfig) -> dict[int, int]:

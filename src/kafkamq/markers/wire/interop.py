@@ -116,7 +116,8 @@ def completed_start(
     """
     known = read_message_headers(headers) if read is None else read
     began_ms = timestamp_ms if known.origin is None else known.origin.timestamp_ms
-    return Marker(  # not by ``replace``: there may be a million of them
+    # ``replace`` takes longer, and there may be a million of them.
+    return Marker(
         MarkerType.START,
         start.message_id,
         start.redeliver_after_ms,

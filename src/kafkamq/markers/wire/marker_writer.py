@@ -130,7 +130,8 @@ def _add_headers(marker: pb.Marker, headers: Sequence[tuple[str, bytes | None]])
         for name, value in headers:
             header = marker.headers.add()
             header.key = name
-            if value is not None:  # null is absent, an empty value is written
+            if value is not None:
+                # Null is absent; an empty value is written.
                 header.value = value
     except UnicodeEncodeError:
         raise WireError("cannot encode a header whose name is not Unicode text") from None
@@ -153,7 +154,7 @@ class StartEncoder:
         max_lease_ms: int = 0,
         message_topic: str = "",
     ) -> None:
-        self.names_topic = bool(message_topic)  # which is a version of its own (R37)
+        self.names_topic = bool(message_topic)
         self._constant = pb.Marker(
             version=2 if message_topic else 0,
             redeliver_after_ms=checked(redeliver_after_ms, MAX_DURATION_MS),
@@ -488,9 +489,9 @@ def _encode_batch(wire: pb.MessageBatch, batch: MessageBatch) -> None:
 
 
 def _members(bits: int) -> tuple[list[int], bytes]:
-    """Runs, or the bitmap where that is not longer."""
     size = (bits.bit_length() + 7) // 8
-    if (bits ^ bits << 1).bit_count() <= size:  # at least a byte a run
+    if (bits ^ bits << 1).bit_count() <= size:
+        # A run takes a byte at least.
         runs = list(_runs(bits))
         if sum([1 if run < 128 else 2 for run in runs]) < size:
             return runs, b""

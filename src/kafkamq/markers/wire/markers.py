@@ -71,8 +71,9 @@ __all__ = [
     "identity_encoder",
 ]
 
-_VERSION = 2  # of STARTs that name a topic (R37); with batches 1, of others 0
-_OUTCOMES = tuple(Outcome)  # dense from 0
+# Of STARTs that name a topic (R37); it is 1 with batches, 0 of others.
+_VERSION = 2
+_OUTCOMES = tuple(Outcome)
 _OUTCOME_COUNT = len(_OUTCOMES)
 _ACK = Outcome.ACK
 _START = MarkerType.START
@@ -94,24 +95,15 @@ def decode_marker(
     try:
         return _decode(data, False)
     except WireError as error:
-        raise _placed(error, topic, partition, offset) from None
+        raise type(error)(error.reason, topic=topic, partition=partition, offset=offset) from None
 
 
-def decode_slim(
-    data: bytes | None, *, topic: str = "", partition: int = -1, offset: int = -1
-) -> Marker:
+def decode_slim(data: bytes | None) -> Marker:
     """Decode a marker, but leave key, value, headers and reason empty (R18).
 
     For trackers, which fold a marker and read the START again when it is due.
     """
-    try:
-        return _decode(data, True)
-    except WireError as error:
-        raise _placed(error, topic, partition, offset) from None
-
-
-def _placed(error: WireError, topic: str, partition: int, offset: int) -> WireError:
-    return type(error)(error.reason, topic=topic, partition=partition, offset=offset)
+    return _decode(data, True)
 
 
 def _decode(data: bytes | None, slim: bool) -> Marker:
@@ -121,7 +113,8 @@ def _decode(data: bytes | None, slim: bool) -> Marker:
         raise WireError(f"{len(data)} bytes are too many for a marker ({MAX_MARKER_BYTES} at most)")
     try:
         message = _parse(data)
-    except (DecodeError, ValueError):  # ValueError: text that is not UTF-8, in pure Python
+    except (DecodeError, ValueError):
+        # A ValueError is a text that is not UTF-8, in pure Python.
         raise WireError("the record is not a marker") from None
     version: int = message.version
     if not 0 <= version <= _VERSION:
@@ -194,7 +187,8 @@ def decode_batches(batches: Sequence[pb.MessageBatch]) -> tuple[MessageBatch, ..
         WireError: they are too many, name too many messages, or one is malformed.
     """
     count = len(batches)
-    if count == 1:  # an index costs a third of an iterator
+    if count == 1:
+        # An index costs a third of an iterator.
         return (_decoded(batches[0]),)
     if count > MAX_BATCHES:
         raise WireError(f"{count} batches are too many for a marker ({MAX_BATCHES} at most)")
@@ -229,7 +223,8 @@ def _decoded(batch: pb.MessageBatch) -> MessageBatch:
         bits |= (1 << runs[0]) - 1
     elif sum(runs) > room:
         raise WireError("a batch that leaves its chunk")
-    elif count:  # digits: cheaper than a shift of the whole for each run
+    elif count:
+        # Digits are cheaper than a shift of the whole for each run.
         digits = "".join(["10"[at & 1] * length for at, length in enumerate(runs)])
         bits |= int(digits[::-1] or "0", 2)
     if not bits or bits.bit_length() > room:
@@ -358,7 +353,7 @@ def _decode_tick(message: pb.Marker) -> Marker:
 
 
 def _message_id(message: pb.Marker) -> MessageId:
-    identity = message.message_id  # a default one when the marker has none
+    identity = message.message_id
     partition = identity.partition
     offset = identity.offset
     topic_id = identity.topic_id

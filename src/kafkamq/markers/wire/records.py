@@ -30,10 +30,11 @@ _MAX_TEXT = 1024
 class JsonForm:
     """One kind of object; its methods raise WireError, naming it and the field."""
 
-    name: str  # in error texts
-    version: int  # that this release writes, and the only one that it reads
+    name: str
+    # The version that this release writes, and the only one that it reads.
+    version: int
     version_field: str
-    max_bytes: int  # of the text
+    max_bytes: int
 
     def write(self, values: Mapping[str, int | str | bool | None]) -> str:
         """Return the compact text, in ASCII; the values are checked already."""
@@ -42,9 +43,7 @@ class JsonForm:
         return text
 
     def read(self, text: str | bytes) -> dict[str, object]:
-        """Return the fields, unknown ones among them; a newer version is an
-        UnsupportedVersionError.
-        """
+        """Return the fields, also unknown ones; a newer version is an UnsupportedVersionError."""
         self._require_size(len(text))
         try:
             found: object = json.loads(text)
@@ -98,25 +97,32 @@ _STATUS = JsonForm(name="a status", version=1, version_field="version", max_byte
 class TrackerStatus:
     """What one engine knows of one marker partition after a batch; times are log time (R1)."""
 
-    topic: str  # of the markers
+    topic: str
     partition: int
-    engine: str  # id of the engine
-    epoch: int  # of the engine (R22)
-    clock_ms: int = 0  # the partition's clock
-    position: int = 0  # next offset that the tracker will fold
-    committable_offset: int = 0  # where a restart begins (R20)
-    entries: int = 0  # open: held, waiting or due
-    due: int = 0  # of these: due and not settled
-    awaited: int = 0  # of these: their logs do not answer, or are not known (R18)
-    deadline_ms: int | None = None  # earliest of lease, wait, expiry and carry time; None: nothing
-    warn_ms: int | None = None  # when a held deadline needs a TICK ahead of it; None: no such one
-    late_verdicts: int = 0  # ENDs that came after their lease (R9), since the engine's start
-    malformed: int = 0  # records that were passed (R21), since the engine's start
-    redelivered: int = 0  # copies since the engine's start
-    dead_lettered: int = 0  # dead letters since the engine's start
-    batch: int = 0  # number of the engine's batch
-    is_live: bool = True  # False: it only reads, its own TICK was not read yet (R17)
-    lateness: str = ""  # of this batch, as the engine writes it for its own metrics
+    engine: str
+    epoch: int
+    clock_ms: int = 0
+    position: int = 0
+    committable_offset: int = 0
+    # What is open: held, waiting or due; of these, what is due and not settled; and of these, what
+    # waits for logs that do not answer, or are not known (R18).
+    entries: int = 0
+    due: int = 0
+    awaited: int = 0
+    # The earliest end of a lease, a wait, an expiry or a carry time; None: there is none.
+    deadline_ms: int | None = None
+    # When a held deadline needs a TICK ahead of it; None: there is no such one.
+    warn_ms: int | None = None
+    # Since the engine's start: ENDs that came after their lease (R9), records that were passed
+    # (R21), copies and dead letters.
+    late_verdicts: int = 0
+    malformed: int = 0
+    redelivered: int = 0
+    dead_lettered: int = 0
+    batch: int = 0
+    # False: it only reads, as its own TICK was not read yet (R17).
+    is_live: bool = True
+    lateness: str = ""
 
 
 _TEXTS = ("topic", "engine", "lateness")
@@ -180,19 +186,21 @@ _SIGN = JsonForm(name="a sign of life", version=1, version_field="version", max_
 
 class SignKind(Enum):
     ACTIVE = "active"
-    ENDED = "ended"  # it was active, and has stopped on purpose
+    ENDED = "ended"
     STANDBY = "standby"
-    BID = "bid"  # it stood by, and takes over now, unless another bid is before this one
+    # It stood by, and takes over now, unless another bid is before this one.
+    BID = "bid"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
-    topic: str  # of the markers
+    topic: str
     kind: SignKind
-    engine: str  # id of the engine (R22)
-    start: str  # of this start of it; no other has it
-    epoch: int = 0  # of the engine; 0: it has none yet
-    number: int = 0  # counts the signs of a start that stands by
+    engine: str
+    start: str
+    # 0: the engine has none yet.
+    epoch: int = 0
+    number: int = 0
 
 
 def sign_key(sign: Sign) -> bytes:
@@ -249,12 +257,13 @@ _ENTRY_TEXTS = {"source_hash": "s", "engine": "i"}
 class Position:
     """How far an engine is in one marker partition."""
 
-    position: int  # the tracker's next_offset
-    epoch: int  # of the engine: the later start has the larger one
-    batch: int = 0  # number of the engine's batch
-    rows_done: int = 0  # actions of that batch that are settled; a retry goes on behind them (R16)
-    source_hash: str = ""  # of the source's end offsets of that batch
-    engine: str = ""  # id of the engine
+    position: int
+    epoch: int
+    batch: int = 0
+    # How many actions of the batch are settled; a retry goes on behind them (R16).
+    rows_done: int = 0
+    source_hash: str = ""
+    engine: str = ""
 
 
 def encode_position(position: Position) -> str:
@@ -295,9 +304,11 @@ _POSITION = JsonForm(name="a group's position", version=1, version_field="v", ma
 class GroupPosition:
     """How far a group had come in one partition of a topic."""
 
-    topic_id: bytes  # 16 bytes; empty: the broker did not tell
-    offset: int  # the next one, as committed
-    at_ms: int  # broker time of the last STARTs below it: those above were written after it
+    # 16 bytes; empty: the broker did not tell.
+    topic_id: bytes
+    offset: int
+    # The broker's time of the last STARTs below it: those above were written after it.
+    at_ms: int
 
 
 def position_prefix(group: str) -> bytes:

@@ -1,8 +1,8 @@
 """Tokens of messages: what a verdict that is given elsewhere must know, as text (R34).
 
 A token is ``k1.`` and, in base64 for URLs without padding, big-endian numbers, four texts with
-their lengths before them, and a CRC-32 of all that. It holds no secret: whoever may write markers
-may give verdicts. Its text is canonical: one token has one text.
+their lengths before them, and a CRC-32 of all that. It holds no secret: a client that may write
+markers may give verdicts. Its text is canonical: one token has one text.
 """
 
 from __future__ import annotations

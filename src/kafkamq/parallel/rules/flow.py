@@ -23,16 +23,19 @@ from dataclasses import dataclass
 from kafkamq.errors import ConfigError
 from kafkamq.parallel.rules.offsets import Progress
 
-_SIZE_WEIGHT = 1 / 16  # of one record in the mean of their sizes
+_SIZE_WEIGHT = 1 / 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowLimits:
-    max_open: int = 10_000  # records polled and not done
-    resume_open: int = 5_000  # a paused partition is fetched again from here on down
-    max_open_bytes: int = 256 * 1024 * 1024  # of their values, by the mean of the latest
+    max_open: int = 10_000
+    # From this number of open records down a paused partition is fetched again.
+    resume_open: int = 5_000
+    # The bytes of their values, by the mean of the latest.
+    max_open_bytes: int = 256 * 1024 * 1024
     max_free_map_chars: int = 3072
-    max_map_chars: int = 4095  # offset.metadata.max.bytes of the broker, less the client's NUL
+    # The broker's ``offset.metadata.max.bytes``, less the NUL that the client adds.
+    max_map_chars: int = 4095
 
     def __post_init__(self) -> None:
         if self.max_open < 1:
@@ -52,8 +55,8 @@ class FlowLimits:
 
 @dataclass(frozen=True, slots=True)
 class MapVerdict:
-    is_written: bool  # whole; False: cut it
-    ceiling: int | None  # for ``Scheduler.set_ceiling``
+    is_written: bool
+    ceiling: int | None
 
 
 class PartitionFlow:

@@ -31,13 +31,12 @@ from kafkamq.errors import StateError
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What to commit, all of one moment."""
-
-    committable_offset: int  # the first offset that is still needed
-    highest_succeeded: int  # the end of the map, inclusive; at least ``committable_offset`` - 1
-    incompletes: tuple[int, ...]  # the open offsets up to there, in order
-    is_complete: bool  # nothing is open at all
-    version: int  # grows with every change; the same number is the same progress
+    committable_offset: int
+    # The last offset of the map; at least ``committable_offset`` - 1.
+    highest_succeeded: int
+    incompletes: tuple[int, ...]
+    is_complete: bool
+    version: int
 
     @property
     def needs_map(self) -> bool:
@@ -64,7 +63,7 @@ class OffsetTracker:
         _require_order(incompletes)
         if incompletes and not base <= incompletes[0] <= incompletes[-1] <= highest_seen:
             raise StateError(f"a map from {base} to {highest_seen} has holes outside")
-        self._next_offset = base  # to be polled
+        self._next_offset = base
         self._has_polled = False
         # Holes of the map that were not polled yet: open already, as they are not done.
         self._restored = deque(incompletes)
@@ -151,7 +150,7 @@ class OffsetTracker:
         if not offsets:
             return
         highest = max(offsets)
-        if highest >= self._next_offset:  # never polled here
+        if highest >= self._next_offset:
             self.complete([offset for offset in offsets if offset < self._next_offset])
             return
         self._version += 1

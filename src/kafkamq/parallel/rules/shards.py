@@ -42,7 +42,8 @@ from typing import Generic, Protocol, TypeVar
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.parallel.rules.offsets import OffsetTracker
 
-_MAX_CUT_OFF = 512  # records that stay referenced in front of a long shard
+# Records that are done and stay referenced in front of a long shard.
+_MAX_CUT_OFF = 512
 DEFAULT_MAX_RUN = 64
 
 
@@ -72,25 +73,29 @@ class Ordering(Enum):
 class NullKeys(Enum):
     """How records without a key are handed out by key."""
 
-    SERIAL = "serial"  # as if they had one key in common
-    PARALLEL = "parallel"  # in no order
+    # They are handled one after another, as if they had one key in common.
+    SERIAL = "serial"
+    PARALLEL = "parallel"
 
 
 class PartitionPhase(Enum):
     """Whether work of a partition is handed out, and whether it counts."""
 
     OPEN = 0
-    HELD = 1  # nothing is handed out; what is in flight counts
-    CLOSED = 2  # revoked or lost: nothing counts any more
+    # Nothing is handed out; what is in flight counts.
+    HELD = 1
+    # The partition was revoked or lost: nothing counts any more.
+    CLOSED = 2
 
 
 class ShardState(Enum):
     """A shard that is nowhere has no records and is forgotten."""
 
-    READY = 0  # in its partition's line
-    OWNED = 1  # serial, and a worker has a run of it, perhaps of an earlier assignment
-    DELAYED = 2  # its first record is due later
-    BLOCKED = 3  # its first record is above the partition's ceiling
+    READY = 0
+    # It is serial, and a worker has a run of it, perhaps of an earlier assignment.
+    OWNED = 1
+    DELAYED = 2
+    BLOCKED = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -101,7 +106,7 @@ class Shard(Generic[R]):
     key: Hashable
     is_serial: bool
     records: list[R]
-    start: int = 0  # of what waits; the records before it are in other hands
+    start: int = 0
     state: ShardState = ShardState.READY
 
     def __len__(self) -> int:
@@ -122,7 +127,8 @@ class Shard(Generic[R]):
             self.records, self.start = [], 0
             return records[start:] if start else records
         taken = records[start:end]
-        if end >= _MAX_CUT_OFF and end * 8 >= len(records):  # rarely, as moving the rest costs
+        if end >= _MAX_CUT_OFF and end * 8 >= len(records):
+            # This is rare, as moving the rest costs.
             del records[:end]
             end = 0
         self.start = end
@@ -149,10 +155,11 @@ class Run(Generic[R]):
     shard: Shard[R]
     records: list[R]
     is_released: bool = False
-    end: int | None = None  # how many records from its front were tried; None: all
+    # How many records from its front were tried; None: all.
+    end: int | None = None
     # What is to be tried again, in order, with the times (monotonic ms) of the next attempts.
     failed: list[tuple[R, int]] | None = None
-    outputs: list[tuple[R, object]] | None = None  # what handlers returned, until it is published
+    outputs: list[tuple[R, object]] | None = None
 
     @property
     def partition(self) -> PartitionState[R]:
@@ -187,20 +194,20 @@ class Run(Generic[R]):
 class PartitionState(Generic[R]):
     """One assignment of a partition; read it freely, only the scheduler changes it."""
 
-    place: Hashable  # the owner's name for the partition
-    epoch: int  # higher than that of every earlier assignment
-    tracker: OffsetTracker  # what of it is done
+    place: Hashable
+    epoch: int
+    tracker: OffsetTracker
     phase: PartitionPhase = PartitionPhase.OPEN
-    ceiling: int | None = None  # nothing above this offset is handed out; None: no ceiling
-    waiting_count: int = 0  # records not in a worker's hands
-    in_flight_count: int = 0  # records in a worker's hands, or kept behind their runs
+    ceiling: int | None = None
+    waiting_count: int = 0
+    in_flight_count: int = 0
     is_in_line: bool = False
     serial: dict[Hashable, Shard[R]] = field(default_factory=dict)
-    parallel: Shard[R] | None = None  # records without an order among them
+    parallel: Shard[R] | None = None
     ready: deque[Shard[R]] = field(default_factory=deque)
     blocked: list[Shard[R]] = field(default_factory=list)
-    delayed: list[tuple[int, int, Shard[R]]] = field(default_factory=list)  # heap: due, number
-    loose: set[Run[R]] = field(default_factory=set)  # in workers' hands, in no order
+    delayed: list[tuple[int, int, Shard[R]]] = field(default_factory=list)
+    loose: set[Run[R]] = field(default_factory=set)
 
     def at_work(self) -> dict[Hashable, Shard[R]]:
         """Keys whose runs workers have, and offsets of what they have in no order."""
@@ -230,8 +237,6 @@ class PartitionState(Generic[R]):
 
 
 class Scheduler(Generic[R]):
-    """All partitions of one consumer."""
-
     def __init__(
         self,
         *,
@@ -245,13 +250,13 @@ class Scheduler(Generic[R]):
         self._null_keys = null_keys
         self._max_run = max_run
         self._partitions: dict[Hashable, PartitionState[R]] = {}
-        self._line: deque[PartitionState[R]] = deque()  # open partitions with ready shards
+        self._line: deque[PartitionState[R]] = deque()
         # Keys, or offsets of what is in no order, in workers' hands that are of closed partitions.
-        self._busy: dict[Hashable, dict[Hashable, Shard[R]]] = {}  # by place
-        self._due_ms: float = inf  # nothing delayed is due before
+        self._busy: dict[Hashable, dict[Hashable, Shard[R]]] = {}
+        self._due_ms: float = inf
         self._delays = 0
         self._epoch = 0
-        self._waiting_count = 0  # of all partitions
+        self._waiting_count = 0
 
     # Views.
 
@@ -261,7 +266,6 @@ class Scheduler(Generic[R]):
 
     @property
     def has_ready(self) -> bool:
-        """Return whether ``take`` has something, apart from what becomes due."""
         return bool(self._line)
 
     @property
@@ -277,7 +281,7 @@ class Scheduler(Generic[R]):
         count = 0
         for partition in self._line:
             count += len(partition.ready)
-            if partition.parallel is not None:  # many workers share it
+            if partition.parallel is not None:
                 count += len(partition.parallel)
             if count >= enough:
                 return enough
@@ -326,7 +330,8 @@ class Scheduler(Generic[R]):
         del self._partitions[partition.place]
         self._waiting_count -= partition.waiting_count
         at_work = partition.at_work()
-        if at_work:  # first what an earlier assignment has in such hands
+        if at_work:
+            # What an earlier assignment has in workers' hands is seen to first.
             self._busy[partition.place] = at_work | self._busy.get(partition.place, {})
         partition.clear()
 
@@ -342,7 +347,7 @@ class Scheduler(Generic[R]):
     # Work comes in.
 
     def add(self, partition: PartitionState[R], records: Sequence[R]) -> int:
-        """Records polled for that partition, in order; those that are done already are left out."""
+        """Add records polled for that partition, in order; what is done already is left out."""
         if partition.phase is PartitionPhase.CLOSED:
             return 0
         offsets = [record.offset for record in records]
@@ -396,7 +401,7 @@ class Scheduler(Generic[R]):
 
     def _add_to_parallel(self, partition: PartitionState[R], records: Iterable[R]) -> None:
         busy = self._busy.get(partition.place)
-        if busy:  # each waits as if its offset were its key
+        if busy:
             records = list(records)
             for record in records:
                 if record.offset in busy:
@@ -455,7 +460,8 @@ class Scheduler(Generic[R]):
             records = shard.records
             if shard.start or len(records) > count:
                 records = shard.cut(count)
-            else:  # all of it; as ``cut`` does, without the call
+            else:
+                # This is what ``cut`` does for all records, without the call.
                 shard.records = []
             run = Run(shard, records)
             runs.append(run)
@@ -494,7 +500,8 @@ class Scheduler(Generic[R]):
                     self.complete(partition, offsets)
                 partition, offsets = shard.partition, []
             records = run.records
-            if len(records) == 1:  # many keys: this is most of the time
+            if len(records) == 1:
+                # With many keys this is the usual case.
                 offsets.append(records[0].offset)
             else:
                 offsets += [record.offset for record in records]
@@ -513,7 +520,7 @@ class Scheduler(Generic[R]):
         partition.tracker.complete(offsets)
 
     def keep(self, partition: PartitionState[R], count: int) -> None:
-        """So many records stay in flight behind their runs, until as many less are kept."""
+        """Count records that stay in flight behind their runs; below 0: no longer."""
         if partition.phase is not PartitionPhase.CLOSED:
             partition.in_flight_count += count
 
@@ -604,7 +611,7 @@ class Scheduler(Generic[R]):
     def _waiting_shards(self, partition: PartitionState[R]) -> Iterable[Shard[R]]:
         delayed = [entry[2] for entry in partition.delayed]
         every = (*partition.serial.values(), *partition.ready, *partition.blocked, *delayed)
-        return dict.fromkeys(every)  # in an order that is the same in each run
+        return dict.fromkeys(every)
 
     def _drop(self, shard: Shard[R]) -> None:
         shard.partition.forget(shard)

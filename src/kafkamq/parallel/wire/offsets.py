@@ -53,13 +53,13 @@ MAX_BODY_BYTES = 4 * 1024 * 1024
 MAX_INCOMPLETES = 4 * 1024 * 1024
 """A map with more incomplete offsets is refused."""
 
-_SMALL_BYTES = 200  # of a plain body: below, nothing is compressed
+_SMALL_BYTES = 200
 _MAX_OFFSET = (1 << 63) - 1
 _KAFKA_STREAMS = (0x01, 0x02)
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 MAX_INT16 = (1 << 15) - 1
 MAX_INT32 = (1 << 31) - 1
-_NUMBER = {2: "h", 4: "i"}  # struct's letters by width
+_NUMBER = {2: "h", 4: "i"}
 _CLEAR = tuple(0xFF ^ (1 << bit) for bit in range(8))
 _CLEARED = tuple(tuple(bit for bit in range(8) if not byte >> bit & 1) for byte in range(256))
 _HAS_HOLES = re.compile(rb"[^\xff]")
@@ -67,11 +67,14 @@ _HAS_HOLES = re.compile(rb"[^\xff]")
 LEVEL = 3
 """zstd's own default, and Parallel Consumer's."""
 
-_MAX_WINDOW_BYTES = 8 * 1024 * 1024  # what every zstd decoder should take; level 3 asks for 2 MiB
+# Every zstd decoder should take this window; level 3 asks for 2 MiB.
+_MAX_WINDOW_BYTES = 8 * 1024 * 1024
 _MAX_BLOCK_BYTES = 128 * 1024
-_HEADER_BYTES = 6  # magic number, descriptor, window
-_SMALLEST_BLOCK_BYTES = 4  # one byte, repeated
-_SLICE_BYTES = 64  # at most 16 blocks begin in it, so it yields at most 2 MiB
+_HEADER_BYTES = 6
+# The smallest block has one byte, repeated.
+_SMALLEST_BLOCK_BYTES = 4
+# In a slice at most 16 blocks begin, so it yields 2 MiB at most.
+_SLICE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +85,19 @@ class OffsetMap:
     """
 
     highest_seen: int
-    incompletes: tuple[int, ...] = ()  # in order
+    incompletes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    plain: int  # magic bytes
+    plain: int
     compressed: int
     width: int
     is_bits: bool
 
 
-_FORMS = (  # of equally small ones the first is written
+# Of equally small forms the first is written.
+_FORMS = (
     _Form(ord("l"), ord("a"), 2, True),
     _Form(ord("n"), ord("J"), 2, False),
     _Form(ord("o"), ord("s"), 4, True),
@@ -114,7 +118,6 @@ class _Range:
     longest_run: int
 
     def size(self, form: _Form) -> int | None:
-        """Return the bytes of its plain body; None where the form cannot hold it."""
         largest = MAX_INT16 if form.width == 2 else MAX_INT32
         if form.is_bits:
             fits = self.length <= largest
@@ -153,7 +156,8 @@ def _range(base: int, length: int, incompletes: Iterable[int]) -> _Range:
     holes = sorted(incompletes)
     holes = holes[bisect_left(holes, base) : bisect_left(holes, base + length)]
     runs = runs_of(base, length, holes)
-    if max(runs) > MAX_INT32:  # no form of Parallel Consumer's writer, but its reader's
+    if max(runs) > MAX_INT32:
+        # Parallel Consumer's writer has no form for this; its reader has one.
         runs = split_runs(runs, longest=MAX_INT32)
     return _Range(base, length, holes, runs, max(runs))
 
@@ -177,11 +181,13 @@ def _smallest(wanted: _Range) -> tuple[int, bytes]:
             continue
         if size > MAX_BODY_BYTES and form.is_bits:
             continue
-        stream = compressor.compressobj()  # as of unknown length, like a Java output stream
+        # The length is not told, as by a Java output stream.
+        stream = compressor.compressobj()
         frame = stream.compress(wanted.body(form)) + stream.flush()
         if best is None or len(frame) < len(best[1]):
             best = form.compressed, frame
-    assert best is not None  # runs of 4 bytes hold every map
+    # Runs of 4 bytes hold every map.
+    assert best is not None
     return best if len(best[1]) < bits_size else (bits.plain, wanted.body(bits))
 
 
@@ -259,7 +265,8 @@ def runs_of(base: int, length: int, holes: Sequence[int]) -> list[int]:
     stand there twice.
     """
     runs: list[int] = []
-    position = base  # everything before it is in a run, but the open run of incompletes
+    # Everything before ``position`` is in a run, except the open run of incompletes.
+    position = base
     incomplete = 0
     for hole in holes:
         if hole == position:

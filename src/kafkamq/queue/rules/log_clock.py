@@ -58,7 +58,8 @@ class BrokerClock:
     """What time it is for the brokers, never too early; unknown before the first report."""
 
     def __init__(self) -> None:
-        self._ahead_ms: int | None = None  # of the monotonic clock
+        # How far the brokers are ahead of the monotonic clock; None: unknown.
+        self._ahead_ms: int | None = None
 
     def reported(self, log_ms: int, written_ms: int) -> None:
         """A record that was written at a monotonic time, or later, has this broker time."""

@@ -23,18 +23,16 @@ class Waiting(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._shards: dict[Hashable, deque[T]] = {}  # with what is handed out at the front
+        self._shards: dict[Hashable, deque[T]] = {}
         self._ready: deque[tuple[Hashable, T]] = deque()
-        self._delayed: list[tuple[int, int, Hashable, T]] = []  # a heap
+        self._delayed: list[tuple[int, int, Hashable, T]] = []
         self._number = count()
 
     def __len__(self) -> int:
-        """Return messages that are not handed out, whether ready or not."""
         blocked = sum([len(shard) - 1 for shard in self._shards.values()])
         return len(self._ready) + len(self._delayed) + blocked
 
     def add(self, shard: Hashable, item: T) -> None:
-        """A message has come."""
         if shard is not None:
             waiting = self._shards.get(shard)
             if waiting is not None:
@@ -70,7 +68,7 @@ class Waiting(Generic[T]):
         """What was handed out comes again, as ``item``, from ``due_ms`` on."""
         waiting = self._shards.get(shard) if shard is not None else None
         if shard is not None:
-            if waiting is None:  # dropped meanwhile
+            if waiting is None:
                 return
             waiting[0] = item
         heappush(self._delayed, (due_ms, next(self._number), shard, item))

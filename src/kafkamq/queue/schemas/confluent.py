@@ -1,6 +1,6 @@
-"""This is the one module that imports Confluent's clients and serdes of a schema registry.
+"""Clients and serdes of a schema registry: only this module imports Confluent's.
 
-Without the extra ``schemas`` this module cannot be imported.
+Without the extra ``schemas`` it cannot be imported.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from kafkamq.queue.json_values import BodyError
 from kafkamq.queue.wire.headers import clean
 from kafkamq.types import Header
 
-_NOT_FOUND = range(40400, 40500)  # the registry's own codes; another 404 is no registry's
-_REFUSED = (409, 422)  # an incompatible schema, an invalid one
+# These are the registry's own codes; another 404 does not come from a registry.
+_NOT_FOUND = range(40400, 40500)
+# The schema is incompatible, or invalid.
+_REFUSED = (409, 422)
 # What serdes ask of the client, of which each can ask the registry.
 _QUESTIONS = (
     "get_latest_version", "get_schema", "get_schema_by_guid", "get_version", "lookup_schema",
@@ -77,7 +79,7 @@ def make_reader(
         conf["validate"] = True  # type: ignore[assignment]  # settings are of any type
         read = JSONDeserializer(schema, schema_registry_client=client, conf=conf)
     else:
-        read = ProtobufDeserializer(schema, conf)  # the class says all
+        read = ProtobufDeserializer(schema, conf)
 
     def parse(payload: bytes, headers: Sequence[Header]) -> Any:
         try:
@@ -136,10 +138,9 @@ def _plain(value: Any, context: object) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Why, without what was in the payload."""
     cause = error.__context__
     rule, path = getattr(cause, "validator", None), getattr(cause, "json_path", None)
-    if rule is not None and path is not None:  # of jsonschema
+    if rule is not None and path is not None:
         return clean(f"{path} breaks the schema's {rule!r}")
     name = type(error).__name__
     return clean(f"{name}: {error}") if name == "SchemaResolutionError" else name

@@ -23,7 +23,8 @@ from kafkamq.queue.json_values import BodyError
 from kafkamq.queue.rules.retry import backoff_delay_ms
 
 _HEADER = "__value_schema_id"
-_FRAMES = {0: 5, 1: 17}  # bytes in front of the body
+# The bytes in front of the body, by the first of them.
+_FRAMES = {0: 5, 1: 17}
 _MAX_KNOWN = 10_000
 
 
@@ -51,8 +52,6 @@ class BodyUnavailableError(SchemaRegistryError):
 
 
 class _Function:
-    """A function of the payload as a deserializer."""
-
     def __init__(self, function: Callable[[bytes], Any]) -> None:
         self._function = function
 
@@ -106,7 +105,8 @@ class SchemaRegistry:
             ConfigError: A setting cannot work, or ``kafkamq[schemas]`` is not installed.
         """
         self._settings: dict[str, Any] = {
-            "max.retries": 0,  # it is asked again where nobody is kept from other work
+            # It is asked again where nobody is kept from other work.
+            "max.retries": 0,
             **(settings or {}),
             "url": url,
             "timeout": milliseconds(timeout, name="timeout", minimum=1) / 1000,
@@ -118,7 +118,7 @@ class SchemaRegistry:
         urls = str(self._settings["url"]).split(",")
         self._name = ",".join(each.strip().rpartition("@")[2] for each in urls)
         self._lock = threading.Lock()
-        self._client: tuple[int, Any] | None = None  # and its process
+        self._client: tuple[int, Any] | None = None
         self.outage = Outage(self._name)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -166,11 +166,9 @@ class SchemaRegistry:
 
     @property
     def timeout_s(self) -> float:
-        """Return how long an answer to a request may take."""
         return float(self._settings["timeout"])
 
     def client(self) -> Any:
-        """This process's client, with errors of ours."""
         with self._lock:
             if self._client is None or self._client[0] != os.getpid():
                 self._client = os.getpid(), _confluent().make_client(self._settings)
@@ -189,11 +187,12 @@ class Schema:
     ) -> None:  # fmt: skip
         self._given = registry, kind, schema, subject, register
         self._begin()
-        self._reader()  # says what is wrong with the schema
+        # It says what is wrong with the schema.
+        self._reader()
 
     def _begin(self) -> None:
         self._asks_nobody = self._given[1] == "protobuf"
-        self._known: set[bytes] = set()  # frames whose schemas are here
+        self._known: set[bytes] = set()
         self._lock = threading.Lock()
         self._read: Callable[[bytes, Headers], Any] | None = None
         self._write: Callable[[Any], bytes] | None = None
@@ -212,7 +211,6 @@ class Schema:
 
     @property
     def registry(self) -> SchemaRegistry:
-        """Return the registry that made it."""
         registry: SchemaRegistry = self._given[0]
         return registry
 
@@ -326,7 +324,6 @@ def _made(kind: str, make: Callable[..., Any], *given: Any, **named: Any) -> Any
 
 
 def _frame(payload: bytes, headers: Headers) -> bytes:
-    """Return what says which schema a payload has."""
     for name, value in headers:
         if name == _HEADER and value is not None:
             return value
@@ -360,7 +357,7 @@ class Outage:
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()
-        self._failures = 0  # in a row
+        self._failures = 0
         self._until_s = 0.0
         self._error_text = ""
 

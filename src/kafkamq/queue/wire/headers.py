@@ -38,7 +38,8 @@ MAX_ERROR_BYTES = 4096
 """Error texts are cut at this many bytes of UTF-8 (R11)."""
 
 _MAX_ID_BYTES = 4096
-_MAX_ORIGIN_BYTES = 320  # a topic name has 249 at most
+# A topic name has 249 bytes at most.
+_MAX_ORIGIN_BYTES = 320
 _MAX_DELIVERY_COUNT = 0x7FFF_FFFF
 _MAX_INT64 = 0x7FFF_FFFF_FFFF_FFFF
 JUDGED = frozenset({DELIVERY_COUNT, TTL_MS, ORIGIN})
@@ -63,7 +64,6 @@ class Origin:
 
     @classmethod
     def decode(cls, value: bytes) -> Origin:
-        """Return the reverse of ``encode``."""
         parts = value.split(b"/") if len(value) <= _MAX_ORIGIN_BYTES else []
         if len(parts) != 4 or not parts[0] or not parts[0].isascii():
             raise WireError("an origin is topic/partition/offset/timestamp_ms")
@@ -77,14 +77,16 @@ class Origin:
 class MessageHeaders:
     """The headers of a message, ours read and the user's left as they were."""
 
-    id: str = ""  # empty: the sender gave none
+    id: str = ""
     delivery_count: int = 1
     ttl_ms: int | None = None
-    origin: Origin | None = None  # None: this record is the first copy
+    # None: this record is the first copy.
+    origin: Origin | None = None
     user: Headers = ()
 
 
-_NOTHING = MessageHeaders()  # shared: values of messages are never mutated
+# It is shared: values of messages are never mutated.
+_NOTHING = MessageHeaders()
 
 
 def read_message_headers(headers: Iterable[tuple[str, bytes | None]] | None) -> MessageHeaders:
@@ -126,7 +128,8 @@ def _read_own(result: MessageHeaders, name: str, value: bytes) -> None:
 
 def _decimal(value: bytes) -> int:
     """Return an ASCII decimal without sign of at most 2^63 - 1, or -1."""
-    if not value.isdigit() or len(value) > 19:  # bytes.isdigit knows ASCII only
+    if not value.isdigit() or len(value) > 19:
+        # ``bytes.isdigit`` knows ASCII only.
         return -1
     number = int(value)
     return number if number <= _MAX_INT64 else -1
@@ -197,7 +200,6 @@ def dead_letter_headers(
 
 
 def redrive_headers(headers: Iterable[tuple[str, bytes | None]]) -> Headers:
-    """Return the headers of a dead letter that goes back into its queue."""
     return tuple([header for header in headers if header[0] not in _OF_A_DELIVERY])
 
 
@@ -238,7 +240,8 @@ def reason_of(error: BaseException) -> str:
 
 
 MAX_ID_BYTES = 1024
-_HEADER_OVERHEAD_BYTES = 8  # lengths of a name and a value
+# The lengths of a name and a value.
+_HEADER_OVERHEAD_BYTES = 8
 _UUID_BYTES = 36
 _INT64_DIGITS = 19
 OWN_HEADER_BYTES = len(ID) + _UUID_BYTES + len(TTL_MS) + _INT64_DIGITS + 2 * _HEADER_OVERHEAD_BYTES
@@ -246,7 +249,6 @@ OWN_HEADER_BYTES = len(ID) + _UUID_BYTES + len(TTL_MS) + _INT64_DIGITS + 2 * _HE
 
 
 def checked_id(id: str) -> bytes:
-    """Return the id as it travels."""
     encoded = utf8(id, name="id")
     if not 0 < len(encoded) <= MAX_ID_BYTES:
         raise ConfigError(f"id is {id!r:.80}: it must be a text of 1-{MAX_ID_BYTES} bytes of UTF-8")
@@ -323,7 +325,7 @@ def split_headers(headers: Sequence[Header], stamp: bytes) -> tuple[Headers, Hea
 
 
 def read_stamped_headers(headers: Sequence[Header], stamp: bytes) -> MessageHeaders:
-    """Do as ``read_message_headers``, for a record in a topic that anybody writes to; total."""
+    """Read the headers of a record in a topic that anybody writes to; total."""
     theirs, ours = split_headers(headers, stamp)
     read = read_message_headers(ours)
     return MessageHeaders(read.id, read.delivery_count, read.ttl_ms, read.origin, theirs)
@@ -347,14 +349,13 @@ def has_names_of_ours(headers: Sequence[Header]) -> bool:
 
 
 def stamped(theirs: Sequence[Header], stamp: bytes, ours: Sequence[Header]) -> Headers:
-    """Return the headers of a record of ours."""
     return (*theirs, (WRITTEN_FOR, stamp), *ours)
 
 
 def stamped_copy_headers(
     headers: Sequence[Header], stamp: bytes, *, delivery_count: int, origin: Origin
 ) -> Headers:
-    """Do as ``copy_headers``: those of the sender untouched, then the stamp and ours."""
+    """Return a copy's headers: those of the sender untouched, then the stamp and ours."""
     theirs, ours = split_headers(headers, stamp)
     copied = copy_headers(ours, delivery_count=delivery_count, origin=origin)
     return stamped(theirs, stamp, copied)

@@ -16,13 +16,16 @@ from dataclasses import dataclass
 _MIN_LEFT, _LEFT = 64, 4
 READY_S = 300.0
 """A pool that hangs for so long is not ready any more."""
-_BLOCKED_S = 3.0  # an event loop notes that it turns once a second
+# An event loop notes once a second that it turns.
+_BLOCKED_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     began_s: float
-    place: tuple[str, int, int]  # topic, partition and offset of its message; the first of a list
+    place: tuple[str, int, int]
+    # In what it runs: a thread's number, a task, or a text that says it.
+    caller: object = None
 
     def __str__(self) -> str:
         topic, partition, offset = self.place
@@ -32,8 +35,9 @@ class Call:
 @dataclass(frozen=True, slots=True)
 class Slots:
     count: int
-    calls: Sequence[Call]  # at most one of each slot
-    turned_s: float | None = None  # when its event loop turned last; None: it has none
+    calls: Sequence[Call]
+    # When its event loop turned last; None: it has none.
+    turned_s: float | None = None
 
     @property
     def oldest(self) -> Call | None:

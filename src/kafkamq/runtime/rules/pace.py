@@ -24,40 +24,48 @@ from typing import Protocol
 
 from kafkamq.errors import ConfigError
 
-_LIGHT_US = 50.0  # also while a dozen workers share one interpreter that others slow down
+# Records up to here are light, also where a dozen workers share one interpreter.
+_LIGHT_US = 50.0
 _MEMORY_RECORDS = 1024.0
-_WINDOW_MS = 240.0  # the shortest measurement
-_CALLS = 24  # that end in it, at least, and
-_CYCLES = 3  # so many of each slot; but
-_PATIENCE_MS = 2_000.0  # after so long one of each will do
-_SETTLE_CYCLES = 1.5  # calls that began under another limit end within that
+# The shortest measurement, the calls that must end in it, and how many of each slot.
+_WINDOW_MS = 240.0
+_CALLS = 24
+_CYCLES = 3
+# Behind this one call of each slot will do.
+_PATIENCE_MS = 2_000.0
+# Within these cycles calls end that began under another limit.
+_SETTLE_CYCLES = 1.5
 _SETTLE_MS = 20.0
-_FULL = 0.9  # of its slots are at work: they are what limits it
-_MOSTLY = 0.8  # of the time
-_PRICE = 0.05  # a limit that is x times as high must bring x ** _PRICE times the rate
-_FACTORS = (2.0, 1.5, 1.25)  # of steps
+# Slots limit the rate while this share of them is at work, for that share of the time.
+_FULL = 0.9
+_MOSTLY = 0.8
+# A limit that is x times as high must bring x ** _PRICE times the rate.
+_PRICE = 0.05
+_FACTORS = (2.0, 1.5, 1.25)
 _REST_MS = 1_000.0
 _MAX_REST_MS = 16_000.0
-_CHANGE = log(1.4)  # of the rate: what was found does not hold any more
-_AHEAD_MS = 30  # about what a batch takes from the log to the handlers
+# Behind such a change of the rate, what was found does not hold any more.
+_CHANGE = log(1.4)
+# This is about what a batch takes from the log to the handlers.
+_AHEAD_MS = 30
 _AHEAD_WINDOW_MS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
     elapsed_ms: float
-    completed: int  # calls that ended
-    spent_ms: float  # how long these took together, with what follows a call in its slot
-    busy: float  # slots at work
-    has_backlog: bool  # there was something to do for another slot
+    completed: int
+    spent_ms: float
+    busy: float
+    has_backlog: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
     """What was done from the beginning, and how it stands; of several processes, in one of them."""
 
-    completed: int  # calls
-    spent_ms: float  # see ``Interval``, as all of it
+    completed: int
+    spent_ms: float
     busy: float
     has_backlog: bool
 
@@ -66,7 +74,7 @@ class Adjustable(Protocol):
     """Slots with a limit that can be moved: of a queue, or of each of several processes."""
 
     def set_limit(self, limit: int) -> None:
-        """So many slots may be at work at once; what more are at goes on."""
+        """Change how many slots may be at work at once; what more are at goes on."""
 
     def totals(self) -> Totals:
         """Return the totals at this moment."""
@@ -74,7 +82,7 @@ class Adjustable(Protocol):
 
 @dataclass(slots=True)
 class _Window:
-    settle_ms: float  # until it begins
+    settle_ms: float
     elapsed_ms: float = 0.0
     completed: int = 0
     spent_ms: float = 0.0
@@ -94,7 +102,6 @@ class _Window:
 
     @property
     def is_full(self) -> bool:
-        """Return whether more slots could have done more."""
         return self.full_ms >= _MOSTLY * self.elapsed_ms
 
     def is_over(self, limit: int) -> bool:
@@ -131,14 +138,16 @@ class FanOut:
         self._minimum = minimum
         self.maximum = maximum
         self.limit = min(max(start, minimum), maximum)
-        self._base = self.limit  # the best known
-        self._base_rate: float | None = None  # as it was just now; None: not known
-        self._reference: float | None = None  # when the rest began; None: it does not rest
+        self._base = self.limit
+        # Its rate as it was just now; None: not known.
+        self._base_rate: float | None = None
+        # When the rest began; None: it does not rest.
+        self._reference: float | None = None
         self._rest_ms = _REST_MS
         self._rested_ms = 0.0
-        self._step = 0  # of the factors
+        self._step = 0
         self._direction = 1
-        self._tried: set[int] = set()  # directions
+        self._tried: set[int] = set()
         self._window = _Window(_SETTLE_MS)
         self._seen: tuple[float, Totals] | None = None
 
@@ -192,7 +201,8 @@ class FanOut:
             self._try_on()
         else:
             self._tried.add(self._direction)
-            self._base_rate = None  # measured again, as other things may have changed
+            # It is measured again, as other things may have changed.
+            self._base_rate = None
             self.limit = self._base
 
     def _look_around(self, window: _Window) -> None:
@@ -249,7 +259,8 @@ class RunSize:
             raise ConfigError(f"target_us is {target_us}: it must be at least 1")
         self._max_records = max_records
         self._target_us = target_us
-        self._spent_us = float(target_us)  # not known yet: one by one
+        # Nothing is known yet: records are taken one by one.
+        self._spent_us = float(target_us)
         self._records = 1.0
 
     @property
@@ -263,14 +274,15 @@ class RunSize:
             return
         self._spent_us += max(elapsed_us, 0.0)
         self._records += records
-        if self._records > _MEMORY_RECORDS:  # what was long ago counts less and less
+        if self._records > _MEMORY_RECORDS:
             self._spent_us *= _MEMORY_RECORDS / self._records
             self._records = _MEMORY_RECORDS
 
     def size(self, waiting_count: int, workers: int) -> int:
         """Say how many to take now; of records that are not light there is something for each."""
         by_time = int(self._target_us * self._records / max(self._spent_us, 1e-3))
-        if by_time <= 1:  # most of the time where ten thousand wait at once
+        if by_time <= 1:
+            # This is the usual case where ten thousand wait at once.
             return 1
         limit = min(self._max_records, by_time)
         if not self.is_light:
@@ -311,7 +323,7 @@ class RunAhead:
     """
 
     def __init__(self, *, concurrency: int, maximum: int, is_ahead: bool = True) -> None:
-        self.concurrency = concurrency  # it may change
+        self.concurrency = concurrency
         self._maximum = max(1, maximum)
         self._is_ahead = is_ahead
         self._ahead = 0

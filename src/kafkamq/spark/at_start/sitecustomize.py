@@ -27,5 +27,5 @@ sys.path[:] = [entry for entry in sys.path if Path(entry) != Path(__file__).pare
 _this = sys.modules.pop("sitecustomize", None)
 with suppress(ImportError):
     import_module("sitecustomize")
-if _this is not None:  # where there is no other one, Python wants this one back
+if _this is not None:
     sys.modules.setdefault("sitecustomize", _this)

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _PLACE = re.compile(r"[;(] ?line (\d+),? pos (\d+)\)?")
-_WRONG_SQL = ("22", "42", "21", "0A")  # classes of SQLSTATE: data, syntax, cardinality, unsupported
+_WRONG_SQL = ("22", "42", "21", "0A")
 _STATE = re.compile(r"\s*SQLSTATE: \w+")
-_CONTEXTS = ("SQL", "DataFrame")  # of PySpark's loggers
+_CONTEXTS = ("SQL", "DataFrame")
 _NO_TABLE = "TABLE_OR_VIEW_NOT_FOUND"
 # Spark's own 200 tasks, each for some rows, take longer than all the rest of a question.
 _LOCAL = {"spark.sql.shuffle.partitions": "8"}
@@ -65,7 +65,6 @@ class Tables:
         self._unknown = set(VIEWS)
 
     def ask(self, statement: str) -> DataFrame:
-        """Return a statement's result, not computed yet; raises as Spark does."""
         from pyspark.errors import AnalysisException
 
         words = set(re.findall(r"\w+", statement.lower()))
@@ -75,7 +74,8 @@ class Tables:
         except AnalysisException as error:
             if not self._unknown or error.getCondition() != _NO_TABLE:
                 raise
-        self._make(VIEWS)  # it may make a name out of parts, or Spark says what was meant
+        # It may make a name out of parts, or Spark says what was meant.
+        self._make(VIEWS)
         return self._spark.sql(statement)
 
     def _make(self, names: Iterable[str]) -> None:

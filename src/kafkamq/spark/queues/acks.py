@@ -48,12 +48,14 @@ ACK_COLUMNS: Mapping[str, str] = {
 RESULT_SCHEMA = "ends BIGINT, written BIGINT, skipped BIGINT, late BIGINT, places ARRAY<STRING>"
 """What a task reports: ENDs, rows written and passed over, late messages, some of their places."""
 
-ENDED = -1  # as start_offset: the message has its verdict and was not STARTed again
-NACKED = -2  # so, and the verdict was a nack
+# Stands in place of a start_offset: the message has its verdict and was not STARTed again.
+ENDED = -1
+# The same, where the verdict was a nack.
+NACKED = -2
 
-_VERSION = "1"  # its batch's markers are single
-_OF_BATCHES = "2"  # with one part more, the message's time
-_PLANNED = 3  # parts of a consumer_id that names its batch's plan
+_VERSION = "1"
+_OF_BATCHES = "2"
+_PLANNED = 3
 _SHOWN = 40
 
 _MAX_NAMED = 100
@@ -68,12 +70,13 @@ class AckToken:
     """One delivery of one message; opaque to users, readable to people."""
 
     message_id: MessageId
-    marker_partition: int  # where its START is, and its END must go (R7, R26)
+    # Where its START is, and its END must go (R7, R26).
+    marker_partition: int
     consumer_id: str
     delivery_count: int
-    timeout_ms: int  # redelivery timeout
-    start_offset: int  # or ENDED, NACKED
-    start_ms: int  # of the broker
+    timeout_ms: int
+    start_offset: int
+    start_ms: int
     # Broker time of a message whose START refers to it (R28), -1 of another one; None: markers of
     # its batch are of one message each.
     message_ms: int | None = None
@@ -140,7 +143,7 @@ class AckSettings:
 class End:
     token: AckToken
     outcome: Outcome
-    delay_ms: int | None = None  # of a NACK; None: the back-off
+    delay_ms: int | None = None
     reason: str = ""
 
     @property
@@ -212,7 +215,6 @@ def report(
 
 
 def check_columns(schema: StructType) -> None:
-    """Refuse rows that cannot be acknowledged."""
     types = {field.name: field.dataType.simpleString().upper() for field in schema.fields}
     if "ack_token" not in types:
         raise ConfigError(
@@ -315,7 +317,6 @@ def _due(attempts: Attempts, passed_ms: int) -> set[tuple[int, int]]:
 
 
 def parse_ack_options(options: Mapping[str, str], service: ServiceConfig | None) -> AckSettings:
-    """Options of a query that writes verdicts."""
     given = {name.lower(): value for name, value in options.items()}
     if given.get("mode") != "ack":
         raise ConfigError(

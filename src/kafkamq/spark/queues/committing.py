@@ -65,7 +65,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _SLOT = "_slot"
-_OPEN = 0  # beside ENDED and NACKED: a message without a verdict of this batch
+# Beside ENDED and NACKED: a message without a verdict of this batch.
+_OPEN = 0
 _TIMEOUT_S = 30.0
 _TRIES = 3
 _log = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, kw_only=True)
 class CommitSettings:
     ack: AckSettings
-    topic: str  # for rows that name none
+    topic: str
     engine: str
     epoch: int
     slots: int
@@ -218,7 +219,8 @@ def _before(
     last: Position | None, ends: Sequence[End], settings: CommitSettings, batch: int, number: int
 ) -> Callable[[AckToken], int]:
     """Return what an earlier transaction of the batch said of a message: ENDED or NACKED."""
-    if last is None or last.batch < batch:  # or Kafka has forgotten it: the log has not
+    if last is None or last.batch < batch:
+        # Or Kafka has forgotten it, and the log has not.
         return lambda token: token.start_offset if token.start_offset < 0 and token.plan else _OPEN
     digest, *plans = last.source_hash.split(" ")
     is_whole = last.batch == batch and digest == _digest(ends)

@@ -1,7 +1,7 @@
 """Which query hands out a queue, the one that started last (R22), and how far the queue is done.
 
 Each start of a query writes its epoch, one more than that of any start before it, into a ledger of
-the queue's, in a transaction that fences whoever is about to do the same. Before every batch the
+the queue's, in a transaction that fences any other query about to do so. Before every batch the
 query looks whether it still is the latest. So two queries on one queue, with whatever checkpoints,
 do not go on side by side: the earlier ends before its next batch. The position of the queue's group
 is committed in transactions of the same id: a query that was paused behind its look, and goes on
@@ -73,10 +73,11 @@ class QueueOwner:
                 time.sleep(random.uniform(0.02, 0.3))
 
     def check(self) -> None:
-        """Nobody started later."""
+        """Raise FencedError if another query on the queue was started later."""
         last = read_ledgers(self._opened(), [self._key]).get(self._key)
         if last is None:
-            self.take()  # Kafka forgets what was committed once and never again
+            # Kafka forgets what was committed once and never again.
+            self.take()
         elif (last.epoch, last.engine) != (self._epoch, self._name):
             raise FencedError(
                 f"queue {self._queue_id!r}: another query started on it later (epoch {last.epoch}, "
@@ -160,7 +161,8 @@ class QueuePosition:
         self._queue_id = queue_id
         self._is_own = is_own
         self._group = group
-        self._positions: Positions | None = None  # Spark pickles a reader before it is used
+        # Spark pickles a reader before it is used.
+        self._positions: Positions | None = None
         self._owner = owner
         self._committed: dict[int, int] = {}
 
@@ -172,7 +174,6 @@ class QueuePosition:
 
     @property
     def is_known(self) -> bool:
-        """Return whether this start has committed it."""
         return bool(self._committed)
 
     def find(self, numbers: Iterable[int], topic_id: bytes) -> dict[int, int]:
@@ -215,7 +216,6 @@ class QueuePosition:
         return max(offset, end)
 
     def commit(self, offsets: Mapping[int, int], topic_id: bytes) -> None:
-        """Everything before these offsets is done."""
         news = {number: at for number, at in offsets.items() if self._committed.get(number) != at}
         if news:
             self._require_alone()
@@ -223,7 +223,7 @@ class QueuePosition:
             self._owner.commit({(topic, number): at for number, at in news.items()})
             self._committed.update(news)
             self._kept.note(news, topic_id)
-        self._kept.write()  # also what was refused before
+        self._kept.write()
 
     def _require_alone(self) -> None:
         """A transaction commits for a group whatever members it has, so these are asked for.

@@ -151,7 +151,6 @@ def start_query(
 def _note(
     spark: SparkSession, config: ServiceConfig, checkpoint: str, slots: int | None, queue: str
 ) -> CheckpointNote:
-    """Return the checkpoint's note, written when it is new."""
     note = read_note(spark, checkpoint, topic=config.ledger_topic)
     there = min(MAX_SLOTS, cores(spark))
     if note is None:

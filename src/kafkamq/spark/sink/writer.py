@@ -48,8 +48,8 @@ DEDUP_HEADER = "kafkamq-sink-row"
 """With ``guarantee=at-least-once``: ``sink/batch/cell/identity/n``, equal on copies of one row."""
 
 _FLUSH_S = 120.0
-_MAX_LEDGERS = 8  # of sinks that a worker process writes for
-_MAX_AHEAD_BYTES = 64 * 1024 * 1024  # of rows that a task makes before a queue's transaction opens
+_MAX_LEDGERS = 8
+_MAX_AHEAD_BYTES = 64 * 1024 * 1024
 
 
 @dataclass
@@ -66,7 +66,8 @@ class _Task:
     batch: int
     run: str
     task: int
-    is_alone: bool  # outside of streams and without a name: no other run repeats it
+    # Outside of streams and without a name no other run repeats it.
+    is_alone: bool
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -89,7 +90,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
-        self._token = uuid.uuid4().hex  # made on the driver: of this write
+        self._token = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         batch = task_property(BATCH_ID)
@@ -189,7 +190,6 @@ class _Targets:
             sender.produce_records(self.records(rows))
 
     def records(self, rows: Rows) -> Iterator[NewRecord]:
-        """Return all of them as records, in their order."""
         return zip(
             self._topics(rows),
             self._partitions(rows),

@@ -141,7 +141,8 @@ COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
         ("range_start", "BIGINT"),  # of what the batch reads of this partition
         ("range_end", "BIGINT"),
         ("first_offset", "BIGINT"),
-        ("block", "BINARY"),  # see blocks.py
+        # What ``spark/blocks.py`` makes.
+        ("block", "BINARY"),
     ),
 }
 """Columns of each view, as (name, Spark type); ``records`` may have ``headers`` as well."""

@@ -47,14 +47,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 UNKNOWN = -1
 _MAX_BYTES = 16 * 1024 * 1024
-_LOOK_S = 0.5  # between two looks for what brokers do not know yet
+_LOOK_S = 0.5
 TIMEOUT_S = 120.0
 _VERSION = 3
-_MAX_ENDED = 10_000  # attempts at a time; one record may exceed it. Rows take memory
-_UNUSED_S = 7 * 86_400.0  # a stream that stood still for so long folds again
-_WRITE_S = 30.0  # between two files of a fold, at least: each has all that is open
-_SHARE = 20  # ... and so many times as long as one takes
-_MAX_KEPT = 16  # folds in a process's memory
+# Attempts at a time; one record may exceed it. Rows take memory.
+_MAX_ENDED = 10_000
+_UNUSED_S = 7 * 86_400.0
+_WRITE_S = 30.0
+_SHARE = 20
+_MAX_KEPT = 16
 
 
 class FoldedLog:
@@ -88,7 +89,7 @@ class FoldedLog:
         place = [_VERSION, servers, wanted.topic, topic_id, wanted.partition, query]
         self._name = f"{hashlib.sha256(json.dumps(place).encode()).hexdigest()[:32]}-{begin}"
         self._chunks: dict[str, bytes] = {}
-        self._due_s = 0.0  # monotonic; when a file is due
+        self._due_s = 0.0
         self.attempts = self._found() if topic_id and begin < wanted.start else self._fresh(begin)
 
     def _fresh(self, begin: int) -> Attempts:
@@ -128,7 +129,8 @@ class FoldedLog:
         for records in log_reader(self._config).read(whole, skips_lost=self._skips_lost):
             for record in records:
                 kind, timestamp_ms = record.timestamp()
-                marker, _ = decoded(record)  # what is none the view `markers` shows
+                # The view `markers` shows what is none.
+                marker, _ = decoded(record)
                 log_time_ms = timestamp_ms if kind == LOG_APPEND_TIME else -1
                 attempts.apply(record.offset(), timestamp_ms, log_time_ms, marker)
                 ended = attempts.take_ended()
@@ -185,18 +187,19 @@ class FoldedLog:
     def _forget(self, newest: Path) -> None:
         """Delete what no batch will ask for, and what ended queries have left."""
         older = [(upto, path) for path, upto in self._paths().items() if upto <= self._wanted.start]
-        for _, path in sorted(older)[:-1]:  # the last one serves a batch that is repeated
+        # The last one serves a batch that is repeated.
+        for _, path in sorted(older)[:-1]:
             path.unlink(missing_ok=True)
         long_ago_s = time.time() - _UNUSED_S
         for path in newest.parent.glob("*.json"):
-            with suppress(FileNotFoundError):  # its owner was quicker
+            with suppress(FileNotFoundError):
                 if path.stat().st_mtime < long_ago_s:
                     path.unlink()
 
     def _found(self) -> Attempts:
         """Return the newest that does not go beyond the range's beginning."""
         try:
-            remembered = _kept.pop(self._path(0), None)  # until this batch is done
+            remembered = _kept.pop(self._path(0), None)
             if remembered and remembered[0].tracker.next_offset <= self._wanted.start:
                 attempts, self._chunks, self._due_s = remembered
                 return attempts
@@ -367,7 +370,8 @@ class MessageFacts:
             bare = [each for each in attempts if not each.headers and not each.message_timestamp_ms]
             self._read(bare)
         except BaseException:
-            self.close()  # the next task of this process has another client
+            # The next task of this process has another client.
+            self.close()
             raise
 
     def _read(self, bare: list[Attempt]) -> None:
@@ -387,7 +391,7 @@ class MessageFacts:
                     attempt.headers = headers_of(message)
                     attempt.delivery_count = read_message_headers(attempt.headers).delivery_count
                     attempt.message_timestamp_ms = message.timestamp()[1]
-                elif attempt.delivery_count:  # of a SCHEDULE it is 0
+                elif attempt.delivery_count:
                     attempt.delivery_count = UNKNOWN
             bare = awaited + bare[len(read) :]
             if awaited and time.monotonic() + _LOOK_S > deadline_s:

@@ -33,10 +33,10 @@ class Pushed:
     """What rows must satisfy; None: anything. Bounds are inclusive."""
 
     queue_ids: frozenset[str] | None = None
-    partitions: frozenset[int] | None = None  # of the topic that is read
+    partitions: frozenset[int] | None = None
     min_offset: int = 0
     max_offset: int = _MAX_OFFSET
-    min_ms: int | None = None  # of the records' times
+    min_ms: int | None = None
     max_ms: int | None = None
 
 
@@ -44,7 +44,7 @@ NOTHING_PUSHED = Pushed()
 
 # By view: columns that are the partition, offset and time of the records that are read.
 _PLACES = {
-    "records": ("partition", "offset", "timestamp", ""),  # senders' times may be in any order
+    "records": ("partition", "offset", "timestamp", ""),
     "messages": ("partition", "offset", "timestamp", "timestamp"),
     "dead_letters": ("partition", "offset", "timestamp", "timestamp"),
     "markers": ("marker_partition", "marker_offset", "timestamp", "timestamp"),

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _Made = TypeVar("_Made")
-_MAX_MARKERS = 512  # records in one Arrow batch of the view: each may name thousands of messages
+# Records in one Arrow batch of the view: each may name thousands of messages.
+_MAX_MARKERS = 512
 
 
 class RangePartition(InputPartition):
@@ -58,7 +59,8 @@ def read_rows(
     from pyspark.sql.pandas.types import to_arrow_schema
 
     if not isinstance(partition, RangePartition):
-        return  # Spark's placeholder for "no partitions"
+        # It is Spark's placeholder for "no partitions".
+        return
     wanted = partition.wanted
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
     if options.view == "blocks":
@@ -118,7 +120,8 @@ def _chooser(options: SourceOptions, pushed: Pushed) -> Callable[[bytes | None],
     queue_ids = _queue_ids(options, pushed)
     if options.view != "messages" or queue_ids is None:
         return None
-    keys = frozenset(queue_id.encode() for queue_id in queue_ids)  # b"": records without a key
+    # An empty one stands for records without a key.
+    keys = frozenset(queue_id.encode() for queue_id in queue_ids)
     return lambda key: key in keys or split_key(key)[0] in keys
 
 

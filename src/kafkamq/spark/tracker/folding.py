@@ -1,7 +1,8 @@
 """One marker partition is folded here, batch by batch, over a store of its state (R18).
 
-State is what ``rules/snapshot.py`` makes: one index, and the chunks of 4096 offsets that a batch
-touches. There is no timer and no wall clock; time comes in with the records (R1), TICKs among them.
+State is what ``markers/rules/snapshot.py`` makes: one index, and the chunks of 4096 offsets that a
+batch touches. There is no timer and no wall clock; time comes in with the records (R1), TICKs
+among them.
 """
 
 from __future__ import annotations
@@ -39,15 +40,14 @@ def most_actions(tracker: TrackerConfig, partitions: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class FoldSettings:
-    """What the driver tells the workers when a query starts."""
-
-    engine: str  # id of this engine: of the checkpoint
-    epoch: int  # of this start (R22); 0: it stands by, its TICK will tell (R36)
-    max_lease_ms: int  # for STARTs that name none
-    carry_after_ms: int  # R19: a quarter of the markers' retention
-    longest_ms: int  # R23: half of it
+    engine: str
+    # Of this start (R22); 0: it stands by, and its TICK will tell (R36).
+    epoch: int
+    max_lease_ms: int
+    carry_after_ms: int
+    longest_ms: int
     max_actions: int  # R16
-    starting: dict[int, int] = field(default_factory=dict)  # first offsets; absent: added later, 0
+    starting: dict[int, int] = field(default_factory=dict)
     # Of this start alone: epochs begin again where Kafka has forgotten the ledgers.
     token: str = field(default_factory=lambda: secrets.token_hex(8))
 
@@ -103,8 +103,8 @@ class PartitionFold:
             redelivered += block.count(Outcome.REDELIVERED)
             dead_lettered += block.count(Outcome.DEAD_LETTERED)
         if _epoch(tracker) != before:
-            redelivered = dead_lettered = 0  # of the time when it stood by
-        tracker.next_offset = range_end  # what is left up to there are control records
+            redelivered = dead_lettered = 0
+        tracker.next_offset = range_end
         actions = tracker.plan(self._settings.max_actions)
         self._keep(tracker, redelivered, dead_lettered)
         wake = tracker.next_wake()

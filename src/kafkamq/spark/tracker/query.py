@@ -3,7 +3,7 @@
     markers topic -> blocks of decoded markers -> one fold per marker partition -> the driver
 
 Blocks are grouped by marker partition, which partition p of n tasks folds in task p mod n
-(``parallelism.py``). A batch is one row for each, which the driver settles (``settling.py``).
+(``spark/parallelism.py``). A batch is one row for each, which the driver settles (``settling.py``).
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class QueryPlan:
     tracker: TrackerConfig
     note: CheckpointNote
     epoch: int
-    checkpoint: str  # where Spark's own files are
+    checkpoint: str
     partitions: int
     carry_after_ms: int
-    max_markers: int  # per batch: back-pressure when the log is far ahead
-    token: str = field(default_factory=lambda: secrets.token_hex(8))  # of this start's TICKs (R17)
+    max_markers: int
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
 # Where the session says nothing. A batch reads each row once: a cache would only grow, 8 MB a task.
@@ -101,7 +101,8 @@ def _start(
         .queryName(f"kafkamq tracker of {config.marker_topic} ({note.engine})")
         .outputMode("append")
         .option("checkpointLocation", plan.checkpoint)
-        .trigger(processingTime="0 seconds")  # the batch before has waited until it is wanted
+        # The batch before has waited until it is wanted.
+        .trigger(processingTime="0 seconds")
         .start()
     )
 

@@ -57,14 +57,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 MAX_TASKS = 10_000
-_STEP_S = 0.1  # a batch that comes is taken at once
-MAX_FAILURES = 20  # in a row, without a batch in between
-_SHARED_S = 2.5 * SIGN_MS / 1000  # as long as signs of a tracker on the same checkpoint may take
-_MAX_TURN_S = 90.0  # a restart of the query, with its pause, is one turn
-LONG_BATCH_S = 60.0  # then it is not ready
-MAX_BATCH_S = 600.0  # then it hangs
-_MAX_PAUSE_S = 30.0  # between two starts
-_TOPOLOGY_S = 10.0  # how often added marker partitions are looked for
+_STEP_S = 0.1
+MAX_FAILURES = 20
+_SHARED_S = 2.5 * SIGN_MS / 1000
+_MAX_TURN_S = 90.0
+LONG_BATCH_S = 60.0
+MAX_BATCH_S = 600.0
+_MAX_PAUSE_S = 30.0
+_TOPOLOGY_S = 10.0
 # What no restart mends, or where a restart would do harm.
 _FINAL = (ConfigError, DataLossError, WireError, SparkGoneError, StateError)
 
@@ -106,7 +106,7 @@ class Run:
         self.query = query
         self.reader = LogReader(plan.config)
         self.has_progressed = False
-        self.is_turning = True  # lately a batch ended, or there was nothing to do
+        self.is_turning = True
         self._batch = -1
         self._stages = stages
         self._looked_s = time.monotonic()
@@ -142,7 +142,8 @@ class Run:
 
     def end(self) -> None:
         """Stop what runs; total."""
-        self.settling.close()  # or a batch would wait
+        # Otherwise a batch would wait.
+        self.settling.close()
         try:
             self.query.stop()
         except Exception:  # noqa: BLE001 - py4j raises anything when the JVM is gone
@@ -204,8 +205,8 @@ class SparkTracker:
         self._spark: SparkSession | None = None
         self._run: Run | None = None
         self._partitions = 0
-        self._claimed = Claim()  # a start that failed goes on behind what it has claimed
-        self._settling: RowSettling | None = None  # of the start that is under way
+        self._claimed = Claim()
+        self._settling: RowSettling | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._mind, name="kafkamq-tracker", daemon=True)
         self._error: BaseException | None = None
@@ -255,13 +256,12 @@ class SparkTracker:
         return self
 
     def _launch(self, *, takeover: bool) -> None:
-        """Start the engine once: claim, TICKs, query."""
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # no hints
         from pyspark.errors import PySparkException
 
         try:
             self._begin(takeover=takeover)
-        except (Py4JError, PySparkException, OSError) as error:  # of reading the checkpoint
+        except (Py4JError, PySparkException, OSError) as error:
             raise advised(spark_failure(error), self._checkpoint) from error
         finally:
             settling, self._settling = self._settling, None
@@ -284,7 +284,8 @@ class SparkTracker:
                 settling.own(self._claimed)
                 keeper.begin(range(self._partitions))
             self._stages.done("ticks")
-            self._claimed = Claim()  # the next start has an epoch of its own
+            # The next start has an epoch of its own.
+            self._claimed = Claim()
             query = start_query(spark, plan, settling.run)
             self._stages.done("query")
         except BaseException:
@@ -333,7 +334,8 @@ class SparkTracker:
         elif is_moving:
             old, note = note, note.moved(wanted, self._first_offsets(claimed, is_lost=False))
             write_note(spark, self._checkpoint, note)
-            for number, position in claimed.positions.items():  # its batches are of that folder
+            # The batch of a position is one of the old folder.
+            for number, position in claimed.positions.items():
                 claimed.positions[number] = replace(position, batch=0)
             drop_folder(spark, self._checkpoint, old)
         else:
@@ -395,8 +397,8 @@ class SparkTracker:
 
     def _mind(self) -> None:
         """The thread beside the query: TICKs, added partitions, restarts."""
-        failures = 0  # runs in a row that ended before a batch
-        refusals = 0  # starts in a row that did not come about: brokers may be away for days
+        failures = 0
+        refusals = 0
         assert self._loop is not None, "it was started"
         assert self._batches is not None, "it was started"
         try:
@@ -410,7 +412,7 @@ class SparkTracker:
                     if run.is_turning:
                         self._batches.beat()
                     continue
-                self._batches.beat()  # batches are not what is wrong
+                self._batches.beat()
                 if error is not None:
                     failures += 1
                     if run is not None and not run.has_progressed:
@@ -462,7 +464,8 @@ class SparkTracker:
         self._stages = Stages()
         try:
             self._launch(takeover=False)
-        except ConfigError as error:  # claim(takeover=False): another engine's epoch is the latest
+        except ConfigError as error:
+            # Another engine's epoch is the latest, and this start takes nothing over.
             failed: KafkaMQError = FencedError(
                 f"another engine took over: {error}", code="LATER_START", is_fatal=True
             )
@@ -499,7 +502,6 @@ class SparkTracker:
 
     @property
     def is_running(self) -> bool:
-        """Return whether it was started and has neither failed nor been stopped."""
         return self._thread.is_alive()
 
     @property
@@ -578,7 +580,7 @@ class StandbyTracker(SparkTracker):
         super().__init__(config, tracker, checkpoint=checkpoint, **others)
         self._succession = Succession(config, stands_by=True)
         self._is_passive = True
-        self._is_warm = False  # its query has done a batch
+        self._is_warm = False
 
     @property
     def stands_by(self) -> bool:
@@ -595,7 +597,8 @@ class StandbyTracker(SparkTracker):
         self._is_warm = False
         plan = self._plan_beside(self._spark)
         self._start_run(self._spark, plan)
-        with closing(Ticker(self.config)) as ticker:  # on a silent log, too, it has a first batch
+        with closing(Ticker(self.config)) as ticker:
+            # On a silent log, too, it has a first batch.
             ticker.tick_all(range(self._partitions), engine=plan.note.engine, epoch=0)
 
     def _plan_beside(self, spark: SparkSession) -> QueryPlan:
@@ -695,7 +698,7 @@ class StandbyTracker(SparkTracker):
     def _relaunch(self) -> bool:
         self._is_passive = self._is_passive or self._succession.is_succeeded
         if not self._is_passive:
-            return super()._relaunch()  # where a later start exists it stands by from then on
+            return super()._relaunch()
         try:
             self._launch(takeover=False)
         except KafkaMQError as error:
@@ -706,7 +709,7 @@ class StandbyTracker(SparkTracker):
         return True
 
     def _add_partitions(self, run: Run) -> None:
-        if not self._is_passive:  # else the claim will find them
+        if not self._is_passive:
             super()._add_partitions(run)
 
     def _is_ready(self) -> bool:

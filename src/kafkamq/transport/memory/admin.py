@@ -48,7 +48,6 @@ class AdminClient(Client):
         return self._serve_errors()
 
     def _ask(self, effect: Callable[[], Any], options: Mapping[str, Any]) -> Future[Any]:
-        """Return the answer to one question, waited for."""
         future: Future[Any] = Future()
         try:
             timeout_s = float(options.get("request_timeout", _TIMEOUT_S))
@@ -154,7 +153,8 @@ class AdminClient(Client):
                 text = "Failed to query partition leaders: No leaders found"
                 raise failure(KafkaError._NOENT, text)
             if (place.topic, place.partition) in self.cluster.faults.offline:
-                return ListOffsetsResultInfo(OFFSET_INVALID, -1, -1)  # as librdkafka's
+                # librdkafka answers so.
+                return ListOffsetsResultInfo(OFFSET_INVALID, -1, -1)
             spec = topic_partition_offsets[place]
             end = partition.stable if is_committed else partition.end
             if spec is OffsetSpec.earliest():  # type: ignore[no-untyped-call]  # of confluent_kafka
@@ -184,7 +184,7 @@ class AdminClient(Client):
     def describe_consumer_groups(
         self, group_ids: Sequence[str], **options: Any
     ) -> dict[str, Future[Any]]:
-        """Do as confluent_kafka's does; a group that is not known has no members."""
+        """Describe groups; one that is not known has no members, as in confluent_kafka."""
 
         def describe(group: str) -> ConsumerGroupDescription:
             state, assignments = self.cluster.groups.describe(group)

@@ -85,7 +85,6 @@ class Client:
         return answer
 
     def _topic(self, name: str) -> Topic | None:
-        """Return the topic, if this client may hear of it."""
         is_hidden = (self, name) in self.cluster.faults.hidden
         return None if is_hidden else self.cluster.topics.get(name)
 
@@ -261,13 +260,13 @@ class Transactional:
         self._transaction_ms = int_of(settings, 60_000, "transaction.timeout.ms")
         self._state = _State.INIT
         self._epoch = -1
-        self._partitions: set[Partition] = set()  # that were added to the transaction
+        self._partitions: set[Partition] = set()
         self._has_offsets = False
         self._skipped: set[Partition] = set()
-        self._failed = 0  # deliveries of the transaction
+        self._failed = 0
         self._abortable: KafkaError | None = None
         self._fatal: KafkaError | None = None
-        self._unraised: KafkaError | None = None  # a fatal error that poll or flush has to raise
+        self._unraised: KafkaError | None = None
 
     @property
     def _may_produce(self) -> bool:
@@ -300,7 +299,6 @@ class Transactional:
         return is_joined
 
     def _produce_failed(self, error: KafkaError, text: str) -> None:
-        """The broker has refused a record."""
         if self.transactional_id is not None and self._state in (_State.OPEN, _State.COMMITTING):
             self._set_abortable(kafka_error(error.code(), text, abort=True))
 
@@ -375,7 +373,6 @@ class Transactional:
             self.cluster.transactions.begun_again(self.transactional_id or "", self._epoch)
 
     def _joined(self, partition: Partition) -> Transaction:
-        """Return the transaction, with the partition in it."""
         transaction = self.cluster.transactions.current(self.transactional_id or "", self._epoch)
         self._partitions.add(partition)
         return transaction
@@ -440,7 +437,7 @@ class Transactional:
             self._end(deadline_s, is_committed=True)
 
     def abort_transaction(self, timeout: float = -1) -> None:
-        """Do as confluent_kafka's does, which begins with a purge, and serves its reports."""
+        """Purge what is queued and serve its reports, then abort, as confluent_kafka does."""
         deadline_s = time.monotonic() + (timeout if timeout >= 0 else 1e9)
         with self.cluster.changed:
             self._require(_State.OPEN, _State.ABORTABLE, _State.ABORTING)
@@ -454,7 +451,7 @@ class Transactional:
     def _flush(self, deadline_s: float) -> None:
         try:
             left = self.flush(max(0.0, deadline_s - time.monotonic()))
-        except KafkaException:  # fatal: ``_require`` raises it
+        except KafkaException:
             left = 0
         if left:
             text = (

@@ -62,8 +62,8 @@ class MemoryKafka(State):
 
     def __init__(self, name: str, *, now_ms: Callable[[], int] = _wall_ms) -> None:
         super().__init__(now_ms)
-        self.name = name  # what stands behind ``memory://``
-        self.settings = dict(BROKER_SETTINGS)  # the broker's
+        self.name = name
+        self.settings = dict(BROKER_SETTINGS)
         self.groups = Groups(self)
         self.transactions = Transactions(self, self.groups.keep_known)
         self._last_id = 0
@@ -95,7 +95,6 @@ class MemoryKafka(State):
             return topic
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic, and what groups have committed for it."""
         with self.changed:
             if self.topics.pop(name, None) is None:
                 raise failure(KafkaError.UNKNOWN_TOPIC_OR_PART)
@@ -134,7 +133,7 @@ class MemoryKafka(State):
 
     def _topics_changed(self) -> None:
         self.groups.topics_changed()
-        self.due(0.0)  # records may have waited for the topic
+        self.due(0.0)
         self.changed.notify_all()
 
 
@@ -179,18 +178,18 @@ class Member:
     def __init__(self, client: GroupClient, member_id: str) -> None:
         self.id = member_id or f"{client.client_id}-{uuid.uuid4()}"
         self.client = client
-        self.topics: list[str] = []  # that it wants
-        self.owned: set[PartitionId] = set()  # it holds these until it says otherwise
-        self.assigned: set[PartitionId] = set()  # to hold; of the consumer protocol: it may
-        self.epoch = 0  # the generation that it has been told of
-        self.has_joined = False  # in this round
-        self.is_removed = False  # the coordinator has dropped it; it does not know yet
-        self.hears_s = math.inf  # when its next heartbeat tells it what is new
+        self.topics: list[str] = []
+        self.owned: set[PartitionId] = set()
+        self.assigned: set[PartitionId] = set()
+        self.epoch = 0
+        self.has_joined = False
+        self.is_removed = False
+        self.hears_s = math.inf
         self.silent_since_s = math.inf
 
 
 class Group:
-    """It is one group with members; either protocol."""
+    """One group and its members, by either protocol."""
 
     def __init__(self, cluster: State, name: str, *, is_classic: bool) -> None:
         self.name = name
@@ -249,24 +248,22 @@ class Group:
             self._tell(member)
         self.generation += 1
         self.state = "STABLE" if self.members else "EMPTY"
-        strategy = self._strategy()
+        # The first one of the first member that all members know.
+        lists = [member.client.strategies for member in self.members.values()]
+        common = [name for name in lists[0] if all(name in each for each in lists)] if lists else []
+        strategy = common[0] if common else "range"
         owned = {member.id: member.owned for member in self.members.values()}
         found = assign(strategy, self._counts(), self._topics(), owned)
         for member in self.members.values():
             member.has_joined, member.epoch = False, self.generation
             member.assigned = found[member.id]
-            if strategy == "cooperative-sticky":  # what another one holds must be revoked first
+            if strategy == "cooperative-sticky":
+                # What another one holds must be revoked first.
                 for other, places in owned.items():
                     if other != member.id:
                         member.assigned -= places
         for member in list(self.members.values()):
             member.client.take_assignment(member, strategy)
-
-    def _strategy(self) -> str:
-        """Return the first one of the first member that all members know."""
-        lists = [member.client.strategies for member in self.members.values()]
-        common = [name for name in lists[0] if all(name in each for each in lists)] if lists else []
-        return common[0] if common else "range"
 
     def _counts(self) -> dict[str, int]:
         """Return partitions by topic, as the leader knows them: a partition that is new may be
@@ -316,7 +313,6 @@ class Group:
     # ---- time
 
     def _is_silent(self, member: Member) -> bool:
-        """Return whether its heartbeats do not arrive."""
         client = member.client
         is_gone = client.is_closed or not client.is_member(member)
         return is_gone or client in self._cluster.faults.cut
@@ -345,9 +341,9 @@ class Groups:
         self._cluster = cluster
         self.offsets: dict[str, dict[PartitionId, Committed]] = {}
         self.groups: dict[str, Group] = {}
-        self.clients: dict[GroupClient, None] = {}  # those that are subscribed
-        self.on_kept: Callable[[str, PartitionId, Committed], None] | None = None  # a test's
-        self.on_known: Callable[[str, PartitionId, int], None] | None = None  # a test's, too
+        self.clients: dict[GroupClient, None] = {}
+        self.on_kept: Callable[[str, PartitionId, Committed], None] | None = None
+        self.on_known: Callable[[str, PartitionId, int], None] | None = None
 
     def group(self, name: str, *, is_classic: bool) -> Group:
         """Get the group, made when it is first asked for; an empty one takes the new protocol."""
@@ -361,7 +357,6 @@ class Groups:
     # ---- offsets
 
     def keep(self, group: str, place: PartitionId, committed: Committed) -> None:
-        """Commit one offset."""
         self.offsets.setdefault(group, {})[place] = committed
         if self.on_kept is not None:
             self.on_kept(group, place, committed)
@@ -386,7 +381,6 @@ class Groups:
     def refusal(
         self, name: str, generation: int, member_id: str, *, is_transactional: bool = False
     ) -> KafkaError | None:
-        """Why this member may not commit."""
         group = self.groups.get(name)
         is_empty = group is None or not group.members
         if generation < 0 and (is_empty or (is_transactional and not member_id)):
@@ -401,7 +395,6 @@ class Groups:
         return kafka_error(KafkaError.STALE_MEMBER_EPOCH)
 
     def forget_topic(self, topic: str) -> None:
-        """A deleted topic takes what was committed for it along."""
         for offsets in self.offsets.values():
             for place in [each for each in offsets if each[0] == topic]:
                 del offsets[place]
@@ -469,7 +462,6 @@ class Groups:
                 group.retarget()
 
     def tick(self, now_s: float) -> None:
-        """Do what is due."""
         for group in list(self.groups.values()):
             if group.members:
                 group.tick(now_s)
@@ -487,7 +479,6 @@ def assign(
     topics: Mapping[str, Sequence[str]],
     owned: Mapping[str, set[PartitionId]],
 ) -> Assignment:
-    """Spread partitions over members."""
     if strategy == "range":
         return _range(counts, topics)
     if strategy == "roundrobin":
@@ -524,7 +515,8 @@ def _sticky(
             free.append((place, able))
     for place, able in free:
         found[min(able, key=lambda member: len(found[member]))].add(place)
-    for place in places:  # the first ones move, as librdkafka has it
+    # The first ones move, as librdkafka has it.
+    for place in places:
         able = [member for member in found if place[0] in topics[member]]
         holder = next((member for member in able if place in found[member]), None)
         if holder is None:
@@ -545,7 +537,7 @@ class _TransactionalId:
     epoch: int = -1
     timeout_s: float = 0.0
     open: Transaction | None = None
-    last_was_committed: bool | None = None  # of this epoch
+    last_was_committed: bool | None = None
 
 
 class Transactions:
@@ -602,7 +594,6 @@ class Transactions:
                 self._cluster.due(each.open.began_s + each.timeout_s)
 
     def has_pending_offset(self, group: str, place: PartitionId) -> bool:
-        """Return whether an open transaction holds an offset for it."""
         wanted = group, place
         return any(
             each.open is not None and wanted in each.open.offsets for each in self._ids.values()

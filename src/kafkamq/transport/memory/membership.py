@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, Message, TopicPartition
 
 from kafkamq.transport.memory.client import Client, encode_member, int_of
-from kafkamq.transport.memory.cluster import Group, Member
+from kafkamq.transport.memory.cluster import Member
 from kafkamq.transport.memory.state import Fault, failure, kafka_error
 from kafkamq.transport.settings import is_new_protocol
 from kafkamq.types import PartitionId
@@ -25,8 +25,9 @@ from kafkamq.types import PartitionId
 if TYPE_CHECKING:
     from kafkamq.transport.memory.cluster import MemoryKafka
 
-_AGAIN_S = 0.25  # an outage ends without a word
-_MISSING_S = 1.0  # topics that are missing are looked for so often
+# The pause between looks for the end of an outage, which comes without a word.
+_AGAIN_S = 0.25
+_MISSING_S = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -55,10 +56,10 @@ class Membership:
         self.max_poll_s = int_of(settings, 300_000, "max.poll.interval.ms") / 1000
         self._session_s = int_of(settings, 45_000, "session.timeout.ms") / 1000
         self._heartbeat_s = int_of(settings, 3000, "heartbeat.interval.ms") / 1000
-        self._joined_counts: dict[str, int] = {}  # partitions by topic, at the last join
+        self._joined_counts: dict[str, int] = {}
         self._refresh_s = int_of(settings, 300_000, "topic.metadata.refresh.interval.ms") / 1000
         self._has_assigned = False
-        self._wanted: list[str] = []  # what is subscribed to
+        self._wanted: list[str] = []
         self._member: Member | None = None
         # In the new protocol a client names itself, for good.
         self._member_id = "" if self._is_classic else uuid.uuid4().hex
@@ -70,9 +71,9 @@ class Membership:
         self._callbacks: dict[str, Any] = {}
         self._began_s = self._polled_s = time.monotonic()
         self._refreshes_s = self._away_since_s = math.inf
-        self._missing: set[str] = set()  # of what is wanted
-        self._is_calling = False  # a callback runs
-        self._went_paused: set[PartitionId] = set()  # of what was revoked last
+        self._missing: set[str] = set()
+        self._is_calling = False
+        self._went_paused: set[PartitionId] = set()
 
     @property
     def session_s(self) -> float:
@@ -144,7 +145,8 @@ class Membership:
             step()
         with self.cluster.changed:
             if is_told and self._member is not None and self not in self.cluster.faults.cut:
-                self._leave()  # else librdkafka (2.16) says nothing, and the group waits for it
+                # librdkafka (2.16) says nothing here, and the group waits for it.
+                self._leave()
             self._is_closed = True
             self._readings.clear()
             self.cluster.groups.clients.pop(self, None)
@@ -161,12 +163,12 @@ class Membership:
 
     def _next_step(self, *, is_closing: bool = False) -> Callable[[], None]:
         kind, places, then = self._steps.popleft()
-        if is_closing:  # all that there is goes, at once
+        if is_closing:
             while self._steps:
                 kind, _, then = self._steps.popleft()
             kind = "lost" if kind == "lost" else "revoke"
             places = sorted(self._owned)
-        elif then == self._leave:  # what it was assigned in front of that goes, too
+        elif then == self._leave:
             places = sorted(self._owned)
         return partial(self._run_step, kind, places, then)
 
@@ -271,7 +273,6 @@ class Membership:
         return self._member is member
 
     def next_heartbeat_s(self) -> float:
-        """Return when it asks the coordinator next."""
         since_s = time.monotonic() - self._began_s
         interval_s = self._heartbeat_s
         if not self._is_classic:
@@ -289,7 +290,8 @@ class Membership:
             self._generation = member.epoch
             self._take(allowed)
         else:
-            member.hears_s = math.inf  # again when the callbacks have run
+            # It hears again when the callbacks have run.
+            member.hears_s = math.inf
 
     def _check_polls(self, now_s: float) -> None:
         late_s = now_s - self._polled_s - self.max_poll_s
@@ -297,7 +299,8 @@ class Membership:
             self.cluster.due(self._polled_s + self.max_poll_s)
             return
         if self._is_classic:
-            self._leave()  # a member of the new protocol stays until it can be called back
+            # A member of the new protocol stays until it can be called back.
+            self._leave()
         text = (
             f"Application maximum poll interval ({self.max_poll_s * 1000:.0f}ms) exceeded by"
             f" {late_s * 1000:.0f}ms"
@@ -305,14 +308,13 @@ class Membership:
         error = kafka_error(KafkaError._MAX_POLL_EXCEEDED, text)
         self._announce(error, None)
         self._steps.clear()
-        self._polled_s = math.inf  # this is told once
+        self._polled_s = math.inf
         self._steps.append(("lost", sorted(self._owned), self._leave))
 
     def _announce(self, error: KafkaError, topic: str | None) -> None:
-        """Put an event among the records."""
         self._events.append(
             Message(
-                topic=topic,  # None: of no topic
+                topic=topic,
                 partition=0,
                 value=error.str().encode(),
                 error=error,
@@ -321,7 +323,7 @@ class Membership:
         )
 
     def _refresh(self, now_s: float) -> None:
-        """Metadata of what is subscribed to; a change of it asks for a new round."""
+        """Look at the metadata of what is subscribed to; a change of it asks for a new round."""
         counts = {topic: self._learn(topic) for topic in self._topics()}
         missing = {
             topic for topic in self._wanted if not topic.startswith("^") and topic not in counts
@@ -336,7 +338,8 @@ class Membership:
         member = self._member
         if member is None or not self._is_classic:
             return
-        if counts != self._joined_counts:  # ``known`` may have changed by other requests
+        if counts != self._joined_counts:
+            # ``known`` may have changed by other requests.
             self._rejoin()
 
     def _topics(self) -> list[str]:
@@ -391,17 +394,15 @@ class Membership:
             self._is_joining = True
             group.join(member, set() if self._is_eager else set(self._owned))
         else:
-            self._enter(group, member)
-
-    def _enter(self, group: Group, member: Member) -> None:
-        group.members[member.id] = member
-        group.retarget()
-        member.hears_s = 0.0
-        self.cluster.due(0.0)
+            group.members[member.id] = member
+            group.retarget()
+            member.hears_s = 0.0
+            self.cluster.due(0.0)
 
     def take_assignment(self, member: Member, strategy: str) -> None:
         """The round is complete; the coordinator says what this member gets."""
-        if member is not self._member:  # it has left, or was lost: a late answer is dropped
+        if member is not self._member:
+            # It has left, or was lost: a late answer is dropped.
             return
         self._is_joining = False
         self._generation = member.epoch
@@ -451,9 +452,10 @@ class _Refused(TopicPartition):
 
 
 class Commits(Client):
-    """It is the half of ``Consumer`` that commits."""
+    """The half of ``Consumer`` that commits."""
 
-    session_s: Any  # all of these are ``Membership``'s and ``Consumer``'s
+    # All of these are ``Membership``'s and ``Consumer``'s.
+    session_s: Any
     _group: str
     _generation: int
     _member_id: str
@@ -507,7 +509,8 @@ class Commits(Client):
             if fault.is_answer_lost:
                 error, told_s = kafka_error(KafkaError._TIMED_OUT), now_s + self._request_s
         if self._on_commit is not None:
-            if error is not None:  # is said of each, also where one alone was refused
+            if error is not None:
+                # This is said of each, also where one alone was refused.
                 answer = [_refused(each, error) for each in wanted]
             self._answers.append((told_s, error, answer))
             self.cluster.due(told_s)
@@ -524,7 +527,7 @@ class Commits(Client):
         generation, member = self._generation, self._member_id
         self._finish_joining(self._request_s, "Commit failed: ")
 
-        is_away = self.cluster.faults.separates(self)  # the coordinator is waited for
+        is_away = self.cluster.faults.separates(self)
         timeout_s = self.session_s if is_away else self._request_s
         answer = self._request(
             "commit",

@@ -25,7 +25,7 @@ from kafkamq.transport.memory.state import (
 )
 from kafkamq.types import PartitionId
 
-_BATCH_BYTES = 70  # of a batch and a record besides what is in it
+_BATCH_BYTES = 70
 _HEADER_BYTES = 4
 _NO_TIMESTAMP = (0, -1)
 _log = logging.getLogger(__name__)
@@ -49,7 +49,6 @@ class _Queued:
 
     @property
     def size(self) -> int:
-        """Return about its size in a batch of its own."""
         size = _BATCH_BYTES + len(self.value or b"") + len(self.key or b"")
         for name, value in self.headers or ():
             size += _HEADER_BYTES + len(name) + len(value or b"")
@@ -86,14 +85,13 @@ class Producer(Transactional, Client):
         self._is_murmur2 = "murmur2" in str(settings.get("partitioner", ""))
         propagation_ms = int_of(settings, 30_000, "topic.metadata.propagation.max.ms")
         self._propagation_s = propagation_ms / 1000
-        self._missing: dict[str, float] = {}  # topics, and since when
+        self._missing: dict[str, float] = {}
         self._queues: dict[PartitionId, deque[_Queued]] = {}
-        self._unanswered: list[_Queued] = []  # appended, though nobody will tell
+        self._unanswered: list[_Queued] = []
         self._reports: deque[_Queued] = deque()
         self._count = 0
 
     def __len__(self) -> int:
-        """Return records that are not reported yet."""
         return self._count
 
     def __bool__(self) -> bool:
@@ -210,7 +208,6 @@ class Producer(Transactional, Client):
 
     @property
     def waiting(self) -> set[str]:
-        """Topics of records that are not sent yet."""
         return {topic for topic, _ in self._queues}
 
     def pump(self, now_s: float) -> None:
@@ -221,7 +218,8 @@ class Producer(Transactional, Client):
             self._report(queued, kafka_error(KafkaError._MSG_TIMED_OUT))
         for place, waiting in list(self._queues.items()):
             while waiting:
-                queued = waiting.popleft()  # first: an error may purge what waits
+                # This comes first: an error may purge what waits.
+                queued = waiting.popleft()
                 if queued.deadline_s <= now_s:
                     self._report(queued, kafka_error(KafkaError._MSG_TIMED_OUT))
                 elif self._fatal is not None or not self._send(queued, now_s):
@@ -240,7 +238,8 @@ class Producer(Transactional, Client):
         again_s = queued.not_before_s if queued.not_before_s > now_s else math.inf
         faults = self.cluster.faults
         if again_s > queued.deadline_s and faults.separates(self, queued.place):
-            again_s = now_s + 0.05  # faults end without a word
+            # Faults end without a word.
+            again_s = now_s + 0.05
         self.cluster.due(min(queued.deadline_s, again_s))
         self.cluster.keep(self, has_backlog=True)
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import sqlite3
 from array import array
+from bisect import bisect_left
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import compress
 
 from kafkamq.config import ServiceConfig
@@ -20,9 +22,10 @@ from kafkamq.markers.rules.hold import HELD, PAGE_BITS, STATE
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.dead_letters import dead_letter_of
-from kafkamq.queue.wire.keys import split_key
-from kafkamq.transport.record import LOG_APPEND_TIME, Record, all_headers
-from kafkamq.types import Marker, MarkerType, MessageBatch, Outcome
+from kafkamq.queue.wire.headers import ID
+from kafkamq.transport.record import LOG_APPEND_TIME, Record, headers_of, take_only
+from kafkamq.types import Headers, Marker, MarkerType, MessageBatch, Outcome
+from kafkamq.web.index.packs import PACK_OFFSETS, Pack, bytes_of, pack_event, places_of, selectors
 from kafkamq.web.index.rows import (
     CHUNK_BITS,
     CHUNK_OFFSETS,
@@ -31,21 +34,24 @@ from kafkamq.web.index.rows import (
     MAX_ERROR_CHARACTERS,
     MAX_KEY_BYTES,
     MESSAGES,
-    MessageRow,
+    OFFSET_BITS,
     Rows,
     form_of,
+    ids_of,
     pack_headers,
     place_of,
 )
 
-STARTED, END_BASE = 1, 10  # kinds of events: a START, or 10 and the END's outcome
+STARTED, END_BASE = 1, 10
 MAX_NAMES = 200_000
 OTHER = "(other)"
 _SENT, _STARTED, _ACKED, _FAILED, _DEAD, _TIMED, _HELD_MS = range(7)
+_MESSAGES, _BEGUN, _LETTERS, _REDRIVEN = range(4)
 _COLUMN = {Outcome.ACK: _ACKED, Outcome.NACK: _FAILED, Outcome.REJECT: _FAILED}
-MAX_CHUNKS = 2048  # in memory: 16 KiB each
+MAX_CHUNKS = 2048
 _EMPTY = bytes(4 * CHUNK_OFFSETS)
 _MASK = CHUNK_OFFSETS - 1
+_WHOLE = (1 << CHUNK_OFFSETS) - 1
 
 
 class Chunk:
@@ -60,58 +66,51 @@ class Chunk:
 
     def __init__(self, started: int = 0, last_ms: int = 0) -> None:
         self.queues = array("I", _EMPTY)
-        self.known = 0  # bits of messages that were read
+        self.known = 0
         self.started = started
         self.last_ms = last_ms
 
-    def add(self, at: int, queue: int) -> bool:
-        """Take in a message, and return whether it waits now."""
-        bit = 1 << at
-        if self.known & bit:
-            return False
-        self.known |= bit
-        self.queues[at] = queue
-        return not self.started & bit
+    def add(self, bits: int, queues: Sequence[int]) -> None:
+        self.known |= bits
+        end = bits.bit_length()
+        begin = end - len(queues)
+        if bits == (1 << end) - (1 << begin):
+            self.queues[begin:end] = array("I", queues)
+        else:
+            for at, queue in zip(places_of(0, bits), queues, strict=True):
+                self.queues[at] = queue
 
-    def start(self, bits: int) -> Counter[int]:
-        """Note that these were STARTed, and return how many of them had waited, by queue."""
-        fresh = bits & self.known & ~self.started
-        self.started |= bits
-        return self.by_queue(fresh)
-
-    def by_queue(self, bits: int) -> Counter[int]:
-        """Return how many of these messages each queue has, of those that were read."""
+    def queues_of(self, bits: int) -> Sequence[int]:
+        """Return the queues of these messages, of those that were read."""
         bits &= self.known
         if not bits:
-            return Counter()
-        if bits & bits - 1 == 0:
-            return Counter((self.queues[bits.bit_length() - 1],))
-        first = (bits & -bits).bit_length() - 1
-        chosen = map(int, bin(bits >> first)[:1:-1])
-        return Counter(compress(self.queues[first : bits.bit_length()], chosen))
+            return ()
+        begin = (bits & -bits).bit_length() - 1
+        found = self.queues[begin : bits.bit_length()]
+        if bits.bit_count() == len(found):
+            return found
+        return list(compress(found, selectors(bits >> begin)))
 
-    def bits_of(self, queue: int, bits: int) -> int:
-        """Return those of these messages that are the queue's."""
-        found, left = 0, bits & self.known
-        while left:
-            bit = left & -left
-            if self.queues[bit.bit_length() - 1] == queue:
-                found |= bit
-            left ^= bit
+    def by_queue(self, bits: int) -> dict[int, int]:
+        """Return which of these messages are of which queue."""
+        bits &= self.known
+        queues = self.queues_of(bits)
+        if len(set(queues)) == 1:
+            return {queues[0]: bits}
+        found: defaultdict[int, int] = defaultdict(int)
+        for at, queue in zip(places_of(0, bits), queues, strict=True):
+            found[queue] |= 1 << at
         return found
 
 
 class Chunks:
-    """It has chunks by their numbers, the last used of them in memory."""
-
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._chunks: OrderedDict[int, Chunk] = OrderedDict()
         self._changed: set[int] = set()
-        self._last = -1, Chunk()  # the last one that was to change
+        self._last = -1, Chunk()
 
     def get(self, number: int, *, changes: bool = True) -> Chunk:
-        """Return the chunk; a new one if nothing is known of it."""
         if number == self._last[0] and changes:
             return self._last[1]
         chunk = self._chunks.get(number)
@@ -132,38 +131,26 @@ class Chunks:
             return Chunk()
         chunk = Chunk(int.from_bytes(found[0], "little"), found[1])
         first = number << CHUNK_BITS
-        for place, queue in self._connection.execute(
-            "SELECT place, queue FROM message WHERE place >= ? AND place < ?",
+        for place, bits, queues in self._connection.execute(
+            "SELECT place, bits, queues FROM pack WHERE place >= ? AND place < ?",
             (first, first + CHUNK_OFFSETS),
         ):
-            at = place & _MASK
-            chunk.queues[at] = queue
-            chunk.known |= 1 << at
+            chunk.add(int.from_bytes(bits, "little") << place - first, array("I", queues))
         return chunk
 
     def write(self) -> None:
-        """Write what has changed; the caller commits."""
         rows = []
         for number in self._changed:
             chunk = self._chunks[number]
-            size = (chunk.started.bit_length() + 7) // 8
-            rows.append(
-                (
-                    number,
-                    chunk.started.to_bytes(size, "little"),
-                    chunk.known.bit_count(),
-                    (chunk.known & ~chunk.started).bit_count(),
-                    chunk.last_ms,
-                )
-            )
-        self._connection.executemany("INSERT OR REPLACE INTO chunk VALUES (?, ?, ?, ?, ?)", rows)
+            waiting = (chunk.known & ~chunk.started).bit_count()
+            rows.append((number, bytes_of(chunk.started), waiting, chunk.last_ms))
+        self._connection.executemany("INSERT OR REPLACE INTO chunk VALUES (?, ?, ?, ?)", rows)
         self._changed.clear()
         self._last = -1, Chunk()
         while len(self._chunks) > MAX_CHUNKS:
             self._chunks.popitem(last=False)
 
     def drop(self, number: int) -> None:
-        """Forget a chunk whose rows are deleted."""
         self._last = -1, Chunk()
         self._chunks.pop(number, None)
         self._changed.discard(number)
@@ -171,7 +158,7 @@ class Chunks:
 
 @dataclass(slots=True)
 class MarkerLog:
-    """It is what a tracker would know of a marker partition, and where new rows begin."""
+    """What a tracker would know of a marker partition, and where new rows begin."""
 
     tracker: RedeliveryTracker
     next_offset: int
@@ -184,16 +171,20 @@ class Fold:
         self.connection = connection
         self.chunks = Chunks(connection)
         self.markers: dict[int, MarkerLog] = {}
-        self.topic_id = b""  # of the messages topic now: others' messages are gone (R13)
+        # The id of the messages topic now: messages of others are gone (R13).
+        self.topic_id = b""
         self._rows = Rows(config)
         self._names: dict[str, int] = dict(connection.execute("SELECT text, number FROM name"))
-        self._queue_numbers: dict[bytes, int] = {}
+        self._queue_number = lru_cache(MAX_NAMES)(self._queue_number_of)
         self._new_names: list[tuple[int, str]] = []
-        self._messages: list[MessageRow] = []
-        self._events: list[tuple[object, ...]] = []
-        self._queues: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+        self._packs: dict[int, Pack] = {}
+        self._events: defaultdict[int, bytearray] = defaultdict(bytearray)
+        self._queues: list[Counter[int]] = [Counter() for _ in range(4)]
         self._groups: dict[tuple[int, int, int], list[int]] = {}
-        self._minutes: defaultdict[tuple[int, int], list[int]] = defaultdict(lambda: [0] * 7)
+        self._minutes: defaultdict[int, list[Counter[int]]] = defaultdict(
+            lambda: [Counter() for _ in range(7)]
+        )
+        self.pending = 0
 
     def name(self, text: str) -> int:
         """Return the number of a name, which is written once."""
@@ -208,38 +199,86 @@ class Fold:
     # ---- the messages topic
 
     def messages(self, partition: int, records: Sequence[Record]) -> None:
-        """Take in messages of one partition, in their order."""
         first = place_of(MESSAGES, partition, 0)
-        for record, headers in zip(records, all_headers(records), strict=True):
-            place = first + (record.offset() or 0)
-            self._message(place, record.timestamp()[1], record.key(), headers)
+        begin, end = (first + (records[at].offset() or 0) for at in (0, -1))
+        places: Sequence[int] = range(begin, end + 1)
+        if len(places) != len(records):
+            # Some offsets are no message's.
+            places = [first + (record.offset() or 0) for record in records]
+        begin = 0
+        while begin < len(records):
+            end = bisect_left(places, (places[begin] | PACK_OFFSETS - 1) + 1, begin)
+            part = records[begin:end]
+            found, others = take_only(ID, part)
+            ids, more = ids_of(found), {at: headers_of(part[at]) for at in others}
+            times = [each.timestamp()[1] for each in part]
+            keys = [each.key() or b"" for each in part]
+            self._add(places[begin:end], times, keys, ids, more)
+            begin = end
 
-    def _message(
+    def _add(
         self,
-        place: int,
-        at_ms: int,
-        key: bytes | None,
-        headers: Sequence[tuple[str, bytes | None]],
+        places: Sequence[int],
+        times: list[int],
+        keys: Sequence[bytes],
+        ids: list[bytes],
+        more: Mapping[int, Headers],
         *,
         is_scheduled: bool = False,
     ) -> None:
-        queue_id, user_key = split_key(key)
-        queue = self._queue_numbers.get(queue_id)
-        if queue is None:
-            queue = self.name(queue_id.decode("utf-8", "replace"))
-            if len(self._queue_numbers) < MAX_NAMES:
-                self._queue_numbers[queue_id] = queue
-        self._messages.append(self._rows.message(place, queue, at_ms, user_key, headers))
-        chunk = self.chunks.get(place >> CHUNK_BITS)
-        if at_ms > chunk.last_ms:
-            chunk.last_ms = at_ms
-        if is_scheduled:  # a tracker takes it, nobody STARTs it
-            chunk.started |= 1 << (place & _MASK)
-        is_waiting = chunk.add(place & _MASK, queue)
-        counts = self._queues[queue]
-        counts[0] += 1
-        counts[1] += is_waiting
-        self._minutes[at_ms // 60_000, queue][_SENT] += 1
+        """Take in messages of one pack, by operations on all of them: those on each are dear."""
+        first = places[0]
+        bits = (1 << len(places)) - 1
+        if places[-1] - first >= len(places):
+            bits = sum([1 << place - first for place in places])
+        ends = [len(key) if (at := key.find(b"\0")) < 0 else at for key in keys]
+        queues = [self._queue_number(key[:end]) for key, end in zip(keys, ends, strict=True)]
+        pack = self._pack_at(first)
+        pack.is_written = False
+        pack.bits |= bits << first - pack.place
+        pack.queues.extend(queues)
+        pack.times.extend(times)
+        pack.keys += [key[at : at + 1 + MAX_KEY_BYTES] for key, at in zip(keys, ends, strict=True)]
+        pack.headers += [b""] * len(ids)
+        for at, headers in more.items():
+            ids[at], pack.headers[at - len(ids)], copy = self._rows.read(headers)
+            if copy != (1, None, None):
+                insert = "INSERT INTO copy VALUES (?, ?, ?, ?)"
+                self.connection.execute(insert, (places[at], *copy))
+        pack.ids += ids
+        chunk, bits = self.chunks.get(first >> CHUNK_BITS), bits << (first & _MASK)
+        last_ms = max(times)
+        chunk.last_ms = max(chunk.last_ms, last_ms)
+        chunk.add(bits, queues)
+        if is_scheduled:
+            chunk.started |= bits
+        _count(self._queues[_BEGUN], chunk.queues_of(bits & chunk.started))
+        if min(times) // 60_000 == last_ms // 60_000:
+            _count(self._minutes[last_ms // 60_000][_SENT], queues)
+        else:
+            for at_ms, queue in zip(times, queues, strict=True):
+                self._minutes[at_ms // 60_000][_SENT][queue] += 1
+
+    def _queue_number_of(self, queue_id: bytes) -> int:
+        return self.name(queue_id.decode("utf-8", "replace"))
+
+    def _pack_at(self, place: int) -> Pack:
+        """Return the pack with this place; of each log one is in memory."""
+        log, first = place >> OFFSET_BITS, place & -PACK_OFFSETS
+        pack = self._packs.get(log)
+        if pack is None or pack.place != first:
+            if pack is not None:
+                self._write_pack(pack)
+            row = self.connection.execute("SELECT * FROM pack WHERE place = ?", (first,)).fetchone()
+            pack = self._packs[log] = Pack(*row or (first,))
+        return pack
+
+    def _write_pack(self, pack: Pack) -> None:
+        if not pack.is_written:
+            self.connection.execute(
+                "INSERT OR REPLACE INTO pack VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", pack.row()
+            )
+            pack.is_written = True
 
     # ---- markers
 
@@ -251,8 +290,12 @@ class Fold:
             marker = decode_marker(record.value(), partition=partition, offset=offset)
         except WireError:
             marker = None
-        if marker is not None and marker.type is MarkerType.END and offset >= log.next_offset:
-            self._time(log.tracker, at_ms, marker)  # what it ends is open as yet
+        named: Sequence[MessageBatch] = ()
+        if marker is not None and offset >= log.next_offset:
+            named = self._named(marker)
+            if marker.type is MarkerType.END and not marker.of_schedule:
+                # What it ends is open as yet.
+                self._time(log.tracker, at_ms, marker, named)
         log.tracker.apply(offset, at_ms if kind == LOG_APPEND_TIME else -1, marker)
         if offset < log.next_offset:
             return
@@ -262,85 +305,61 @@ class Fold:
         place = place_of(MARKERS, partition, offset)
         if marker.type is MarkerType.SCHEDULE:
             if not marker.carried_forward and marker.message_id is None:
-                self._message(place, at_ms, marker.key, marker.headers, is_scheduled=True)
+                self._add(
+                    [place], [at_ms], [marker.key], [b""], {0: marker.headers}, is_scheduled=True
+                )
         elif marker.type in (MarkerType.START, MarkerType.END):
-            self._event(place, at_ms, marker)
+            for batch in named:
+                self._event(place, at_ms, marker, batch)
 
-    def _time(self, tracker: RedeliveryTracker, at_ms: int, marker: Marker) -> None:
+    def _named(self, marker: Marker) -> Sequence[MessageBatch]:
+        """Return what a marker names, but for messages of a topic that is gone (R13)."""
+        one, batches = marker.message_id, marker.batches
+        if one is not None:
+            batches = (MessageBatch(one.partition, one.topic_id, one.leader_epoch, one.offset, 1),)
+        if not self.topic_id:
+            return batches
+        return [each for each in batches if each.topic_id in (b"", self.topic_id)]
+
+    def _time(
+        self, tracker: RedeliveryTracker, at_ms: int, marker: Marker, named: Sequence[MessageBatch]
+    ) -> None:
         """Add for how long the messages of a worker's verdict were in its hands."""
-        if marker.of_schedule or marker.outcome not in _COLUMN:
+        if marker.outcome not in _COLUMN:
             return
-        minute, one = at_ms // 60_000, marker.message_id
-        if one is not None and not self._is_gone(one.topic_id):
-            hold = tracker.hold_of(one)
-            if hold is not None and hold.flags & STATE == HELD:
-                place = place_of(MESSAGES, one.partition, one.offset)
-                queue = self.chunks.get(place >> CHUNK_BITS).queues[place & _MASK]
-                if queue:
-                    self._add_time(minute, queue, 1, at_ms - hold.begin_ms)
-        for batch in marker.batches:
-            if self._is_gone(batch.topic_id):
-                continue
+        counts = self._minutes[at_ms // 60_000]
+        for batch in named:
             place = place_of(MESSAGES, batch.partition, batch.base_offset)
             chunk = self.chunks.get(place >> CHUNK_BITS)
             for begin_ms, bits in _held(tracker, batch).items():
-                for queue, count in chunk.by_queue(bits).items():
-                    self._add_time(minute, queue, count, at_ms - begin_ms)
+                queues = chunk.queues_of(bits)
+                _count(counts[_TIMED], queues)
+                _count(counts[_HELD_MS], queues, max(0, at_ms - begin_ms))
 
-    def _add_time(self, minute: int, queue: int, count: int, took_ms: int) -> None:
-        counts = self._minutes[minute, queue]
-        counts[_TIMED] += count
-        counts[_HELD_MS] += count * max(0, took_ms)
-
-    def _event(self, place: int, at_ms: int, marker: Marker) -> None:
+    def _event(self, place: int, at_ms: int, marker: Marker, batch: MessageBatch) -> None:
         log = MARKERS if marker.of_schedule else MESSAGES
-        one = marker.message_id
-        if one is not None:
-            if self._is_gone(one.topic_id):
-                return
-            at = place_of(log, one.partition, one.offset)
-            self._event_in(place, at_ms, marker, at >> CHUNK_BITS, at & _MASK, 1)
-        for batch in marker.batches:
-            if not self._is_gone(batch.topic_id):
-                first = place_of(log, batch.partition, batch.base_offset)
-                self._event_in(place, at_ms, marker, first >> CHUNK_BITS, first & _MASK, batch.bits)
-
-    def _is_gone(self, topic_id: bytes) -> bool:
-        return bool(topic_id and self.topic_id) and topic_id != self.topic_id
-
-    def _event_in(
-        self, place: int, at_ms: int, marker: Marker, number: int, first: int, bits: int
-    ) -> None:
+        number, first = divmod(place_of(log, batch.partition, batch.base_offset), CHUNK_OFFSETS)
+        bits = batch.bits << first & _WHOLE
         chunk = self.chunks.get(number)
-        is_start = marker.type is MarkerType.START
-        whole = bits << first & (1 << CHUNK_OFFSETS) - 1
-        if is_start:
-            column: int | None = _STARTED
-            for queue, count in chunk.start(whole).items():
-                self._queues[queue][1] -= count
+        queues = chunk.queues_of(bits)
+        if marker.type is MarkerType.START:
+            kind, column = STARTED, _STARTED
+            fresh = bits & ~chunk.started
+            _count(self._queues[_BEGUN], queues if fresh == bits else chunk.queues_of(fresh))
+            chunk.started |= bits
         else:
-            column = _COLUMN.get(marker.outcome)
-        if column is not None:
-            for queue, count in chunk.by_queue(whole).items():
-                self._minutes[at_ms // 60_000, queue][column] += count
-        self._events.append(
-            (
-                number,
-                place,
-                first,
-                None if bits == 1 else bits.to_bytes((bits.bit_length() + 7) // 8, "little"),
-                STARTED if is_start else END_BASE + marker.outcome,
-                at_ms,
-                self.name(marker.consumer_id) if marker.consumer_id else None,
-                self.name(marker.reason[:MAX_ERROR_CHARACTERS]) if marker.reason else None,
-                marker.redeliver_after_ms or None,
-            )
-        )
+            kind, column = END_BASE + marker.outcome, _COLUMN.get(marker.outcome, -1)
+        if column >= 0:
+            _count(self._minutes[at_ms // 60_000][column], queues)
+        consumer = self.name(marker.consumer_id) if marker.consumer_id else 0
+        reason = self.name(marker.reason[:MAX_ERROR_CHARACTERS]) if marker.reason else 0
+        facts = kind, consumer, reason, marker.redeliver_after_ms
+        self._events[number] += pack_event(place, at_ms, first, *facts, batch.bits)
+        self.pending += 1
 
     # ---- dead letters and the ledger
 
     def letter(self, record: Record) -> None:
-        """Take in one record of the dead letters topic."""
         letter = dead_letter_of(record, frozenset(), b"")
         place = place_of(LETTERS, letter.partition, letter.offset)
         queue, reason = self.name(letter.queue_id), self.name(letter.reason)
@@ -371,9 +390,9 @@ class Fold:
         group[0] += 1
         group[1] += redriven
         group[2:] = min(group[2], at_ms), max(group[3], at_ms)
-        self._queues[queue][2] += 1
-        self._queues[queue][3] += redriven
-        self._minutes[at_ms // 60_000, queue][_DEAD] += 1
+        self._queues[_LETTERS][queue] += 1
+        self._queues[_REDRIVEN][queue] += redriven
+        self._minutes[at_ms // 60_000][_DEAD][queue] += 1
 
     def redriven(self, partition: int, offset: int, at_ms: int) -> None:
         """Take in that a dead letter was sent back, as the ledger has it."""
@@ -386,27 +405,25 @@ class Fold:
         ).fetchone()
         if found is not None:
             self._groups.setdefault(found, [0, 0, at_ms, 0])[1] += 1
-            self._queues[found[0]][3] += 1
+            self._queues[_REDRIVEN][found[0]] += 1
 
     # ---- writing
-
-    @property
-    def pending(self) -> int:
-        """Return how many rows are not written."""
-        return len(self._messages) + len(self._events)
 
     def write(self, positions: Iterable[tuple[str, int, int, int]]) -> None:
         """Write all rows, and (topic, partition, next, restart) behind them; the caller commits."""
         many = self.connection.executemany
         many("INSERT INTO name VALUES (?, ?)", self._new_names)
-        many("INSERT OR IGNORE INTO message VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", self._messages)
-        many("INSERT OR IGNORE INTO event VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", self._events)
+        for pack in self._packs.values():
+            self._write_pack(pack)
+        many("INSERT INTO event (chunk, events) VALUES (?, ?)", self._events.items())
         self.chunks.write()
+        for counts in self._minutes.values():
+            self._queues[_MESSAGES].update(counts[_SENT])
         many(
-            "INSERT INTO queue VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+            "INSERT INTO queue VALUES (?1, ?2, ?2 - ?3, ?4, ?5) ON CONFLICT DO UPDATE SET"
             " messages = messages + excluded.messages, waiting = waiting + excluded.waiting,"
             " letters = letters + excluded.letters, redriven = redriven + excluded.redriven",
-            [(queue, *counts) for queue, counts in self._queues.items()],
+            _by_queue(self._queues),
         )
         many(
             "INSERT INTO minute VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
@@ -414,14 +431,20 @@ class Fold:
             " acked = acked + excluded.acked, failed = failed + excluded.failed,"
             " dead = dead + excluded.dead, timed = timed + excluded.timed,"
             " held_ms = held_ms + excluded.held_ms",
-            [(*which, *counts) for which, counts in self._minutes.items()],
+            [
+                (minute, *row)
+                for minute, counts in self._minutes.items()
+                for row in _by_queue(counts)
+            ],
         )
         self._write_groups()
         many("INSERT OR REPLACE INTO position VALUES (?, ?, ?, ?)", positions)
-        for rows in (self._new_names, self._messages, self._events):
-            rows.clear()
-        self._queues.clear()
+        self._new_names.clear()
+        self._events.clear()
         self._minutes.clear()
+        for counter in self._queues:
+            counter.clear()
+        self.pending = 0
 
     def _write_groups(self) -> None:
         self.connection.executemany(
@@ -438,18 +461,18 @@ class Fold:
         execute = self.connection.execute
         for number in numbers:
             chunk = self.chunks.get(number, changes=False)
-            gone = Counter(queue for queue in chunk.queues if queue)
-            waited = chunk.by_queue(chunk.known & ~chunk.started)
-            for queue, count in gone.items():
-                self._queues[queue][0] -= count
-                self._queues[queue][1] -= waited[queue]
+            self._queues[_MESSAGES].subtract(chunk.queues_of(chunk.known))
+            self._queues[_BEGUN].subtract(chunk.queues_of(chunk.started))
             first = number << CHUNK_BITS
-            execute(
-                "DELETE FROM message WHERE place >= ? AND place < ?", (first, first + CHUNK_OFFSETS)
-            )
-            execute("DELETE FROM event WHERE chunk = ?", (number,))
-            execute("DELETE FROM chunk WHERE chunk = ?", (number,))
+            for table in ("pack", "copy"):
+                execute(
+                    f"DELETE FROM {table} WHERE place >= ? AND place < ?",
+                    (first, first + CHUNK_OFFSETS),
+                )
+            for table in ("event", "chunk"):
+                execute(f"DELETE FROM {table} WHERE chunk = ?", (number,))
             self.chunks.drop(number)
+            self._packs.pop(first >> OFFSET_BITS, None)
 
     def forget_letters(self, most: int) -> None:
         """Delete the oldest dead letters beyond so many."""
@@ -467,9 +490,26 @@ class Fold:
                 " WHERE queue = ? AND reason = ? AND form = ?",
                 (is_redriven, queue, reason, form),
             )
-            self._queues[queue][2] -= 1
-            self._queues[queue][3] -= is_redriven
+            self._queues[_LETTERS][queue] -= 1
+            self._queues[_REDRIVEN][queue] -= is_redriven
         execute("DELETE FROM letter_group WHERE letters <= 0")
+
+
+def _count(counter: Counter[int], queues: Sequence[int], each: int = 1) -> None:
+    if len(queues) == 1:
+        counter[queues[0]] += each
+    elif each == 1:
+        counter.update(queues)
+    else:
+        for queue, number in Counter(queues).items():
+            counter[queue] += number * each
+
+
+def _by_queue(counters: Sequence[Counter[int]]) -> list[tuple[int, ...]]:
+    return [
+        (queue, *[counter.get(queue, 0) for counter in counters])
+        for queue in set().union(*counters)
+    ]
 
 
 def _held(tracker: RedeliveryTracker, batch: MessageBatch) -> dict[int, int]:

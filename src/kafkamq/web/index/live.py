@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from kafkamq.markers.rules.hold import DUE, HELD, PAGE_BITS, STATE, Hold
-from kafkamq.markers.rules.redelivery import RedeliveryTracker
+from kafkamq.markers.rules.hold import DUE, HELD, PAGE_BITS, STATE
 from kafkamq.markers.wire.records import TrackerStatus
-from kafkamq.web.index.fold import Chunks, Fold
-from kafkamq.web.index.rows import CHUNK_BITS, CHUNK_OFFSETS, MARKERS, MESSAGES, place_of
+from kafkamq.web.index.fold import Fold
+from kafkamq.web.index.rows import CHUNK_OFFSETS, MARKERS, MESSAGES, place_of
 
-MAX_RUNS = 200_000  # of one picture; what is beyond is counted and not listed
+MAX_RUNS = 200_000
 STATES = ("in flight", "delayed", "due")
 _IN_FLIGHT, _DELAYED, _DUE = STATES
 
@@ -24,16 +23,17 @@ class Run:
     """Messages of one queue are open and share all facts."""
 
     queue: int
-    place: int  # of the first offset of their page
-    bits: int  # bit i: the message at ``place`` + i
-    state: str  # one of STATES
-    consumer_id: str  # who holds them; empty: nobody
-    begin_ms: int  # when their first START, or the SCHEDULE, was written
-    left_ms: int  # of the lease or the wait when the picture was made; negative: over
+    place: int
+    bits: int
+    state: str
+    # The worker that holds them; empty: nobody does.
+    consumer_id: str
+    begin_ms: int
+    # What was left of the lease or the wait when the picture was made; negative: it is over.
+    left_ms: int
     is_schedule: bool
 
     def places(self) -> Iterator[int]:
-        """Return the places of the messages."""
         for number in range(self.bits.bit_length()):
             if self.bits >> number & 1:
                 yield self.place + number
@@ -41,12 +41,10 @@ class Run:
 
 @dataclass(slots=True)
 class Counts:
-    """It counts the messages of a queue in each state."""
-
     in_flight: int = 0
     delayed: int = 0
     due: int = 0
-    oldest_ms: int = 0  # when the oldest of them began; 0: there is none
+    oldest_ms: int = 0
 
     def add(self, run: Run) -> None:
         number = run.bits.bit_count()
@@ -65,7 +63,7 @@ class MarkerLag:
     """It has a marker partition, and what its tracker last said of it; None: nothing yet."""
 
     partition: int
-    position: int  # the next record that the index reads
+    position: int
     clock_ms: int
     open: int
     status: TrackerStatus | None
@@ -75,49 +73,37 @@ class MarkerLag:
 class Picture:
     """It has all that pages show beside the database."""
 
-    made_ms: int = 0  # wall time
-    version: int = 0  # another one: something may have changed
-    is_caught_up: bool = False  # False: the logs are being read for the first time
-    error: str = ""  # why nothing can be read; empty: it can
-    counts: Mapping[int, Counts] = field(default_factory=dict)  # by queue
+    made_ms: int = 0
+    version: int = 0
+    is_caught_up: bool = False
+    # Why nothing can be read; empty: it can.
+    error: str = ""
+    counts: Mapping[int, Counts] = field(default_factory=dict)
     runs: tuple[Run, ...] = ()
-    is_whole: bool = True  # False: there are more runs
+    is_whole: bool = True
     markers: tuple[MarkerLag, ...] = ()
-    read: int = 0  # records since the start
-    behind: int = 0  # records that are not read yet, at most
+    read: int = 0
+    behind: int = 0
     size_bytes: int = 0
 
 
 def open_runs(fold: Fold, ages_ms: Mapping[int, int]) -> Iterator[Run]:
     """Find what is open, by marker partition; ``ages_ms``: since each one's clock was moved."""
-    for partition, log in fold.markers.items():
-        now_ms = log.tracker.clock_ms + ages_ms.get(partition, 0)
-        for leaf in log.tracker.table.leaves():
-            of_schedule, topic_id, _, number = leaf.log.key
+    for marked, log in fold.markers.items():
+        tracker, now_ms = log.tracker, log.tracker.clock_ms + ages_ms.get(marked, 0)
+        for leaf in tracker.table.leaves():
+            of_schedule, topic_id, _, partition = leaf.log.key
             if topic_id and fold.topic_id and topic_id != fold.topic_id:
                 continue
             for page, hold in zip(leaf.pages, leaf.holds, strict=True):
-                offset = page * PAGE_BITS
-                place = place_of(MARKERS if of_schedule else MESSAGES, number, offset)
-                yield from _runs(fold.chunks, log.tracker, hold, place, of_schedule, now_ms)
-
-
-def _runs(
-    chunks: Chunks,
-    tracker: RedeliveryTracker,
-    hold: Hold,
-    place: int,
-    of_schedule: bool,
-    now_ms: int,
-) -> Iterator[Run]:
-    chunk = chunks.get(place >> CHUNK_BITS, changes=False)
-    at = place & CHUNK_OFFSETS - 1
-    until_ms = hold.deadline_ms if hold.flags & DUE else tracker.changes_at(hold, of_schedule)
-    state = _DUE if hold.flags & DUE else _IN_FLIGHT if hold.flags & STATE == HELD else _DELAYED
-    consumer_id = "" if hold.holder is None else hold.holder.consumer_id
-    queues = chunk.by_queue(hold.bits << at)
-    for queue in queues:
-        bits = hold.bits if len(queues) == 1 else chunk.bits_of(queue, hold.bits << at) >> at
-        yield Run(
-            queue, place, bits, state, consumer_id, hold.begin_ms, until_ms - now_ms, of_schedule
-        )
+                place = place_of(MARKERS if of_schedule else MESSAGES, partition, page * PAGE_BITS)
+                until_ms = tracker.changes_at(hold, of_schedule)
+                state = _IN_FLIGHT if hold.flags & STATE == HELD else _DELAYED
+                if hold.flags & DUE:
+                    state, until_ms = _DUE, hold.deadline_ms
+                facts = hold.begin_ms, until_ms - now_ms, of_schedule
+                consumer_id = "" if hold.holder is None else hold.holder.consumer_id
+                number, at = divmod(place, CHUNK_OFFSETS)
+                found = fold.chunks.get(number, changes=False).by_queue(hold.bits << at)
+                for queue, bits in found.items():
+                    yield Run(queue, place, bits >> at, state, consumer_id, *facts)

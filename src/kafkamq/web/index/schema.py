@@ -1,11 +1,12 @@
 """The database of the index: one SQLite file, which may be deleted at any time.
 
-A ``place`` is what ``rows.py`` says; times are the brokers', in ms; ids and keys are bytes.
+A ``place`` is what ``web/index/rows.py`` says; times are the brokers', in ms; ids and keys are
+bytes.
 
-- ``message``: a record of the messages topic, or a SCHEDULE. ``attempt`` is its delivery count;
+- ``pack``: records of the messages topic, or SCHEDULEs, of one chunk, as ``packs.py`` packs them.
+- ``copy``: a record that is not the first of its message. ``attempt`` is its delivery count;
   ``origin`` the place of its first copy, ``letter`` the dead letter that it was redriven from.
-- ``event``: what one marker says of messages of one chunk: of the one at ``first``, or of those
-  with a bit in ``bits`` (little-endian, from ``first`` on).
+- ``event``: what markers say of messages of one chunk, packed, too.
 - ``chunk``: which of its messages were STARTed, one bit each; how many were not.
 - ``letter``: a dead letter; ``letter_group`` counts those of one queue, reason and form of error.
 - ``minute``: what happened to a queue in a minute; ``timed`` messages got their worker's verdict,
@@ -19,7 +20,7 @@ import sqlite3
 from contextlib import suppress
 from pathlib import Path
 
-VERSION = "2"
+VERSION = "3"
 CACHE_KIB = 32 * 1024
 SUFFIXES = ("", "-wal", "-shm")
 
@@ -30,13 +31,12 @@ CREATE TABLE position (topic TEXT, number INTEGER, next INTEGER, restart INTEGER
 CREATE TABLE name (number INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE);
 CREATE TABLE queue (queue INTEGER PRIMARY KEY, messages INTEGER NOT NULL,
     waiting INTEGER NOT NULL, letters INTEGER NOT NULL, redriven INTEGER NOT NULL);
-CREATE TABLE message (place INTEGER PRIMARY KEY, queue INTEGER, at_ms INTEGER, id BLOB, key BLOB,
-    attempt INTEGER, origin INTEGER, letter INTEGER, headers BLOB);
-CREATE TABLE event (chunk INTEGER, marker INTEGER, first INTEGER, bits BLOB, kind INTEGER,
-    at_ms INTEGER, consumer INTEGER, reason INTEGER, delay_ms INTEGER,
-    PRIMARY KEY (chunk, marker)) WITHOUT ROWID;
-CREATE TABLE chunk (chunk INTEGER PRIMARY KEY, started BLOB, messages INTEGER, waiting INTEGER,
-    last_ms INTEGER);
+CREATE TABLE pack (place INTEGER PRIMARY KEY, messages INTEGER, last_ms INTEGER, bits BLOB,
+    queues BLOB, times BLOB, ids BLOB, keys BLOB, headers BLOB);
+CREATE TABLE copy (place INTEGER PRIMARY KEY, attempt INTEGER, origin INTEGER, letter INTEGER);
+CREATE TABLE event (number INTEGER PRIMARY KEY, chunk INTEGER, events BLOB);
+CREATE INDEX event_chunk ON event (chunk);
+CREATE TABLE chunk (chunk INTEGER PRIMARY KEY, started BLOB, waiting INTEGER, last_ms INTEGER);
 CREATE INDEX chunk_waiting ON chunk (chunk) WHERE waiting > 0;
 CREATE TABLE letter (number INTEGER PRIMARY KEY, place INTEGER UNIQUE, queue INTEGER,
     at_ms INTEGER, id BLOB, key BLOB, reason INTEGER, form INTEGER, error TEXT, attempt INTEGER,
@@ -51,10 +51,8 @@ CREATE TABLE minute (minute INTEGER, queue INTEGER, sent INTEGER NOT NULL, start
 """
 
 _INDEXES = """
-CREATE INDEX IF NOT EXISTS message_id ON message (substr(id, -5)) WHERE id IS NOT NULL;
-CREATE INDEX IF NOT EXISTS message_key ON message (substr(key, -5)) WHERE key IS NOT NULL;
-CREATE INDEX IF NOT EXISTS message_origin ON message (origin) WHERE origin IS NOT NULL;
-CREATE INDEX IF NOT EXISTS message_letter ON message (letter) WHERE letter IS NOT NULL;
+CREATE INDEX IF NOT EXISTS copy_origin ON copy (origin) WHERE origin IS NOT NULL;
+CREATE INDEX IF NOT EXISTS copy_letter ON copy (letter) WHERE letter IS NOT NULL;
 CREATE INDEX IF NOT EXISTS letter_queue ON letter (queue);
 CREATE INDEX IF NOT EXISTS letter_form ON letter (form);
 CREATE INDEX IF NOT EXISTS letter_id ON letter (substr(id, -5));
@@ -108,7 +106,6 @@ def delete_index(path: Path) -> None:
 
 
 def size_bytes(path: Path) -> int:
-    """Return how large the files of an index are."""
     total = 0
     for suffix in SUFFIXES:
         with suppress(FileNotFoundError):
@@ -118,9 +115,11 @@ def size_bytes(path: Path) -> int:
 
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=5.0)
-    path.chmod(0o600)  # ids, keys and headers of messages are in it
+    # Ids, keys and headers of messages are in it.
+    path.chmod(0o600)
     connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = OFF")  # damaged by a power cut, it is made again
+    # A database that a power cut damages is made again.
+    connection.execute("PRAGMA synchronous = OFF")
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     connection.execute(f"PRAGMA cache_size = -{2 * CACHE_KIB}")
     connection.execute("PRAGMA wal_autocheckpoint = 4000")
