@@ -42,8 +42,9 @@ _NEEDED: Mapping[str, tuple[tuple[int, ...], tuple[int, ...] | None]] = {
     "protobuf": ((6, 30), (8,)),
 }
 _MODULES = {"protobuf": "google.protobuf"}
-# A small heap, and no second compiler: most of the work is done in Python, starting up counts.
-_JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+# A small heap, and no second compiler: most of the work is done in Python, starting up counts. And
+# no collection of everything whenever the classes that it loads outgrow a limit, at first 21 MB.
+_JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:MetaspaceSize=256m"
 _STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 # Without Hadoop's checksum files: each file of a checkpoint costs two processes (chmod) with them.
 # The state's change logs carry checksums of their own.
