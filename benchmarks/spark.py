@@ -25,7 +25,7 @@ import statistics
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,7 @@ from benchmarks.rows import IS_BRIEF, Row, finish, scaled, show
 from benchmarks.spark_sink import sink_rates
 from benchmarks.spark_source import source_rates
 from benchmarks.spark_sparse import sparse_row
+from benchmarks.spark_starts import answer_rows, restart_row
 from benchmarks.spark_sustained import in_flight_rows, rate_before, sustained_rows
 from benchmarks.spark_tracker import cpu_s, idle_cores, wait_until_live
 from confluent_kafka import Consumer, TopicPartition
@@ -60,7 +61,9 @@ TIMEOUT_MS = 6_000
 SINGLE_RATE = scaled(110_000)  # markers/s for minutes: a bit more than the goal
 WARM_UP = scaled(500_000)  # markers; three batches
 PATIENCE_S = 300.0
-PARTS = ("tracker", "in_flight", "sparse", "sustained", "runs", "source", "sink", "executors")
+PARTS = (
+    "tracker", "in_flight", "sparse", "sustained", "runs", "source", "sink", "executors", "starts",
+)  # fmt: skip
 
 
 class Load:
@@ -339,6 +342,14 @@ def measure_executors(servers: str, markers: int, trigger_s: float, broker: int 
     return Row(name, round(rates[1]), round(rates[0]), ratio, "markers/s", None, True)
 
 
+def measure_starts(servers: str, rounds: int) -> Iterator[Row]:
+    """Young JVMs: what a restart of the tracker takes, and a question in SQL."""
+    with namespace(servers) as (config, checkpoint):
+        yield restart_row(config, checkpoint, partitions=MARKER_PARTITIONS, rounds=rounds)
+    with namespace(servers) as (config, _):
+        yield from answer_rows(config, partitions=MARKER_PARTITIONS, rounds=rounds)
+
+
 def measure_earlier(servers: str, options: argparse.Namespace) -> float | None:
     """Messages per second of the revision that the part ``runs`` is compared with."""
     if "runs" not in options.parts or not options.before:
@@ -354,19 +365,37 @@ def measure_earlier(servers: str, options: argparse.Namespace) -> float | None:
 
 
 def measure(servers: str, options: argparse.Namespace, broker: int | None) -> list[Row]:
-    """The chosen parts; the first query of a session is only there to warm it up."""
-    before = measure_earlier(servers, options)  # while there is no other session
-    spark = build_session(
-        app_name="kafkamq benchmark",
-        master=options.master,
-        settings={"spark.jars": ",".join(map(str, connector_jars()))},
-    )
+    """The chosen parts."""
     rows: list[Row] = []
 
     def add(*measured: Row) -> None:
         show(*measured)
         rows.extend(measured)
 
+    if set(options.parts) - {"executors", "starts"}:
+        before = measure_earlier(servers, options)  # while there is no other session
+        measure_in_session(servers, options, broker, before, add)
+    if "executors" in options.parts:
+        add(measure_executors(servers, options.markers, options.trigger, broker))
+    if "starts" in options.parts:
+        for row in measure_starts(servers, options.rounds):
+            add(row)
+    return rows
+
+
+def measure_in_session(
+    servers: str,
+    options: argparse.Namespace,
+    broker: int | None,
+    before: float | None,
+    add: Callable[..., None],
+) -> None:
+    """Parts that share a session; its first query is only there to warm it up."""
+    spark = build_session(
+        app_name="kafkamq benchmark",
+        master=options.master,
+        settings={"spark.jars": ",".join(map(str, connector_jars()))},
+    )
     try:
         if "tracker" in options.parts:
             if not IS_BRIEF:
@@ -390,9 +419,6 @@ def measure(servers: str, options: argparse.Namespace, broker: int | None) -> li
             add(*measure_sink(spark, servers, options.batches, options.rounds))
     finally:
         spark.stop()
-    if "executors" in options.parts:
-        add(measure_executors(servers, options.markers, options.trigger, broker))
-    return rows
 
 
 def main() -> int:

@@ -32,7 +32,6 @@ class SureProducer(Producer):
         on_delivery: Callable[[KafkaError | None, Message], None] | None = None,
         **more: Any,
     ) -> None:
-        """As confluent_kafka's."""
 
         def told(error: KafkaError | None, record: Message) -> None:
             if error is None:

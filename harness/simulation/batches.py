@@ -45,7 +45,7 @@ _Offsets = Mapping[str, Mapping[str, "int | str"]]
 
 @dataclass
 class _State:
-    """It is of one marker partition after a batch, as Spark's state store has it."""
+    """The state of one marker partition after a batch, as Spark's state store has it."""
 
     index: tuple[Any, ...] | None = None
     chunks: dict[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)

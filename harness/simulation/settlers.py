@@ -24,7 +24,7 @@ _OUTCOMES = (Outcome.ACK, Outcome.ACK, Outcome.NACK, Outcome.REJECT)
 
 
 class SettlerProcess:
-    """It is a process that gives verdicts by the tokens that workers pass it."""
+    """A process that gives verdicts by the tokens that workers pass it."""
 
     def __init__(self, world: QueueWorld, open_queue: Callable[[Service], Queue]) -> None:
         self.is_closing = False

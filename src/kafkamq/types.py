@@ -67,13 +67,9 @@ class Outcome(IntEnum):
 class Backend(Enum):
     """Who remembers which messages of a queue are done; fixed when the queue is created."""
 
-    # In a topic of markers, which a tracker folds.
     MARKERS = "markers"
-    # In a map in the commits of a consumer group.
     OFFSETS = "offsets"
-    # In the broker's share group.
     SHARE = "share"
-    # In a coordination log.
     CLAIMS = "claims"
 
 
@@ -103,7 +99,6 @@ class MessageId:
 
     @property
     def log(self) -> tuple[bytes, int]:
-        """Return of which topic and leader epoch it is."""
         return self.topic_id, self.leader_epoch
 
 
@@ -122,7 +117,6 @@ class MessageBatch:
     bits: int
 
     def message_ids(self) -> Iterator[MessageId]:
-        """Yield the messages, by ascending offset."""
         for number, bit in enumerate(bin(self.bits)[:1:-1]):
             if bit == "1":
                 offset = self.base_offset + number
@@ -176,7 +170,6 @@ class ScheduleToken:
     """Names a delayed message until it fires; what ``Producer.cancel`` takes."""
 
     queue_id: str
-    # Of the markers topic.
     partition: int
     offset: int
 
@@ -190,7 +183,6 @@ class SentMessage:
     topic: str
     partition: int
     offset: int
-    # The broker's.
     timestamp_ms: int
     schedule: ScheduleToken | None = None
 
@@ -277,13 +269,11 @@ class RangeRecord:
     """One record of the topic of range claims, as ``claims/rules/ranges.py`` reads it."""
 
     type: RangeType
-    # Random, of one start of the sender's process.
     instance: str
     client: str
     group: str
     topic: str
     partition: int
-    # The range is half-open.
     first: int = 0
     next: int = 0
     # The first offset that nobody has claimed, as the sender knows.

@@ -189,7 +189,7 @@ def test_what_a_backend_lacks_is_refused(world: World) -> None:
 
 
 def test_the_age_of_each_record_is_observed_when_it_is_first_handed_out(world: World) -> None:
-    queue = world.queue("ages")
+    queue = world.queue("ages", redelivery_timeout=60.0)
 
     def observed() -> tuple[int, float]:
         (family,) = (each for each in families() if each.name == "kafkamq_send_to_receive_seconds")

@@ -273,7 +273,7 @@ class Stage:
         return report
 
     def _restart_crashed(self) -> None:
-        """As a supervisor does: librdkafka 2.16 was seen to crash when a broker went away."""
+        """Restart as a supervisor: librdkafka 2.16 was seen to crash when a broker went away."""
         for actor in list(self.actors):
             code = actor.process.poll()
             if code in _CRASHES and not actor.was_replaced:

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(900)]
 
 
 def cut(file: Path) -> None:
-    """As after a crash of the machine: half of what was written is there."""
+    """Leave half of what was written, as a crash of the machine may."""
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 

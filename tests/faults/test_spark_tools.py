@@ -43,7 +43,7 @@ def test_the_state_reader_reads_what_a_tracker_has_folded(
         names: dict[str, Any] = {"spark": spark, "checkpoint": checkpoint}
 
         def folded() -> int:
-            """As of the last batch that Spark has committed, which may be the one before."""
+            """Return up to where the last batch has folded that Spark has committed."""
             exec(compile(block, "spark.md", "exec"), names)
             (row,) = names["rows"] = names["folded"].collect()
             return int(row.next_offset)

@@ -11,7 +11,7 @@ from tests.integration.cli_tools import Commands
 from tests.integration.parallel_tools import topic_settings
 from tests.integration.queue_logs import make_service
 from tests.integration.test_cli_redrive import Letters
-from tests.integration.test_web_actions import redrive_through_kills
+from tests.integration.test_web_actions import redrive_through_kills, replay_through_kills
 from tests.integration.web_client import WebClient
 from tests.waiting import wait_until, within
 
@@ -59,6 +59,26 @@ def test_a_job_goes_on_behind_kills_of_its_process_and_of_the_broker(
         place = f"{letters.config.dead_letter_topic}[{large.partition}]@{large.offset}: "
         assert refusal.startswith(place)
         assert "max.message.bytes" in refusal
+
+
+def test_a_replay_goes_on_behind_kills_of_its_process_and_of_the_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with LocalKafka(cache_dir=cache_dir_from(os.environ), java=java_from(os.environ)) as kafka:
+        bootstrap = kafka.bootstrap_servers
+        commands = Commands(bootstrap, "shop")
+        with Service(bootstrap, "shop") as service:
+            service.create_topics(partitions=2, marker_partitions=1)
+
+        def before_kill(number: int) -> None:
+            if number == 1:
+                kafka.kill()
+                kafka.start()
+
+        replay_through_kills(
+            commands, service.config, COUNT // 5, KILLS - 2, before_kill=before_kill
+        )
 
 
 def test_pages_outlive_a_broker_and_a_topic(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def figure(name: str, labels: Labels) -> float:
 
 
 def commit(bootstrap: str, group: str, topic: str, offset: int, metadata: str = "") -> None:
-    """As another program would, into a group without members."""
+    """Commit as another program would, into a group without members."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
     place = (
         TopicPartition(topic, 0, offset, metadata) if metadata else TopicPartition(topic, 0, offset)

@@ -48,7 +48,7 @@ def delete_topic(bootstrap: str, name: str) -> None:
 
 
 def write(bootstrap: str, topic: str, *records: Mapping[str, Any], **settings: str) -> None:
-    """As somebody who knows nothing of kafkamq."""
+    """Write as somebody does who knows nothing of kafkamq."""
     producer = SureProducer({"bootstrap.servers": bootstrap, **settings})
     for record in records:
         producer.produce(topic, **record)

@@ -259,7 +259,7 @@ def delete_before(service: Service, partition: int, offset: int) -> None:
 @pytest.mark.faults
 @pytest.mark.usefixtures("impatient")
 def test_retention_below_holds(namespace: str) -> None:
-    """It is lowered beneath what STARTs rely on: a dead letter each, which names the queue."""
+    """Retention beneath what STARTs rely on makes dead letters, which name the queue."""
     often = {"log_retention_check_interval_ms": "500", "log_initial_task_delay_ms": "100"}
     with own_broker(namespace, **often) as (kafka, stage), tracked(stage.service.config):
         held = stage.hold(300)

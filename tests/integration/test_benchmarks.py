@@ -28,7 +28,7 @@ RUNS = [
     pytest.param("compare.py", (), 25, id="compare"),
     pytest.param("web.py", (), 31, id="web"),
     pytest.param("spark_queue.py", (), 3, id="spark_queue", marks=pytest.mark.spark),
-    pytest.param("spark.py", BRIEF, 23, id="spark", marks=pytest.mark.spark),
+    pytest.param("spark.py", BRIEF, 26, id="spark", marks=pytest.mark.spark),
 ]
 
 

@@ -42,7 +42,7 @@ def members(topics: ClaimTopics, *names: str, **options: Any) -> list[RangeClaim
 
 
 def end(claimed: ClaimedRange) -> None:
-    """It is done; as often as nobody knows whether it is, that is said again."""
+    """Say that a range is done, again while nobody knows whether it is."""
     while True:
         with suppress(DeadlineExceededError):
             return claimed.done()

@@ -289,7 +289,7 @@ def test_a_quiet_namespace_gets_no_ticks(tracked: Logs) -> None:
 
 
 def named(logs: Logs, ids: list[MessageId]) -> list[MessageId]:
-    """As workers name them in batches: with the topic's id and the leader's epoch."""
+    """Name messages as workers do in batches: with the topic's id and the leader's epoch."""
     with Admin(logs.config) as admin:
         topic_id = admin.topic_id(logs.config.message_topic)
     return [replace(one, topic_id=topic_id, leader_epoch=1) for one in ids]

@@ -28,7 +28,7 @@ def tracked(bootstrap: str, namespace: str) -> Iterator[Logs]:
 
 
 def foreign_start(logs: Logs, *ids: MessageId, value: bytes = b"payload") -> None:
-    """As their consumer writes it."""
+    """Write a START as their consumer does."""
     for id_ in ids:
         start = Marker(MarkerType.START, id_, 300, b"queue", value)
         logs.marker(id_, encode_go_marker("queue", start).value)

@@ -80,7 +80,7 @@ def test_settings_of_created_topics(config: ServiceConfig) -> None:
 def test_existing_topics_are_checked_and_never_altered(
     config: ServiceConfig, bootstrap: str
 ) -> None:
-    """As kmq makes its markers topic: the time of the client, and compacted."""
+    """kmq makes its markers topic so: with the client's time, and compacted."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     new = NewTopic(config.marker_topic, 2, 1, config={"cleanup.policy": "compact"})
     admin.create_topics([new])[config.marker_topic].result(within(30))

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from tests.integration.cli_tools import Commands
 from tests.integration.queue_logs import make_service
+from tests.unit.test_web_workers import CALL, POOL, answer, answering
 from tests.waiting import wait_until, within
 
-from kafkamq import Service
+from kafkamq import Service, Worker
 from kafkamq.cli.top import Sort
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.markers.tracker.local import LocalTracker
+from kafkamq.metrics import serve_metrics
 from kafkamq.queue.dead_letters import Selection, redrive
 from kafkamq.transport.admin import Admin
 from kafkamq.web.app import serving
@@ -236,6 +241,79 @@ def test_top_prints_queues_and_one_queue(
         commands.run("top", "--once", *known)
 
 
+@contextmanager
+def working(service: Service) -> Iterator[str]:
+    """A worker whose two handlers never end of themselves, and where it serves its metrics."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def never_ending(body: bytes) -> None:
+        del body
+        entered.set()
+        leave.wait(within(60))
+
+    queue = service.queue("orders")
+    queue.handler(concurrency=2)(never_ending)
+    with serve_metrics(0, host="127.0.0.1") as server, Worker(service, drain=30.0):
+        queue.producer().send(b"secret").result(within(30))
+        assert entered.wait(within(60))
+        try:
+            yield f"http://127.0.0.1:{server.port}"
+        finally:
+            leave.set()
+
+
+def test_pages_say_what_handlers_are_at(
+    service: Service, config: ServiceConfig, tmp_path: Path
+) -> None:
+    canary = "<script>alert(1)</script>{{7*7}}"
+    call = CALL | {"topic": canary, "runs_in": canary, "stack": [canary] * 3}
+    hostile_pool = POOL | {"queue": canary, "handler": canary, "consumer": canary, "calls": [call]}
+    service.queue("nobodys").producer().send(b"?").result(within(30))
+    with (
+        working(service) as url,
+        answering(answer({"pools": [hostile_pool]})) as hostile,
+        answering(b"") as silent,
+    ):
+        options = WebOptions(port=0, workers=(url, hostile, silent))
+        with serving(config, options, IndexOptions(path=tmp_path / "index")) as address:
+
+            def slots() -> dict[str, tuple[int | None, int | None]]:
+                queues = ask(f"{address}api/queues")["queues"]
+                return {each["queue"]: (each["busy"], each["slots"]) for each in queues}
+
+            wait_until(lambda: ask(f"{address}api/state")["is_caught_up"])
+            wait_until(lambda: slots().get("orders") == (1, 2))
+            assert slots()["nobodys"] == (None, None), "nobody says"
+            assert ask(f"{address}api/queue?name=orders")["slots"] == 2
+            assert {"1 of 2, 50 %", "unknown"} <= set(
+                re.findall(r"1 of 2, 50 %|unknown", ask(address))
+            )
+            wait_until(lambda: ask(f"{address}api/workers")["workers"])
+            data = ask(f"{address}api/workers")
+            (holder,) = data["workers"]
+            (pool,) = data["asked"][0]["pools"]
+            assert (pool["consumer"], pool["queue"]) == (holder["consumer"], "orders")
+            assert data["asked"][2]["error"]
+            page = ask(f"{address}workers?consumer={holder['consumer']}")
+            assert "never_ending" in page
+            assert "secret" not in page
+            assert f'href="/message/{ask_where(address, holder["consumer"])}"' in page
+            for query in ("", f"?at={hostile}", f"?consumer={quote(canary)}"):
+                page = ask(f"{address}workers{query}")
+                assert "&lt;script&gt;alert(1)" in page, query
+                assert "<script>alert" not in page
+                assert "49" not in re.findall(r"alert\(1\)[^\n]*", page)
+            assert "no answer" in ask(f"{address}workers")
+            named = ask(f"{address}workers?at=http://127.0.0.1:1")
+            assert "127.0.0.1:1<" not in named.split("</h1>")[1], "only what was named is asked"
+
+
+def ask_where(address: str, consumer: str) -> str:
+    """Where the one message stands that a consumer holds."""
+    (held,) = ask(f"{address}api/workers?consumer={consumer}")["open"]
+    return str(held["where"])
+
+
 @pytest.fixture
 def browser() -> Iterator[Any]:
     if not CHROMIUM.exists():
@@ -249,6 +327,18 @@ def browser() -> Iterator[Any]:
         chromium.close()
 
 
+@contextmanager
+def serving_with_stacks(config: ServiceConfig, options: IndexOptions) -> Iterator[tuple[str, str]]:
+    """The address of pages that have read the topics, and of a worker with deep stacks."""
+    pool = POOL | {"queue": "orders", "calls": [CALL | {"stack": ["x" * 300] * 20}] * 3}
+    with answering(answer({"pools": [pool]})) as worker:
+        access = WebOptions(port=0, workers=(worker, f"{worker}/elsewhere"))
+        with serving(config, access, options) as address:
+            wait_until(lambda: ask(f"{address}api/state")["is_caught_up"])
+            wait_until(lambda: ask(f"{address}api/workers")["asked"][0]["pools"])
+            yield address, worker
+
+
 @pytest.mark.slow
 def test_a_browser_shows_each_page_and_what_happens_next(
     service: Service, config: ServiceConfig, tmp_path: Path, browser: Any
@@ -260,15 +350,15 @@ def test_a_browser_shows_each_page_and_what_happens_next(
     service.queue(canary).producer().send(canary.encode(), id=canary, key=canary).result(within(30))
     options = IndexOptions(path=tmp_path / "index")
     complaints: list[str] = []
-    with serving(config, WebOptions(port=0), options) as address:
-        wait_until(lambda: ask(f"{address}api/state")["is_caught_up"])
+    with serving_with_stacks(config, options) as (address, worker):
         wait_until(lambda: ask(f"{address}api/queues")["totals"]["letters"] == 2)
         page = browser.new_page(viewport={"width": 400, "height": 800})
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda request: elsewhere(request.url, address, complaints))
         shown = ("", "queue?name=orders", "dead-letters", "workers", "trackers", "health")
-        for path in (*shown, "redrive", "jobs", "actions", "send", "find?q=none"):
+        beside = ("redrive", "replay?queue=orders", "jobs", "actions", "send", "find?q=none")
+        for path in (*shown, *beside, f"workers?at={worker}"):
             page.goto(f"{address}{path}")
             assert "kafkamq" in page.title()
             wide = page.evaluate("document.documentElement.scrollWidth")

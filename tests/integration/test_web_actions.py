@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
+from urllib.parse import urlencode
 
 import pytest
 from confluent_kafka import Producer
@@ -19,7 +20,15 @@ from tests.waiting import wait_until, within
 
 from kafkamq import Service
 from kafkamq.config import ServiceConfig
-from kafkamq.queue.dead_letters import REDRIVEN_FROM, Selection, read_dead_letters, redrive
+from kafkamq.markers.tracker.local import LocalTracker
+from kafkamq.queue.dead_letters import (
+    REDRIVEN_FROM,
+    REPLAY_NAME,
+    REPLAYED_FROM,
+    Selection,
+    read_dead_letters,
+    redrive,
+)
 from kafkamq.queue.names import actions_topic
 from kafkamq.transport.log_reader import scan
 from kafkamq.transport.record import headers_of
@@ -88,27 +97,15 @@ def redrive_through_kills(
         letters.write(*(f"id-{number}" for number in range(first, min(count, first + 10_000))))
     letters.write("other", queue="another")
     unmoved = {each.id for each in read_dead_letters(config) if not each.id.startswith("id-")}
-    index, id, rate = str(Path.cwd() / "index"), "", count / (2 * kills + 3)
-    for number in range(kills + 1):
-        process = commands.process("web", "--port", "0", "--index", index)
-        try:
-            assert process.stderr is not None
-            line = process.stderr.readline()
-            address = next(word for word in line.split() if word.startswith("http://"))
-            web = WebClient(address, timeout_s=120.0)
-            if not id:
-                found = web.get("redrive?queue=q")
-                assert (found["count"], len(found["samples"])) == (count + refused, 20)
-                id = web.post("jobs", filter={"queue": "q"}, rate=rate, name="once more")["id"]
-            if number < kills:
-                web.wait_for_more(id)
-                before_kill(number)
-                web.wait_for_more(id)
-            else:
-                job = web.wait_for(id, "done")
-        finally:
-            process.kill()  # SIGKILL
-            process.communicate()
+
+    def begin(web: WebClient) -> str:
+        found = web.get("redrive?queue=q")
+        assert (found["count"], len(found["samples"])) == (count + refused, 20)
+        rate = count / (2 * kills + 3)
+        return str(web.post("jobs", filter={"queue": "q"}, rate=rate, name="once more")["id"])
+
+    job = through_kills(commands, begin, kills, before_kill)
+    id = job["id"]
     assert (job["done"], job["refused"], job["left"]) == (count, refused, 0)
     assert len(job["refusals"]) == refused
     assert job["name"] == "once more"
@@ -124,6 +121,147 @@ def redrive_through_kills(
     runs = [each.user for each in log if each.what == "run"]
     assert len(set(runs)) == kills + 1, "each process took it up"
     return job
+
+
+def through_kills(
+    commands: Commands,
+    begin: Callable[[WebClient], str],
+    kills: int,
+    before_kill: Callable[[int], None],
+) -> dict[str, Any]:
+    """The job that ``begin`` has begun goes on, whatever process is killed, to its end."""
+    index, id = str(Path.cwd() / "index"), ""
+    for number in range(kills + 1):
+        process = commands.process("web", "--port", "0", "--index", index)
+        try:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            address = next(word for word in line.split() if word.startswith("http://"))
+            web = WebClient(address, timeout_s=120.0)
+            id = id or begin(web)
+            if number < kills:
+                web.wait_for_more(id)
+                before_kill(number)
+                web.wait_for_more(id)
+            else:
+                job = web.wait_for(id, "done")
+        finally:
+            process.kill()  # SIGKILL
+            process.communicate()
+    return job
+
+
+def replay_through_kills(
+    commands: Commands,
+    config: ServiceConfig,
+    count: int,
+    kills: int,
+    *,
+    before_kill: Callable[[int], None] = lambda number: None,
+) -> None:
+    """Each message goes again once, and nothing that was sent since."""
+    with Service(config.bootstrap_servers, config.namespace) as service:
+        producer = service.queue("q").producer()
+        for number in range(count):
+            producer.send(b"x", key=f"k{number % 7}", id=f"id-{number}")
+        producer.flush()
+
+        def begin(web: WebClient) -> str:
+            found = web.get("replay?queue=q")
+            assert (found["count"], found["is_whole"]) == (count, True)
+            rate = count / (2 * kills + 3)
+            started = web.post("jobs", kind="replay", filter={"queue": "q"}, rate=rate)
+            producer.send(b"x", id="later").result(within(30))
+            return str(started["id"])
+
+        job = through_kills(commands, begin, kills, before_kill)
+    assert (job["kind"], job["done"], job["refused"]) == ("replay", count, 0)
+    again = Counter(headers["kafkamq-id"] for _, headers in replayed(config, job["id"]))
+    assert again == {b"id-%d" % number: 1 for number in range(count)}, "each once"
+    log = actions(config)
+    assert (log[0].what, log[0].id) == ("replay", job["id"])
+    assert sum(each.more["count"] for each in log if each.what == "progress") == count
+
+
+def replayed(config: ServiceConfig, id: str) -> list[tuple[Any, dict[str, bytes | None]]]:
+    """Key and value, and the headers, of what a job has sent again."""
+    found = [
+        ((record.key(), record.value()), dict(headers_of(record)))
+        for record in scan(config, config.message_topic)
+    ]
+    return [each for each in found if each[1].get(REPLAY_NAME) == id.encode()]
+
+
+def test_messages_that_are_chosen_go_again_once(letters: Letters, tmp_path: Path) -> None:
+    config = letters.config
+    with (
+        Service(config.bootstrap_servers, config.namespace) as service,
+        LocalTracker(config).in_thread(),
+        client(config, tmp_path / "index") as web,
+    ):
+        queue = service.queue("q", redelivery_timeout=30.0)
+        producer = queue.producer()
+        service.queue("another").producer().send(b"x", id="other").result(within(30))
+        for number in range(6):
+            headers = {"parity": b"even" if number % 2 == 0 else b"odd"}
+            producer.send(b"%d" % number, key="k", id=f"id-{number}", headers=headers)
+        producer.send(b"later", id="delayed", delay=0.1)
+        producer.flush()
+        copied, acked = [], set[str]()
+        with queue.consumer() as worker:
+            while len(acked) < 5:  # the sixth, and what comes behind it, stays
+                message = worker.receive(within(30.0))
+                if message is None or message.id == "id-5":
+                    continue
+                if message.id == "id-1" and message.delivery_count == 1:
+                    message.nack(delay=0.0)
+                    copied.append(message.id)
+                elif message.id != "delayed":
+                    message.ack()
+                    acked.add(message.id)
+            worker.flush()
+        assert (copied, acked) == (["id-1"], {f"id-{number}" for number in range(5)})
+
+        def meant(filter: dict[str, Any]) -> list[str]:
+            found = web.get(f"replay?{urlencode(filter)}")
+            assert [each["queue"] for each in found["samples"]] == ["q"] * found["count"]
+            return sorted(each["id"] for each in found["samples"])
+
+        def sent(filter: dict[str, Any], **more: Any) -> list[str]:
+            wanted = meant(filter)
+            id = web.post("jobs", kind="replay", filter=filter, **more)["id"]
+            assert web.wait_for(id, "done")["done"] == len(wanted)
+            assert (
+                sorted(str(each[1]["kafkamq-id"], "utf-8") for each in replayed(config, id))
+                == wanted
+            )
+            return wanted
+
+        last_ms = max(record.timestamp()[1] for record in scan(config, config.message_topic))
+        until = {"queue": "q", "until_ms": last_ms + 1}
+        wanted = {"queue": "q", "state": "done"}
+        assert sent(wanted, id="mine") == [f"id-{number}" for number in range(5)]
+        for pair, headers in replayed(config, "mine"):
+            number = (headers["kafkamq-id"] or b"")[-1:]
+            assert pair == (b"q\0k", number), "key and payload stay"
+            assert headers["parity"] == (b"odd" if int(number) % 2 else b"even")
+            assert "kafkamq-delivery-count" not in headers, "it starts again"
+            assert (headers[REPLAYED_FROM] or b"").startswith(config.message_topic.encode())
+        with pytest.raises(HTTPError, match="409"):
+            web.post("jobs", kind="replay", filter=wanted, id="mine")  # as by a second click
+        everything = [f"id-{number}" for number in range(6)]
+        assert meant(until) in (everything, ["delayed", *everything]), "no copy of a tracker's"
+        assert meant({**until, "header": "odd"}) == ["id-1", "id-3", "id-5"]
+        assert sent({**until, "state": "done", "header": "odd"}) == ["id-1", "id-3"]
+        assert meant({"queue": "q", "key": "k", "since_ms": 1 << 45}) == []
+        assert len(meant({"queue": "q", "since_ms": last_ms + 1})) == 5 + 2, "what went again"
+        for wrong in ({}, {"key": "k"}, {"queue": "q", "reason": "expired"}):
+            with pytest.raises(HTTPError, match="400"):
+                web.post("jobs", kind="replay", filter=wrong, everything=True)
+        page = web.page("replay?queue=q&state=done")
+        assert "Replay them" in page
+        shown = web.send_form("jobs?queue=none&state=done", kind="replay", name="by form")
+        assert "by form" in shown
 
 
 @pytest.mark.slow

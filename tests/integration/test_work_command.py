@@ -72,7 +72,7 @@ def test_a_signal_drains(tmp_path: Path, number: signal.Signals) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_whole_group_drains(tmp_path: Path, number: signal.Signals) -> None:
-    """As terminals and supervisors send it: handlers in processes of their own get it too."""
+    """Terminals and supervisors send it so: handlers in processes of their own get it, too."""
     (tmp_path / "app.py").write_text(IN_A_PROCESS)
     command = [sys.executable, "-m", "kafkamq.cli", "work", "app:worker"]
     process = subprocess.Popen(

@@ -27,6 +27,10 @@ class WebClient:
         body = json.dumps(data).encode()
         return self._ask(urllib.request.Request(f"{self.address}api/{path}", body, headers))
 
+    def page(self, path: str) -> str:
+        with urllib.request.urlopen(f"{self.address}{path}", timeout=within(60)) as answer:
+            return str(answer.read().decode())
+
     def send_form(self, path: str, **fields: str) -> str:
         """The page that follows a form."""
         body = urlencode({**fields, "csrf": self._token}).encode()
@@ -39,7 +43,7 @@ class WebClient:
             return json.loads(answer.read())
 
     def job(self, id: str) -> dict[str, Any]:
-        """As it is now; nothing where this process has not read of it."""
+        """Return the job as it is now; nothing where this process has not read of it."""
         return next((job for job in self.get("jobs")["jobs"] if job["id"] == id), {})
 
     def wait_for(self, id: str, state: str) -> dict[str, Any]:

@@ -229,7 +229,7 @@ class LeasesMachine(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 50), is_plain=st.booleans())
     def acknowledge(self, pick: int, is_plain: bool) -> None:
-        """As most ACKs do it, or as other verdicts."""
+        """Give a verdict as most ACKs do, or as other verdicts."""
         held = self.held()
         if not held:
             return

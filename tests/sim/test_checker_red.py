@@ -83,7 +83,7 @@ class Logs:
         records[records.index(old)] = new
 
     def append(self, record: LogRecord) -> None:
-        """As the last record of its partition."""
+        """Append it as the last record of its partition."""
         records = getattr(
             self, {"m": "messages", "k": "markers", "d": "dead_letters"}[_kind(record)]
         )

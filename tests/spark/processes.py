@@ -59,7 +59,7 @@ def driver(
     launcher: Sequence[str] = (),
     output: Path | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """As ``start_driver``; killed at the end, with all that is below it."""
+    """Start a driver that is killed at the end, with all that is below it."""
     process = start_driver(program, *arguments, launcher=launcher, output=output)
     try:
         yield process

@@ -22,11 +22,12 @@ from tests.waiting import within
 from kafkamq.cli.page import chart
 from kafkamq.cli.spark.jobs import _bounds, parse_moment
 from kafkamq.errors import ConfigError, StateError
+from kafkamq.queue.dead_letters import REPLAY_NAME, REPLAYED_FROM
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.spark import register, write_stream
-from kafkamq.spark.jobs.replay import REPLAY_NAME, REPLAYED_FROM, Replay, replay
-from kafkamq.spark.views import register_views
+from kafkamq.spark.jobs.replay import Replay, replay
+from kafkamq.spark.views import VIEWS, register_views
 from kafkamq.transport.transactions import TransactionalProducer
 from kafkamq.types import DeadLetterReason, Marker, MarkerType, MessageId, Outcome
 
@@ -108,6 +109,25 @@ def test_sql_asks_every_table(history: MessageHistory) -> None:
     text = history.commands.run("sql", "SELECT count(*) AS many FROM messages")
     assert "many" in text
     assert "5" in text
+
+
+def test_tables_are_made_when_a_question_names_them(
+    spark: SparkSession, history: MessageHistory
+) -> None:
+    def asked(statement: str) -> list[dict[str, object]]:
+        for name in VIEWS:
+            spark.catalog.dropTempView(name)
+        return history.commands.json("sql", statement)
+
+    def made() -> set[str]:
+        return {each.name for each in spark.catalog.listTables()} & set(VIEWS)
+
+    assert asked("SELECT 1 AS one") == [{"one": 1}]
+    assert made() == set()
+    assert asked("SELECT count(*) AS n FROM Messages") == [{"n": 5}]
+    assert made() == {"messages"}
+    assert asked("SELECT count(*) AS n FROM IDENTIFIER('mess' || 'ages')") == [{"n": 5}]
+    assert {row["tableName"] for row in asked("SHOW TABLES")} >= set(VIEWS)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from importlib import metadata
 
 import pytest
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 from kafkamq.cli.app import app
 from kafkamq.cli.spark import jobs
-from kafkamq.config import ServiceConfig
+from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.dev.environment import free_ports
 from kafkamq.errors import ConfigError
 from kafkamq.spark import session
@@ -42,6 +43,9 @@ def test_options_stand_above_what_was_registered() -> None:
     assert options.starting == {"orders": {"0": 5, "1": -2}}
 
 
+QUEUE = {"view": "messages", "queue": "q", "acknowledge": "true"}
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -68,6 +72,15 @@ def test_options_stand_above_what_was_registered() -> None:
         ({"namespace": "a b"}, "namespace"),
         ({"partitions": "a"}, "partitions"),
         ({"acknowledge": "true"}, "read_queue"),
+        ({**QUEUE, "maxDeliveries": "0"}, "maxDeliveries is 0: it must be a whole number >= 1"),
+        ({**QUEUE, "redeliveryTimeout": "0.5"}, "redeliveryTimeout is '0.5': it must be seconds"),
+        ({**QUEUE, "redeliveryTimeout": "86400"}, "redeliveryTimeout is '86400'.*<= 43,200"),
+        ({**QUEUE, "maxLease": "soon"}, "maxLease is 'soon': it must be seconds >= 1"),
+        ({**QUEUE, "batchMarkers": "on"}, "batchMarkers is 'on'"),
+        (
+            {**QUEUE, "maxLease": "5"},
+            "maxLease is 5: it must be at least redeliveryTimeout",
+        ),
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, str], named: str) -> None:
@@ -75,6 +88,16 @@ def test_a_wrong_option_is_named(options: dict[str, str], named: str) -> None:
     given = options if named in ("kafka.bootstrap.servers", "topic") else {**usable, **options}
     with pytest.raises(ConfigError, match=named):
         parse_source_options(given, None)
+
+
+def test_a_queue_that_is_acknowledged_has_the_defaults_of_queues_but_for_its_timeout() -> None:
+    usual = QueueConfig(queue_id="q", redelivery_timeout_ms=60_000)
+    assert parse_source_options(QUEUE, SERVICE).acknowledge == usual
+    given = {"maxDeliveries": "3", "maxLease": "7200", "group": "g", "BATCHMARKERS": "False"}
+    own = parse_source_options({**QUEUE, **given}, SERVICE).acknowledge
+    assert own == replace(
+        usual, max_deliveries=3, max_lease_ms=7_200_000, group_id="g", batch_markers=False
+    )
 
 
 def test_a_view_brings_its_topic_and_a_namespace_its_names() -> None:

@@ -123,7 +123,7 @@ def starts(logs: Logs) -> Counter[int]:
 
 
 def identity(logs: Logs, offset: int) -> MessageId:
-    """As workers wrote it."""
+    """Name a message as workers do."""
     return next(
         marker.message_id
         for _, marker in logs.said()

@@ -58,7 +58,7 @@ class Batch:
         return result["written"], result["skipped"]
 
     def report(self, found: Rows, verdicts: Mapping[int, str], *, epoch: int) -> dict[str, Any]:
-        """As ``commit``: all that the worker says."""
+        """Return all that the worker says, as its ``commit`` does."""
         settings = CommitSettings(
             ack=AckSettings(config=self.logs.config),
             topic=self.out,

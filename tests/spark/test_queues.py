@@ -150,7 +150,7 @@ def test_payloads_are_columns_and_what_does_not_parse_is_rejected(
 
 
 def repeat_last_batch(checkpoint: str) -> None:
-    """As if the driver had died before Spark knew that the batch was done."""
+    """Make it look as if the driver had died before Spark knew that the batch was done."""
     commits = Path(checkpoint, "commits")
     last = max(int(each.name) for each in commits.iterdir() if each.name.isdigit())
     (commits / str(last)).unlink()

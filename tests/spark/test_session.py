@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,3 +98,17 @@ def test_what_tests_give_sparks_processes(spark: SparkSession) -> None:
     assert not (home / "python").exists()
     name = "spark.python.authenticate.socketTimeout"
     assert spark.sparkContext.getConf().get(name) == f"{within(60):.0f}s"
+
+
+def test_a_python_process_of_sparks_says_nothing_when_it_starts() -> None:
+    """Whatever it says is in the tracker's log."""
+    first = Path(session.__file__).with_name("at_start")
+    done = subprocess.run(
+        [sys.executable, "-c", "pass"],
+        env={**os.environ, "PYTHONPATH": str(first)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=within(60),
+    )
+    assert done.stderr == ""

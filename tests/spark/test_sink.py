@@ -129,7 +129,7 @@ def test_rows_keep_key_headers_and_partition(
 
 
 def _repeat_last_batch(checkpoint: str) -> None:
-    """As if the driver had died before it noted the end of the last batch."""
+    """Make it look as if the driver had died before it noted the end of the last batch."""
     commits = Path(checkpoint, "commits")
     numbers = [int(path.name) for path in commits.iterdir() if path.name.isdigit()]
     (commits / str(max(numbers))).unlink()

@@ -39,7 +39,7 @@ class Entry:
 
 
 class Fetched:
-    """As confluent-kafka gives it."""
+    """A record as confluent-kafka gives it."""
 
     def __init__(self, entry: Entry) -> None:
         self.entry, self.count = entry, entry.count

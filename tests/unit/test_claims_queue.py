@@ -232,7 +232,7 @@ def test_flush_tells_of_a_verdict_whose_claim_ended_at_once(
 def test_flush_tells_of_a_dead_letter_that_its_claim_did_not_wait_for(
     world: World, reason: End
 ) -> None:
-    """It is not written any more: the next owner decides on its message."""
+    """The letter is not written any more: the next owner decides on its message."""
     world.begin(token=1)
     world.claims.confirmed = 0
     world.dead_letters.is_refused = True

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.waiting import wait_until, within
@@ -668,3 +669,41 @@ def test_an_iteration_ends_when_another_thread_closes(work: str, delivery: str) 
         assert read.wait(within(30))
         claims.close()
         assert working.result(within(30)) == 60
+
+
+@pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
+def test_a_close_sees_what_is_being_ended_through(
+    work: str, delivery: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = {"group_id": "g", "delivery": delivery, "size": 20, "ahead": 0}
+    claims = RangeClaims(work, "work", client_id="a", heartbeat_interval=10, **ids)
+    claimed = claims.next_range(within(30))
+    assert claimed is not None
+    ending, end = threading.Event(), claims.engine.end
+
+    def told(*of: Any) -> RangeWrite:
+        ending.set()
+        return end(*of)
+
+    def work_on() -> int:
+        if claims.is_once:
+            return sum(map(len, claimed.batches()))
+        seen = len(list(claimed))
+        claimed.done()
+        return seen
+
+    monkeypatch.setattr(claims.engine, "end", told)
+    offline = cluster_of(work).faults.offline
+    with ThreadPoolExecutor(2) as threads:
+        offline.add(("kafkamq.ranges", coordination_partition("work", 8)))
+        working = threads.submit(work_on)
+        assert ending.wait(within(30))
+        closing = threads.submit(claims.close)
+        wait_until(lambda: claims.is_stopped)
+        offline.clear()
+        assert working.result(within(30)) == 20
+        closing.result(within(30))
+    with RangeClaims(work, "work", client_id="b", heartbeat_interval=10, **ids) as heir:
+        found = heir.next_range(within(30))
+        assert found is not None
+        assert found.first == 20

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from kafkamq.cli import local, queues
 from kafkamq.cli.app import app
 from kafkamq.cli.options import TRACKER_HERE
-from kafkamq.config import ServiceConfig
+from kafkamq.config import Options, ServiceConfig, options_of
 from kafkamq.errors import ConfigError
 
 
@@ -78,6 +78,29 @@ def lines_of(command: Any, path: str = "kafkamq") -> Iterator[tuple[str, str]]:
             yield f"{path} {parameter.opts[0]}", getattr(parameter, "help", None) or ""
     for name, below in getattr(command, "commands", {}).items():
         yield from lines_of(below, f"{path} {name}")
+
+
+@pytest.mark.parametrize("path", ["", "receive", "dlq redrive", "claims watch"])
+def test_a_flag_shows_no_type_in_its_help(path: str) -> None:
+    said = CliRunner().invoke(app, [*path.split(), "--help"]).output
+    assert "--help" in said
+    assert "bool" not in said.lower()
+
+
+def test_a_command_has_the_defaults_and_limits_of_the_table() -> None:
+    command = get_command(app)
+    options = {each.name: each for each in options_of(Options)}
+    seen = set()
+    for name in ("create", "receive", "consume"):
+        for parameter in command.commands[name].params:  # type: ignore[attr-defined]  # a group
+            option = options.get(parameter.name)
+            if option is not None and parameter.help == option.says:
+                seen.add(option.name)
+                shown = str(option.default) if option is Options.concurrency else option.default
+                assert parameter.default == shown, option.name
+    assert {"max_deliveries", "redelivery_timeout", "hung_after", "partitions"} <= seen
+    failed = run("receive", "q", "--max-deliveries", "0")
+    assert failed is not None
 
 
 def test_every_line_of_help_is_a_sentence_that_stands_alone() -> None:

@@ -123,11 +123,11 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
 
     @contextmanager
-    def view_tables(*_: object) -> Iterator[object]:
+    def view_tables(*_: object, **__: object) -> Iterator[object]:
         found.append("opened")
         yield None
 
-    def answer(spark: object, statement: str, limit: int, *, as_json: bool) -> None:
+    def answer(tables: object, statement: str, limit: int, *, as_json: bool) -> None:
         found.append(statement)
         if "wrong" in statement:
             raise ConfigError("SQL: it is wrong")

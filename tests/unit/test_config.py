@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+import kafkamq
+from kafkamq import aio
+from kafkamq.claims import Member, RangeClaims, init_topic
 from kafkamq.config import (
     Backoff,
+    Option,
+    Options,
     QueueConfig,
     ServiceConfig,
     TrackerConfig,
+    converted,
     milliseconds,
+    options_of,
     utf8,
 )
 from kafkamq.errors import ConfigError
@@ -77,9 +86,17 @@ def test_services_that_cannot_be(field: str, value: object) -> None:
         ServiceConfig(**settings)
 
 
-def test_trackers_that_cannot_be() -> None:
-    settings: dict[str, Any] = {"max_silence_ms": "5"}
-    with pytest.raises(ConfigError, match="max_silence_ms"):
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_silence_ms", "5"), ("max_transaction_bytes", 0), ("position_interval_ms", True),
+        ("max_offsets_per_commit", 50_001), ("max_deliveries", 0), ("max_lease_ms", 0),
+        ("max_lease_ms", "10"),
+    ],
+)  # fmt: skip
+def test_trackers_that_cannot_be(field: str, value: object) -> None:
+    settings: dict[str, Any] = {field: value}
+    with pytest.raises(ConfigError, match=field.removesuffix("_ms")):
         TrackerConfig(**settings)
 
 
@@ -95,6 +112,47 @@ def test_durations_that_cannot_be(value: Any) -> None:
 def test_durations() -> None:
     assert milliseconds(1.5, name="delay") == 1500
     assert milliseconds(timedelta(minutes=1), name="delay") == 60_000
+
+
+@pytest.mark.parametrize("option", options_of(Options), ids=lambda each: each.name)
+def test_an_option_may_be_its_default_and_nothing_beyond_its_limits(option: Option[Any]) -> None:
+    default_ms = option.convert(option.default)
+    if option.default is not None and option.is_time:
+        assert default_ms == round(option.default * 1000)
+    wrong: list[Any] = ["nothing that it can be", [1]]
+    if option.kind in (int, float):
+        wrong += [option.least - 1, min(option.most, 1e12) * 2, True, float("nan")]
+    if option.kind is str and not option.choices:
+        wrong = [None, b"text"]
+    for value in wrong:
+        with pytest.raises(ConfigError, match=f"^here: {option.name} is .*: it must be"):
+            option.convert(value, of="here: ")
+
+
+def test_what_settings_have_of_options() -> None:
+    given = {"timeout": None, "batch_linger": timedelta(seconds=2), "threads": 3, "other": 1}
+    table = (Options.timeout, Options.batch_linger, Options.threads, Options.processes)
+    found = {"timeout_ms": 0, "batch_linger_ms": 2000, "threads": 3}
+    assert converted(table, given) == found
+
+
+@pytest.mark.parametrize(
+    "door",
+    [
+        kafkamq.Service.queue, kafkamq.Service.create_topics, kafkamq.Queue.create_topics,
+        kafkamq.Worker.__init__, kafkamq.ParallelConsumer.__init__, aio.Worker.__init__,
+        aio.ParallelConsumer.__init__, Member.consumer, RangeClaims.__init__, init_topic,
+    ],
+)  # fmt: skip
+def test_an_option_has_one_default_wherever_it_is_given(door: Callable[..., object]) -> None:
+    parameters = inspect.signature(door).parameters
+    named = [each for each in options_of(Options) if each.name in parameters]
+    assert named
+    for option in named:
+        default = parameters[option.name].default
+        # A request's timeout is another thing than a handler's, and ranges are short.
+        is_another = (option.name, default) in (("timeout", 30.0), ("heartbeat_interval", 3.0))
+        assert default in (option.default, None) or is_another, option.name
 
 
 @pytest.mark.parametrize("value", [None, b"a", 5, "\ud800", "a\udcff"])

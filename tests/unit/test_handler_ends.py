@@ -49,7 +49,7 @@ def unlogged() -> Iterator[None]:
 
 
 class Unequal:
-    """As an array, or a query's column: what == gives is no bool."""
+    """An array, or a query's column, is so: what == gives is no bool."""
 
     def __eq__(self, other: object) -> bool:
         raise TypeError("the truth value is ambiguous")

@@ -543,7 +543,7 @@ def test_def_handlers_run_in_threads_of_an_asyncio_worker() -> None:
 
 @pytest.mark.parametrize("drain", [math.inf, math.nan, None, "30s", -1, True])
 def test_the_time_for_the_end_is_one(drain: Any) -> None:
-    """It is needed at a signal, when nobody can mend it."""
+    """A bad time would be met at a signal, when nobody can mend it."""
     for worker in (Worker, aio.Worker):
         with pytest.raises(ConfigError, match=r"drain is .*: it must be"):
             worker(MemoryService(), drain=drain)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.unit import parallel_handlers as handlers
@@ -17,7 +21,9 @@ from tests.unit.test_parallel_work_queue import Room
 from tests.waiting import wait_until, within
 
 from kafkamq import ConfigError, Worker
+from kafkamq.metrics import serve_metrics
 from kafkamq.metrics.health import Handlers, Health, LoopState, health
+from kafkamq.metrics.stacks import MAX_CALLS, MAX_CALLS_OF_POOL, MAX_FRAMES, MAX_POOLS
 from kafkamq.parallel.config import make_config
 from kafkamq.runtime.rules.hanging import Call, Slots
 from kafkamq.testing import MemoryService
@@ -150,6 +156,146 @@ def test_a_blocked_event_loop_hangs_all_of_its_coroutines(gate: Gate) -> None:
         assert "the event loop is blocked for" in said
         gate.opened.set()
         wait_until(lambda: worker.handled == 1 and state_of("handlers of blocked").is_live)
+
+
+async def _waits_for(gate: Gate) -> None:
+    while not gate.opened.is_set():
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("timeout", [None, 60.0])
+@pytest.mark.parametrize("kind", ["a thread", "a coroutine", "a blocked loop"])
+def test_the_metrics_port_says_what_handlers_are_at(
+    gate: Gate, kind: str, timeout: float | None
+) -> None:
+    service = MemoryService()
+    queue = service.queue("shown")
+
+    def in_a_thread(body: str) -> None:
+        if body == "secret":
+            gate.pass_by()
+
+    async def in_a_coroutine(body: str) -> None:
+        if body == "secret":
+            await _waits_for(gate)
+
+    async def in_a_blocked_loop(body: str) -> None:
+        if body == "secret":
+            gate.pass_by()
+
+    handler, last = {
+        "a thread": (in_a_thread, "pass_by"),
+        "a coroutine": (in_a_coroutine, "_waits_for"),
+        "a blocked loop": (in_a_blocked_loop, "pass_by"),
+    }[kind]
+    queue.handler(concurrency=2, timeout=timeout)(handler)
+    with serve_metrics(0, host="127.0.0.1") as server, Worker(service) as worker:
+        sent = queue.producer().send(b"quick").result(within(30))
+        wait_until(lambda: worker.handled == 1)
+        (pool,) = pools_at(server.port)
+        assert (pool["queue"], pool["slots"], pool["busy"], pool["calls"]) == ("shown", 2, 0, [])
+        assert pool["handler"].endswith(f"in_{kind.replace(' ', '_')}")
+        sent = queue.producer().send(b"secret").result(within(30))
+
+        def stack() -> list[str]:
+            calls = pools_at(server.port)[0]["calls"]
+            return calls[0]["stack"] if calls else []
+
+        wait_until(lambda: any(last in line for line in stack()), "its stack")
+        ((call,),) = (each["calls"] for each in pools_at(server.port))
+        assert (call["partition"], call["offset"]) == (sent.partition, sent.offset)
+        assert call["for_ms"] >= 0
+        assert call["runs_in"] == ("a thread" if kind == "a thread" else "a coroutine")
+        outermost = call["stack"][0]
+        assert re.match(r"unit/test_hanging\.py:\d+ .*in_a", outermost), "ours are left out"
+        assert "secret" not in str(call)
+        gate.opened.set()
+
+
+def test_the_thread_that_took_over_is_shown(gate: Gate) -> None:
+    service = MemoryService()
+    queue = service.queue("late")
+    calls: list[str] = []
+
+    def late() -> None:
+        gate.pass_by()
+
+    @queue.handler(concurrency=1, timeout=0.5)
+    def handle(body: str) -> None:
+        calls.append(body)
+        gate.pass_by() if len(calls) == 1 else late()
+
+    with serve_metrics(0, host="127.0.0.1") as server, Worker(service, drain=0.0):
+        for _ in range(2):
+            queue.producer().send(b"x")
+
+        def is_shown() -> bool:
+            shown = [call["stack"] for call in pools_at(server.port)[0]["calls"]]
+            return any("late" in line for stack in shown for line in stack)
+
+        try:
+            wait_until(is_shown, "the call behind the one that is left alone", 20.0)
+        finally:
+            gate.opened.set()
+
+
+def test_handlers_in_processes_say_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(handlers.SEEN, f"{tmp_path}/seen")
+    work = Work(handlers.step)
+    pool = Handlers("of a test", HOUR_S, work.executor.slots, queue="apart")
+    health.watch(pool)
+    try:
+        work.start()
+        work.shelf.add(Batch(records("a")))
+        with serve_metrics(0, host="127.0.0.1") as server:
+            wait_until(lambda: pools_at(server.port)[0]["busy"] == 1)
+            (call,) = pools_at(server.port)[0]["calls"]
+        assert re.fullmatch(r"process \d+", call["runs_in"])
+        assert call["stack"] == []
+        Path(f"{tmp_path}/seen.0").touch()
+        work.shelf.wait(1)
+    finally:
+        health.remove(pool)
+        work.shelf.end(work.executor)
+
+
+def test_what_is_said_of_handlers_is_bounded() -> None:
+    depth, entered, leave = 3 * MAX_FRAMES, threading.Event(), threading.Event()
+
+    def deeper(left: int) -> None:
+        if left:
+            deeper(left - 1)
+        else:
+            entered.set()
+            leave.wait(within(60))
+
+    thread = threading.Thread(target=deeper, args=(depth,))
+    thread.start()
+    assert entered.wait(within(60))
+    calls = [Call(float(at), ("t", 0, at), thread.ident) for at in reversed(range(1000))]
+    pools = [Handlers("of a test", HOUR_S, lambda: Slots(2000, calls)) for _ in range(300)]
+    try:
+        for pool in pools:
+            health.watch(pool)
+        with serve_metrics(0, host="127.0.0.1") as server:
+            said = pools_at(server.port)
+    finally:
+        for pool in pools:
+            health.remove(pool)
+        leave.set()
+        thread.join()
+    assert len(said) == MAX_POOLS
+    shown = [call for pool in said for call in pool["calls"]]
+    assert len(shown) == MAX_CALLS
+    assert [call["offset"] for call in said[0]["calls"]] == list(range(MAX_CALLS_OF_POOL))
+    assert (said[0]["busy"], said[0]["slots"]) == (1000, 2000), "all are counted"
+    assert {len(call["stack"]) for call in shown} == {MAX_FRAMES}
+
+
+def pools_at(port: int) -> list[dict[str, Any]]:
+    address = f"http://127.0.0.1:{port}/handlers"
+    with urllib.request.urlopen(address, timeout=within(10)) as answer:
+        return list(json.loads(answer.read())["pools"])
 
 
 def test_without_a_time_it_is_the_queues_longest_lease() -> None:

@@ -225,7 +225,7 @@ def test_a_closed_one_says_so(kafka: Kafka) -> None:
 
 
 def test_a_report_may_wait_for_a_lock_that_is_held_while_producing(kafka: Kafka) -> None:
-    """As of claims: neither thread waits for the other one, also when the client has ended."""
+    """Claims have such a lock: no thread waits for the other, also when the client has ended."""
     producer, lock = kafka.producer(), threading.RLock()
     kafka.cluster.faults.is_down = True
     is_held = threading.Event()

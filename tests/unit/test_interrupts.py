@@ -170,7 +170,7 @@ def test_an_interrupt_of_a_receive_leaves_nothing_behind(name: str, kafka: Kafka
 
 
 def test_a_second_interrupt_leaves_nothing_behind_either(kafka: Kafka) -> None:
-    """As the call behind the one that was broken off is broken off."""
+    """The call behind the one that was broken off is broken off, too."""
     at, rng = 0, random.Random(2)
     while _receive_at(kafka, "iteration", at, again=rng.randint(0, 40)):
         at += rng.randint(1, 4)

@@ -127,7 +127,7 @@ def test_a_key_stays_in_order(service: MemoryService, clock: Clock) -> None:
 
 
 def test_claims_hand_out_a_partition_in_order() -> None:
-    """As on Kafka: one message at a time, whatever their keys."""
+    """They come one at a time, whatever their keys, as on Kafka."""
     queue = MemoryService().queue("q", backend="claims")
     for key in ("a", None, "b"):
         queue.producer().send(b"x", key=key)

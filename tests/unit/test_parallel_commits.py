@@ -230,11 +230,12 @@ def test_maps_that_were_refused_are_tried_again_later(monkeypatch: pytest.Monkey
         room.stats,
         pytest.fail,
     )
-    room.add("abcdefgh")
-    done = iter(range(1, 8))
+    room.add("abcdefghi")
+    room.partition.tracker.complete([8])
+    done = iter(range(7))
 
     def commit_after(seconds: float) -> list[bool]:
-        """One more is done, behind one that is not; whether each commit that follows has a map."""
+        """One more is done, before one that is not; whether each commit that follows has a map."""
         now_s[0] += seconds
         room.partition.tracker.complete([next(done)])
         commits.metadata.clear()

@@ -219,7 +219,7 @@ def test_what_threads_are_for() -> None:
     [
         ({"concurrency": "many"}, "concurrency is 'many': give a number, or 'auto'"),
         ({"concurrency": 16, "max_concurrency": 20}, "max_concurrency is for concurrency='auto'"),
-        ({"concurrency": "auto", "max_concurrency": 0}, "max_concurrency is 0: it must be 1 to"),
+        ({"concurrency": "auto", "max_concurrency": 0}, "is 0: it must be a whole number >= 1"),
         ({"concurrency": "auto", "max_concurrency": True}, "a whole number"),
         ({"concurrency": "auto", "processes": 2, "threads": 4}, "leave it out"),
     ],

@@ -356,7 +356,7 @@ def test_no_room_for_a_process_costs_no_attempt(
 def test_a_system_without_what_processes_share_is_told(
     working: Callable[..., Work], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a container whose file systems can only be read."""
+    """A container is so whose file systems can only be read."""
     work = working(handlers.note, starts=False)
 
     def refuse(*_: object, **__: object) -> object:

@@ -419,7 +419,7 @@ def test_max_attempts_are_of_what_failed_by_itself() -> None:
 
 
 def test_a_body_that_nobody_can_read_yet_is_no_attempt() -> None:
-    """It is due again when the registry may be asked again, not by the back-off."""
+    """The record is due again when the registry may be asked again, not by the back-off."""
     works = Works(max_attempts=1, dead_letter_topic="dead")
     record = Placed(0, "a")
     for _ in range(3):

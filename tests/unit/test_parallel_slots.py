@@ -29,7 +29,7 @@ def test_a_slot_that_is_relieved_before_its_first_record_gives_its_key_back() ->
 
 
 def test_what_has_its_verdict_counts_before_its_run_has_ended() -> None:
-    """As ``flush`` looks: a slot may be at a run of several records."""
+    """``flush`` looks so: a slot may be at a run of several records."""
     room = Room()
     pool = SlotPool(room.queue, 1, lambda: None)
     pool.start()

@@ -26,7 +26,7 @@ from kafkamq.parallel.rules.offsets import OffsetTracker
 from kafkamq.parallel.transactions import TransactionCommitter, TransactionPublisher
 from kafkamq.parallel.work_queue import PoolRun, PoolWorker
 from kafkamq.runtime.steps import take_async
-from kafkamq.transport.clients import open_producer
+from kafkamq.transport.clients import open_consumer, open_producer
 from kafkamq.transport.memory.cluster import cluster_of
 from kafkamq.transport.memory.state import Fault
 
@@ -442,7 +442,7 @@ def test_a_key_is_in_one_handler_at_a_time_whatever_is_aborted() -> None:
     at_work, most, calls = Counter[bytes](), Counter[bytes](), Counter[bytes]()
 
     def refuse(kind: str, _client: str, _place: object) -> Fault | None:
-        # The transaction that has its result is refused, and any that is empty before.
+        # The transaction that has its result is refused, and that of the start before it.
         if kind != "end_transaction" or calls[b"quick"] >= 2:
             return None
         return Fault(error=KafkaError(KafkaError.INVALID_TXN_STATE))
@@ -473,3 +473,42 @@ def test_a_key_is_in_one_handler_at_a_time_whatever_is_aborted() -> None:
         go_on.set()
         wait_until(lambda: calls[b"next"] == 1)
     assert (calls[b"slow"], most[b"K"]) == (2, 1)
+
+
+def test_no_transaction_is_made_of_what_is_only_read() -> None:
+    servers = f"memory://{uuid.uuid4().hex}"
+    cluster = cluster_of(servers)
+    for topic in ("orders", "out"):
+        cluster.create_topic(topic, 1)
+    producer = open_producer({"bootstrap.servers": servers})
+    producer.produce("orders", b"slow")
+    producer.flush(5)
+    member = open_consumer({"bootstrap.servers": servers, "group.id": "g"})
+    member.commit(offsets=[TopicPartition("orders", 0, 0)], asynchronous=False)
+    ends: list[str] = []
+
+    def see(kind: str, _client: object, _place: object) -> None:
+        if kind == "end_transaction":
+            ends.append(kind)
+
+    cluster.faults.plan = see
+    is_at_work, go_on = threading.Event(), threading.Event()
+
+    def handle(record: ParallelRecord) -> OutgoingRecord:
+        is_at_work.set()
+        go_on.wait(30)
+        return OutgoingRecord(topic="out", value=record.value)
+
+    with ParallelConsumer(
+        "orders", group_id="g", bootstrap_servers=servers, commit_mode="transactional"
+    ) as consumer:
+        consumer.poll_and_produce(handle)
+        assert is_at_work.wait(within(10))
+        consumer.commit_soon()
+        wait_until(lambda: consumer.health().uncommitted == 0)
+        assert ends == []
+        go_on.set()
+        wait_until(lambda: bool(ends))
+    (committed,) = member.committed([TopicPartition("orders", 0)], timeout=5)
+    member.close()
+    assert (len(ends), committed.offset) == (1, 1)

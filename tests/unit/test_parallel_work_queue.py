@@ -61,7 +61,7 @@ class Room:
         self.queue.add(self.partition, records)
 
     def speed_up(self) -> None:
-        """As if records took nothing."""
+        """Tell the queue that records take next to no time."""
         self.queue._pace.observe(100_000, 1.0)
 
     def work(self, worker: PoolWorker, count: int) -> list[int]:

@@ -143,7 +143,7 @@ def sparse(count: int, *, has_reasons: bool = False) -> list[Settle | Carry]:
 def settle_all(
     world: World, settler: ActionSettler, rows: list[Settle | Carry], timeout_s: float
 ) -> list[SettleReport]:
-    """As a tracker does: what is left is asked for again, in another batch."""
+    """Ask for what is left again, in another batch, as a tracker does."""
     reports = []
     while rows:
         world.done = 0

@@ -565,7 +565,7 @@ def killed(logs: Logs, at: int) -> bool:
 
 
 def settle_behind(logs: Logs, *, began: int = 1) -> int:
-    """As an owner does behind one that was killed; returns how often it began.
+    """Settle as an owner does behind one that was killed; return how often it began.
 
     What that one had asked for may arrive behind our own start, and end our client. As no ledger
     holds a later start, that is no reason to stop (R22).

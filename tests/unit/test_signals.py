@@ -59,7 +59,7 @@ assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == be
 
 
 def test_what_starts_meanwhile_does_not_take_ctrl_c() -> None:
-    """As a SparkContext does, whose handler asks the JVM."""
+    """A SparkContext would take it: its handler asks the JVM."""
     before = signal.getsignal(signal.SIGINT)
     try:
         undo = stop_on_signals(lambda: None)
@@ -100,7 +100,7 @@ except KeyboardInterrupt:
 
 
 def test_an_ignored_hangup_stays_ignored() -> None:
-    """As ``nohup`` has it."""
+    """``nohup`` ignores it."""
     program = """
 import signal
 from kafkamq.runtime.signals import stop_on_signals

@@ -31,8 +31,8 @@ from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.markers.wire.records import TrackerStatus, encode_status
 from kafkamq.spark.blocks import encode_actions
 from kafkamq.spark.tracker import settling as of_rows
-from kafkamq.spark.tracker.run import Run, Stages
 from kafkamq.spark.tracker.settling import RowSettling, TickKeeper, take_turn
+from kafkamq.spark.tracker.tracker import Run, Stages
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.memory.state import UNKNOWN, Fault
 from kafkamq.types import MessageId

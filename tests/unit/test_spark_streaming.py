@@ -114,7 +114,7 @@ def test_a_checkpoint_of_another_topic_is_refused(cluster: Cluster) -> None:
 
 
 def claimed(partitions: str, starts: str) -> StreamReader:
-    """As the options of ``claimed_assign`` say."""
+    """Claim as the options of ``claimed_assign`` say."""
     return stream(partitions=partitions, startingoffsets=f'{{"{TOPIC}": {starts}}}')
 
 

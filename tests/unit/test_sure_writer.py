@@ -175,7 +175,7 @@ def test_what_is_refused_for_itself_holds_up_no_other_record(
 
 
 def test_a_record_that_nobody_wants_any_more_is_not_written(sender: type[Sender]) -> None:
-    """It is asked just before each try, and when it waits behind others."""
+    """Whether it is wanted is asked before each try, and when it waits behind others."""
     sender.answers = [KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)]
     writer = writer_of(sender)
     refused = writer.write(form, lambda: bool(sender.answers))  # until it is refused

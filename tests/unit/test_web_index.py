@@ -141,6 +141,57 @@ def test_a_start_goes_on_where_it_was_and_writes_no_row_twice(tmp_path: Path, se
     assert is_whole(cut.path)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_messages_are_the_same_however_they_are_cut(tmp_path: Path, seed: int) -> None:
+    """With gaps, as transactions leave them, and over the ends of packs and chunks."""
+    rng = random.Random(seed)
+    kinds: tuple[list[tuple[str, bytes | None]], ...] = (
+        [],
+        [("kafkamq-id", b"plain")],
+        [("kafkamq-id", "\u00fc".encode())],
+        [("kafkamq-id", b"\xff")],
+        [("kafkamq-id", b"x" * 300), ("trace", None)],
+        [("kafkamq-id", b"copy"), ("kafkamq-origin", b"ns.messages/0/1/1")],
+    )
+    messages = [
+        FakeRecord(
+            offset,
+            rng.choice((None, b"a", b"b\0", b"b\0key")),
+            None,
+            rng.choice(kinds) if rng.random() < 0.1 else kinds[1],
+            NOW_MS + rng.choice((0, 60_000)) * (offset > 6000),
+        )
+        for offset in range(9000)
+        if offset < 1500 or rng.random() < 0.7
+    ]
+    whole, cut = Logs(tmp_path / "whole"), Logs(tmp_path / "cut")
+    whole.messages(*messages)
+    at = 0
+    while at < len(messages):
+        size = rng.choice((1, 2, 30, 1000, 3000))
+        cut.messages(*messages[at : at + size])
+        at += size
+        if rng.random() < 0.5:
+            cut.commit()
+            cut.close()
+            cut = Logs(tmp_path / "cut")
+    for logs in (whole, cut):
+        logs.commit()
+    for table in TABLES:
+        assert whole.rows(table) == cut.rows(table), table
+    with lookups.reading(cut.path) as connection:
+        for message in rng.sample(messages, 20):
+            place = place_of(MESSAGES, 0, message.at)
+            shown = lookups.messages_at(connection, [place])[place]
+            queue, _, key = (message.stored_key or b"").partition(b"\0")
+            assert (shown["queue"], shown["key"] or "") == (queue.decode(), key.decode())
+            ids = [value for name, value in message.stored_headers if name == "kafkamq-id"]
+            assert shown["id"] == "".join(id.decode("utf-8", "replace") for id in ids if id)
+        assert [each["at_ms"] for each in lookups.find_messages(connection, "key")] == sorted(
+            (each.at_ms for each in messages if each.stored_key == b"b\0key"), reverse=True
+        )[: lookups.MAX_FOUND]
+
+
 def test_a_start_shows_the_same_lives_and_numbers_no_name_twice(tmp_path: Path) -> None:
     logs = Logs(tmp_path / "i")
     name = "<b>'\x00\u2028 \U0001f9a1"

@@ -106,6 +106,22 @@ def test_no_record_stops_the_fold() -> None:
         json.dumps([job.as_dict() for job in more.values()])
 
 
+def test_a_replay_means_messages_of_a_queue() -> None:
+    more = {**JOB, "marker_ends": {"0": 9}}
+    job = folded(("replay", "ann", more)).jobs["job"]
+    assert (job.kind, job.ends, job.marker_ends) == ("replay", {0: 7}, {0: 9})
+    assert "marker_ends" not in folded(("replay", "ann", more)).entries[0].more
+    for wrong in (
+        JOB,
+        {**more, "filter": {}},
+        {**more, "filter": {"queue": "q", "reason": "expired"}},
+        {**more, "filter": {"queue": "q", "places": "0:1"}},
+        {**more, "filter": {"queue": "q", "state": "any"}},
+    ):
+        assert not folded(("replay", "ann", wrong)).jobs, wrong
+    assert not folded(("redrive", "ann", {**JOB, "filter": {"state": "done"}})).jobs
+
+
 def test_what_names_nothing_means_nothing() -> None:
     for what, name in (("redrive", "filter"), ("resend", "place"), ("redrive", "ends")):
         more = {**JOB, "place": [0, 1], "payload": ""}

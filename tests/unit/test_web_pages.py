@@ -443,6 +443,9 @@ def test_single_dead_letters_are_chosen_by_a_form(tmp_path: Path) -> None:
         "until_ms=-1",
         "since=noon",
         "redriven=maybe",
+        "queu=x",
+        "queue=q&rejected",
+        "since_s=1",
     ],
 )
 def test_a_filter_that_cannot_be_read_means_nothing(path: Path, query: str) -> None:
@@ -481,9 +484,21 @@ def test_a_job_gets_the_filter_that_its_dry_run_had(tmp_path: Path) -> None:
     address = httpx.URL(f"http://localhost{html.unescape(action)}")
     assert dict(address.params) == query
     fields = re.findall(r'<input type="hidden" name="([^"]*)"', answer.text)
-    assert fields == ["csrf"]
+    assert fields == ["csrf", "kind", "id"]
     for query, is_everything in (("", True), ("?redriven=no", True), ("?queue=q", False)):
         assert ('name="everything"' in site.get(f"/redrive{query}").text) == is_everything
+
+
+def test_a_form_with_a_field_that_is_not_known_is_refused(path: Path) -> None:
+    """The action would be another one than was meant."""
+    site = pages(path)
+    known = {**LOCAL, "x-csrf-token": token_of(site)}
+    for address in ("/jobs/7", "/send", "/resend/2/0/0", "/api/messages", "/api/resend/2/0/0"):
+        form = {"queue": "q", "do": "pause", "header": "a: b"}
+        body = {"json": form} if address.startswith("/api") else {"data": form}
+        answer = site.get(address, known, method="POST", **body)  # type: ignore[arg-type]
+        assert (answer.status_code, "no " in answer.text) == (400, True), answer.text
+        assert "header" in answer.text, "it is named"
 
 
 def test_a_job_with_a_field_that_is_not_known_is_refused(path: Path) -> None:
@@ -504,6 +519,25 @@ def test_a_job_with_a_field_that_is_not_known_is_refused(path: Path) -> None:
         form = {**form, "everything": "yes"}
         answer = site.get(f"/jobs{query}", known, method="POST", data=form)
         assert (answer.status_code, f"no {name}" in answer.text) == (400, True), answer.text
+
+
+def test_what_a_replay_does_not_choose_by_is_refused(path: Path) -> None:
+    """Before any broker is asked."""
+    site = pages(path)
+    known = {**LOCAL, "x-csrf-token": token_of(site)}
+    for query in ("", "?key=k", "?queue=q&reason=x", "?queue=q&state=x", "?queu=q"):
+        for address in ("/replay", "/api/replay"):
+            assert site.get(f"{address}{query}").status_code == 400, query
+        answer = site.get(f"/jobs{query}", known, method="POST", data={"kind": "replay"})
+        assert answer.status_code == 400, answer.text
+    for address in ("/redrive", "/dead-letters", "/api/dead-letters"):
+        assert site.get(f"{address}?state=done").status_code == 400
+    for wrong in ({"kind": "repeat"}, {"id": "a/b"}, {"id": "x" * 65}):
+        body = {"everything": True, **wrong}
+        answer = site.get("/api/jobs", known, method="POST", json=body)
+        assert answer.status_code == 400, answer.text
+    viewer = pages(path, read_only=True)
+    assert viewer.get("/replay?queue=q").status_code == 403
 
 
 def test_names_beyond_the_most_are_no_filter_of_a_job(

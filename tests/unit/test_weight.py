@@ -65,6 +65,18 @@ def test_the_error_names_the_extra(extra: str, code: str) -> None:
     assert f"pip install 'kafkamq[{extra}]'" in done.stderr.splitlines()[-1]
 
 
+def test_the_program_loads_neither_spark_nor_the_pages_before_a_command_needs_them() -> None:
+    done = ran(
+        "import sys; from typer.main import get_command; from kafkamq.cli.app import app;"
+        "get_command(app); print(*sys.modules)"
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert "kafkamq.cli.app" in loaded
+    heavy = ("pyspark", "pandas", "pyarrow", "numpy", "litestar", "jinja2", "uvicorn", "argon2")
+    assert not loaded & {*heavy, "kafkamq.spark", "kafkamq.web", "prometheus_client"}
+
+
 def test_the_command_says_in_one_line_what_to_install() -> None:
     done = ran(f"{WITHOUT}\nfrom kafkamq.cli import main; main()")
     assert done.returncode == 1

@@ -239,7 +239,7 @@ def test_nothing_is_begun_behind_a_request_to_stop() -> None:
 def test_a_call_that_takes_too_long_waits_for_a_thread_that_can_begin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As in a container that has as many threads as it may have: nothing is lost meanwhile."""
+    """A container may have as many threads as it may have: nothing is lost meanwhile."""
     gate, refused = threading.Event(), threading.Event()
     start = threading.Thread.start
 

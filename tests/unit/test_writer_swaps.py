@@ -98,7 +98,7 @@ def test_verdicts_that_went_with_their_client_are_not_confirmed() -> None:
 
 
 def test_a_verdict_whose_report_never_comes_is_written_again() -> None:
-    """As when an interrupt ends the report's callback."""
+    """An interrupt that ends the report's callback does this."""
     parts = Parts()
     parts.poll(record(100))
     message = held(parts)

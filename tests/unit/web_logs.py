@@ -58,7 +58,7 @@ class FakeRecord:
         return self.kind, self.at_ms
 
     def as_consumed(self) -> Message:
-        """As the client has it."""
+        """Return the record as the client has it."""
         return Message(
             offset=self.at,
             key=self.stored_key,

@@ -178,5 +178,5 @@ def damaged(draw: st.DrawFn, source: st.SearchStrategy[bytes]) -> bytes:
 
 
 def varint(value: int) -> bytes:
-    """As protobuf writes it."""
+    """Write a number as protobuf does."""
     return pb.Marker(expires_at_ms=value).SerializeToString()[2:] or b"\0"

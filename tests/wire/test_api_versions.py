@@ -14,7 +14,7 @@ from kafkamq.transport.broker_release import encode_request, release_of
 
 
 def response(level: int, *, name: bytes = b"metadata.version") -> bytes:
-    """As a broker writes it: one API, and one feature between others."""
+    """Write it as a broker does: one API, and one feature between others."""
     keys = b"\x02" + struct.pack(">hhh", 18, 0, 4) + b"\0"
     other = bytes((6,)) + b"other" + struct.pack(">hh", 0, 1) + b"\0"
     feature = bytes((len(name) + 1,)) + name + struct.pack(">hh", 7, level) + b"\0"

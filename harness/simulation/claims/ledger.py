@@ -47,14 +47,14 @@ def number_of(value: bytes | None) -> int:
 
 @dataclass(slots=True)
 class _Owner:
-    """It is a partition's owner, or that of an offset in a range."""
+    """The owner of a partition, or of an offset in a range."""
 
     token: int
     process: str
 
 
 class ClaimLedger:
-    """It is of one run; everything here is one step for the simulated threads."""
+    """What one run did; everything here is one step for the simulated threads."""
 
     def __init__(self, kafka: SimulatedKafka, limits: ClaimLimits) -> None:
         self.problems: list[str] = []

@@ -70,7 +70,7 @@ class Call:
 
 
 class Ledger:
-    """It is of one run; everything here is one step for the simulated threads."""
+    """What one run did; everything here is one step for the simulated threads."""
 
     def __init__(self, kafka: SimulatedKafka, limits: ParallelLimits) -> None:
         self.problems: list[str] = []

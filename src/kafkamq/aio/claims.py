@@ -46,7 +46,6 @@ class Cluster(Entered):
             self._sync = await in_thread(sync.Cluster, servers, **options)
 
     async def connected(self) -> sync.Cluster:
-        """Return the cluster underneath."""
         await self
         assert self._sync is not None, "connected"
         return self._sync
@@ -57,7 +56,6 @@ class Cluster(Entered):
     claims = twin(sync.Cluster.claims)
 
     async def member(self, client_id: str, group_id: str) -> Member:
-        """Make a member of a group, as ``kafkamq.claims.Cluster.member`` does."""
         return Member((await self.connected()).member(client_id, group_id))
 
     async def close(self, timeout: float | timedelta = 30.0) -> None:
@@ -182,7 +180,6 @@ class Consumer(_Holder[sync.Consumer]):
         self._owner = _Owner()
 
     async def __aiter__(self) -> AsyncIterator[ClaimedMessage]:
-        """Yield messages, until ``stop``."""
         while not self._sync.is_stopped:
             message = await self.receive(_POLL_S)
             if message is not None:
@@ -344,7 +341,6 @@ class ClaimedRange:
             try:
                 yield found
             except GeneratorExit:
-                # When the loop is left, the iterator underneath is left, too.
                 self._batches = None
                 raise
 

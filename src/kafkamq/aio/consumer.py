@@ -27,8 +27,6 @@ T = TypeVar("T")
 
 
 class Consumer(Entered):
-    """Receives the messages of one queue; see ``kafkamq.Consumer``."""
-
     def __init__(
         self, queue: sync.Queue, on_lease_lost: OnLeaseLost | None, ordering: str | None = None
     ) -> None:
@@ -44,7 +42,6 @@ class Consumer(Entered):
 
     @property
     def queue_id(self) -> str:
-        """Return the queue that it receives from."""
         return self._queue.queue_id
 
     @property
@@ -54,7 +51,6 @@ class Consumer(Entered):
 
     @property
     def is_closed(self) -> bool:
-        """Return whether ``close`` was called."""
         return self._closed.is_set()
 
     async def receive(self, timeout: float | timedelta = 1.0) -> Message | None:
@@ -91,19 +87,16 @@ class Consumer(Entered):
                 yield message
 
     async def flush(self, timeout: float | timedelta = 30.0) -> None:
-        """Wait until verdicts are in Kafka, without blocking the event loop."""
         if self._sync is not None:
             await in_thread(self._sync.flush, timeout)
 
     async def close(self, timeout: float | timedelta = 30.0) -> None:
-        """Close the consumer without blocking the event loop."""
         self._closed.set()
         if self._sync is not None:
             await asyncio.shield(in_thread(self._sync.close, timeout))
         self._owner.shutdown(wait=False)
 
     def _connected(self) -> sync.Consumer:
-        """Run in the owner thread."""
         if self._sync is None:
             self._sync = self._queue.consumer(
                 on_lease_lost=self._lease_lost, ordering=self._ordering
@@ -157,8 +150,6 @@ def _verdict(
 
 
 class Message:
-    """A delivery of a message, and the verdicts on it; see ``kafkamq.Message``."""
-
     __slots__ = ("_sync",)
     # A handler's parameter of this type gets the message.
     is_kafkamq_message: ClassVar[bool] = True
@@ -200,7 +191,6 @@ class Message:
     async def hold(
         self, seconds: float | timedelta | None = None, *, until: datetime | None = None
     ) -> str:
-        """Hand the message over without blocking the event loop."""
         return await asyncio.shield(in_thread(self._sync.hold, seconds, until=until))
 
     async def __aenter__(self) -> Message:

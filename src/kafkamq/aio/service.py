@@ -22,7 +22,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 P = ParamSpec("P")
-# After so many sends the thread that serves reports gets the interpreter.
+# Sends after which the thread that serves reports gets the interpreter.
 _TURN_COUNT = 500
 _TURN_S = 0.0003
 
@@ -73,7 +73,6 @@ class Service:
         return self._sync
 
     async def close(self, timeout: float | timedelta = 30.0) -> None:
-        """Close the service without blocking the event loop."""
         timeout_s = wait_seconds(timeout, may_be_endless=True)
         consumers, self._consumers = self._consumers, []
         for consumer in consumers:
@@ -137,7 +136,6 @@ class Delivery:
     done = same(sync.Delivery.done)
 
     async def result(self, timeout: float | timedelta | None = None) -> SentMessage:
-        """Wait for the report of the send without blocking the event loop."""
         if self._sync.done():
             return self._sync.result(0)
         return await in_thread(self._sync.result, timeout)
@@ -147,8 +145,6 @@ class Delivery:
 
 
 class Producer(Entered):
-    """Sends to one queue; see ``kafkamq.Producer``."""
-
     def __init__(self, queue: sync.Queue) -> None:
         self._queue = queue
         self._sync: sync.Producer | None = None
@@ -170,7 +166,6 @@ class Producer(Entered):
 
     @property
     def queue_id(self) -> str:
-        """Return the queue that it sends to."""
         return self._queue.queue_id
 
     async def send(
@@ -195,7 +190,6 @@ class Producer(Entered):
         return Delivery(delivery)
 
     async def send_many(self, messages: Iterable[OutgoingMessage]) -> list[Delivery]:
-        """Queue many messages; see ``kafkamq.Producer.send_many``."""
         producer = await self._connected()
         return [Delivery(each) for each in await in_thread(producer.send_many, messages)]
 

@@ -16,7 +16,6 @@ Self = TypeVar("Self", bound="Entered")
 class Entered:
     """Begins when it is entered or awaited; leaving closes."""
 
-    # A coroutine function.
     close: Any
 
     async def _begin(self) -> None:
@@ -73,5 +72,4 @@ def shown(get: Callable[[Any], T]) -> T:
 
 
 def attribute(name: str, *, doc: str | None) -> Any:
-    """Return the attribute of this name of what is ``_sync``."""
     return property(attrgetter(f"_sync.{name}"), doc=doc)

@@ -11,7 +11,7 @@ from types import TracebackType
 from kafkamq.aio.consumer import LeaseLostHook, OnLeaseLost
 from kafkamq.aio.service import Service
 from kafkamq.aio.threads import in_thread, same, shown
-from kafkamq.config import wait_seconds
+from kafkamq.config import Options, wait_seconds
 from kafkamq.runtime import worker
 from kafkamq.runtime.middleware import Middleware
 from kafkamq.runtime.signals import ENDING, stopped_by
@@ -32,7 +32,7 @@ class Worker:
         *,
         queues: Iterable[str] | None = None,
         middleware: Sequence[Middleware] = (),
-        drain: float | timedelta = worker.DRAIN_S,
+        drain: float | timedelta = Options.drain.default,
         on_lease_lost: OnLeaseLost | None = None,
         telemetry: bool | None = None,
         hung_after: float | timedelta | None = None,
@@ -74,7 +74,6 @@ class Worker:
     service_config = shown(worker.Worker.service_config)
 
     async def start(self) -> None:
-        """Start the worker without blocking the event loop."""
         loop = asyncio.get_running_loop()
         self._sync.use_loop(loop)
         if self._lease_lost is not None:
@@ -126,5 +125,4 @@ class Worker:
                 await self.stop()
 
     async def stop(self, timeout: float | timedelta | None = None) -> None:
-        """Stop the worker without blocking the event loop."""
         await in_thread(self._sync.stop, timeout)

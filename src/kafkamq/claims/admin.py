@@ -39,9 +39,7 @@ from kafkamq.types import MarshalRecord, MarshalType, PartitionId
 
 Position: TypeAlias = int | str | datetime
 """An offset, ``"earliest"``, ``"latest"``, or the first message at or after a time."""
-# Stands in place of an offset.
 _UNDER_WAY = 2**63
-# So long is waited beyond the slowest member's heartbeat.
 _PATIENCE_S = 5.0
 _MAX_DRIFT_S = 1.0
 # Brokers whose clocks differ never agree.
@@ -54,10 +52,8 @@ class ResetPhase(Enum):
     """How far a change of positions is."""
 
     PAUSING = "pausing"
-    # What is claimed is held, at the old positions.
     CLAIMING = "claiming"
     MOVING = "moving"
-    # What is held is given back, at the old positions.
     RESTORING = "restoring"
     RESUMING = "resuming"
     OVER = "over"
@@ -108,7 +104,6 @@ class PositionChange:
         self._claimants: dict[PartitionId, Claimant] = {}
         self._next_try_ms: dict[PartitionId, int] = {}
         self._last_end: dict[PartitionId, End] = {}
-        # The log says that the pause has ended.
         self.is_resumed = False
 
     @property
@@ -162,7 +157,11 @@ class PositionChange:
                 if isinstance(step, Finish):
                     self._finished(place, step, monotonic_ms)
         if self.phase in (ResetPhase.MOVING, ResetPhase.RESTORING) and not self._claimants:
-            self._resume(monotonic_ms)
+            self.phase = ResetPhase.RESUMING
+            self._open.clear()
+            self._unsent = list(self._pauses)
+            self._write_after_ms = monotonic_ms
+            self._deadline_ms = monotonic_ms + max(self._patience_ms, _MIN_RESUME_MS)
         if self.phase is ResetPhase.RESUMING:
             self.is_resumed = self._write_groups(steps, 0, monotonic_ms, now_s)
             if self.is_resumed or monotonic_ms >= self._deadline_ms:
@@ -206,13 +205,6 @@ class PositionChange:
         self.phase = ResetPhase.RESTORING
         for place in self._targets:
             self.failures.setdefault(place, why)
-
-    def _resume(self, monotonic_ms: int) -> None:
-        self.phase = ResetPhase.RESUMING
-        self._open.clear()
-        self._unsent = list(self._pauses)
-        self._write_after_ms = monotonic_ms
-        self._deadline_ms = monotonic_ms + max(self._patience_ms, _MIN_RESUME_MS)
 
     def _write_groups(
         self,
@@ -278,12 +270,12 @@ class Admin:
         timeout_s = wait_seconds(timeout, may_be_endless=True)
         self._cluster.ready(timeout_s)
         for _ in range(_MAX_PAUSES):
-            before_s, began_ms = self._engine.now_s(), monotonic_ms()
+            before_s, began_ms = self._engine.clock.now_s(), monotonic_ms()
             until_s = int(before_s + lasts_s) + 1
             self._write(until_s, timeout_s)
             # The record itself tells the broker's time, which an idle log did not.
             passed_s = (monotonic_ms() - began_ms) / 1000
-            if abs(self._engine.now_s() - before_s - passed_s) < _MAX_DRIFT_S:
+            if abs(self._engine.clock.now_s() - before_s - passed_s) < _MAX_DRIFT_S:
                 break
         return float(until_s)
 
@@ -354,7 +346,7 @@ class Admin:
         with engine.lock:
             record = MarshalRecord(
                 MarshalType.RELEASE_GROUP,
-                time_s=int(engine.now_s()),
+                time_s=int(engine.clock.now_s()),
                 instance=instance,
                 client=client,
                 group=self.group_id,

@@ -53,9 +53,7 @@ class TopicAudit:
     records: int = 0
     partitions: dict[int, ClaimAudit] = field(default_factory=dict)
     malformed: Counter[str] = field(default_factory=Counter)
-    # The intervals that senders go by.
     intervals_ms: Counter[int] = field(default_factory=Counter)
-    # Offsets without a record, by transactions or compaction.
     gaps: int = 0
 
     def clients(self) -> dict[tuple[str, str], ClientAudit]:
@@ -169,10 +167,8 @@ class DualClaim:
     group: str
     topic: str
     partition: int
-    # Client and instance; it acted before and after the other.
     first: _Instance
     second: _Instance
-    # The offset of the record that shows it.
     offset: int
     broker_time_ms: int
 
@@ -182,7 +178,6 @@ class ClientAudit:
     """What the log tells of one client of a group."""
 
     records: int = 0
-    # The one that wrote last, and those before it; bounded.
     instance: str = ""
     former: set[str] = field(default_factory=set)
     # A former one wrote again: two processes use one client id.
@@ -206,12 +201,10 @@ class ClaimAudit:
         self._stale_ms = round(2000 * interval_s)
         self._acts: dict[_GroupPartition, dict[_Instance, tuple[int, int]]] = {}
         self._last_ms = -1
-        # Two owners at once; bounded.
         self.dual_claims: list[DualClaim] = []
         self.clients: dict[tuple[str, str], ClientAudit] = {}
         self.types: Counter[str] = Counter()
         self.impossible = 0
-        # Records with an earlier broker's time than the record before them.
         self.steps_back = 0
 
     def apply(self, record: MarshalRecord, *, offset: int, broker_time_ms: int) -> None:
@@ -271,9 +264,7 @@ class ClaimEventKind(Enum):
     RELEASED = "released"
     PAUSED = "paused"
     RESUMED = "resumed"
-    # A claim of what is held.
     REFUSED = "refused"
-    # A record of a client that does not own it.
     IGNORED = "ignored"
 
 
@@ -287,7 +278,6 @@ class ClaimEvent:
     instance: str = ""
     token: int = -1
     position: int = 0
-    # Since the owner's last sign of life before it.
     silence_s: float = 0.0
 
 

@@ -26,7 +26,6 @@ from kafkamq.transport.clock import monotonic_ms
 
 _SLICE_S = 0.05
 _IDLE_S = 0.25
-# So often Kafka is looked at where a verdict may let messages follow.
 _BETWEEN_S = 0.005
 _JOIN_S = 2.0
 _GIVEN_BACK = frozenset(
@@ -42,7 +41,6 @@ class _Partition:
 
     # Messages that are not done: handed out, or waiting for a retry or a dead letter.
     open_count: int = 0
-    # The highest offset that was acked.
     acked: int = -1
     is_over: bool = False
 
@@ -71,7 +69,6 @@ class ClaimsConsumer(TopicConsumer[_Held]):
         self._credit = 1 if plan.ordering != "unordered" else queue.max_in_flight
         self._retries: Waiting[_Held] = Waiting()
         self._partitions: dict[tuple[str, int], _Partition] = {}
-        # Partitions that were lost with verdicts that no log has.
         self._forgotten: set[tuple[str, int]] = set()
         self._reading = threading.Lock()
         self._cluster = Cluster(

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 from kafkamq.claims.consumer import Consumer
 from kafkamq.claims.engine import Engine, Stats
 from kafkamq.claims.holding import ClaimOptions, Hold
-from kafkamq.claims.log_engine import check_id, check_rules, require_topic, require_work
+from kafkamq.claims.log_engine import check_id, require_topic, require_work
 from kafkamq.claims.rules.log import Claim
 from kafkamq.claims.rules.policy import ClaimMode
 from kafkamq.claims.rules.steps import Delivery
 from kafkamq.claims.wire.marshal import COORDINATION_TOPIC
-from kafkamq.config import ServiceConfig, milliseconds, one_of, wait_seconds
+from kafkamq.config import Options, ServiceConfig, one_of, wait_seconds
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.metrics import Counter, Gauge, health, register
 from kafkamq.metrics.catalog import Labels
@@ -64,9 +64,6 @@ def watch_engine(engine: Engine) -> Callable[[], None]:
     """Show an engine's figures, and watch over its loop, from now on; the result ends that."""
     stats = engine.stats
 
-    def ages() -> Mapping[Labels, float]:
-        return engine.held_ages()
-
     def held() -> Mapping[Labels, float]:
         found: dict[Labels, float] = {}
         for group, topic, _ in engine.held_ages():
@@ -78,7 +75,7 @@ def watch_engine(engine: Engine) -> Callable[[], None]:
 
     forget = [
         HELD.watch(held),
-        AGE.watch(ages),
+        AGE.watch(engine.held_ages),
         SKEW.watch(skews),
         ENDED.watch(lambda: {(end.value,): float(n) for end, n in list(stats.ended.items())}),
         LATENESS.watch(lambda: {(): stats.lateness_ms / 1000}),
@@ -117,8 +114,8 @@ class Cluster:
         bootstrap_servers: str,
         *,
         coordination_topic: str = COORDINATION_TOPIC,
-        heartbeat_interval: float | timedelta = 60.0,
-        rules: str = "safe",
+        heartbeat_interval: float | timedelta = Options.heartbeat_interval.default,
+        rules: str = Options.rules.default,
         kafka: Mapping[str, str] | None = None,
     ) -> None:
         """Check the topic and begin to read it; ``ready`` waits for its end.
@@ -137,10 +134,8 @@ class Cluster:
             ConfigError: A setting, or the topic as it is, cannot work.
             BrokerError, DeadlineExceededError: The cluster refused, or does not answer.
         """
-        check_rules(rules)
-        interval_ms = milliseconds(heartbeat_interval, name="heartbeat_interval")
-        if interval_ms < 500:
-            raise ConfigError(f"heartbeat_interval is {heartbeat_interval!r}: it must be >= 0.5 s")
+        Options.rules.check(rules)
+        interval_ms = Options.heartbeat_interval.convert(heartbeat_interval)
         config = ServiceConfig(bootstrap_servers=bootstrap_servers, kafka=dict(kafka or {}))
         with KafkaAdmin(config) as admin:
             topic = require_topic(admin, coordination_topic, rules=rules, interval_ms=interval_ms)
@@ -167,7 +162,6 @@ class Cluster:
 
     @property
     def coordination_topic(self) -> str:
-        """Return the topic that claims are written to."""
         return self._engine.topic.name
 
     @property
@@ -215,9 +209,9 @@ class Cluster:
         return member
 
     def claims(self, group_id: str | None = None) -> list[Claim]:
-        """Every partition that the read part of the topic names; of one group, or of all."""
+        """Return every partition that the read part of the topic names; of one group, or of all."""
         with self._engine.lock:
-            now_s = self._engine.now_s()
+            now_s = self._engine.clock.now_s()
             return [
                 claim
                 for log in self._engine.log.logs
@@ -228,7 +222,7 @@ class Cluster:
     def paused_until(self, group_id: str) -> float:
         """Return when the group's pause ends, epoch s by the broker; 0.0: it is not paused."""
         with self._engine.lock:
-            now_s = self._engine.now_s()
+            now_s = self._engine.clock.now_s()
             until = max((log.paused_until(group_id) for log in self._engine.log.logs), default=0)
             return float(until) if until > now_s else 0.0
 
@@ -258,22 +252,20 @@ class Member:
         return f"Member({self.client_id}, {self.group_id})"
 
     def claim_of(self, topic: str, partition: int) -> Claim:
-        """Return what is known of a partition's claim in this group."""
         engine = self._engine
         with engine.lock:
             log = engine.log.logs[engine.partition_of(topic)]
-            now_s = engine.now_s()
+            now_s = engine.clock.now_s()
             return log.claim(self.group_id, topic, partition, now_s=now_s)
 
     def claimed(self, topic: str, partition: int) -> bool:
-        """Return whether somebody in this group holds a partition."""
         return self.claim_of(topic, partition).is_valid
 
     def consumer(
         self,
         topics: str | Sequence[str],
         *,
-        delivery: str = "at-least-once",
+        delivery: str = Options.delivery.default,
         claims: str = "balanced",
         max_claims: int | None = None,
         reclaim: bool = True,
@@ -281,7 +273,7 @@ class Member:
         batch: int = 500,
         queue: int = 1000,
         fenced: bool = False,
-        on_data_loss: str = "raise",
+        on_data_loss: str = Options.on_data_loss.default,
         on_claim: Callable[[str, int, int], None] | None = None,
         on_lost: Callable[[str, int, str], None] | None = None,
     ) -> Consumer:
@@ -314,8 +306,7 @@ class Member:
         """
         if batch < 1 or queue < 1:
             raise ConfigError(f"batch is {batch} and queue {queue}: they must be >= 1")
-        if on_data_loss not in ("raise", "skip"):
-            raise ConfigError(f"on_data_loss is {on_data_loss!r}: it must be 'raise' or 'skip'")
+        Options.on_data_loss.check(on_data_loss)
         return self._claim(
             Consumer,
             topics,
@@ -387,7 +378,6 @@ class Member:
                 " another client_id"
             )
         engine = self._engine
-        # It connects while the claims are read.
         engine.open_writer()
         counts = {name: require_work(engine.admin, name) for name in names}
         engine.wait_until(lambda: engine.is_ready, _READY_S, "reading the claims")

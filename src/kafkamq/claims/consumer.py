@@ -119,12 +119,10 @@ class Batch:
 
     @property
     def first_offset(self) -> int:
-        """Return the offset of the first message."""
         return self.messages[0].offset
 
     @property
     def next_offset(self) -> int:
-        """Return the offset behind the last message."""
         return self.messages[-1].offset + 1
 
     def __len__(self) -> int:
@@ -155,7 +153,6 @@ class Outputs:
         self._producer.produce((topic, partition, key, payload, tuple((headers or {}).items())))
 
 
-# Offsets of a partition behind its first message without a verdict.
 MAX_BEHIND = 100_000
 _READ = 1000
 # A buffer of this length, about what one fetch may bring, is paused.
@@ -190,7 +187,6 @@ class PartitionReader:
         # The messages in all buffers, unless one is empty.
         self._room = max(queue, 1000)
         self._max_buffer = max(_MIN_BUFFER, queue)
-        # The next in turn comes first.
         self.buffers: dict[ClaimSession, deque[ClaimedMessage]] = {}
 
     @property
@@ -344,7 +340,6 @@ class AtMostOnceBatches:
                 continue
             messages, claimant = buffer.offered, buffer.session.claimant
             buffer.offered, buffer.is_handed_out, buffer.is_wanted = (), False, False
-            # Its turn is over.
             self._buffers[buffer.session] = self._buffers.pop(buffer.session)
             self._offer(is_idle=False)
             return Batch(*buffer.session.place, claimant.token, messages)
@@ -360,7 +355,6 @@ class AtMostOnceBatches:
                 if buffer.is_wanted:
                     self._engine.drive(buffer.session)
                     return True
-                # The claimant has dropped it.
                 buffer.offered = ()
         return False
 
@@ -395,7 +389,6 @@ class Consumer(Holding):
     def __init__(self, engine: Engine, options: ClaimOptions) -> None:
         super().__init__(engine, options)
         self._failure: Exception | None = None
-        # The session whose messages come now.
         self._turn: ClaimSession | None = None
         self._left_of_turn = 0
         self._handed_out: dict[tuple[str, int], int] = {}
@@ -411,7 +404,6 @@ class Consumer(Holding):
         self._batches = AtMostOnceBatches(engine, self._reader, options.batch) if is_once else None
 
     def __iter__(self) -> Iterator[ClaimedMessage]:
-        """Yield messages, until ``stop``."""
         while not self._is_stopped:
             message = self.receive(1.0)
             if message is not None:
@@ -421,7 +413,6 @@ class Consumer(Holding):
 
     @property
     def is_stopped(self) -> bool:
-        """Return whether ``stop`` or ``close`` was called."""
         return self._is_stopped
 
     def receive(self, timeout: float | timedelta = 1.0) -> ClaimedMessage | None:
@@ -552,7 +543,6 @@ class Consumer(Holding):
         return found if self._may_hand_out(session, [each.offset for each in found]) else []
 
     def _may_hand_out(self, session: ClaimSession, offsets: Sequence[int]) -> bool:
-        """Hand these out, unless the claim has ended."""
         with self._engine.lock:
             if not session.claimant.hand_out(offsets, monotonic_ms()):
                 return False

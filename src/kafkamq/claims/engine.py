@@ -43,7 +43,6 @@ from kafkamq.claims.rules.steps import (
 from kafkamq.claims.wire.marshal import coordination_partition, decode_value, encode_value
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, KafkaMQError, LeaseLostError, WireError
-from kafkamq.transport.admin import Admin
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.commits import GroupOffsets
 from kafkamq.transport.errors import is_retriable
@@ -77,7 +76,6 @@ class Fence:
         self._group_metadata = group_metadata
         self._is_initialised = False
         self._last_ticket = -1
-        # Held in the application's transactions, and while positions are committed.
         self._lock = threading.Lock()
         self._is_over = False
 
@@ -176,25 +174,12 @@ class ClaimSession:
     start: Fetch | None = None
     is_takeover: bool = False
     wake_ms: int = -NEVER_MS
-    # The last record that asked for it, and was judged.
     heard_at: int = -1
     open_commits: int = 0
 
     @property
     def place(self) -> tuple[str, int]:
         return self.claimant.config.topic, self.claimant.config.partition
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetAnswers:
-    """What becomes of what the offset service was given; called from its threads."""
-
-    # It is told the earliest, the latest and the committed offset; negative: none.
-    found: Callable[[ClaimSession, int, int, int], None]
-    not_found: Callable[[ClaimSession], None]
-    committed: Callable[[ClaimSession, Write, bool], None]
-    # It is told of every error; some, no waiting mends.
-    refused: Callable[[KafkaMQError], None]
 
 
 class _Batcher(Generic[T]):
@@ -250,15 +235,14 @@ class OffsetService:
 
     ``lookups`` finds the offsets of sessions' partitions; ``commits`` commits the offset of a
     session's write. A write without an offset commits nothing, and waits for those before it.
+    The engine is told of the answers, and of every error: some, no waiting mends.
     """
 
-    def __init__(
-        self, config: ServiceConfig, admin: Admin, group: str, answers: OffsetAnswers
-    ) -> None:
-        self._config = config
-        self._admin = admin
+    def __init__(self, engine: Engine, group: str) -> None:
+        self._config = config = engine.config
+        self._admin = engine.admin
         self._group = group
-        self._answers = answers
+        self._engine = engine
         self._client = GroupOffsets(config, group)
         self._fences = ThreadPoolExecutor(_FENCE_THREADS, f"kafkamq-fence-{group}")
         self._membership = self._client.membership()
@@ -283,12 +267,10 @@ class OffsetService:
                 counts[topic] = self._client.partition_count(topic)
             except KafkaMQError as error:  # noqa: PERF203 - a handful of topics
                 if is_retriable(error):
-                    # No broker answers.
                     return
         answer(counts)
 
     def fence(self, topic: str, partition: int) -> Fence:
-        """Return a fence for a partition that is about to be claimed."""
         return Fence(self._config, self._group, topic, partition, self._membership)
 
     def end(self, fence: Fence) -> None:
@@ -312,13 +294,13 @@ class OffsetService:
             )
             found = {}
             if isinstance(error, KafkaMQError):
-                self._answers.refused(error)
+                self._engine.refuse(error)
         for session in open_:
             offsets = found.get(session)
             if offsets is None:
-                self._answers.not_found(session)
+                self._engine.not_found(session)
             else:
-                self._answers.found(session, *offsets)
+                self._engine.found(session, *offsets)
 
     def _fenced(self, sessions: Sequence[ClaimSession]) -> list[ClaimSession]:
         """Return those whose former owners can commit nothing any more."""
@@ -333,7 +315,7 @@ class OffsetService:
                     "a former owner could not be fenced",
                     extra={"place": session.place, "error": str(error)},
                 )
-                self._answers.refused(error)
+                self._engine.refuse(error)
                 return False
 
         if not any(session.fence for session in sessions):
@@ -366,7 +348,7 @@ class OffsetService:
         try:
             self._client.poll(1, 0.0)
         except KafkaMQError as error:
-            self._answers.refused(error)
+            self._engine.refuse(error)
 
     def _commit(self, jobs: Sequence[tuple[ClaimSession, Write]]) -> None:
         plain = []
@@ -386,9 +368,9 @@ class OffsetService:
             is_done = True
         except KafkaMQError as error:
             self._say(session, str(error))
-            self._answers.refused(error)
+            self._engine.refuse(error)
         finally:
-            self._answers.committed(session, write, is_done)
+            self._engine.committed(session, write, is_done)
 
     def _commit_plain(self, jobs: Sequence[tuple[ClaimSession, Write]]) -> None:
         wanted = {
@@ -403,7 +385,7 @@ class OffsetService:
         except Exception as error:  # noqa: BLE001 - as above
             self._say(jobs[0][0], str(error))
         for session, write in jobs:
-            self._answers.committed(session, write, session.place in done)
+            self._engine.committed(session, write, session.place in done)
 
     def _say(self, session: ClaimSession, error_text: str) -> None:
         _log.warning(
@@ -532,7 +514,6 @@ class Engine(LogEngine):
             rules=rules, has_broker_time=topic.has_broker_time, interval_ms=interval_ms
         )
         self.stats = Stats()
-        self._answers = OffsetAnswers(self._found, self._not_found, self._committed, self.refuse)
         self._offsets: dict[str, OffsetService] = {}
         self._sessions: dict[ClaimSession, None] = {}
         self._dirty: dict[ClaimSession, None] = {}
@@ -548,14 +529,10 @@ class Engine(LogEngine):
     def partition_of(self, topic: str) -> int:
         return coordination_partition(topic, self.topic.partitions)
 
-    def now_s(self) -> float:
-        """Return the broker's time, late by what a record takes to arrive."""
-        return self.clock.now_s()
-
     def offsets_of(self, group: str) -> OffsetService:
         """Get the group's offsets; the first call makes a client and threads, and takes a while."""
         if group not in self._offsets:
-            self._offsets[group] = OffsetService(self.config, self.admin, group, self._answers)
+            self._offsets[group] = OffsetService(self, group)
         return self._offsets[group]
 
     def attempt(
@@ -661,7 +638,10 @@ class Engine(LogEngine):
             self._dirty[session] = None
 
     def turn(self, now_ms: int) -> None:
-        self._skip_overdue(now_ms)
+        # Heartbeats do not wait forever for offsets that are committed as well.
+        late = [key for key, (due_ms, _) in self._overdue.items() if due_ms <= now_ms]
+        for session, ticket in late:
+            self._after_commit(session, self._overdue[session, ticket][1], is_committed=False)
         due = [t for t in self._sessions if t in self._dirty or t.wake_ms <= now_ms]
         for session in due:
             if session in self._sessions:
@@ -684,13 +664,6 @@ class Engine(LogEngine):
             patience_ms = min(2000, session.claimant.config.lease_ms // 4)
             self._overdue[session, step.ticket] = (monotonic_ms() + patience_ms, step)
         self._service_of(session).commits.put((session, step))
-
-    def _skip_overdue(self, now_ms: int) -> None:
-        """Heartbeats do not wait forever for offsets that are committed as well."""
-        late = [key for key, (due_ms, _) in self._overdue.items() if due_ms <= now_ms]
-        for session, ticket in late:
-            _, step = self._overdue[session, ticket]
-            self._after_commit(session, step, is_committed=False)
 
     def _after_commit(self, session: ClaimSession, step: Write, *, is_committed: bool) -> None:
         key = (session, step.ticket)
@@ -722,17 +695,17 @@ class Engine(LogEngine):
 
     # ---- answers of the offset service, from its threads
 
-    def _found(self, session: ClaimSession, earliest: int, latest: int, committed: int) -> None:
+    def found(self, session: ClaimSession, earliest: int, latest: int, committed: int) -> None:
         with self.lock:
             session.listener.on_offsets(session, earliest, latest, committed)
             self._drive_if_ours(session)
 
-    def _not_found(self, session: ClaimSession) -> None:
+    def not_found(self, session: ClaimSession) -> None:
         with self.lock:
             session.claimant.on_lookup_failed(monotonic_ms())
             self._drive_if_ours(session)
 
-    def _committed(self, session: ClaimSession, step: Write, is_committed: bool) -> None:
+    def committed(self, session: ClaimSession, step: Write, is_committed: bool) -> None:
         with self.lock:
             self._after_commit(session, step, is_committed=is_committed)
             self._drive_if_ours(session)

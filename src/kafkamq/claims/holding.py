@@ -35,7 +35,6 @@ _log = logging.getLogger(__name__)
 _Self = TypeVar("_Self", bound="Holding")
 _ROUND_MS = 100
 _MAX_PAUSE_MS = 3000
-# Added partitions are noticed within this.
 _PARTITIONS_MS = 10_000
 
 
@@ -46,7 +45,6 @@ class ClaimOptions:
     client: str
     instance: str
     group: str
-    # Topics, and how many partitions they have.
     counts: Mapping[str, int]
     delivery: Delivery = Delivery.AT_LEAST_ONCE
     mode: ClaimMode = ClaimMode.BALANCED
@@ -88,7 +86,6 @@ class Holding(Listener):
         self._is_over = False
         # By topic that is incomplete: what is held of it, and where to read from.
         self._waiting: dict[str, dict[ClaimSession, Fetch]] = {}
-        # With whole topics: those of which everything is held.
         self._complete: set[str] = set()
 
     def begin(self) -> None:
@@ -120,7 +117,6 @@ class Holding(Listener):
             return {place: session.claimant.position for place, session in self._held().items()}
 
     def is_held(self, topic: str, partition: int, token: int) -> bool:
-        """Return whether that claim may be worked under at this moment."""
         with self._engine.lock:
             session = self._sessions.get((topic, partition))
             return (
@@ -130,7 +126,7 @@ class Holding(Listener):
             )
 
     def confirmed_position(self, topic: str, partition: int) -> int:
-        """Up to where the log says that all is done; -1: it is not held."""
+        """Return up to where the log says that all is done; -1: it is not held."""
         with self._engine.lock:
             session = self._sessions.get((topic, partition))
             return -1 if session is None else session.claimant.confirmed_position
@@ -213,7 +209,6 @@ class Holding(Listener):
     # ---- what becomes of a partition; under the engine's lock, so it must be quick
 
     def _gained(self, session: ClaimSession, step: Fetch) -> None:
-        """Note that a partition may be read."""
         del step
         if self._options.on_claim is not None:
             self._options.on_claim(*session.place, session.claimant.token)
@@ -224,7 +219,6 @@ class Holding(Listener):
             self._options.on_lost(*session.place, reason.value)
 
     def _held(self) -> dict[tuple[str, int], ClaimSession]:
-        """Return what may be worked on now."""
         return {
             place: session
             for place, session in self._sessions.items()
@@ -281,7 +275,6 @@ class Holding(Listener):
         given = self._policy.gives(prospects)
         able = [session for (topic, _), session in self._held().items() if topic in given]
         if able:
-            # The one with the least under way is given.
             session = min(able, key=lambda each: each.claimant.outstanding)
             self._release(session, drain_ms=NEVER_MS, reason=End.SHARED)
         asked = self._policy.ask(prospects, now_ms) if self._options.shares else None
@@ -383,7 +376,6 @@ class Holding(Listener):
                 self._gained(each, fetch)
 
     def on_stop(self, session: ClaimSession, step: Stop) -> None:
-        # It must not be read any more.
         self._waiting.get(session.place[0], {}).pop(session, None)
         self._ended(session, step.reason)
 
@@ -416,7 +408,6 @@ class Hold(Holding):
 
     def __init__(self, engine: Engine, options: ClaimOptions) -> None:
         super().__init__(engine, options)
-        # Positions that the next heartbeat will say.
         self._done: dict[ClaimSession, int] = {}
 
     def commit_position(self, topic: str, partition: int, offset: int) -> None:

@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any
 
 from kafkamq.claims.wire.marshal import COORDINATION_TOPIC
-from kafkamq.config import QueueConfig, ServiceConfig, milliseconds, wait_seconds
+from kafkamq.config import Options, QueueConfig, ServiceConfig, milliseconds, wait_seconds
 from kafkamq.errors import (
     BrokerError,
     ConfigError,
@@ -50,7 +50,7 @@ _BUSY_S = 0.002
 _IDLE_S = 0.05
 _BATCH = 5000
 _TOPOLOGY_MS = 5000
-# Then the topic is gone, and not only unknown to a broker.
+# Behind this the topic is gone, and not only unknown to a broker.
 _MAX_ABSENCES = 4
 _log = logging.getLogger(__name__)
 _DAY_S = 86_400
@@ -60,7 +60,6 @@ _MIN_INTERVALS_KEPT = 6
 
 
 def coordination_topic(config: ServiceConfig) -> str:
-    """Return where the claims of a namespace's queues are written."""
     return f"{config.namespace}.claims"
 
 
@@ -80,13 +79,10 @@ def check_id(name: str, value: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CoordinationTopic:
-    """A coordination topic that was found fit."""
-
     name: str
     # A change of this number ends every claim.
     partitions: int
     has_broker_time: bool = True
-    # What should be changed, though it works.
     warnings: tuple[str, ...] = ()
 
 
@@ -94,11 +90,11 @@ def init_topic(
     bootstrap_servers: str,
     topic: str = COORDINATION_TOPIC,
     *,
-    partitions: int = 8,
-    replication_factor: int = -1,
+    partitions: int = Options.partitions.default,
+    replication_factor: int = Options.replication_factor.default,
     retention: float | timedelta = _DAY_S,
-    heartbeat_interval: float | timedelta = 60.0,
-    rules: str = "safe",
+    heartbeat_interval: float | timedelta = Options.heartbeat_interval.default,
+    rules: str = Options.rules.default,
     kafka: Mapping[str, str] | None = None,
     timeout: float | timedelta = 30.0,
 ) -> bool:
@@ -125,14 +121,14 @@ def init_topic(
         ConfigError: An argument, or the topic as it is, cannot work.
         BrokerError, DeadlineExceededError: The cluster refused, or does not answer.
     """
-    check_rules(rules)
+    Options.rules.check(rules)
     if partitions < 1 or (replication_factor < 1 and replication_factor != -1):
         raise ConfigError(
             f"partitions is {partitions} and replication_factor {replication_factor}: they must be"
             " >= 1 (a replication factor of -1 is the cluster's default)"
         )
     retention_ms = milliseconds(retention, name="retention")
-    interval_ms = milliseconds(heartbeat_interval, name="heartbeat_interval")
+    interval_ms = Options.heartbeat_interval.convert(heartbeat_interval)
     timeout_s = wait_seconds(timeout)
     if retention_ms < _MIN_INTERVALS_KEPT * interval_ms:
         raise ConfigError(
@@ -149,12 +145,6 @@ def init_topic(
             created = bool(admin.create_topics(wanted, replication_factor=replication_factor))
         require_topic(admin, topic, rules=rules, interval_ms=interval_ms)
         return created
-
-
-def check_rules(rules: str) -> None:
-    """Refuse what is not the name of a rule set."""
-    if rules not in ("safe", "peer"):
-        raise ConfigError(f"rules is {rules!r}: it must be 'safe' or 'peer'")
 
 
 def require_work(admin: Admin, topic: str) -> int:
@@ -289,9 +279,7 @@ class LogEngine(ABC):
         self.lock = threading.RLock()
         # Notified when an application's thread may have something to do.
         self.changed = threading.Condition(self.lock)
-        # It is called after each turn of the loop.
         self.on_turn: Callable[[], None] = lambda: None
-        # Why nothing can be claimed any more.
         self.error: KafkaMQError | None = None
         self.admin = Admin(config, timeout_s=15.0)
         self.clock = BrokerClock()
@@ -514,7 +502,6 @@ class LogEngine(ABC):
             self.is_ready = not self._missing
 
     def _check_topology(self, follower: Follower) -> None:
-        """Checks that the topic is as it was."""
         name, partitions = self.topic.name, self.topic.partitions
         count = -1
         try:

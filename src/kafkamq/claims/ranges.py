@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from typing import NoReturn
@@ -37,7 +37,7 @@ from kafkamq.claims.rules.ranges import (
 )
 from kafkamq.claims.rules.steps import Delivery
 from kafkamq.claims.wire.marshal import coordination_partition
-from kafkamq.config import ServiceConfig, milliseconds, one_of, wait_seconds
+from kafkamq.config import Options, ServiceConfig, one_of, wait_seconds
 from kafkamq.errors import (
     BrokerError,
     ConfigError,
@@ -56,7 +56,6 @@ from kafkamq.transport.record import Record
 from kafkamq.types import RangeType
 
 _log = logging.getLogger(__name__)
-# The log's ends are asked for so often.
 _ENDS_S = 0.5
 _SLICE_S = 0.1
 _JOIN_S = 1.0
@@ -75,8 +74,6 @@ register(globals())
 
 
 class _RangeEngine(LogEngine):
-    """The log of range claims, and what one member writes to it."""
-
     # A member that tells of what is abandoned may be away for a while.
     window_intervals = 20
     state: RangeLog
@@ -95,7 +92,6 @@ class _RangeEngine(LogEngine):
     ) -> None:
         """``join`` makes the member when the log is known."""
         super().__init__(config, ranges, interval_ms=interval_ms, owner="RangeClaims")
-        # The ends of the partitions that are worked on.
         self.ends: dict[int, int] = {}
         self._work = topic
         self._group_id = group_id
@@ -191,7 +187,6 @@ class _RangeEngine(LogEngine):
             self._offsets.serve()
             for pending in self._begun:
                 if pending.error is not None:
-                    # It is committed again.
                     for each in pending.offsets:
                         self._committed.pop(each.partition, None)
             self._begun = [each for each in self._begun if not each.is_answered]
@@ -314,10 +309,10 @@ class RangeClaims:
         group_id: str,
         size: int = 1000,
         ahead: int = 1,
-        delivery: str = "at-least-once",
+        delivery: str = Options.delivery.default,
         range_topic: str = RANGE_TOPIC,
         heartbeat_interval: float | timedelta = 3.0,
-        on_data_loss: str = "raise",
+        on_data_loss: str = Options.on_data_loss.default,
         kafka: Mapping[str, str] | None = None,
     ) -> None:
         """Join the members that share the group's partitions, and begin to claim ranges.
@@ -344,21 +339,21 @@ class RangeClaims:
             check_id(name, value)
         if size < 1 or ahead < 0:
             raise ConfigError(f"size is {size} and ahead {ahead}: they must be >= 1 and >= 0")
-        if on_data_loss not in ("raise", "skip"):
-            raise ConfigError(f"on_data_loss is {on_data_loss!r}: it must be 'raise' or 'skip'")
+        Options.on_data_loss.check(on_data_loss)
         self.topic = topic
         self.group_id = group_id
         self._labels = (group_id, topic)
         self.is_once = one_of(Delivery, "delivery", delivery) is Delivery.AT_MOST_ONCE
         self._skips = on_data_loss == "skip"
         self._is_stopped = self._is_closed = False
-        # The tokens of ranges that the application has, and its positions in those that wait.
+        # By their tokens: what the application has, and its positions in ranges that wait; up to
+        # where ranges were written as done, without an answer, and what ``done`` waits for.
         self._given: set[int] = set()
         self._waiting: dict[int, int] = {}
-        # By their tokens: up to where ranges were written as done, without an answer so far.
         self._ending: dict[int, int] = {}
+        self._under_way: dict[int, RangeWrite] = {}
         self._polling = threading.Lock()
-        interval_ms = milliseconds(heartbeat_interval, name="heartbeat_interval", minimum=500)
+        interval_ms = Options.heartbeat_interval.convert(heartbeat_interval)
         config = ServiceConfig(bootstrap_servers=bootstrap_servers, kafka=dict(kafka or {}))
         with Admin(config) as admin:
             ranges = require_topic(admin, range_topic, rules="safe", interval_ms=interval_ms)
@@ -393,7 +388,6 @@ class RangeClaims:
         self.close()
 
     def __iter__(self) -> Iterator[ClaimedRange]:
-        """Yield ranges, until ``stop``."""
         while not self._is_stopped:
             found = self.next_range(1.0)
             if found is not None:
@@ -422,7 +416,6 @@ class RangeClaims:
         return None
 
     def _to_give(self) -> list[tuple[int, HeldRange]]:
-        """Return what the application does not have, and has messages for it."""
         engine = self.engine
         with engine.lock:
             return [
@@ -446,7 +439,6 @@ class RangeClaims:
 
     @property
     def is_stopped(self) -> bool:
-        """Return whether ``stop`` or ``close`` was called."""
         return self._is_stopped
 
     def stop(self) -> None:
@@ -461,6 +453,11 @@ class RangeClaims:
         self._is_closed = self._is_stopped = True
         health.remove(self._loop)
         self._forget_metrics()
+        # What another thread, or this one below a signal's handler, has said to be done is so:
+        # nothing is read back behind this.
+        with suppress(KafkaMQError):
+            bound_s = min(timeout_s, self.engine.interval_ms / 1000)
+            self.engine.wait_until(self._are_known, bound_s, "ending ranges")
         self.engine.leave(timeout_s)
         self.engine.close(timeout_s)
         # A poll of another thread ends now; one of this thread, if a signal's handler closes, only
@@ -473,35 +470,48 @@ class RangeClaims:
     # ---- of one range
 
     def read(self, claimed: ClaimedRange) -> Iterator[ClaimedMessage]:
-        for found in self._read(claimed):
-            for message in found:
-                self._require(claimed)
-                claimed.position = message.offset + 1
-                HANDED_OUT.add(1, *self._labels)
-                yield message
-                if self.is_stopped:
-                    return
+        with self._until_closed(claimed):
+            for found in self._read(claimed):
+                for message in found:
+                    self._require(claimed)
+                    claimed.position = message.offset + 1
+                    HANDED_OUT.add(1, *self._labels)
+                    yield message
+                    if self.is_stopped:
+                        return
 
     def batches(self, claimed: ClaimedRange) -> Iterator[Batch]:
         place = (claimed.topic, claimed.partition, claimed.token)
-        for found in self._read(claimed):
-            self._require(claimed)
-            claimed.position = found[-1].offset + 1
-            if self.is_once:
-                self._end_first(claimed)
-            HANDED_OUT.add(len(found), *self._labels)
-            try:
-                yield Batch(*place, tuple(found))
-            except GeneratorExit:
-                # The loop was left, and ``done`` cannot end the range.
+        with self._until_closed(claimed):
+            for found in self._read(claimed):
+                self._require(claimed)
+                claimed.position = found[-1].offset + 1
                 if self.is_once:
-                    self._given.discard(claimed.token)
+                    self._end_first(claimed)
+                HANDED_OUT.add(len(found), *self._labels)
+                try:
+                    yield Batch(*place, tuple(found))
+                except GeneratorExit:
+                    # The loop was left, and ``done`` cannot end the range.
+                    if self.is_once:
+                        self._given.discard(claimed.token)
+                    raise
+                if self.is_stopped:
+                    return
+            if self.is_once and claimed.first < claimed.position:
+                # Behind its last message there was none.
+                self._end_first(claimed)
+
+    @contextmanager
+    def _until_closed(self, claimed: ClaimedRange) -> Iterator[None]:
+        """What fails is given again by ``next_range`` while it is ours; a close is no failure."""
+        try:
+            yield
+        except (KafkaMQError, RuntimeError):
+            self._given.discard(claimed.token)
+            if not self._is_closed:
+                # Else another thread, or a signal's handler, has closed.
                 raise
-            if self.is_stopped:
-                return
-        if self.is_once and claimed.first < claimed.position:
-            # Behind its last message there was none.
-            self._end_first(claimed)
 
     def _end_first(self, claimed: ClaimedRange) -> None:
         """What was read of a range is done before it is handed out (RC8)."""
@@ -515,25 +525,13 @@ class RangeClaims:
             self.forget(claimed)
 
     def _read(self, claimed: ClaimedRange) -> Iterator[list[ClaimedMessage]]:
-        try:
-            yield from self._read_on(claimed)
-        except (KafkaMQError, RuntimeError):
-            # ``next_range`` gives it again, while it is ours.
-            self._given.discard(claimed.token)
-            if not self._is_closed:
-                # Else another thread, or a signal's handler, has closed.
-                raise
-
-    def _read_on(self, claimed: ClaimedRange) -> Iterator[list[ClaimedMessage]]:
         """Yield what is read of it; the caller moves its position behind what it hands out."""
         place = (self.topic, claimed.partition)
         self._reading = None
         while claimed.position < claimed.next and not self._is_stopped:
             self._require(claimed)
             if self._reading is not claimed:
-                # What is read of another one is not of this one.
                 self._reading = claimed
-                # It may have been left before.
                 self._given.add(claimed.token)
                 self._data.drop(self._data.places - {place})
                 if self._skips:
@@ -595,18 +593,28 @@ class RangeClaims:
             if next_offset < claimed.next:
                 before = (claimed.first, claimed.next)
                 self.engine.member.shorten(claimed.partition, before, next_offset)
-            deadline_s = time.monotonic() + self.engine.interval_ms / 1000
-            while not (write.has_ended or 0 <= write.offset < self.engine.state.next_offset):
-                self.engine.check()
-                if time.monotonic() > deadline_s:
-                    self._ending[claimed.token] = next_offset
-                    raise DeadlineExceededError(f"{claimed!r} could not be written as done")
-                self.engine.changed.wait(_SLICE_S)
+            self._under_way[claimed.token] = write
+            try:
+                interval_s = self.engine.interval_ms / 1000
+                self.engine.wait_until(self._are_known, interval_s, f"ending {claimed!r}")
+            except (DeadlineExceededError, StateError) as error:
+                self._ending[claimed.token] = next_offset
+                error_text = f"{claimed!r} could not be written as done"
+                raise DeadlineExceededError(error_text) from error
+            finally:
+                del self._under_way[claimed.token]
             if self._is_open(*place) or (self.is_once and not write.has_ended):
                 # It was another one's before that stood in the log.
                 self._lost(claimed)
             claimed.first = next_offset
             DONE.add(1, *self._labels)
+
+    def _are_known(self) -> bool:
+        """Return whether all that was written as done is read back."""
+        return all(
+            write.has_ended or 0 <= write.offset < self.engine.state.next_offset
+            for write in self._under_way.values()
+        )
 
     def _is_open(self, partition: int, first: int, end: int) -> bool:
         """Return whether a part of it is not done; other members may have done the rest."""

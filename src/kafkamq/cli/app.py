@@ -25,11 +25,13 @@ from kafkamq.cli import (
     tracker,
     web,
 )
+from kafkamq.cli.options import Command, Group
 from kafkamq.cli.spark import jobs
 from kafkamq.errors import ConfigError, KafkaMQError
 
 app = typer.Typer(
     name="kafkamq",
+    cls=Group,
     help="Message queues on Kafka, with the pipeline behind them on Spark.",
     no_args_is_help=True,
     add_completion=False,
@@ -69,7 +71,8 @@ def start(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
-    if not _debug():  # each of its failed commands is raised as well, and becomes one line
+    if not _debug():
+        # Each of its failed commands is raised as well, and becomes one line.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
 
 
@@ -88,7 +91,7 @@ for _command in (
     web.web,
     top.top,
 ):
-    app.command()(_command)
+    app.command(cls=Command)(_command)
 app.add_typer(dead_letters.group, name="dlq")
 app.add_typer(claims.group, name="claims")
 app.add_typer(jobs.cluster, name="spark")
@@ -110,7 +113,8 @@ def main() -> None:
     except OSError as error:
         if _debug() or error.errno not in _UNWRITTEN:
             raise
-        if error.errno != errno.EPIPE:  # the reader of our output has left, for example `| head`
+        if error.errno != errno.EPIPE:
+            # Otherwise the reader of our output has left, as with ``| head``.
             text = f"[red]kafkamq:[/red] the output cannot be written: {error.strerror}"
             output.errors().print(text, soft_wrap=True)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -17,13 +18,21 @@ from kafkamq.claims.rules.ranges import RANGE_TOPIC
 from kafkamq.claims.wire.marshal import COORDINATION_TOPIC, decode_value
 from kafkamq.cli import claims_log, output
 from kafkamq.cli.claims_log import Interval, Topic
-from kafkamq.cli.options import Json, MetricsPort, connected, serving_metrics
-from kafkamq.config import ServiceConfig
+from kafkamq.cli.options import (
+    Json,
+    MetricsPort,
+    command_group,
+    connected,
+    serving_metrics,
+    with_options,
+    with_table,
+)
+from kafkamq.config import Options, ServiceConfig
 from kafkamq.errors import ConfigError, LeaseLostError
 from kafkamq.runtime.signals import stop_event
 from kafkamq.transport.admin import require_brokers
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group's id.")]
 OnlyGroup = Annotated[str | None, typer.Option("--group", "-g", help="Show only this group.")]
 Limit = Annotated[
@@ -35,54 +44,58 @@ Limit = Annotated[
         help="End after this many messages (at-most-once: after whole batches).",
     ),
 ]
-Rules = Annotated[
-    str,
-    typer.Option("--rules", help="Protocol of the members: safe, or peer, which Go clients share."),
+Patience = Annotated[
+    float | None,
+    typer.Option("--timeout", min=0.0, help="End when no message came for this many seconds."),
 ]
 
 
-def _cluster(config: ServiceConfig, topic: str, interval: float, rules: str = "safe") -> Cluster:
+def _log(
+    *,
+    topic: Topic = COORDINATION_TOPIC,
+    interval: Interval = Options.heartbeat_interval.default,
+    rules: Annotated[str, typer.Option(help=Options.rules.says)] = Options.rules.default,
+) -> dict[str, Any]:
+    return {"coordination_topic": topic, "heartbeat_interval": interval, "rules": rules}
+
+
+_of_log = partial(with_options, name="log", make=_log)
+
+
+def _cluster(config: ServiceConfig, log: dict[str, Any]) -> Cluster:
     require_brokers(config)
-    cluster = Cluster(
-        config.bootstrap_servers,
-        coordination_topic=topic,
-        heartbeat_interval=interval,
-        rules=rules,
-        kafka=config.kafka,
-    )
+    cluster = Cluster(config.bootstrap_servers, kafka=config.kafka, **log)
     cluster.ready()
     return cluster
 
 
 @connected
+@_of_log
+@with_table("replicas", Options.replication_factor)
 def init(
     config: ServiceConfig,
-    topic: Topic = COORDINATION_TOPIC,
-    interval: Interval = 60.0,
+    log: dict[str, Any],
+    replicas: dict[str, Any],
     partitions: Annotated[
         int,
         typer.Option(min=1, help="Partitions of the coordination topic; fixed while it is in use."),
-    ] = 8,
-    replication_factor: Annotated[
-        int, typer.Option(help="Replicas of the coordination topic; -1: the broker's default.")
-    ] = -1,
+    ] = Options.partitions.default,
     retention: Annotated[
         float, typer.Option(help="How long the coordination topic keeps records, in seconds.")
     ] = 86_400.0,
-    rules: Rules = "safe",
     as_json: Json = False,
 ) -> None:
     """Create the coordination topic, or check the one that exists."""
     require_brokers(config)
+    topic = log.pop("coordination_topic")
     created = init_topic(
         config.bootstrap_servers,
         topic,
         partitions=partitions,
-        replication_factor=replication_factor,
         retention=retention,
-        heartbeat_interval=interval,
-        rules=rules,
         kafka=config.kafka,
+        **replicas,
+        **log,
     )
     if as_json:
         output.print_json({"topic": topic, "created": created})
@@ -91,16 +104,15 @@ def init(
 
 
 @connected
+@_of_log
 def state(
     config: ServiceConfig,
+    log: dict[str, Any],
     group: OnlyGroup = None,
-    topic: Topic = COORDINATION_TOPIC,
-    interval: Interval = 60.0,
-    rules: Rules = "safe",
     as_json: Json = False,
 ) -> None:
     """Show who holds which partition, and where each group is."""
-    with _cluster(config, topic, interval, rules) as cluster:
+    with _cluster(config, log) as cluster:
         found = sorted(
             cluster.claims(group), key=lambda each: (each.group, each.topic, each.partition)
         )
@@ -149,7 +161,7 @@ def watch(
     config: ServiceConfig,
     group: OnlyGroup = None,
     topic: Topic = COORDINATION_TOPIC,
-    interval: Interval = 60.0,
+    interval: Interval = Options.heartbeat_interval.default,
     heartbeats: Annotated[bool, typer.Option(help="Show renewals of claims, too.")] = False,
     follow: Annotated[bool, typer.Option(help="Follow the log until Ctrl-C.")] = True,
     as_json: Json = False,
@@ -183,7 +195,7 @@ def watch(
             output.print_json(row)
         else:
             where = ""
-            if each.record.topic:  # a group's pause names none
+            if each.record.topic:
                 where = f" {row['topic']}[{row['partition']}] at {row['position']}"
             output.output().print(
                 f"{row['time']} {row['event']:<12} {row['group']}{where} by {row['by']}",
@@ -192,23 +204,23 @@ def watch(
 
 
 @connected
+@_of_log
 def pause(
     config: ServiceConfig,
+    log: dict[str, Any],
     group: Group,
     seconds: Annotated[
         float, typer.Option("--for", min=1, help="How long the group pauses, in seconds.")
     ],
     wait: Annotated[bool, typer.Option(help="Return only when no member holds a claim.")] = True,
-    topic: Topic = COORDINATION_TOPIC,
-    interval: Interval = 60.0,
     as_json: Json = False,
 ) -> None:
     """Let no member of a group hold a partition for a while."""
-    with _cluster(config, topic, interval) as cluster:
+    with _cluster(config, log) as cluster:
         admin = Admin(cluster, group)
         until = admin.pause(seconds)
         if wait:
-            admin.wait_until_free(2 * interval + 10)
+            admin.wait_until_free(2 * cluster.heartbeat_interval + 10)
     if as_json:
         output.print_json({"group": group, "paused_until": _time_text(until)})
     else:
@@ -216,15 +228,10 @@ def pause(
 
 
 @connected
-def resume(
-    config: ServiceConfig,
-    group: Group,
-    topic: Topic = COORDINATION_TOPIC,
-    interval: Interval = 60.0,
-    as_json: Json = False,
-) -> None:
+@_of_log
+def resume(config: ServiceConfig, log: dict[str, Any], group: Group, as_json: Json = False) -> None:
     """End the pause of a group."""
-    with _cluster(config, topic, interval) as cluster:
+    with _cluster(config, log) as cluster:
         Admin(cluster, group).resume()
     if as_json:
         output.print_json({"group": group, "paused_until": None})
@@ -233,8 +240,10 @@ def resume(
 
 
 @connected
+@_of_log
 def set_position(
     config: ServiceConfig,
+    log: dict[str, Any],
     group: Group,
     positions: Annotated[
         list[str],
@@ -244,8 +253,6 @@ def set_position(
             "2030-01-31T12:00:00Z.",
         ),
     ],
-    topic: Topic = COORDINATION_TOPIC,
-    interval: Interval = 60.0,
     timeout: Annotated[
         float | None,
         typer.Option(min=0.1, help="How long claiming all partitions may take, in seconds."),
@@ -254,7 +261,7 @@ def set_position(
 ) -> None:
     """Move positions of a live group, all or nothing."""
     wanted = parse_positions(positions)
-    with _cluster(config, topic, interval) as cluster:
+    with _cluster(config, log) as cluster:
         moved = Admin(cluster, group).set_position(wanted, timeout=timeout)
     for (name, partition), offset in sorted(moved.items()):
         if as_json:
@@ -289,8 +296,12 @@ def parse_positions(texts: Sequence[str]) -> dict[tuple[str, int], int | str | d
 
 
 @connected
+@_of_log
+@with_table("settings", Options.delivery)
 def consume(
     config: ServiceConfig,
+    log: dict[str, Any],
+    settings: dict[str, Any],
     group: Group,
     topics: Annotated[list[str], typer.Argument(metavar="WORK...", help="Topics to read.")],
     client: Annotated[
@@ -299,21 +310,13 @@ def consume(
             help="Name of this member: unique in the group, and the same after a restart."
         ),
     ],
-    delivery: Annotated[
-        str, typer.Option(help="Delivery of messages: at-least-once or at-most-once.")
-    ] = "at-least-once",
     mode: Annotated[
         str, typer.Option("--claims", help="Policy of claiming: balanced, greedy or topic.")
     ] = "balanced",
     max_claims: Annotated[int | None, typer.Option(help="Hold at most this many claims.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Messages of a batch, at most.")] = 500,
     limit: Limit = None,
-    timeout: Annotated[
-        float | None, typer.Option(min=0.0, help="End when no message came for this many seconds.")
-    ] = None,
-    topic: Topic = COORDINATION_TOPIC,
-    interval: Interval = 60.0,
-    rules: Rules = "safe",
+    timeout: Patience = None,
     metrics_port: MetricsPort = None,
     as_json: Json = False,
 ) -> None:
@@ -325,9 +328,9 @@ def consume(
     with (
         stop_event() as stopping,
         serving_metrics(metrics_port),
-        _cluster(config, topic, interval, rules) as cluster,
+        _cluster(config, log) as cluster,
         cluster.member(client, group).consumer(
-            topics, delivery=delivery, claims=mode, max_claims=max_claims, batch=min(batch, left)
+            topics, claims=mode, max_claims=max_claims, batch=min(batch, left), **settings
         ) as consumer,
     ):
         last_s = time.monotonic()
@@ -339,7 +342,7 @@ def consume(
                 continue
             last_s = time.monotonic()
             # At most once nobody gets the rest of the batch again: it is printed as well.
-            is_once = delivery == "at-most-once"
+            is_once = settings["delivery"] == "at-most-once"
             for message in found.messages if is_once else found.messages[:left]:
                 _print_message(message, as_json=as_json)
                 if not is_once:
@@ -408,20 +411,17 @@ def ranges_state(
 
 
 @connected
+@with_table("settings", Options.delivery)
 def ranges_consume(
     config: ServiceConfig,
+    settings: dict[str, Any],
     group: Group,
     work: Annotated[str, typer.Argument(metavar="WORK", help="Topic to read.")],
     client: Annotated[str, typer.Option(help="Name of this member.")],
-    delivery: Annotated[
-        str, typer.Option(help="Delivery of messages: at-least-once or at-most-once.")
-    ] = "at-least-once",
     size: Annotated[int, typer.Option(min=1, help="Offsets of a range.")] = 1000,
     ahead: Annotated[int, typer.Option(min=0, help="Ranges claimed ahead of the work.")] = 1,
     limit: Limit = None,
-    timeout: Annotated[
-        float | None, typer.Option(min=0.0, help="End when no message came for this many seconds.")
-    ] = None,
+    timeout: Patience = None,
     topic: RangeTopic = RANGE_TOPIC,
     interval: Interval = 3.0,
     metrics_port: MetricsPort = None,
@@ -432,7 +432,8 @@ def ranges_consume(
     What is held then and not done is free for other members.
     """
     require_brokers(config)
-    left, is_once = limit if limit is not None else 1 << 62, delivery == "at-most-once"
+    left = limit if limit is not None else 1 << 62
+    is_once = settings["delivery"] == "at-most-once"
     last_s = time.monotonic()
     with (
         stop_event() as stopping,
@@ -444,14 +445,15 @@ def ranges_consume(
             group_id=group,
             size=size,
             ahead=ahead,
-            delivery=delivery,
             range_topic=topic,
             heartbeat_interval=interval,
             kafka=config.kafka,
+            **settings,
         ) as claims,
     ):
 
-        def watch() -> None:  # a range whose messages are not written yet waits for them
+        def watch() -> None:
+            # A range whose messages are not written yet waits for them.
             while not claims.is_stopped:
                 is_idle = timeout is not None and time.monotonic() - last_s >= timeout
                 if stopping.wait(0.1) or is_idle:
@@ -471,7 +473,7 @@ def ranges_consume(
                     if left <= 0:
                         return
             except LeaseLostError as error:  # noqa: PERF203 - of few ranges
-                _log.warning("%s; going on with the next range", error)
+                _logger.warning("%s; going on with the next range", error)
 
 
 def _print_message(message: Any, *, as_json: bool) -> None:
@@ -490,16 +492,22 @@ def _print_message(message: Any, *, as_json: bool) -> None:
         output.output().print(f"{where} {output.text_of(message.payload)}", markup=False)
 
 
-group = typer.Typer(
-    help="Claims of partitions: Marshal's coordination protocol.", no_args_is_help=True
+group = command_group(
+    "Claims of partitions: Marshal's coordination protocol.",
+    {
+        "init": init,
+        "state": state,
+        "watch": watch,
+        "pause": pause,
+        "resume": resume,
+        "set-position": set_position,
+        "consume": consume,
+        "decode": claims_log.decode_records,
+        "doctor": claims_log.doctor,
+    },
 )
-for _command in (init, state, watch, pause, resume, set_position, consume):
-    group.command()(_command)
-ranges = typer.Typer(
-    help="Ranges of a partition that members share, on a topic of their own.", no_args_is_help=True
+ranges = command_group(
+    "Ranges of a partition that members share, on a topic of their own.",
+    {"state": ranges_state, "consume": ranges_consume},
 )
-ranges.command("state")(ranges_state)
-ranges.command("consume")(ranges_consume)
 group.add_typer(ranges, name="ranges")
-group.command("decode")(claims_log.decode_records)
-group.command("doctor")(claims_log.doctor)

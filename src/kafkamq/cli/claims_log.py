@@ -14,7 +14,7 @@ from kafkamq.claims.log_engine import find_topic, topic_findings
 from kafkamq.claims.wire.marshal import COORDINATION_TOPIC, decode, decode_value
 from kafkamq.cli import output
 from kafkamq.cli.options import Json, connected, connected_if_named
-from kafkamq.config import ServiceConfig
+from kafkamq.config import Options, ServiceConfig
 from kafkamq.errors import ConfigError, WireError
 from kafkamq.queue.topics import Finding
 from kafkamq.transport.admin import Admin, require_brokers
@@ -25,7 +25,12 @@ _SHOWN = 20
 Topic = Annotated[str, typer.Option("--topic", "-t", help="The coordination topic.")]
 Interval = Annotated[
     float,
-    typer.Option("--interval", "-i", min=0.5, help="Heartbeat interval of members, in seconds."),
+    typer.Option(
+        "--interval",
+        "-i",
+        min=Options.heartbeat_interval.least,
+        help=Options.heartbeat_interval.says,
+    ),
 ]
 
 
@@ -40,7 +45,7 @@ def decode_records(
     as_json: Json = False,
 ) -> None:
     """Decode records, given as text or all that stand in the topic."""
-    del as_json  # there is no other form
+    del as_json
     if texts:
         lines = (line.rstrip("\n") for line in sys.stdin) if texts == ["-"] else iter(texts)
         for line in lines:
@@ -70,7 +75,7 @@ def _record_object(record: MarshalRecord) -> dict[str, Any]:
 def doctor(
     config: ServiceConfig,
     topic: Topic = COORDINATION_TOPIC,
-    interval: Interval = 60.0,
+    interval: Interval = Options.heartbeat_interval.default,
     as_json: Json = False,
 ) -> None:
     """Check the topic and what stands in it; exit code 1 when claims cannot rest on it."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,7 +13,7 @@ from typing import Annotated
 import typer
 
 from kafkamq.cli import output
-from kafkamq.cli.options import Json, connected_if_named, with_fields
+from kafkamq.cli.options import Json, connected_if_named, ends_by_sigterm, with_fields
 from kafkamq.cli.page import document, figure, table
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.broker import LocalKafka
@@ -51,7 +49,7 @@ def compare(
     from kafkamq.dev.compare.run import compare as run
 
     contenders = _chosen(only)
-    with _ends_by_sigterm(), _cluster(config) as (where, version):
+    with ends_by_sigterm(), _cluster(config) as (where, version):
         found = run(where, work, contenders, say=output.note, keep=keep)
     if report is not None:
         _write(report, render(work, found, version=version))
@@ -86,16 +84,6 @@ def _chosen(only: str | None) -> Sequence[Contender]:
         if name not in known:
             raise ConfigError(f"--only {name!r}: it must be one of {', '.join(known)}")
     return [known[name] for name in dict.fromkeys(names)]
-
-
-@contextmanager
-def _ends_by_sigterm() -> Iterator[None]:
-    """SIGTERM removes all that was made, as Ctrl-C does."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -172,7 +160,6 @@ _PLOTS: tuple[tuple[str, Callable[[Measured], float | None]], ...] = (
 
 
 def render(work: Work, found: Sequence[Measured], *, version: str = "") -> str:
-    """Return the page."""
     names = [each.contender for each in found]
     plots = "".join(figure(title, [pick(each) for each in found], names) for title, pick in _PLOTS)
     notes = "".join(

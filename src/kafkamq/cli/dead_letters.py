@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Annotated
 
 import typer
 
 from kafkamq.cli import output
-from kafkamq.cli.options import DryRun, Json, connected
+from kafkamq.cli.options import DryRun, Json, command_group, connected
 from kafkamq.cli.queues import warn_of_unused
 from kafkamq.cli.spark.jobs import view_tables
 from kafkamq.cli.spark.options import SparkChoice, with_spark
@@ -46,31 +46,6 @@ def _selection(queue_id: str, reason: str, ids: list[str] | None) -> Selection:
     if reason and reason not in known:
         raise ConfigError(f"--reason is {reason!r}: it must be one of {', '.join(known)}")
     return Selection(queue_id=queue_id, reason=reason, ids=frozenset(ids or ()))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Chosen(Selection):
-    places: frozenset[tuple[int, int]]  # partition and offset
-
-    @classmethod
-    def by_sql(
-        cls, config: ServiceConfig, selection: Selection, where: str, on: SparkChoice
-    ) -> _Chosen:
-        """Ask Spark, which is imported only for this."""
-        from kafkamq.spark.jobs.sql import chosen_letters
-
-        with view_tables(config, "redrive", on) as spark, output.working("Choosing dead letters"):
-            places = chosen_letters(spark, where)
-        return cls(
-            queue_id=selection.queue_id, reason=selection.reason, ids=selection.ids, places=places
-        )
-
-    def __contains__(self, letter: object) -> bool:
-        return (
-            isinstance(letter, DeadLetter)
-            and (letter.partition, letter.offset) in self.places
-            and Selection.__contains__(self, letter)
-        )
 
 
 @dataclass(slots=True)
@@ -233,7 +208,10 @@ def redrive_command(
         check_condition(where, option="--where")
     require_brokers(config)
     if where:
-        selection = _Chosen.by_sql(config, selection, where, on)
+        from kafkamq.spark.jobs.sql import chosen_letters
+
+        with view_tables(config, "redrive", on) as spark, output.working("Choosing dead letters"):
+            selection = replace(selection, places=chosen_letters(spark, where))
     with output.progress_to("Redriving", limit) as on_progress:
         report = redrive(config, selection, limit=limit, dry_run=dry_run, on_progress=on_progress)
     if queue_id and not (report.selected or report.already_redriven):
@@ -267,9 +245,7 @@ def _say_redriven(report: RedriveReport, *, dry_run: bool) -> None:
         output.note(f"{report.refused - len(report.refusals):,} more cannot be.")
 
 
-group = typer.Typer(
-    help="Dead letters: count them, look at them, send them back.", no_args_is_help=True
+group = command_group(
+    "Dead letters: count them, look at them, send them back.",
+    {"ls": ls, "peek": peek, "redrive": redrive_command},
 )
-group.command()(ls)
-group.command()(peek)
-group.command("redrive")(redrive_command)

@@ -6,16 +6,15 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable
-from enum import Enum
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from kafkamq.cli import output
-from kafkamq.cli.options import MetricsPort, connected, serving_metrics
+from kafkamq.cli.options import MetricsPort, connected, serving_metrics, with_table
 from kafkamq.cli.queues import warn_of_unused
-from kafkamq.config import ServiceConfig, wait_seconds
+from kafkamq.config import Options, ServiceConfig, wait_seconds
 from kafkamq.errors import ConfigError
 from kafkamq.parallel.consumer import ParallelConsumer
 from kafkamq.runtime.memory import calm_collector
@@ -25,24 +24,6 @@ from kafkamq.transport.admin import require_brokers
 from kafkamq.types import Backend
 
 _SLICE_S = 0.2
-
-
-Concurrency = Annotated[str, typer.Option(help='Handlers at once; "auto": as many as bring more.')]
-MaxConcurrency = Annotated[
-    int | None, typer.Option(min=1, help="The most that --concurrency auto may try.")
-]
-HungAfter = Annotated[
-    float,
-    typer.Option(min=0.001, help="Seconds that all handlers may hang until /live answers no."),
-]
-
-
-class Order(Enum):
-    """The order that is kept among records."""
-
-    KEY = "key"
-    PARTITION = "partition"
-    UNORDERED = "unordered"
 
 
 def load_handler(name: str) -> Callable[..., object]:
@@ -59,8 +40,13 @@ def at_once(text: str) -> int | str:
 
 
 @connected
+@with_table(
+    "settings", Options.ordering, Options.max_concurrency, Options.processes, Options.max_attempts,
+    Options.max_rate, Options.hung_after,
+)  # fmt: skip
 def consume(
     config: ServiceConfig,
+    settings: dict[str, Any],
     handler: Annotated[
         str,
         typer.Argument(
@@ -72,30 +58,14 @@ def consume(
         list[str], typer.Option("--topic", "-t", help="Topic to read; may be repeated.")
     ],
     group: Annotated[str, typer.Option("--group", "-g", help="The consumer group.")],
-    ordering: Annotated[
-        Order, typer.Option(help="What stays in order: key, partition or unordered.")
-    ] = Order.KEY,
-    concurrency: Concurrency = "16",
-    max_concurrency: MaxConcurrency = None,
-    processes: Annotated[
-        int,
-        typer.Option(min=0, help="Run a def handler in this many processes instead of threads."),
-    ] = 0,
-    max_attempts: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Attempts after which a record becomes a dead letter; default: no limit."
-        ),
-    ] = None,
+    concurrency: Annotated[str, typer.Option(help=Options.concurrency.says)] = str(
+        Options.concurrency.default
+    ),
     dead_letter_topic: Annotated[str, typer.Option(help="Topic for dead letters.")] = "",
-    max_rate: Annotated[
-        float | None, typer.Option(help="Process at most this many records a second.")
-    ] = None,
     drain: Annotated[
         float,
         typer.Option(min=0.0, help="Seconds after Ctrl-C to process the records that were read."),
     ] = 0.0,
-    hung_after: HungAfter = 43_200.0,
     metrics_port: MetricsPort = None,
 ) -> None:
     """Process records with a function, many at once, until Ctrl-C."""
@@ -106,14 +76,9 @@ def consume(
         group_id=group,
         bootstrap_servers=config.bootstrap_servers,
         kafka=config.kafka,
-        ordering=ordering.value,
         concurrency=at_once(concurrency),
-        max_concurrency=max_concurrency,
-        processes=processes,
-        max_attempts=max_attempts,
         dead_letter_topic=dead_letter_topic,
-        max_rate=max_rate,
-        hung_after=hung_after,
+        **settings,
     )
     calm_collector()
     stop_on_signals(stopping.set, at_once=partial(consumer.close, 0.0))
@@ -130,7 +95,6 @@ def consume(
 
 
 def load_worker(name: str) -> Worker:
-    """Return the worker that ``module:worker`` names."""
     found = load_named(name, "worker", form="module:worker")
     if not isinstance(found, Worker):
         raise ConfigError(f"{name} is a {type(found).__name__}: it must be a kafkamq.Worker")
@@ -157,12 +121,12 @@ def work(
 
 
 def load_named(name: str, what: str, *, form: str) -> object:
-    """Return what stands in a module under a name, which may have dots."""
     module_name, colon, path = name.partition(":")
     if not (module_name and colon and path):
         raise ConfigError(f"the {what} is {name!r}: name it as {form}")
     if "" not in sys.path:
-        sys.path.insert(0, "")  # the folder that the command was given in, as with python -m
+        # The folder that the command was given in is searched, as with ``python -m``.
+        sys.path.insert(0, "")
     try:
         found: object = importlib.import_module(module_name)
         for part in path.split("."):

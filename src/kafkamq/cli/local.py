@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kafkamq.cli import output
-from kafkamq.cli.options import TRACKER_HERE, Json, parse_properties
+from kafkamq.cli.options import TRACKER_HERE, Json, ends_by_sigterm, parse_properties, reading
 from kafkamq.cli.payloads import Line, read_lines
 from kafkamq.cli.tracker import Engine
 from kafkamq.cli.web import require_extra, serving_pages
@@ -73,7 +71,7 @@ def dev(
     as_json: Json = False,
 ) -> None:
     """Run a local Kafka broker until Ctrl-C; the first run fetches it."""
-    with output.progress_to("Fetching Kafka", None) as fetched:  # only a first run needs it
+    with output.progress_to("Fetching Kafka", None) as fetched:
         broker = LocalKafka(
             kafka_version,
             port=port,
@@ -119,7 +117,7 @@ def _say_where(broker: LocalKafka, pages: str | None = None, *, as_json: bool) -
     if as_json:
         output.print_json(where)
         return
-    rows = [(name, str(value)) for name, value in where.items()]  # a pid has no thousands
+    rows = [(name, str(value)) for name, value in where.items()]
     output.print_table("Kafka is up", ("what", "value"), rows)
     output.note(
         "In another terminal:\n"
@@ -166,15 +164,11 @@ def demo(
         cache_dir=cache_dir_from(os.environ),
         java=java_from(os.environ),
     )
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends all, as Ctrl-C
+    show = Show(output.errors() if as_json else output.output())
+    stays = _stay if stay else lambda: None
     try:
-        verdict = run_demo(
-            planned,
-            options,
-            Show(output.errors() if as_json else output.output()),
-            beside=_pages(is_wanted=stay),
-            stay=_stay if stay else lambda: None,
-        )
+        with ends_by_sigterm():
+            verdict = run_demo(planned, options, show, beside=_pages(is_wanted=stay), stay=stays)
     except KafkaMQError as error:
         if as_json:
             failed = Verdict(total=QueueResult(queue=""), queues=(), errors=(str(error),))
@@ -204,11 +198,8 @@ def _stay() -> None:
 
 def _from_file(file: Path, seed: int) -> list[Planned]:
     """Return the user's messages, with the demo's own fields ``queue`` and ``demo``."""
-    try:
-        with file.open(encoding="utf-8") as lines:
-            read = list(read_lines(lines, source=str(file), extra_fields=DEMO_FIELDS))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--input {file}: cannot read it ({error})") from None
+    with reading("--input", file) as lines:
+        read = list(read_lines(lines, source=str(file), extra_fields=DEMO_FIELDS))
     check_input([(line.number, line.message) for line in read], source=str(file))
     return from_input(
         [(_queue(line, file), _kind(line, file), line.message) for line in read], seed

@@ -12,25 +12,58 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 import re
+import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TextIO, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from kafkamq.cli import output
-from kafkamq.config import TOPICS, ServiceConfig
+from kafkamq.config import Option, ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.metrics import serve_metrics
 from kafkamq.transport.settings import is_secret
 
 TRACKER_HERE = "kafkamq tracker --engine local"
 """The tracker that needs nothing else: what every hint names."""
+
+
+class Command(TyperCommand):
+    """A command whose help shows no type behind flags, as they take no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
+
+
+class Group(TyperGroup):
+    """A group of such commands."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
+
+
+def _without_types(parameters: list[Any]) -> list[Any]:
+    for each in parameters:
+        if getattr(each, "is_flag", False):
+            each.metavar = ""
+    return parameters
+
+
+def command_group(says: str, commands: Mapping[str, Callable[..., None]]) -> typer.Typer:
+    group = typer.Typer(cls=Group, help=says, no_args_is_help=True)
+    for name, command in commands.items():
+        group.command(name, cls=Command)(command)
+    return group
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Topic = Annotated[
@@ -84,40 +117,45 @@ _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class CliSettings:
-    """What the commands need to reach one namespace."""
+class CliSettings(ServiceConfig):
+    """Settings as they were read; ``service_config`` checks them, as some commands need none."""
 
     bootstrap_servers: str = ""
-    namespace: str = "kafkamq"
-    message_topic: str = ""
-    marker_topic: str = ""
-    dead_letter_topic: str = ""
-    tracker_topic: str = ""
-    ledger_topic: str = ""
-    quarantine_topic: str = ""
-    kafka: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None: ...
 
 
 _SETTINGS = tuple(each.name for each in fields(CliSettings))
 _VARIABLE, _KAFKA_VARIABLE = "kafkamq_", "kafkamq_kafka__"
 
 
-def parse_properties(values: Sequence[str]) -> dict[str, str]:
-    """Return the ``--property name=value`` options as a mapping."""
+def parse_pairs(
+    option: str, texts: Sequence[str], form: str, instead: Callable[[str], str]
+) -> dict[str, str]:
+    """Return properties that are given as ``name=value``; ``instead`` says where secrets belong."""
     result = {}
-    for text in values:
+    for text in texts:
         name, equals, value = text.partition("=")
         name = name.strip()
         if not equals or not name:
-            raise ConfigError(f"--property {name!r}: write it as name=value")
+            raise ConfigError(f"{option} {name!r}: write it as {form}")
         if is_secret(name):
-            variable = "KAFKAMQ_KAFKA__" + name.upper().replace(".", "_")
             raise ConfigError(
-                f"--property {name}: a secret does not belong on the command line, where every "
-                f"user of the machine can read it; set {variable}, or name a file with --config"
+                f"{option} {name}: a secret does not belong on the command line, where every user "
+                f"of the machine can read it; {instead(name)}"
             )
         result[name] = value.strip()
     return result
+
+
+def parse_properties(values: Sequence[str]) -> dict[str, str]:
+    """Return the ``--property name=value`` options as a mapping."""
+
+    def instead(name: str) -> str:
+        variable = _KAFKA_VARIABLE.upper() + name.upper().replace(".", "_")
+        return f"set {variable}, or name a file with --config"
+
+    return parse_pairs("--property", values, "name=value", instead)
 
 
 def load_settings(
@@ -145,19 +183,12 @@ def load_settings(
 
 
 def service_config(settings: CliSettings) -> ServiceConfig:
-    """Return the library's settings from the commands' settings."""
     if not settings.bootstrap_servers:
         raise ConfigError(
             "no broker is named: pass --bootstrap-servers HOST:PORT, set "
             "KAFKAMQ_BOOTSTRAP_SERVERS, or start one here with 'kafkamq dev'"
         )
-    topics = {name: getattr(settings, name) for name in TOPICS}
-    return ServiceConfig(
-        bootstrap_servers=settings.bootstrap_servers,
-        namespace=settings.namespace,
-        kafka=settings.kafka,
-        **topics,
-    )
+    return ServiceConfig(**{name: getattr(settings, name) for name in _SETTINGS})
 
 
 def _environment() -> dict[str, Any]:
@@ -211,12 +242,20 @@ def _checked(values: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     return dict(values)
 
 
+@contextmanager
+def reading(option: str, path: Path | str) -> Iterator[TextIO]:
+    """Open a text that an option names; without the mark that editors of Windows write in front."""
+    try:
+        with Path(path).open(encoding="utf-8-sig") as opened:
+            yield opened
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{option} {path}: cannot read it ({error})") from None
+
+
 def read_file(path: Path) -> dict[str, Any]:
     """Settings from a TOML file, or from Java properties (``*.properties``)."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")  # editors of Windows write a mark in front
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {path}: cannot read it ({error})") from None
+    with reading("--config", path) as opened:
+        text = opened.read()
     if path.suffix.lower() == ".properties":
         return _from_properties(text, path)
     return _from_toml(text, path)
@@ -264,7 +303,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 def _from_toml(text: str, path: Path) -> dict[str, Any]:
     try:
         import tomllib
-    except ModuleNotFoundError:  # Python 3.10
+    except ModuleNotFoundError:
         try:
             import tomli as tomllib  # type: ignore[no-redef,import-not-found,unused-ignore]
         except ModuleNotFoundError:
@@ -310,8 +349,20 @@ def serving_metrics(port: int | None) -> Iterator[None]:
         yield
         return
     with serve_metrics(port) as server:
-        output.note(f"Metrics: http://localhost:{server.port}/metrics (also /live and /ready)")
+        output.note(
+            f"Metrics: http://localhost:{server.port}/metrics (also /live, /ready and /handlers)"
+        )
         yield
+
+
+@contextmanager
+def ends_by_sigterm() -> Iterator[None]:
+    """SIGTERM removes all that was made, as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def with_options(
@@ -334,8 +385,25 @@ def with_options(
     # A function may have one, whatever its type says.
     wrapper.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {item.name: item.annotation for item in keyword_only}
-    del wrapper.__wrapped__  # Typer would read the inner signature
+    # Typer would read the inner signature.
+    del wrapper.__wrapped__
     return wrapper
+
+
+def with_table(
+    name: str, *options: Option[Any]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command options of the table; it gets what is said of them as a dict, ``name``."""
+    parameters = {}
+    for each in options:
+        kind: Any = each.kind if each.default is not None else each.kind | None
+        limits: dict[str, Any] = {}
+        if each.kind is int:
+            limits = {"min": each.least, "max": each.most if each.most < math.inf else None}
+        metavar = "|".join(each.choices) or None
+        told = typer.Option(help=each.says, metavar=metavar, **limits)
+        parameters[each.name] = _parameter(each.name, each.default, kind, told)
+    return lambda command: with_options(command, name, dict, parameters)
 
 
 def with_fields(command: Callable[..., None], name: str, kind: type[Any]) -> Callable[..., None]:
@@ -343,31 +411,29 @@ def with_fields(command: Callable[..., None], name: str, kind: type[Any]) -> Cal
 
     Such a field has metadata: ``flag``, ``help``, ``metavar``, and ``parse`` with its ``text``.
     """
-    told = {each.name: each for each in fields(kind) if "flag" in each.metadata}
-    types = get_type_hints(kind)
-    options = {}
-    for each in told.values():
-        has_text = "parse" in each.metadata
-        option = typer.Option(
-            each.metadata["flag"],
-            help=each.metadata["help"],
-            metavar=each.metadata.get("metavar"),
-        )
-        options[each.name] = inspect.Parameter(
-            each.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=each.metadata["text"] if has_text else each.default,
-            annotation=Annotated[str if has_text else types[each.name], option],
-        )
+    types, parameters, parsers = get_type_hints(kind), {}, {}
+    for each in fields(kind):
+        of = each.metadata
+        if "flag" in of:
+            told = typer.Option(of["flag"], help=of["help"], metavar=of.get("metavar"))
+            default, annotation = of.get("text", each.default), types[each.name]
+            if "parse" in of:
+                annotation, parsers[each.name] = str, of["parse"]
+            parameters[each.name] = _parameter(each.name, default, annotation, told)
 
     def make(**given: Any) -> object:
-        parsed = {
-            each: told[each].metadata.get("parse", lambda value: value)(value)
-            for each, value in given.items()
-        }
-        return kind(**parsed)
+        return kind(**given | {each: parse(given[each]) for each, parse in parsers.items()})
 
-    return with_options(command, name, make, options)
+    return with_options(command, name, make, parameters)
+
+
+def _parameter(name: str, default: object, annotation: Any, told: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[annotation, told],
+    )
 
 
 def _settings(

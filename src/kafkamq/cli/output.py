@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from rich import box
 from rich.console import Console
@@ -42,10 +42,11 @@ class Advance(Protocol):
 
 def prepare_stdout() -> None:
     """Makes what cannot be written an OSError, and what has no character an escape."""
-    if sys.stderr is None:  # it was closed before the start: nobody wants to know
+    if sys.stderr is None:
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     if sys.stdout is None:
-        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")  # which refuses
+        # This refuses what is written.
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
@@ -77,7 +78,15 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Prints a table; numbers stand right, None is a dash."""
+    output().print(table_of(title, columns, rows))
+
+
+def table_of(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    overflow: Literal["fold", "ellipsis"] = "fold",
+) -> Table:
     table = Table(
         title=escape(title) if title else None,
         title_justify="left",
@@ -88,13 +97,13 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     )
     for index, name in enumerate(columns):
         numeric = any(isinstance(row[index], int | float) for row in rows)
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        table.add_column(name, justify="right" if numeric else "left", overflow=overflow)
     for row in rows:
-        table.add_row(*(_cell(value) for value in row))
-    output().print(table)
+        table.add_row(*(escape(cell(value)) for value in row))
+    return table
 
 
-def _cell(value: object) -> str:
+def cell(value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -103,7 +112,7 @@ def _cell(value: object) -> str:
         return f"{value:,.3f}"
     if isinstance(value, int):
         return f"{value:,}"
-    return escape(str(value))
+    return str(value)
 
 
 def time_of(timestamp_ms: int) -> str:

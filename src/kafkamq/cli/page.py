@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from kafkamq.cli import output
+
 WIDTH, HEIGHT = 520, 150
 _BOTTOM, _TOP = 24, 14
 _STYLE = """
@@ -35,7 +37,6 @@ def document(title: str, body: str) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return a table; numbers stand right, None is a dash."""
     if not rows:
         return "<p>None.</p>"
     numeric = [
@@ -50,13 +51,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _cell(value: object) -> str:
-    if value is None:
-        return "<td>-</td>"
-    if isinstance(value, float):
-        return f"<td class=n>{value:,.3f}</td>"
-    if isinstance(value, int):
-        return f"<td class=n>{value:,}</td>"
-    return f"<td>{escape(str(value))}</td>"
+    kind = " class=n" if isinstance(value, int | float) else ""
+    return f"<td{kind}>{escape(output.cell(value))}</td>"
 
 
 def figure(title: str, values: Sequence[float | None], names: Sequence[str]) -> str:

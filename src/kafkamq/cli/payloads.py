@@ -37,7 +37,8 @@ def read_lines(
     """Yields the message of each line that is not empty."""
     for number, line in enumerate(lines, start=1):
         if number == 1:
-            line = line.removeprefix("\ufeff")  # editors of Windows write it in front
+            # Editors of Windows write it in front.
+            line = line.removeprefix("\ufeff")
         if line.strip():
             where = f"{source}, line {number}"
             fields = _object(line, where)

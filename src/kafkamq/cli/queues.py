@@ -8,11 +8,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from enum import Enum
 from itertools import islice
-from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any
 
 import typer
 
@@ -23,10 +22,12 @@ from kafkamq.cli.options import (
     MetricsPort,
     Topic,
     connected,
+    reading,
     serving_metrics,
+    with_table,
 )
 from kafkamq.cli.payloads import parse_header, read_lines
-from kafkamq.config import TOPICS, QueueConfig, ServiceConfig, utf8, wait_seconds
+from kafkamq.config import TOPICS, Options, QueueConfig, ServiceConfig, utf8, wait_seconds
 from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.markers.overview import QueueSearch
 from kafkamq.queue.consumer import Consumer
@@ -42,41 +43,21 @@ SEND_BATCH = 1000
 SEND_TIMEOUT_S = 60.0
 RECEIVE_BATCH = 100
 QueueId = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's id.")]
-BatchMarkers = Annotated[
-    bool, typer.Option(help="One marker for many messages; not beside older trackers.")
-]
-DeliveryOption = Annotated[
-    str, typer.Option(help="With at-most-once a message counts as acked before it is printed.")
-]
 _SHOWN = 10
 _PAUSE_S = 0.5
 
 
 def service(config: ServiceConfig) -> Service:
-    """Return the library's entry for a namespace."""
     return Service(config.bootstrap_servers, config.namespace, kafka=config.kafka, **config.topics)
 
 
 @connected
-def create(
-    config: ServiceConfig,
-    partitions: Annotated[int, typer.Option(min=1, help="Partitions of the messages topic.")] = 8,
-    marker_partitions: Annotated[
-        int, typer.Option(min=1, help="Partitions of the markers topic.")
-    ] = 8,
-    replication_factor: Annotated[
-        int, typer.Option(help="Replicas of each topic; -1: the broker's default.")
-    ] = -1,
-    as_json: Json = False,
-) -> None:
+@with_table("sizes", Options.partitions, Options.marker_partitions, Options.replication_factor)
+def create(config: ServiceConfig, sizes: dict[str, Any], as_json: Json = False) -> None:
     """Create the topics of a namespace; what is there already stays as it is."""
     with service(config) as connection:
         require_brokers(config)
-        connection.create_topics(
-            partitions=partitions,
-            marker_partitions=marker_partitions,
-            replication_factor=replication_factor,
-        )
+        connection.create_topics(**sizes)
     topics = {TOPICS[name].replace("-", "_"): topic for name, topic in config.topics.items()}
     if as_json:
         output.print_json({"namespace": config.namespace, "topics": topics})
@@ -129,7 +110,7 @@ def send(
         if delay or ttl is not None or key is not None or header or identity is not None:
             raise ConfigError("with --file, delay, ttl, key, headers and id stand in the lines")
         source = "stdin" if file == "-" else file
-        with _lines(file) as lines:
+        with nullcontext(sys.stdin) if file == "-" else reading("--file", file) as lines:
             messages = (line.message for line in read_lines(lines, source=source))
             _send_all(config, queue_id, topic, messages, as_json=as_json)
         return
@@ -148,18 +129,6 @@ def send(
         for payload in payloads
     ]
     _send_all(config, queue_id, topic, iter(given), as_json=as_json)
-
-
-@contextmanager
-def _lines(file: str) -> Iterator[TextIO]:
-    if file == "-":
-        yield sys.stdin
-        return
-    try:
-        with Path(file).open(encoding="utf-8") as opened:
-            yield opened
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--file {file}: cannot read it ({error})") from None
 
 
 def _send_all(
@@ -183,7 +152,7 @@ def _send_all(
                 if not deliveries and refusal is None:
                     break
                 confirmed, failure = _confirm(producer, deliveries)
-                failure = refusal or failure  # the first that happened
+                failure = refusal or failure
                 for each in confirmed if as_json else ():
                     _print_sent(each)
                 sent += len(confirmed)
@@ -249,8 +218,13 @@ class Verdict(Enum):
 
 
 @connected
+@with_table(
+    "settings", Options.redelivery_timeout, Options.max_deliveries, Options.group,
+    Options.batch_markers, Options.delivery,
+)  # fmt: skip
 def receive(
     config: ServiceConfig,
+    settings: dict[str, Any],
     queue_id: QueueId,
     count: Annotated[int, typer.Option("--count", "-c", min=1, help="Messages to receive.")] = 1,
     ack: Annotated[
@@ -269,16 +243,7 @@ def receive(
         float, typer.Option(help="End after this many seconds without a message.")
     ] = 10.0,
     follow: Annotated[bool, typer.Option("--follow", help="Receive until Ctrl-C.")] = False,
-    redelivery_timeout: Annotated[
-        float, typer.Option(help="Seconds until a message comes back when this process dies.")
-    ] = 10.0,
-    max_deliveries: Annotated[
-        int, typer.Option(min=1, help="Deliveries after which a message becomes a dead letter.")
-    ] = 5,
-    group: Annotated[str, typer.Option(help="The consumer group; default: the queue's own.")] = "",
     topic: Topic = "",
-    batch_markers: BatchMarkers = QueueConfig.batch_markers,
-    delivery: DeliveryOption = QueueConfig.delivery,
     metrics_port: MetricsPort = None,
     as_json: Json = False,
 ) -> None:
@@ -287,7 +252,7 @@ def receive(
     if len(chosen) > 1:
         raise ConfigError("give one of --ack, --nack and --reject")
     verdict = chosen[0] if chosen else Verdict.ACK
-    _check_verdict(verdict, delay, reason, delivery)
+    _check_verdict(verdict, delay, reason, settings["delivery"])
     wanted = None if follow else count
     patience = math.inf if follow else wait_seconds(timeout, name="--timeout")
 
@@ -300,15 +265,7 @@ def receive(
         serving_metrics(metrics_port),
         service(config) as connection,
     ):
-        queue = connection.queue(
-            queue_id,
-            redelivery_timeout=redelivery_timeout,
-            max_deliveries=max_deliveries,
-            batch_markers=batch_markers,
-            delivery=delivery,
-            group=group or None,
-            topic=topic or None,
-        )
+        queue = connection.queue(queue_id, topic=topic or None, **settings)
         require_brokers(config)
         received = 0
         if is_used(config, queue.config, stopping, patience):
@@ -346,10 +303,9 @@ def _receive(
 
 
 def _check_verdict(verdict: Verdict, delay: float | None, reason: str, delivery: str) -> None:
-    """Checks that the options belong together."""
     if verdict is Verdict.REJECT and not reason:
         raise ConfigError("--reject needs --reason TEXT: it stands in the dead letter")
-    if verdict is not Verdict.ACK and delivery != QueueConfig.delivery:
+    if verdict is not Verdict.ACK and delivery != Options.delivery.default:
         raise ConfigError(f"--{verdict.value} is too late with --delivery {delivery}")
     if delay is not None and verdict is not Verdict.NACK:
         raise ConfigError("--delay belongs to --nack: the others bring nothing back")
@@ -367,7 +323,7 @@ def _handle_each(
             handle(rest[0])
             rest.popleft()
     finally:
-        consumer.put_back(rest)  # for close, which releases it
+        consumer.put_back(rest)
 
 
 def _settle(message: Message, verdict: Verdict, *, delay: float | None, reason: str) -> None:
@@ -409,7 +365,8 @@ def is_used(
 
     Until then there is a warning and no group, so that a mistyped name leaves nothing behind.
     """
-    if queue.topic:  # its topic is asked for by that name
+    if queue.topic:
+        # Its topic is asked for by that name.
         return True
     deadline_s = time.monotonic() + patience
     with QueueSearch(config, queue.queue_id, group_of_workers(config, queue)) as search:

@@ -18,7 +18,7 @@ import typer
 from kafkamq import __version__
 from kafkamq.cli import output
 from kafkamq.cli.options import TRACKER_HERE, Json, Topic, connected, connected_if_named
-from kafkamq.config import ServiceConfig
+from kafkamq.config import Options, ServiceConfig
 from kafkamq.dev.environment import java_command, java_from
 from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, KafkaMQError
 from kafkamq.markers.overview import MAX_SCANNED, Check, MarkerPartition, cluster_checks, overview
@@ -126,7 +126,7 @@ def _worker(host: str, port: int) -> list[dict[str, Any]]:
         {
             "queue_id": queue_id,
             "in_flight": found.get(("in_flight", queue_id)),
-            "ready": found.get(("ready", queue_id)),  # of `markers` queues, as all that follows
+            "ready": found.get(("ready", queue_id)),
             "under_way": found.get(("under_way", queue_id)),
             "poll_age_s": found.get(("poll_age_seconds", queue_id)),
         }
@@ -253,12 +253,11 @@ def not_ours(port: int) -> ConfigError:
 def doctor(
     config: ServiceConfig | None,
     max_lease: Annotated[
-        float, typer.Option(min=0.001, help="The longest lease of your queues, in seconds.")
-    ] = 43_200.0,
+        float, typer.Option(help="The longest lease of your queues, in seconds.")
+    ] = Options.max_lease.default,
     redelivery_timeout: Annotated[
-        float,
-        typer.Option(min=0.001, help="The shortest redelivery timeout of your queues, in seconds."),
-    ] = 10.0,
+        float, typer.Option(help="The shortest redelivery timeout of your queues, in seconds.")
+    ] = Options.redelivery_timeout.default,
     topic: Topic = "",
     as_json: Json = False,
 ) -> None:
@@ -266,15 +265,15 @@ def doctor(
 
     Without a broker's address only this machine is checked.
     """
+    max_lease_ms = Options.max_lease.convert(max_lease)
+    timeout_ms = Options.redelivery_timeout.convert(redelivery_timeout)
     checks = [*_machine()]
     if config is not None:
         checks += cluster_checks(
-            config,
-            max_lease_ms=round(max_lease * 1000),
-            redelivery_timeout_ms=round(redelivery_timeout * 1000),
+            config, max_lease_ms=max_lease_ms, redelivery_timeout_ms=timeout_ms
         )
         if topic:
-            checks += _of_queue(config, topic, max_lease_ms=round(max_lease * 1000))
+            checks += _of_queue(config, topic, max_lease_ms=max_lease_ms)
     refused = any(check.level == "refuse" for check in checks)
     if as_json:
         output.print_json({"ok": not refused, "checks": [asdict(check) for check in checks]})

@@ -19,7 +19,6 @@ from urllib.parse import urlencode, urlsplit
 from urllib.request import Request, urlopen
 
 import typer
-from rich import box
 from rich.console import Group
 from rich.live import Live
 from rich.table import Table
@@ -95,7 +94,6 @@ def _is_read(ask: Ask) -> bool:
 
 @contextmanager
 def _asking_index(config: ServiceConfig) -> Iterator[Ask]:
-    """Make an index of its own, which ends with the command."""
     from kafkamq.web.index.follower import Index, IndexOptions
     from kafkamq.web.views import Views
 
@@ -110,7 +108,7 @@ def _asking_index(config: ServiceConfig) -> Iterator[Ask]:
 
         def ask(what: str, **query: str) -> dict[str, Any] | None:
             if what != "state" and not views.state()["made_ms"]:
-                return {}  # there is no file yet
+                return {}
             try:
                 return answers[what](**query)
             except sqlite3.Error as error:
@@ -153,7 +151,6 @@ def _asking_pages(url: str, user: str, password: str) -> Iterator[Ask]:
 
 
 def frame(ask: Ask, queue: str, sort: str) -> Group:
-    """Return what is shown at one moment."""
     state = ask("state") or {}
     title = Text(f"{state.get('namespace', '')}  {time.strftime('%H:%M:%S')}", "bold")
     if state.get("error"):
@@ -219,17 +216,11 @@ def _queue(found: Mapping[str, Any], now_ms: int) -> Iterator[Table | Text]:
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for index, name in enumerate(names):
-        is_number = any(isinstance(row[index], int) for row in rows)
-        table.add_column(name, justify="right" if is_number else "left", overflow="ellipsis")
-    for row in rows:
-        table.add_row(*(Text(f"{v:,}" if isinstance(v, int) else _shown(str(v))) for v in row))
-    return table
+    shown = [[_shown(each) if isinstance(each, str) else each for each in row] for row in rows]
+    return output.table_of("", names, shown, "ellipsis")
 
 
 def _shown(text: str) -> str:
-    """Return a text that moves no cursor."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 

@@ -11,7 +11,7 @@ import typer
 from kafkamq.cli import output
 from kafkamq.cli.options import TRACKER_HERE, MetricsPort, connected, serving_metrics
 from kafkamq.cli.spark.options import SparkChoice, with_spark
-from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.config import Options, ServiceConfig, TrackerConfig
 from kafkamq.errors import ConfigError
 from kafkamq.runtime.memory import calm_allocator, calm_collector
 from kafkamq.runtime.signals import stop_on_signals
@@ -62,7 +62,7 @@ def tracker(
     standby: Standby = False,
     max_deliveries: Annotated[
         int, typer.Option(min=1, help="Limit of deliveries for messages whose worker names none.")
-    ] = 5,
+    ] = Options.max_deliveries.default,
     metrics_port: MetricsPort = None,
 ) -> None:
     """Run the redelivery tracker until Ctrl-C.

@@ -7,10 +7,10 @@ import hashlib
 import os
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,7 +19,6 @@ from kafkamq.cli.options import connected, with_options
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.runtime.signals import stop_on_signals
-from kafkamq.web.options import WebOptions, read_accounts
 
 
 def _access(
@@ -53,7 +52,16 @@ def _access(
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Only show; operators act otherwise.")
     ] = False,
-) -> WebOptions:
+    worker: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="Where a worker serves --metrics-port, as http://host:9400; may be repeated.",
+        ),
+    ] = None,
+) -> Any:
+    from kafkamq.web.options import WebOptions, read_accounts
+
     return WebOptions(
         host=host,
         port=port,
@@ -64,18 +72,15 @@ def _access(
         allowed_hosts=frozenset(allowed_host or ()),
         hides_payloads=hide_payloads,
         read_only=read_only,
+        workers=tuple(worker or ()),
     )
 
 
-def _with_access(command: Callable[..., None]) -> Callable[..., None]:
-    return with_options(command, "access", _access)
-
-
 @connected
-@_with_access
+@partial(with_options, name="access", make=_access)
 def web(
     config: ServiceConfig,
-    access: WebOptions,
+    access: Any,
     hash_password: Annotated[
         bool, typer.Option("--hash-password", help="Ask for a password, print its hash, and end.")
     ] = False,
@@ -120,6 +125,7 @@ def serving_pages(config: ServiceConfig, folder: Path | None = None) -> Abstract
     require_extra()
     from kafkamq.web.app import serving
     from kafkamq.web.index.follower import IndexOptions
+    from kafkamq.web.options import WebOptions
 
     path = default_path(config) if folder is None else folder / "pages.sqlite"
     return serving(config, WebOptions(port=0), IndexOptions(path=path))

@@ -31,9 +31,7 @@ from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.errors import broker_error
 from kafkamq.types import Nack
 
-# A normal message of the demo takes so long.
 WORK_S = 0.001
-# A machine may have much else to do.
 LIVE_TIMEOUT_S = 300.0
 _POLL_S = 0.1
 _GROUP_BATCH = 500
@@ -64,7 +62,7 @@ Runner = Callable[[Mapping[str, Any], Recorder, threading.Event], None]
 
 
 def run_work(first: Mapping[str, Any], recorder: Recorder, stopping: threading.Event) -> None:
-    """One of our backends at the work of ``compare``, as a user would run it."""
+    """Run one of our backends at the work of ``compare``, as a user would."""
     handler = Handler(recorder)
 
     def handle(message: Message) -> Nack | None:

@@ -36,7 +36,6 @@ MAX_SIDE_BY_SIDE = 4
 TIMEOUT_S = 600.0
 _VERSION = re.compile(r"\d+\.\d+\.\d+(-[A-Za-z0-9]+)?")
 _LISTS = Path(__file__).parent / "jars"
-# It is in the cache, for a version without a committed list.
 _OWN_LIST = "modules.txt"
 _PART = r"[A-Za-z0-9._-]+"
 _LINE = re.compile(rf"({_PART}):({_PART}):({_PART}) ([0-9a-f]{{64}})")
@@ -87,8 +86,6 @@ IVY = Module(
 
 @dataclass(frozen=True, slots=True)
 class KafkaJars:
-    """The checked jars of one version."""
-
     version: str
     folder: Path
     modules: tuple[Module, ...]
@@ -348,7 +345,6 @@ def copy_with_maven(
 class Ivy:
     """A way to run Ivy. The work folder of a call must be the caller's own, and empty."""
 
-    # A Java that ``java_command`` has checked.
     java: str
     jar: Path
     # The user's own Ivy settings; None: the public repository.

@@ -28,7 +28,6 @@ from kafkamq.dev.environment import (
 )
 from kafkamq.errors import ConfigError, StateError
 
-# Each attempt has new ports, when others took ours in between.
 MAX_START_ATTEMPTS = 5
 FORMAT_TIMEOUT_S = 60.0
 # With these it boots in 1.8 s instead of 2.7 s.
@@ -109,7 +108,6 @@ class LocalKafka:
         self._stop_timeout = stop_timeout
         self._on_progress = on_progress
         self._folder: Path | None = None
-        # Once they have worked, they stay.
         self._ports: tuple[int, int] | None = None
         self._more_ports: tuple[int, ...] = ()
         self._process: BrokerProcess | None = None
@@ -160,7 +158,6 @@ class LocalKafka:
 
     @property
     def pid(self) -> int:
-        """Return the process id of the broker's Java."""
         return self._running().pid
 
     @property
@@ -242,7 +239,6 @@ class LocalKafka:
         self._running().pause()
 
     def resume(self) -> None:
-        """Lets a paused broker go on."""
         self._running().send(signal.SIGCONT)
 
     def __enter__(self) -> LocalKafka:
@@ -352,7 +348,6 @@ class LocalKafka:
         raise self._failure(f"it does not answer after {self._start_timeout:g} s", log_from)
 
     def _failure(self, what: str, log_from: int) -> LocalKafkaError:
-        """Why it failed, out of what the log says from a position on."""
         path = self.log_path
         with path.open("rb") as file:
             file.seek(log_from)
@@ -385,7 +380,6 @@ def _size(path: Path) -> int:
 
 
 def new_cluster_id() -> str:
-    """Return a random cluster id, as Kafka writes them."""
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode("ascii").rstrip("=")
     # A leading hyphen would look like an option.
     return "k" + cluster[1:]
@@ -420,7 +414,6 @@ def errors_in(text: str) -> str:
         if record is not None:
             is_error = "ERROR" in (record[2], record[3])
         if is_error and not line.startswith(("\t", "    at ")):
-            # Stack frames are left out.
             chosen.append(line)
     if not chosen:
         chosen = [line for line in text.splitlines() if line.strip()]
@@ -456,9 +449,7 @@ class Listener:
     ``listener.name.NAME.``. They may hold secrets, so they are not shown.
     """
 
-    # Capital letters and digits.
     name: str
-    # PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.
     protocol: str
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
     # The host and port that clients are sent to, such as a proxy's; empty: the listener's.
@@ -480,7 +471,6 @@ class Node:
     """A broker's place in a cluster: who it is, where it is, and who votes."""
 
     node_id: int
-    # An address that the broker has.
     host: str
     voters: Mapping[int, str]
     # 22 characters of base64, the same for all.

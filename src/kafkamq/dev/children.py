@@ -26,7 +26,7 @@ from kafkamq.errors import DeadlineExceededError, KafkaMQError
 _log = logging.getLogger(__name__)
 
 END_TIMEOUT_S = 10.0
-# What a child had started has so long: what it would tidy up goes with its parent's folder.
+# The end of what a child had started: what it would tidy up goes with its parent's folder.
 GRACE_S = 0.5
 
 

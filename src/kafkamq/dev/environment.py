@@ -67,7 +67,6 @@ def parse_java_version(output: str) -> int:
 
 @functools.lru_cache(maxsize=8)
 def java_command(java: str = "java") -> str:
-    """Return the path of a usable Java."""
     path = shutil.which(java)
     if path is None:
         raise JavaError(f"No Java found as {java!r}. {_HINT}")
@@ -166,7 +165,6 @@ class BrokerProcess:
             self.send(signal.SIGTERM)
             self._supervisor.wait(self._grace_s)
         except (StateError, ProcessLookupError):
-            # It ended in between.
             pass
         except subprocess.TimeoutExpired:
             self.kill()
@@ -238,7 +236,6 @@ def _ephemeral_range() -> tuple[int, int]:
     try:
         low, high = map(int, _EPHEMERAL.read_text(encoding="ascii").split())
     except (OSError, ValueError):
-        # The system is not Linux.
         return _USUAL_EPHEMERAL
     # A system that gives nearly all ports to connections leaves no choice.
     return (low, high) if low - _FIRST >= 1_000 or _LAST - high >= 1_000 else (0, 0)

@@ -51,7 +51,6 @@ class Recorder:
         self.record_all(op, [fields])
 
     def record_all(self, op: str, many: Iterable[dict[str, object]]) -> None:
-        """Write lines of the same kind at once."""
         now_s = time.monotonic()
         lines = [
             json.dumps({"t": now_s, "process": self.process, "op": op, **fields}) + "\n"
@@ -70,16 +69,12 @@ class Recorder:
 
 
 def digest(payload: bytes | None) -> str:
-    """Return what stands for a payload in a history."""
     return "null" if payload is None else hashlib.sha256(payload).hexdigest()[:16]
 
 
 class HistoryReader:
-    """Reads all histories of a folder while they grow."""
-
     def __init__(self, folder: Path | str) -> None:
         self._folder = Path(folder)
-        # The whole lines of each file, in bytes.
         self._read: dict[Path, int] = {}
 
     def read(self) -> list[Event]:

@@ -42,6 +42,5 @@ def kafka_broker(request: pytest.FixtureRequest) -> Iterator[LocalKafka]:
 
 
 def chosen_version(config: pytest.Config, default: str) -> str:
-    """Return the version of Kafka that the session's options name."""
     chosen = config.getoption("--kafka-version") or config.getini("kafkamq_kafka_version")
     return str(chosen or default)

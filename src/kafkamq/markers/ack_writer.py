@@ -25,7 +25,6 @@ from kafkamq.markers.rules.batching import delay_by_reference_ms, join
 from kafkamq.markers.rules.handout import nack_delay_ms
 from kafkamq.markers.rules.leases import ACKED, Lease, LeaseState, Refusal, Renewal, Verdict
 from kafkamq.markers.state import REPORTS_MS, Bell, ConsumerState
-from kafkamq.markers.tokens import HandOver
 from kafkamq.markers.wire.markers import (
     MAX_DURATION_MS,
     encode_batches,
@@ -37,7 +36,7 @@ from kafkamq.markers.wire.markers import (
 from kafkamq.metrics import catalog
 from kafkamq.metrics.health import health
 from kafkamq.queue.consumer import LostLeases, too_late
-from kafkamq.queue.message import Message
+from kafkamq.queue.message import Acknowledger, Message
 from kafkamq.queue.namespace import IDENTITY_AGE_S
 from kafkamq.queue.wire.headers import cut_text
 from kafkamq.queue.wire.keys import marker_key
@@ -46,24 +45,20 @@ from kafkamq.transport.errors import KafkaError, broker_error, is_retriable
 from kafkamq.transport.record import Record
 from kafkamq.types import DeadLetterReason, MessageBatch, Outcome
 
-# ``wait=True`` waits so long at most: every END is confirmed or failed after 30 s.
+# The longest wait of ``wait=True``: every END is confirmed or failed after 30 s.
 WAIT_TIMEOUT_S = 60.0
 # Verdicts that follow each other more closely are written together (R30).
 LINGER_MS = 5
-# A lease is renewed after a third of its timeout (R7).
 RENEWALS_PER_TIMEOUT = 3
 MAX_SLEEP_MS = 1000
-# A keeper that has not beaten for so long is taken for hung.
 MAX_BEAT_S = 15.0
 # The log time of an END without a delivery report; in a report -1 says that Kafka gave none.
 UNREPORTED = -2
 _SLICE_S = 0.25
-# The keeper waits so long for reports that a thread waits for, and so long between two such waits.
 _REPORTS_S = 0.05
 _TURN_MS = 5
 _ACK = Outcome.ACK
 _LEASE = attrgetter("_lease")
-# Partition and offset, and the log that they are of.
 _MessageKey = tuple[int, int, tuple[bytes, int]]
 _OF_OUTCOME = {
     Outcome.ACK: catalog.ACKED,
@@ -107,6 +102,9 @@ class EndRecord:
 class AckWriter:
     """Writes the ENDs of one worker and learns what became of them; thread-safe."""
 
+    # Of messages whose tokens are asked for, which needs this one.
+    hand_over: Acknowledger
+
     def __init__(
         self, state: ConsumerState, on_lease_lost: Callable[[Message], None] | None
     ) -> None:
@@ -117,18 +115,14 @@ class AckWriter:
         self.is_kept = False
         self._waiting: dict[Bell, None] = {}
         self.lost_leases = LostLeases(self.queue_id, on_lease_lost, state.queue.max_in_flight)
-        # Held from taking verdicts or failed ENDs until they are written.
         self._writing = threading.Lock()
-        # When the first verdict came that ``serve`` has not looked for since.
         self._noted_ms = 0
         self._failed: deque[EndRecord] = deque()
-        # ENDs of what nobody saw: under way, and not in the log.
         self._unseen: dict[EndRecord, None] = {}
         self._running_out: deque[EndRecord] = deque()
         # ENDs that are not delivered, also those that have failed.
         self._under_way: dict[EndRecord, None] = {}
         self._extensions: deque[Renewal] = deque()
-        self.hand_over = HandOver(self)
 
     # Verdicts.
 
@@ -170,7 +164,7 @@ class AckWriter:
             self.state.keeper.ring()
 
     def gathering_s(self) -> float:
-        """So long the verdicts that were given wait for more (R30)."""
+        """Return how long the verdicts that were given still wait for more (R30)."""
         noted_ms = self._noted_ms
         return max(0, noted_ms + LINGER_MS - monotonic_ms()) / 1000 if noted_ms else 0.0
 
@@ -202,7 +196,7 @@ class AckWriter:
             raise
 
     def _ends_of(self, parts: Iterable[Lease]) -> list[EndRecord]:
-        """ENDs that say the verdicts of these: one for all that it can name (R30)."""
+        """Return the ENDs of these, one for all that it can name (R30)."""
         groups: dict[tuple[int, str, Verdict], list[Lease]] = {}
         for part in parts:
             same = part.marker_partition, part.holder_id, part.verdict
@@ -233,9 +227,7 @@ class AckWriter:
         return end
 
     def _nack_delay_ms(self, parts: Sequence[Lease], verdict: Verdict) -> int:
-        """Return a NACK's delay: its jitter is drawn once for the record, or each message would
-        stand alone.
-        """
+        """Return a NACK's delay; its jitter is drawn once for the record, or it would be split."""
         facts = self.state.namespace.facts()
         delay_ms = nack_delay_ms(
             verdict.delay_ms,
@@ -296,15 +288,6 @@ class AckWriter:
             (message.message_id,),
         )
 
-    def _write(self, end: EndRecord) -> None:
-        first = end.parts[0]
-        self._under_way[end] = None
-        try:
-            self.state.writer.write(end.value, _key_of(first), first.marker_partition, end.reported)
-        except BrokerError:
-            self._under_way.pop(end, None)
-            raise
-
     def has_verdict(self, message: MarkersMessage) -> bool:
         lease, offset = message._lease, message.offset
         return offset not in lease.held and offset not in lease.lost
@@ -317,7 +300,10 @@ class AckWriter:
             if self.has_verdict(message):
                 refusal, renewal = Refusal.ACKNOWLEDGED_BEFORE, None
             else:
-                refusal, renewal = Refusal.LOST, self._extended(message, extension_ms, now_ms)
+                if state.leases.may_hand_out(message._lease, now_ms):
+                    self.own_lease(message)
+                refusal = Refusal.LOST
+                renewal = state.leases.extend(message._lease, extension_ms, now_ms)
         if renewal is None:
             self.refuse(message, refusal)
         else:
@@ -333,11 +319,6 @@ class AckWriter:
             self.renew(self._extensions[0])
             self._extensions.popleft()
 
-    def _extended(self, message: MarkersMessage, extension_ms: int, now_ms: int) -> Renewal | None:
-        if self.state.leases.may_hand_out(message._lease, now_ms):
-            self.own_lease(message)
-        return self.state.leases.extend(message._lease, extension_ms, now_ms)
-
     def own_lease(self, message: MarkersMessage) -> Lease:
         """Return a lease of this message alone, which is held; with the lock held."""
         leases, lease, offset = self.state.leases, message._lease, message.offset
@@ -350,7 +331,6 @@ class AckWriter:
                 message._lease = own
                 leases.keep(own)
             except KeyError:
-                # Another thread has acked it just now.
                 lease.uncollected.add(offset)
                 self.refuse(message, Refusal.ACKNOWLEDGED_BEFORE)
             except BaseException:
@@ -452,16 +432,10 @@ class AckWriter:
     # What is known of leases.
 
     def handed_out(self, messages: Sequence[MarkersMessage]) -> None:
-        """The application has them now."""
         if self._on_lease_lost is not None:
             for message in messages:
                 lease = message._lease
                 self._handed_out[lease.partition, message.offset, lease.log] = message
-
-    def taken_back(self, messages: Sequence[MarkersMessage]) -> None:
-        """The application never saw them after all."""
-        for message in messages:
-            self.forget([message._lease], [message.offset])
 
     def forget(self, parts: Iterable[Lease], offsets: Sequence[int] = ()) -> None:
         """Nothing will be told of these; by default of all messages of the parts."""
@@ -517,7 +491,6 @@ class AckWriter:
     # Served by the keeper, and by every thread that waits for a report.
 
     def serve(self) -> None:
-        """Write what was given, and what failed."""
         # It comes first: the verdict that comes next rings.
         self._noted_ms = 0
         if self._running_out:
@@ -560,10 +533,13 @@ class AckWriter:
                         self._is_late(part)
                 failed.parts = again
             for end in self._ends_of(again):
-                end.error = failed.error
+                end.error, first = failed.error, end.parts[0]
+                to = _key_of(first), first.marker_partition, end.reported
+                self._under_way[end] = None
                 try:
-                    self._write(end)
+                    self.state.writer.write(end.value, *to)
                 except BrokerError:
+                    self._under_way.pop(end, None)
                     return
             # It goes behind these: a flush that finds none returns.
             self._under_way.pop(failed, None)
@@ -648,9 +624,9 @@ class AckWriter:
     def is_waited_for(self) -> bool:
         return bool(self._waiting)
 
-    def serve_waiting(self, timeout_s: float) -> None:
+    def serve_waiting(self) -> None:
         """Serve reports for those who wait; they look themselves whether it was theirs."""
-        self.state.writer.wait_for(self._is_all_reported, timeout_s)
+        self.state.writer.wait_for(self._is_all_reported, _REPORTS_S)
         for bell in list(self._waiting):
             bell.ring()
 
@@ -662,16 +638,14 @@ class AckWriter:
             self._drain(timeout_s)
         except KafkaMQError as error:
             failure = error
-        self._confirm_unseen(deadline_s - time.monotonic())
-        return failure
-
-    def _confirm_unseen(self, timeout_s: float) -> None:
-        """Wait for the ENDs of what nobody saw: the client's end drops what is still queued."""
+        # The ENDs of what nobody saw, too: the client's end drops what is still queued.
+        left_s = deadline_s - time.monotonic()
         try:
-            self.state.writer.confirm(lambda: not self._unseen, "releasing messages", timeout_s)
+            self.state.writer.confirm(lambda: not self._unseen, "releasing messages", left_s)
         except KafkaMQError as error:
             self._warn_unreleased(len(self._unseen), str(error))
         self._let_run_out()
+        return failure
 
 
 def _key_of(lease: Lease) -> bytes:
@@ -717,7 +691,8 @@ class Keeper:
             self.beat()
 
     def beat(self) -> None:
-        for step in (self._serve, self._renew, self._tell, self._each_beat):
+        tell = self._ack_writer.lost_leases.tell_soon
+        for step in (self._serve, self._renew, tell, self._each_beat):
             if self._stopped:
                 return
             try:
@@ -743,7 +718,7 @@ class Keeper:
             self._state.keeper.wait(gathering_s)
         self._ack_writer.serve()
         if self._ack_writer.is_waited_for:
-            self._ack_writer.serve_waiting(_REPORTS_S)
+            self._ack_writer.serve_waiting()
         else:
             self._state.writer.poll()
 
@@ -765,9 +740,6 @@ class Keeper:
                         _log.warning("a KEEPALIVE could not be queued", extra={"error": str(error)})
         if lost:
             self._ack_writer.lost(lost)
-
-    def _tell(self) -> None:
-        self._ack_writer.lost_leases.tell_soon()
 
     def _each_beat(self) -> None:
         now_ms = monotonic_ms()

@@ -12,6 +12,7 @@ import atexit
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import islice
@@ -26,6 +27,7 @@ from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.rules.handout import ReceiveAhead
 from kafkamq.markers.starts import Transactor, process_gate
 from kafkamq.markers.state import ConsumerState
+from kafkamq.markers.tokens import HandOver
 from kafkamq.metrics.catalog import IN_FLIGHT, POLL_AGE, READY, UNDER_WAY
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.message import Message, only_ack
@@ -34,11 +36,8 @@ from kafkamq.queue.namespace import Namespace
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.types import Outcome
 
-# The interpreter's end waits so long.
 MAX_EXIT_S = 5.0
-# Leaving the group takes so long at most.
 _LEAVE_S = 10.0
-# Each step of an end whose time is over takes so long.
 _LEAST_S = 0.5
 _SLICE_S = 0.25
 _YIELD_S = 1e-6
@@ -97,6 +96,7 @@ class MarkersConsumer(Consumer):
         self._state = ConsumerState(namespace, queue)
         writer = _AtMostOnce if queue.is_at_most_once else AckWriter
         self._ack_writer = writer(self._state, on_lease_lost)
+        self._ack_writer.hand_over = self._hand_over = HandOver(self._ack_writer)
         self._ahead = ReceiveAhead(first=queue.receive_buffer, maximum=queue.max_in_flight)
         self._may_run_ahead = (
             queue.redelivery_timeout_ms >= MIN_TIMEOUT_MS and not queue.is_at_most_once
@@ -123,6 +123,10 @@ class MarkersConsumer(Consumer):
         )
         self.keeper.start()
         self.intake.start()
+
+    @property
+    def consumer_id(self) -> str:
+        return self._state.leases.consumer_id
 
     @property
     def in_flight(self) -> int:
@@ -170,7 +174,6 @@ class MarkersConsumer(Consumer):
     def _wait_for(
         self, taken: list[Message], n: int, start: int, timeout: float | timedelta
     ) -> None:
-        """Say what is wanted, and wait until some of it is ready."""
         state, intake = self._state, self.intake
         deadline_s = time.monotonic() + wait_seconds(timeout, may_be_endless=True)
         self._ack_writer.hurry()
@@ -221,15 +224,19 @@ class MarkersConsumer(Consumer):
                     taken += some
                 else:
                     taken += [each for each in some if each.offset in each._lease.held]
+                # It comes last: an interrupt in between leaves some in both, none in none.
                 if len(some) == len(ready):
-                    # It comes last: an interrupt in between leaves some in both, none in none.
                     ready.clear()
                     break
-                for _ in some:
-                    ready.popleft()
+                # In C, as there are many.
+                deque(islice(iter(ready.popleft, None), len(some)), maxlen=0)
             state.renew_id()
             if not ready:
-                self._drained(now_ms)
+                # How fast it was used up decides how much is STARTed ahead.
+                count, elapsed_ms = intake.ready_count, now_ms - intake.ready_ms
+                self._ahead.drained(count, elapsed_ms)
+                is_used_at_once = count >= AHEAD_COUNT and elapsed_ms <= AHEAD_MS
+                intake.is_fast = is_used_at_once and self._may_run_ahead
         if is_later and intake.is_fast:
             # There is room for more ahead. Where few are taken at once the intake gets a turn each
             # millisecond: a thread that never waits would keep the interpreter's lock from it for
@@ -241,15 +248,6 @@ class MarkersConsumer(Consumer):
         self._ages.note(taken, now_ms)
         return bool(taken)
 
-    def _drained(self, now_ms: int) -> None:
-        """What was ready is used up: how fast decides how much is STARTed ahead."""
-        intake = self.intake
-        count, elapsed_ms = intake.ready_count, now_ms - intake.ready_ms
-        self._ahead.drained(count, elapsed_ms)
-        is_fast = self._may_run_ahead and count >= AHEAD_COUNT and elapsed_ms <= AHEAD_MS
-        if intake.is_fast is not is_fast:
-            intake.is_fast = is_fast
-
     def cancel_receive(self) -> None:
         super().cancel_receive()
         self._state.application.ring()
@@ -259,7 +257,8 @@ class MarkersConsumer(Consumer):
         if not messages:
             return
         own = cast("Sequence[MarkersMessage]", messages)
-        self._ack_writer.taken_back(own)
+        for message in own:
+            self._ack_writer.forget([message._lease], [message.offset])
         ready = self.intake.ready
         with self._state.lock:
             there = set(map(id, islice(ready, len(own))))
@@ -285,7 +284,7 @@ class MarkersConsumer(Consumer):
             try:
                 self.intake.drain(timeout_s / 2)
                 self.intake.release_ready()
-                writer.hand_over.close()
+                self._hand_over.close()
                 failure = writer.close(max(0.0, deadline_s - time.monotonic()))
             finally:
                 self.keeper.stop(_left(deadline_s))

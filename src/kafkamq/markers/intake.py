@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from kafkamq.errors import KafkaMQError
@@ -29,46 +29,34 @@ from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.commits import GroupOffsets, PendingCommit
 from kafkamq.transport.errors import broker_error, is_retriable
 
-# A transaction waits for so many messages, and for so long.
 MAX_GATHERED = 1000
 GATHER_MS = 50
-# Messages that are handed out so many at once, and used up so fast, let the next ones be STARTed
-# while the application works; on queues with such a redelivery timeout, or a longer one.
+# A hand-out of these messages that is used up within this lets the next ones be STARTed while the
+# application works, on queues with this redelivery timeout at least.
 AHEAD_COUNT = 500
 AHEAD_MS = 100
 MIN_TIMEOUT_MS = 5000
-# STARTs of a marker partition that does not answer are waited for so long.
 PATIENCE_MS = 1000
-# Other queues' messages are committed this often.
 COMMIT_INTERVAL_MS = 1000
-# Then a commit is given up (R5: bounded).
 COMMIT_TIMEOUT_S = 10.0
-# An intake that has not turned for so long is taken for hung.
 MAX_AGE_S = 15.0
-# Behind so many records of one poll there are more: these are read first.
+# Records of one poll behind which there are more: these are read first.
 MANY = 100
 # One wait for reports of STARTs, or for the answer to a commit, which comes late anyway.
 _SENT_S = 0.002
 _OUTAGE_S = 0.02
-# One wait for the answer to a commit, and one that a receive waits for.
 _COMMIT_S = 0.0003
 _AWAITED_S = 0.0001
 # The longest wait in the client, which cannot be woken.
 _BLOCK_S = 0.25
-# The pause between two polls while nothing is wanted.
 _IDLE_S = 0.1
-# So often it is looked whether there is room, and R6 is asked.
 _GATE_S = 0.02
-# So many failures wait for a receive; more are logged.
 _MOST_FAILURES = 10
-# The pause behind STARTs or a commit that failed, doubled each time up to the longest.
 RETRY_S = 0.1
 MAX_RETRY_S = 1.0
-# The pause between two polls while there is room for no more.
 _FULL_MS = 500
 # What is ready is released before this share of its longest lease is left.
 _BEFORE = 8
-# A demand whose receive has returned is forgotten after this.
 _LINGER_S = 0.1
 _log = logging.getLogger(__name__)
 
@@ -79,10 +67,8 @@ class Demand:
     __slots__ = ("count", "start", "until_s")
 
     def __init__(self, count: int, start: int, deadline_s: float) -> None:
-        # The messages of one receive, and what is to be STARTed together with what is ready.
         self.count = count
         self.start = start
-        # A next receive goes on with it until this monotonic time.
         self.until_s = deadline_s + _LINGER_S
 
 
@@ -123,28 +109,21 @@ class Intake:
         self._last_start = self._last_count = 0
         self._commit: PendingCommit | None = None
         self._starts: dict[int, int] = {}
-        # When a commit was answered last, and when the present one set out.
         self._committed_ms = monotonic_ms()
         self._began_s = 0.0
-        # What is in a transaction, and since when messages are gathered for one.
+        self._usual_s = 0.0
         self._step: Step | None = None
         self._transaction: Transaction | None = None
         self._gather_ms = 0
-        # Partitions that wait for STARTs without an answer.
         self._late: set[int] = set()
         self.under_way_count = 0
-        # Others are STARTed for the present demand.
         self._is_ahead = False
         self._block_s = 0.0
-        # Commits that may be made yet.
         self._given_up: list[PendingCommit] = []
-        # Nothing is committed or STARTed before this time.
         self._retry_s = self._pause_s = 0.0
-        # The last poll brought records, and there is room for more.
         self._has_more = False
         self._polled_ms = monotonic_ms()
         self._is_ending = False
-        # Nothing is STARTed any more; and then nothing is under way.
         self._no_more = threading.Event()
         self._is_drained = threading.Event()
         self._drain_s = 0.0
@@ -160,6 +139,7 @@ class Intake:
 
     def _run(self) -> None:
         steps = (
+            self._wait,
             self._poll,
             self._helper.see_answers,
             self._see_topics,
@@ -174,29 +154,26 @@ class Intake:
         )
         while not self._is_ending:
             self._loop.beat()
-            has_failed = not self._do(self._wait)
+            left, has_failed = iter(steps), False
             # A step that fails keeps no other one from its turn.
-            for step in steps:
-                has_failed |= not self._do(step)
+            while True:
+                try:
+                    for step in left:
+                        step()
+                    break
+                except KafkaMQError as error:
+                    self._failed(error)
+                except Exception as error:  # noqa: BLE001 - a dead intake would stop the consumer
+                    _log.exception("the intake of a consumer failed and goes on")
+                    self._failed(KafkaMQError(f"receiving failed: {error!r}"))
+                has_failed = True
             if has_failed:
                 self._state.intake.wait(_IDLE_S)
         self.reader.close()
         self._helper.end()
 
-    def _do(self, step: Callable[[], None]) -> bool:
-        """Return whether it succeeded; what went wrong the next ``receive`` raises."""
-        try:
-            step()
-        except KafkaMQError as error:
-            self._failed(error)
-        except Exception as error:  # noqa: BLE001 - a dead intake would stop the consumer
-            _log.exception("the intake of a consumer failed and goes on")
-            self._failed(KafkaMQError(f"receiving failed: {error!r}"))
-        else:
-            return True
-        return False
-
     def _failed(self, error: KafkaMQError) -> None:
+        """The next ``receive`` raises it."""
         if any(str(each) == str(error) for each in list(self.failures)):
             return
         if len(self.failures) < _MOST_FAILURES:
@@ -219,7 +196,6 @@ class Intake:
             # What is next is read while brokers write what was sent.
             return
         if self._starter.is_waiting:
-            # The longer it takes, the more seldom it is looked.
             waited_s = (monotonic_ms() - self._starter.oldest_ms) / 1000
             self._starter.wait(max(_SENT_S, min(_OUTAGE_S, waited_s / 4)))
             return
@@ -229,7 +205,10 @@ class Intake:
             waited_s = time.monotonic() - self._began_s
             is_awaited = self.demand is not None and not self.ready
             least_s = _AWAITED_S if is_awaited else _COMMIT_S
-            bell.wait(max(least_s, min(_OUTAGE_S, waited_s / 4)))
+            # Most commits take as long as those before, of which ``_usual_s`` tells: each look
+            # earlier than that costs a turn.
+            early_s = self._usual_s * 3 / 4 - waited_s
+            bell.wait(max(least_s, min(_OUTAGE_S, max(waited_s / 4, early_s))))
             return
         wanted = self._wanted()
         if not wanted:
@@ -246,9 +225,7 @@ class Intake:
             self._block_s = _BLOCK_S
 
     def _poll_room(self, wanted: int) -> int:
-        """Return how many own messages a poll may bring; what may not be STARTed yet has a bound,
-        too.
-        """
+        """Return how many own messages a poll may bring; what may not be STARTed yet is bounded."""
         pipeline = self.pipeline
         return max(0, min(wanted - pipeline.startable_count, 2 * wanted + MANY - len(pipeline)))
 
@@ -265,7 +242,6 @@ class Intake:
         self._has_more = count >= MANY and self.pipeline.startable_count < wanted
 
     def _wanted(self) -> int:
-        """Return messages that are asked for now, or will be soon."""
         if self._no_more.is_set():
             return 0
         demand = self.demand
@@ -275,7 +251,7 @@ class Intake:
         return self._last_start if self.is_fast else 0
 
     def _room(self) -> int:
-        """So many more may be held; what waits for an answer does not keep others out."""
+        """Return how many more may be held; what waits for an answer does not keep others out."""
         most = self._queue.max_in_flight
         late = sum(
             len(run.offsets) for run in self.pipeline.under_way() if run.partition in self._late
@@ -302,7 +278,7 @@ class Intake:
             step = self._starter.plan(count)
         except BaseException:
             # Nothing that was taken may be forgotten.
-            self._give_up_all()
+            self._give_up(list(self.pipeline.under_way()))
             raise
         if step is None:
             # Others go first (R6); an END that is under way may let it go on.
@@ -379,9 +355,6 @@ class Intake:
         self._starter.give_up(gone)
         self.reader.seek(positions)
 
-    def _give_up_all(self) -> None:
-        self._give_up(list(self.pipeline.under_way()))
-
     # Commits.
 
     def _begin_commit(self) -> None:
@@ -408,7 +381,6 @@ class Intake:
 
     @property
     def _is_early(self) -> bool:
-        """Return whether STARTs or a commit failed just now."""
         return time.monotonic() < self._retry_s
 
     def _send_commit(self, covered: Covered[MarkersMessage], starts: dict[int, int]) -> None:
@@ -425,11 +397,16 @@ class Intake:
         return are_many or monotonic_ms() - self._committed_ms >= COMMIT_INTERVAL_MS
 
     def _see_commit(self) -> None:
-        self._see_given_up()
+        # It may be made late, behind a later one: that goes again.
+        for given_up in self._given_up:
+            if given_up.is_answered:
+                self.pipeline.commit_again([each.partition for each in given_up.offsets])
+        self._given_up = [each for each in self._given_up if not each.is_answered]
         commit = self._commit
         if commit is None:
             return
         if commit.is_answered and commit.error is None:
+            self._usual_s += (time.monotonic() - self._began_s - self._usual_s) / 4
             self._commit, self._pause_s = None, 0.0
             self._committed()
         elif commit.is_answered or time.monotonic() - self._began_s >= COMMIT_TIMEOUT_S:
@@ -462,16 +439,10 @@ class Intake:
             extra={"queue": self._queue.queue_id, "error": reason},
         )
         if commit.error is not None and (gone or starts):
-            error = broker_error(commit.error, f"committing offsets of {self._topic}")
+            topic = self._state.namespace.config.message_topic
+            error = broker_error(commit.error, f"committing offsets of {topic}")
             if not is_retriable(error):
                 raise error
-
-    def _see_given_up(self) -> None:
-        """A commit without an answer may be made late, behind a later one: that is made again."""
-        for commit in self._given_up:
-            if commit.is_answered:
-                self.pipeline.commit_again([each.partition for each in commit.offsets])
-        self._given_up = [each for each in self._given_up if not each.is_answered]
 
     def _is_still_ours(self, run: MessageRun) -> bool:
         """Say whether a run may be handed out whose partition went while it was being committed."""
@@ -484,10 +455,6 @@ class Intake:
             # It may be back, and not read yet: from where the group is now.
             self.reader.ask_again([run.partition])
         return True
-
-    @property
-    def _topic(self) -> str:
-        return self._state.namespace.config.message_topic
 
     def _make_ready(self, runs: Sequence[MessageRun]) -> None:
         if not runs:
@@ -509,9 +476,7 @@ class Intake:
     # Exactly once.
 
     def _has_gathered(self, wanted: int) -> bool:
-        """Return whether a transaction may begin: it is full, or has waited for more as long as it
-        may.
-        """
+        """Return whether a transaction may begin: it is full, or has waited long enough."""
         now_ms = monotonic_ms()
         self._gather_ms = self._gather_ms or now_ms
         count = self.pipeline.startable_count

@@ -34,7 +34,7 @@ _BROKER_MIN = "group.consumer.min.session.timeout.ms"
 _GROUP_BEAT = "consumer.heartbeat.interval.ms"
 _BROKER_BEAT = "group.consumer.heartbeat.interval.ms"
 _BROKER_MIN_BEAT = "group.consumer.min.heartbeat.interval.ms"
-# So many heartbeats are in a session: one that is late must not cost the membership.
+# Heartbeats in a session: one that is late must not cost the membership.
 _BEATS = 3
 _log = logging.getLogger(__name__)
 
@@ -113,9 +113,7 @@ def _problem(name: str, session_ms: int, redelivery_timeout_ms: int, end: str) -
 
 
 def _least(broker: Mapping[str, str]) -> tuple[int, str]:
-    """Return the shortest session that a group of these brokers may have (KIP-848), and what says
-    so.
-    """
+    """Return the shortest session that a group may have (KIP-848), and the setting that says so."""
     return max(
         (int(broker.get(_BROKER_MIN, "45000")), _BROKER_MIN),
         (int(broker.get(_BROKER_MIN_BEAT, "5000")) * _BEATS, f"{_BEATS} x {_BROKER_MIN_BEAT}"),

@@ -48,7 +48,7 @@ class MarkersMessage(Message):
         offset: int,
         headers: bytes | Headers | None = None,
     ) -> None:
-        """Made when the record was polled; ``read`` its headers if they are more than an id."""
+        """Make it of a polled record; ``read`` its headers if they are more than an id."""
         # As Message.__init__ does, whose call would take half as long as the rest.
         self._acknowledger = ack_writer
         self._record = record

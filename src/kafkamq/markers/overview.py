@@ -34,14 +34,11 @@ TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueBacklog:
-    """A queue and what it has before it."""
-
     queue_id: str
-    # Messages of all queues behind its position; at most so many, if they are not counted.
+    # Messages of all queues behind its position, or an upper bound where they are not counted.
     behind: int
     # Its own among them; None: they are not counted, as there are too many to read.
     waiting: int | None
-    # The consumers in its group now.
     members: int
 
 
@@ -50,13 +47,11 @@ class MarkerPartition:
     """A marker partition and what its tracker last said of it; None: no tracker has, yet."""
 
     partition: int
-    # The offset behind its last record.
     end: int
     status: TrackerStatus | None
 
     @property
     def lag(self) -> int | None:
-        """Return records that the tracker has not folded yet."""
         return None if self.status is None else max(0, self.end - self.status.position)
 
 
@@ -64,7 +59,7 @@ class MarkerPartition:
 class Overview:
     queues: tuple[QueueBacklog, ...]
     markers: tuple[MarkerPartition, ...]
-    # What retention has left of the messages topic; at most so many, if they are not counted.
+    # What retention has left of the messages topic, or an upper bound where it is not counted.
     messages: int
     messages_counted: bool
     dead_letters: int
@@ -141,7 +136,7 @@ def _bounds(admin: Admin, topic: str) -> dict[int, tuple[int, int]]:
 
 
 def _groups(admin: Admin, config: ServiceConfig) -> dict[str, str]:
-    """Groups of workers, by whom, and their queues: kafka-mq-go's first, then ours."""
+    """Return groups of workers, whose they are, and queues: kafka-mq-go's first, then ours."""
     listed = admin.wait(admin.client.list_consumer_groups(), "listing groups").valid or []
     names = [group.group_id for group in listed if group.group_id != TRACKER_GROUP]
     return {
@@ -161,13 +156,10 @@ def doubled_queues(config: ServiceConfig) -> tuple[str, ...]:
     with Admin(config, timeout_s=TIMEOUT_S) as admin:
         bounds = _bounds(admin, config.message_topic)
         groups = _groups(admin, config)
-        served = [set(_positions(admin, config, bounds, part)) for part in _by_client(groups)]
+        theirs = {name: of for name, of in groups.items() if name.startswith(CONSUMER_GROUP_PREFIX)}
+        ours = {name: of for name, of in groups.items() if name not in theirs}
+        served = [set(_positions(admin, config, bounds, each)) for each in (theirs, ours)]
     return tuple(sorted(served[0] & served[1]))
-
-
-def _by_client(groups: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    others = {name: of for name, of in groups.items() if name.startswith(CONSUMER_GROUP_PREFIX)}
-    return others, {name: of for name, of in groups.items() if name not in others}
 
 
 def _positions(
@@ -298,7 +290,11 @@ def cluster_checks(
         yield Check("ok", "brokers", f"{len(cluster.brokers)} ({brokers})")
         yield Check("ok", "kafka", kafka_version(config, cluster))
         findings = check_topics(config, max_lease_ms=max_lease_ms, timeout_s=_CHECK_TIMEOUT_S)
-        yield from _sessions(config, cluster, redelivery_timeout_ms)
+        # How soon the group of a queue notices that a worker is dead.
+        problems = [session_problem(config, redelivery_timeout_ms)]
+        problems += broker_session_problems(config, cluster.settings, redelivery_timeout_ms)
+        for problem in filter(None, problems):
+            yield Check("warn", "sessions", problem)
         yield from _messages(config, cluster, max_lease_ms)
     except (BrokerError, ConfigError, DeadlineExceededError) as error:
         yield Check("refuse", "cluster", str(error))
@@ -309,18 +305,8 @@ def cluster_checks(
         yield Check("ok", "topics", f"those of namespace {config.namespace} are as they should be")
 
 
-def _sessions(
-    config: ServiceConfig, cluster: ClusterInfo, redelivery_timeout_ms: int
-) -> Iterator[Check]:
-    """Yield how soon the group of a queue notices that a worker is dead."""
-    problems = [session_problem(config, redelivery_timeout_ms)]
-    problems += broker_session_problems(config, cluster.settings, redelivery_timeout_ms)
-    for problem in filter(None, problems):
-        yield Check("warn", "sessions", problem)
-
-
 def _messages(config: ServiceConfig, cluster: ClusterInfo, max_lease_ms: int) -> Iterator[Check]:
-    """Yield what depends on how long messages are kept, and who works on their queues."""
+    """Yield what depends on how long messages and groups are kept, and who works on queues."""
     with Admin(config, timeout_s=_CHECK_TIMEOUT_S) as admin:
         messages = admin.topics([config.message_topic]).get(config.message_topic)
     if messages is None:
@@ -337,13 +323,6 @@ def _messages(config: ServiceConfig, cluster: ClusterInfo, max_lease_ms: int) ->
             f"so none outlives a lease of {max_lease_ms} ms by far; set retention.ms to more than "
             f"{2 * max_lease_ms}, or the max_lease of the queues lower",
         )
-    yield from _groups_checked(config, cluster, retention_ms)
-
-
-def _groups_checked(
-    config: ServiceConfig, cluster: ClusterInfo, retention_ms: int
-) -> Iterator[Check]:
-    """Yield what Kafka forgets of groups, and queues that two groups work on."""
     kept_min = int(cluster.settings.get("offsets.retention.minutes", "10080"))
     if not 0 <= retention_ms <= kept_min * 60_000:
         yield Check(
@@ -373,7 +352,6 @@ def kafka_version(config: ServiceConfig, cluster: ClusterInfo) -> str:
     return cluster.settings.get("inter.broker.protocol.version", "4.0 or newer")
 
 
-# Of a topic with more records nobody is told anything.
 MAX_READ = 100_000
 
 
@@ -387,7 +365,6 @@ class QueueSearch:
         self._config = config
         self._queue_id = queue_id
         self._group = group
-        # The next offset, by topic and partition.
         self._next: dict[tuple[str, int], int] = {}
         self._seen: set[str] = set()
         self._admin = Admin(config, timeout_s=TIMEOUT_S)

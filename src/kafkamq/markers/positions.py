@@ -44,17 +44,14 @@ from kafkamq.transport.record import Record
 from kafkamq.transport.settings import producer_settings
 from kafkamq.types import Marker, MarkerType, MessageBatch, Outcome
 
-# Brokers' clocks differ; STARTs come for so long after the latest one that is known.
+# Brokers' clocks differ, and STARTs come behind the latest one that is known.
 MARGIN_MS = 60_000
-# After a refusal the next try waits so long.
 REFUSED_S = 60.0
 # What has not changed is written again: a former owner's record may come late.
 AGAIN_S = 600.0
-# What a former owner STARTed is not looked for further back.
 LOOK_BACK_MS = 600_000
-# Of 4096 offsets, behind what is committed: a former owner had no more under way.
 _LOOK_CHUNKS = 4
-# A worker's polls wait so long for a look, with all of its steps.
+# What a worker's polls wait for a look, with all of its steps.
 _LOOK_S = 2.0
 _WITHOUT = (Meaning.FORBIDDEN, Meaning.NO_TOPIC)
 """Without the right to read, or a ledger, a worker goes on: it only knows less."""
@@ -99,7 +96,6 @@ class Positions:
         self._started_ms = max(self._started_ms, log_ms)
 
     def is_known(self, partition: int) -> bool:
-        """Return whether the partition's position was noted since ``forget``."""
         return partition in self._known
 
     def forget(self, partitions: Collection[int]) -> None:
@@ -127,7 +123,11 @@ class Positions:
         positions: dict[int, GroupPosition] = {}
         try:
             with self._lock:
-                positions = {number: self._as_of_now(number) for number in self._pending}
+                for number in self._pending:
+                    # All STARTs that were told are below it: those above it will be newer.
+                    known = self._known[number]
+                    at_ms = self._started_ms or known.at_ms
+                    positions[number] = replace(known, at_ms=at_ms)
                 self._pending.clear()
                 for number in self._leaving:
                     self._known.pop(number, None)
@@ -157,17 +157,11 @@ class Positions:
         with self._lock:
             self._pending.update(number for number in partitions if number in self._known)
 
-    def _as_of_now(self, number: int) -> GroupPosition:
-        """All STARTs that were told are below what is known: those above it will be newer."""
-        known = self._known[number]
-        return replace(known, at_ms=self._started_ms or known.at_ms)
-
     def _serve(self, timeout_s: float) -> None:
         assert self._producer is not None, "there is something to serve"
         try:
             self._producer.serve(timeout_s)
         except BrokerError as error:
-            # The credentials are refused.
             self._refused((), error)
 
     def _written(self, number: int, error: KafkaError | None, _: Record) -> None:
@@ -175,7 +169,6 @@ class Positions:
             self._refused((number,), error)
 
     def _refused(self, partitions: Collection[int], error: KafkaError | BrokerError) -> None:
-        """They are written again later, as they are then."""
         self._wait_again(partitions)
         wrapped = broker_error(error, f"writing positions to {self._config.ledger_topic}")
         if not is_retriable(wrapped):
@@ -306,7 +299,6 @@ class Positions:
     ) -> None:
         until_ms = last_ms + MARGIN_MS
         starts = self._markers_since(first_ms - MARGIN_MS)
-        # By marker partition: a time in it behind ``until_ms``.
         passed: dict[int | None, int] = {}
         for record in scan(self._config, self._config.marker_topic, starts, group_id=self._group):
             log_ms = record.timestamp()[1]
@@ -314,14 +306,13 @@ class Positions:
                 passed[record.partition()] = log_ms
                 if len(passed) == len(starts) and min(passed.values()) > until_ms:
                     break
-            for batch in self._started_by(record):
+            marker = _decoded_marker(record)
+            if marker is None or not self._is_own_start(marker):
+                continue
+            for batch in _messages_of(marker):
                 position = positions.get(batch.partition)
                 if position is not None and started.add(batch, position.offset):
                     until_ms = max(until_ms, log_ms + MARGIN_MS)
-
-    def _started_by(self, record: Record) -> Iterator[MessageBatch]:
-        marker = _decoded_marker(record)
-        return _messages_of(marker) if marker and self._is_own_start(marker) else iter(())
 
     def _is_own_start(self, marker: Marker) -> bool:
         if marker.type is not MarkerType.START:
@@ -428,9 +419,7 @@ def _messages_of(marker: Marker) -> Iterator[MessageBatch]:
 
 
 def _times(positions: Collection[GroupPosition]) -> list[tuple[int, int]]:
-    """Return when positions were written: from, to. What lies between these times can be months of
-    log.
-    """
+    """Return when positions were written, from and to; between these may lie months of log."""
     times: list[tuple[int, int]] = []
     for at_ms in sorted(position.at_ms for position in positions):
         if times and at_ms - times[-1][1] <= 2 * MARGIN_MS:

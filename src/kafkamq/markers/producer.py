@@ -96,9 +96,7 @@ class MarkersProducer(Producer):
         )
 
     def _read_schedule(self, token: ScheduleToken) -> tuple[Marker | None, int]:
-        """Return the SCHEDULE and the broker time when it is due; None when retention has removed
-        it.
-        """
+        """Return the SCHEDULE and when it is due, by the broker; None: retention has removed it."""
         config = self._namespace.config
         topic, partition, offset = config.marker_topic, token.partition, token.offset
         reader = RecordReader(config, topic)

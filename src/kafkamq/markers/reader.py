@@ -32,15 +32,12 @@ from kafkamq.types import PartitionId
 
 __all__ = ["MessageReader"]
 
-# One poll asks for so many records at least, and for so many where few or none are our own.
+# The records of a poll, at least and where few or none are our own.
 MIN_POLL = 100
 MAX_POLL = 10_000
-# What has no room for so long is fetched no more.
 FULL_MS = MAX_AGE_MS
 _ASK_AGAIN_S = 0.1
-# So long after a look at a former owner's STARTs that failed the next one is made.
 _LOOK_AGAIN_S = 5.0
-# A partition is looked at for so long: there may be more STARTs than can be read in time.
 _LOOK_FOR_S = 15.0
 # In place of the position of a partition that is to be read from another place.
 # It is read from what is committed, or from its start, whatever is committed.
@@ -109,22 +106,16 @@ class MessageReader:
         self._key = self._queue.queue_id.encode()
         self._prefix = self._key + b"\0"
         self._unplaced: dict[int, int] = {}
-        # It is being asked where these are to be read; nobody asks before the time.
         self._is_asking = False
         self._place_s = 0.0
         self.starts: dict[int, int] = {}
         """Where partitions begin of which nothing is committed: to be committed first."""
-        # By partition: the monotonic time at which it was assigned.
         self._gained_s: dict[int, float] = {}
-        # The records of the last poll for each message of our own.
         self._polled_per_own = 1.0
-        # Assigned, and not looked at for a former owner's STARTs.
         self._fresh: set[int] = set()
-        # Of these: asked about, and when it was assigned. Nobody looks at them before the time.
         self._looking: dict[int, float] = {}
         self._look_s = 0.0
         self._paused: set[PartitionId] = set()
-        # Since when there is no room for more; 0: there is.
         self._full_ms = 0
         self.positions = Positions(
             self._config, group_of_workers(self._config, self._queue), self._queue.queue_id
@@ -180,7 +171,6 @@ class MessageReader:
         return len(records)
 
     def _make_room(self, room: int, now_ms: int) -> None:
-        """Pause what there is no room for, and go on when there is."""
         # A look is over soon; what waits for a leader may wait for long.
         late = self._places(set(self._pipeline.waiting).difference(self._looking))
         self._full_ms = 0 if room else self._full_ms or now_ms
@@ -199,7 +189,6 @@ class MessageReader:
         first: dict[int, int] = {}
         following: dict[int, int] = {}
         end = own = 0
-        # Partitions come in runs.
         for partition, group in groupby(map(Record.partition, records)):
             assert partition is not None, "records have a partition"
             begin, end = end, end + len(list(group))
@@ -296,9 +285,7 @@ class MessageReader:
                 self._fresh.discard(number)
 
     def _may_be_begun(self, run: Run[MarkersMessage]) -> bool:
-        """Return whether a former owner may have STARTed its first message, and ours may come too
-        late.
-        """
+        """Return whether a former owner may have STARTed its first, and ours may come too late."""
         kind, time_ms = run.messages[0]._record.timestamp()
         now_ms = self._state.broker_ms()
         if kind != LOG_APPEND_TIME or now_ms is None:
@@ -366,7 +353,7 @@ class MessageReader:
     # Positions.
 
     def _place(self) -> None:
-        """Partitions whose position is not in the log: a new group's, or data was lost."""
+        """Place partitions whose position is not in the log: a new group's, or data was lost."""
         for partition in self._unplaced.keys() - self._gained_s.keys():
             del self._unplaced[partition]
         # A transaction was given up, perhaps before its offsets were sent: ask after it.

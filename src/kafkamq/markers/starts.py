@@ -46,7 +46,7 @@ from kafkamq.types import MessageId
 MAX_TRANSACTION_BYTES = 16 * 1024 * 1024
 # A look-up per message costs 0.4 us.
 _STARTED, _HELD = LeaseState.STARTED, LeaseState.HELD
-# So many messages are STARTed one by one before the brokers' time is known (R28).
+# Messages that are STARTed one by one before the brokers' time is known (R28).
 FIRST_COUNT = 100
 _MISSING = object()
 _log = logging.getLogger(__name__)
@@ -80,11 +80,9 @@ class Start:
         runs: Collection[MessageRun],
     ) -> None:
         self.reports = reports
-        # The marker partition.
         self.number = number
         self.value = value
         self.leases = leases
-        # The runs that it names.
         self.runs = runs
         self.written_ms = 0
         self.record: Record | None = None
@@ -112,9 +110,7 @@ class Step:
             run.unreported += 1
 
     def records(self) -> dict[int, list[dict[str, Any]]]:
-        """Return them by marker partition, as produce_batch takes them, at once: leases begin
-        now.
-        """
+        """Return them by marker partition, for produce_batch at once: leases begin now."""
         now_ms = monotonic_ms()
         for run in self.runs:
             run.sent_ms = now_ms
@@ -148,7 +144,6 @@ class Starter:
         # More takes longer than a transaction may, and would be begun again forever.
         self._max_bytes = MAX_TRANSACTION_BYTES if state.queue.exactly_once else 0
         self._queue_key = state.queue.queue_id.encode()
-        # Reports that were served and not looked at.
         self._reports: deque[Start] = deque()
         self._unreported: dict[Start, None] = {}
         self._late_count = 0
@@ -243,7 +238,7 @@ class Starter:
         oldest_ms: int | None,
         now_ms: int,
     ) -> None:
-        """Messages of ``of``, or a part of them; epochs ascend with offsets, as do times."""
+        """START messages of ``of``, or a part of them; epochs ascend with offsets, as do times."""
         facts, leases = self._state.facts, self._state.leases
         first, last = run.messages[0]._record, run.messages[-1]._record
         epoch = first.leader_epoch()
@@ -255,13 +250,24 @@ class Starter:
         log = facts.message_topic_id, 0 if epoch is None else epoch + 1
         number = marker_partition(run.partition, run.offsets[0], facts.marker_partitions)
         if leases.may_be_lapsed:
-            if self._has_parts(step, of, run, log, named, oldest_ms, now_ms):
+            ids = [MessageId(run.partition, offset, *log) for offset in run.offsets]
+            # Marker partitions may have been added since (R26): a second START and the END go where
+            # the first START is, or nobody would end that one.
+            routes = list(map(leases.first_route, ids))
+            if len(set(routes)) > 1:
+                begin = 0
+                for _, group in groupby(routes):
+                    end = begin + len(list(group))
+                    self._start(step, of, run.cut(begin, end), named, oldest_ms, now_ms)
+                    begin = end
                 return
             # R5: a START is in the log, its lease over: a tracker answers.
-            run = self._not_lapsed(run, log, now_ms)
-            if not run.offsets:
+            rest = [at for at, one in enumerate(ids) if not leases.is_lapsed(one, now_ms)]
+            if not rest:
                 return
-            first_route = leases.first_route(MessageId(run.partition, run.offsets[0], *log))
+            offsets = [run.offsets[at] for at in rest]
+            run = replace(run, offsets=offsets, messages=[run.messages[at] for at in rest])
+            first_route = leases.first_route(ids[rest[0]])
             number = number if first_route is None else first_route
         if self._is_at_most_once:
             lease = Lease.unwatched(run.partition, run.offsets, log, self._state.now_ms())
@@ -281,48 +287,6 @@ class Starter:
             value = self._encoded(message, identify(offset))
             step.add(number, value, (lease,), (of,))
 
-    def _has_parts(
-        self,
-        step: Step,
-        of: MessageRun,
-        run: MessageRun,
-        log: tuple[bytes, int],
-        named: dict[int, list[tuple[Lease, MessageRun]]],
-        oldest_ms: int | None,
-        now_ms: int,
-    ) -> bool:
-        """Return whether its first STARTs are in several marker partitions; then it is STARTed in
-        parts.
-
-        Marker partitions may have been added since (R26): a second START and the END go where the
-        first START is, or nobody would end that one.
-        """
-        route_of = self._state.leases.first_route
-        routes = [route_of(MessageId(run.partition, offset, *log)) for offset in run.offsets]
-        if len(set(routes)) == 1:
-            return False
-        begin = 0
-        for _, group in groupby(routes):
-            end = begin + len(list(group))
-            self._start(step, of, run.cut(begin, end), named, oldest_ms, now_ms)
-            begin = end
-        return True
-
-    def _not_lapsed(
-        self, run: Run[MarkersMessage], log: tuple[bytes, int], now_ms: int
-    ) -> Run[MarkersMessage]:
-        is_lapsed = self._state.leases.is_lapsed
-        rest = [
-            at
-            for at, offset in enumerate(run.offsets)
-            if not is_lapsed(MessageId(run.partition, offset, *log), now_ms)
-        ]
-        return replace(
-            run,
-            offsets=[run.offsets[at] for at in rest],
-            messages=[run.messages[at] for at in rest],
-        )
-
     def _oldest_by_reference_ms(self) -> int | None:
         """Broker time since which messages may be STARTed by reference (R28); None: none may be."""
         queue = self._state.queue
@@ -339,18 +303,15 @@ class Starter:
         """Return a START of one message, with its payload unless that is too large (R11)."""
         encoder, record = self._state.encoder, message._record
         max_bytes = min(self._state.facts.max_marker_bytes, MAX_MARKER_BYTES)
-        key, value = self._key_of(record), record.value()
+        key, value = record.key(), record.value()
+        # As markers have it: the queue's id is in front.
+        key = join_key(self._queue_key, key) if self._state.queue.topic else key or b""
         known = message._count, message.raw_headers, message._expiry_ms, message.timestamp_ms
         if value is None or len(value) <= self._max_inline_bytes:
             start = encoder.encode_known(identity, key, value, *known, False)
             if len(start) <= max_bytes:
                 return start
         return encode_reference(encoder, identity, key, *known, max_bytes)
-
-    def _key_of(self, record: Record) -> bytes:
-        """Return the message's key as markers have it: the queue's id is in front."""
-        key: bytes | None = record.key()
-        return join_key(self._queue_key, key) if self._state.queue.topic else key or b""
 
     def write(self, step: Step) -> None:
         """Queue the STARTs outside of a transaction; what is refused is reported as failed."""
@@ -373,12 +334,10 @@ class Starter:
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether STARTs are under way that are not late."""
         return len(self._unreported) > self._late_count
 
     @property
     def oldest_ms(self) -> int:
-        """Return when the oldest of these was written; monotonic."""
         return next(iter(self._unreported)).written_ms
 
     def late_partitions(self, patience_ms: int) -> set[int]:
@@ -599,14 +558,11 @@ class Transactor:
             producer.abort(timeout_s=_STEP_TIMEOUT_S)
             if not producer.is_ready:
                 # What is open now must not hold readers back.
-                self._acknowledge()
+                try:
+                    producer.init(timeout_s=_STEP_TIMEOUT_S)
+                except KafkaMQError as error:
+                    _log.info("a transaction is not settled yet", extra={"error": str(error)})
             raise
-
-    def _acknowledge(self) -> None:
-        try:
-            self._producer.init(timeout_s=_STEP_TIMEOUT_S)
-        except KafkaMQError as error:
-            _log.info("a transaction is not settled yet", extra={"error": str(error)})
 
     def close(self, timeout_s: float) -> None:
         """Abort what is open and end the client; bounded, what takes longer goes on behind us."""

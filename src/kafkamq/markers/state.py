@@ -21,7 +21,6 @@ from kafkamq.transport.errors import KafkaException
 from kafkamq.transport.producer import IdempotentProducer, Report
 from kafkamq.transport.settings import marker_settings
 
-# Delivery reports wait no longer than this for the application.
 REPORTS_MS = 100
 # ``max_in_flight`` bounds markers long before.
 MAX_QUEUED = 1_000_000
@@ -151,13 +150,10 @@ class ConsumerState:
             self.encoder = self._new_encoder()
 
     def broker_ms(self) -> int | None:
-        """Return the brokers' time, as the ages of messages are judged by it (R28); None: not
-        known.
-        """
+        """Return the brokers' time, by which the ages of messages count (R28); None: not known."""
         return self.namespace.broker_clock.now_ms(time.time_ns() // NS_PER_MS, monotonic_ms())
 
     def now_ms(self) -> int:
-        """Return the brokers' time, as well as it is known."""
         return self.broker_ms() or time.time_ns() // NS_PER_MS
 
     def _new_encoder(self) -> StartEncoder:

@@ -9,9 +9,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
 
 from kafkamq.config import QueueConfig
 from kafkamq.errors import (
@@ -23,13 +21,14 @@ from kafkamq.errors import (
     StateError,
     WireError,
 )
+from kafkamq.markers.ack_writer import AckWriter
 from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.rules.attempts import Fate, Fates
 from kafkamq.markers.rules.batching import delay_by_reference_ms
 from kafkamq.markers.rules.handout import nack_delay_ms
 from kafkamq.markers.rules.hold import NEVER
 from kafkamq.markers.rules.leases import Lease, LeaseState, Refusal, Sharing
-from kafkamq.markers.state import ConsumerState, MarkerWriter
+from kafkamq.markers.state import MarkerWriter
 from kafkamq.markers.wire.markers import (
     MAX_DURATION_MS,
     decode_slim,
@@ -65,29 +64,8 @@ _WORDS = {
 }
 
 
-class OwnVerdicts(Protocol):
-    """The acknowledger of a consumer's other messages."""
-
-    state: ConsumerState
-    queue_id: str
-
-    def own_lease(self, message: MarkersMessage) -> Lease: ...
-
-    def extend(self, message: MarkersMessage, extension_ms: int) -> None: ...
-
-    def has_verdict(self, message: MarkersMessage) -> bool: ...
-
-    def check_reason(self, reason: str, outcome: Outcome) -> None: ...
-
-    def refuse(self, message: MarkersMessage, refusal: Refusal) -> NoReturn: ...
-
-    def forget(self, parts: Sequence[Lease]) -> None: ...
-
-
 class _NotHere:
-    """It stands in place of a consumer's state: ``MarkersMessage.ack`` asks its acknowledger
-    then.
-    """
+    """In place of a consumer's state it has ``MarkersMessage.ack`` ask its acknowledger."""
 
     is_closed = True
 
@@ -102,13 +80,13 @@ class HandOver:
 
     state = _NotHere()
 
-    def __init__(self, ack_writer: OwnVerdicts) -> None:
+    def __init__(self, ack_writer: AckWriter) -> None:
+        """``ack_writer`` is the acknowledger of the consumer's other messages."""
         self._ack_writer = ack_writer
         self._consumer = ack_writer.state
         self.queue_id = ack_writer.queue_id
         self._lock = threading.Lock()
         self._settler: TokenSettler | None = None
-        # The tokens of what is held, and not handed over.
         self._shared: dict[Lease, str] = {}
         self._watch: threading.Thread | None = None
         self._ending = threading.Event()
@@ -228,7 +206,7 @@ class HandOver:
             self._ack_writer.refuse(message, Refusal.ACKNOWLEDGED_BEFORE)
 
     def _write_hold(self, lease: Lease, message: MarkersMessage, asked_ms: int) -> int:
-        """Its KEEPALIVE is in the log; the log's time."""
+        """Write its KEEPALIVE, and return the log's time when it is in the log."""
         answers: list[tuple[KafkaError | None, int]] = []
 
         def reported(error: KafkaError | None, record: Record) -> None:
@@ -354,7 +332,6 @@ class TokenSettler:
         self._lock = threading.Lock()
         self._writer = writer
         self._is_owner = writer is None
-        # The one that its ENDs name.
         self._id = new_consumer_id()
         self._reading = threading.Lock()
         self._reader: LogReader | None = None
@@ -379,12 +356,12 @@ class TokenSettler:
         reason = cut_text(reason) if reason else ""
         value = encode_known_end(identity, outcome, self._id, wait_ms, reason)
         offset = self._write(token, value, deadline_s)
-        fate, is_due = self._fate(token, offset + 1, deadline_s)
+        fates, fate = self._read(token, offset + 1, deadline_s)
         if fate.counts(offset):
             _METRICS[outcome].add(1, self._queue.queue_id, one.partition)
             return
         catalog.LATE_VERDICTS.add(1, self._queue.queue_id, one.partition)
-        raise _refusal(token, fate, is_due)
+        raise _refusal(token, fate, fates.is_due(one))
 
     def extend(self, text: str, extension_ms: int, *, timeout_s: float = 30.0) -> None:
         """Hold a message for at least so long from now."""
@@ -405,7 +382,6 @@ class TokenSettler:
             raise _refusal(token, fate, fates.is_due(token.message_id))
 
     def is_settled(self, text: str, *, timeout_s: float = 30.0) -> bool:
-        """Return whether the message has a verdict that counts, or went to others."""
         token = self._checked(text)
         _, fate = self._read(token, None, time.monotonic() + timeout_s)
         return fate.first is not None
@@ -424,7 +400,6 @@ class TokenSettler:
     # The token.
 
     def _checked(self, text: str) -> MessageToken:
-        """Return the token, which is of this queue and of the topics that are there."""
         self._require_open()
         token = decode_token(text)
         namespace, queue_id = self._namespace.config.namespace, self._queue.queue_id
@@ -519,14 +494,8 @@ class TokenSettler:
 
     # Reading what became of it.
 
-    def _fate(self, token: MessageToken, end: int, deadline_s: float) -> tuple[Fate, bool]:
-        fates, fate = self._read(token, end, deadline_s)
-        return fate, fates.is_due(token.message_id)
-
     def _read(self, token: MessageToken, end: int | None, deadline_s: float) -> tuple[Fates, Fate]:
-        """Return the markers from the START to ``end``, or to the log's end, folded for this
-        message.
-        """
+        """Return the markers from the START to ``end``, or the log's, folded for this message."""
         if not self._reading.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
             raise _unread(token)
         try:
@@ -583,7 +552,6 @@ def _unread(token: MessageToken) -> DeadlineExceededError:
 
 
 def _refusal(token: MessageToken, fate: Fate, is_due: bool) -> StateError | LeaseLostError:
-    """Why a verdict did not count."""
     first, what = fate.first, f"message {_place(token)} of queue {token.queue_id!r}"
     if first is not None and first.outcome in _WORDS:
         return StateError(

@@ -96,8 +96,6 @@ class Counter(Family):
 
 
 class Gauge(Family):
-    """A value that may grow and shrink."""
-
     kind = "gauge"
 
     def set(self, value: float, *labels: object) -> None:
@@ -115,8 +113,6 @@ class Distribution:
 
 
 class Histogram(Family):
-    """Seconds, in buckets."""
-
     kind = "histogram"
 
     def __init__(
@@ -178,7 +174,6 @@ def register(named: Mapping[str, object]) -> None:
 
 
 def families() -> tuple[Family, ...]:
-    """Return all of them, in the order in which they were made."""
     return tuple(_all.values())
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,14 +30,33 @@ class LoopState:
 
 
 class Watched(Protocol):
-    """Something whose state is asked for."""
-
     def state(self) -> LoopState:
         """Return how it is now; must not wait."""
 
 
+class HandlerCall(Protocol):
+    """A handler at work on a message, or on the list that begins with it."""
+
+    @property
+    def began_s(self) -> float: ...
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """Return its topic, partition and offset."""
+
+    @property
+    def caller(self) -> object:
+        """Return in what it runs: a thread's number, a task, or a text that says it."""
+
+
 class HandlerPool(Protocol):
     """A pool of handlers at one moment; times are monotonic s."""
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def calls(self) -> Sequence[HandlerCall]: ...
 
     def hung_s(self, now_s: float) -> float:
         """Return for how long nothing has ended although every slot is at it; 0: it works."""
@@ -70,13 +89,25 @@ class Loop:
 class Handlers:
     """The handlers of one pool; their age is the time for which all of them hang."""
 
-    def __init__(self, name: str, max_age_s: float, slots: Callable[[], HandlerPool]) -> None:
+    def __init__(
+        self,
+        name: str,
+        max_age_s: float,
+        slots: Callable[[], HandlerPool],
+        *,
+        queue: str = "",
+        handler: str = "",
+        consumer: Callable[[], str] = lambda: "",
+    ) -> None:
         self.name = name
+        self.slots = slots
+        self.queue = queue
+        self.handler = handler
+        self.consumer = consumer
         self._max_age_s = max_age_s
-        self._slots = slots
 
     def state(self) -> LoopState:
-        slots = self._slots()
+        slots = self.slots()
         now_s = time.monotonic()
         return LoopState(
             self.name,
@@ -119,13 +150,16 @@ class Health:
             self._loops = [other for other in self._loops if other is not loop]
 
     def states(self) -> list[LoopState]:
-        """Return all of them now."""
         with self._lock:
             loops = list(self._loops)
         return [loop.state() for loop in loops]
 
+    def handlers(self) -> list[Handlers]:
+        """Return the pools of handlers among them."""
+        with self._lock:
+            return [loop for loop in self._loops if isinstance(loop, Handlers)]
+
     def is_live(self) -> bool:
-        """Return whether every loop turns."""
         return all(state.is_live for state in self.states())
 
     def is_ready(self) -> bool:

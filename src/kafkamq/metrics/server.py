@@ -1,4 +1,4 @@
-"""The HTTP server of a process gives `/metrics` for Prometheus, `/live` and `/ready` for probes."""
+"""The HTTP server of a process gives its metrics, its health, and what its handlers are at."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from prometheus_client.exposition import choose_encoder
 from kafkamq.errors import ConfigError
 from kafkamq.metrics.catalog import Collector
 from kafkamq.metrics.health import health
+from kafkamq.metrics.stacks import handlers
 
 
 class MetricsServer:
-    """Serves ``/metrics``, ``/live`` and ``/ready`` from a thread of its own until ``close``."""
+    """Serves these addresses from a thread of its own until ``close``."""
 
     def __init__(self, port: int, host: str) -> None:
         try:
@@ -45,7 +46,6 @@ class MetricsServer:
 class _Handler(BaseHTTPRequestHandler):
     server_version = "kafkamq"
     sys_version = ""
-    # A silent client is dropped after this.
     timeout = 10.0
 
     def do_GET(self) -> None:
@@ -55,8 +55,10 @@ class _Handler(BaseHTTPRequestHandler):
         elif path in ("/live", "/ready"):
             is_fine = health.is_live() if path == "/live" else health.is_ready()
             self._answer(200 if is_fine else 503, "application/json", _described(is_fine))
+        elif path == "/handlers":
+            self._answer(200, "application/json", json.dumps(handlers()).encode() + b"\n")
         else:
-            self._answer(404, "text/plain", b"/metrics, /live or /ready\n")
+            self._answer(404, "text/plain", b"/metrics, /live, /ready or /handlers\n")
 
     def _answer(self, status: int, content_type: str, body: bytes) -> None:
         self.send_response(status)

@@ -32,11 +32,9 @@ from kafkamq.transport.errors import (
 )
 from kafkamq.types import PartitionId
 
-# A thread that waits for a commit looks so often whether its own thread must make it.
 _TURN_S = 0.02
-# While a map is too long, the next commit follows so soon.
 _SOON_S = 0.05
-# After a broker has refused a map, none is tried for so long, doubled with each refusal.
+# The time without maps after a broker has refused one, doubled with each refusal.
 _NO_MAPS_S = 60.0
 _MAX_NO_MAPS_S = 3600.0
 _log = logging.getLogger(__name__)
@@ -52,9 +50,15 @@ class Assignment:
     committed_offset: int
     # The version of the tracker's progress; -1: nothing is committed.
     committed_version: int
+    committed_metadata: str = ""
+    # As it was planned last.
+    metadata: str = ""
     is_paused: bool = False
-    map_chars: int = 0
     is_cut: bool = False
+
+    @property
+    def map_chars(self) -> int:
+        return len(self.metadata)
 
     @property
     def place(self) -> PartitionId:
@@ -65,6 +69,8 @@ class Assignment:
 
 @dataclass(slots=True)
 class Plan:
+    """What changed since the last commit, and those commits by which Kafka would know more."""
+
     parts: list[tuple[Assignment, Progress, MapVerdict]] = field(default_factory=list)
     commits: list[OffsetCommit] = field(default_factory=list)
 
@@ -113,10 +119,12 @@ def plan_commits(
                     extra={"partition": assignment.place, "chars": whole, "end": end},
                 )
         assignment.is_cut = not verdict.is_written
-        assignment.map_chars = len(metadata)
-        topic, partition = assignment.place
+        assignment.metadata = metadata
         plan.parts.append((assignment, progress, verdict))
-        plan.commits.append(OffsetCommit(topic, partition, progress.committable_offset, metadata))
+        offset = progress.committable_offset
+        known = assignment.committed_offset, assignment.committed_metadata
+        if assignment.committed_version < 0 or known != (offset, metadata):
+            plan.commits.append(OffsetCommit(*assignment.place, offset, metadata))
     with work_queue.lock:
         for assignment, _, verdict in plan.parts:
             if assignment.partition.phase is not PartitionPhase.CLOSED:
@@ -282,17 +290,15 @@ class Committer:
                 self._wanted.notify_all()
 
     def _commit(self) -> bool:
-        """One commit; says whether a map holds work back."""
+        """Make one commit; return whether a map holds work back."""
         self._may_succeed = False
         plan = self._plan()
-        if not plan.commits:
-            self._refusal = None
-            return False
-        try:
-            self._commits.commit(plan.commits, plan.is_current)
-        except KafkaException as error:
-            self._failed(error)
-            return True
+        if plan.commits:
+            try:
+                self._commits.commit(plan.commits, plan.is_current)
+            except KafkaException as error:
+                self._failed(error)
+                return True
         self.confirm(plan)
         return any(verdict.ceiling is not None for _, _, verdict in plan.parts)
 
@@ -302,14 +308,21 @@ class Committer:
             self._work_queue,
             self._stats,
             self._config.limits,
-            with_maps=self._with_maps,
+            with_maps=monotonic() >= self._no_maps_until_s,
         )
 
     def _failed(self, error: KafkaException) -> None:
         self._stats.commit_failures += 1
         what = meaning(error)
         if what is Meaning.METADATA_TOO_LARGE:
-            self._go_without_maps()
+            # For a while: the next coordinator, or this one with another setting, may take them.
+            self._no_maps_until_s = monotonic() + self._no_maps_s
+            _log.error(
+                "the broker takes shorter commit metadata than offset maps need: commits go"
+                " without maps for a while; raise offset.metadata.max.bytes to 4096",
+                extra={"group": self._config.group_id, "again_s": self._no_maps_s},
+            )
+            self._no_maps_s = min(2 * self._no_maps_s, _MAX_NO_MAPS_S)
             self._may_succeed = True
             return
         ours = broker_error(error, f"committing offsets of group {self._config.group_id}")
@@ -319,29 +332,16 @@ class Committer:
             raise ours from error
         _log.info("a commit failed and is made again", extra={"code": kafka_error(error).name()})
 
-    @property
-    def _with_maps(self) -> bool:
-        return monotonic() >= self._no_maps_until_s
-
-    def _go_without_maps(self) -> None:
-        """Commit no maps for a while: the next coordinator, or this one with another setting,
-        may take them.
-        """
-        self._no_maps_until_s = monotonic() + self._no_maps_s
-        _log.error(
-            "the broker takes shorter commit metadata than offset maps need: commits go without"
-            " maps for a while; raise offset.metadata.max.bytes to 4096",
-            extra={"group": self._config.group_id, "again_s": self._no_maps_s},
-        )
-        self._no_maps_s = min(2 * self._no_maps_s, _MAX_NO_MAPS_S)
-
     def confirm(self, plan: Plan) -> None:
-        """Note that Kafka has it, and tell the user."""
+        """Note that Kafka has all of it, and tell the user of what is new."""
         with self._work_queue.lock:
             for assignment, progress, _ in plan.parts:
                 assignment.committed_version = progress.version
                 assignment.committed_offset = progress.committable_offset
+                assignment.committed_metadata = assignment.metadata
         self._refusal = None
+        if not plan.commits:
+            return
         if any(each.metadata for each in plan.commits):
             self._no_maps_s = _NO_MAPS_S
         self._stats.commits += 1

@@ -12,16 +12,32 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from enum import Enum
 from operator import attrgetter
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, TypeAlias
 
-from kafkamq.config import Backoff, DeadLetterWriter, ServiceConfig, milliseconds, one_of
+from kafkamq.config import (
+    Backoff,
+    DeadLetterWriter,
+    Option,
+    Options,
+    ServiceConfig,
+    converted,
+    one_of,
+    options_of,
+)
 from kafkamq.errors import ConfigError
 from kafkamq.parallel.record import ParallelRecord, PlainRecord
 from kafkamq.parallel.rules.flow import FlowLimits
 from kafkamq.parallel.rules.shards import NullKeys, Ordering
 from kafkamq.queue.dead_letter_writer import checked_writer
-from kafkamq.queue.handler import Binder, is_async_function, wants_body
-from kafkamq.queue.rules.retry import RetryOn, retry_kinds
+from kafkamq.queue.handler import (
+    CALL_OPTIONS,
+    Binder,
+    CallOptions,
+    CallSettings,
+    is_async_function,
+    wants_body,
+)
+from kafkamq.queue.rules.retry import retry_kinds
 from kafkamq.queue.schemas.registry import Deserializer, deserializer_of
 from kafkamq.runtime.child import remote_call
 from kafkamq.runtime.middleware import Middleware, bound, surrounded
@@ -33,36 +49,35 @@ from kafkamq.types import PartitionId
 RetryDelay: TypeAlias = Callable[[ParallelRecord], float]
 """Seconds until a record that failed is tried again; ``record.attempt`` counts from 1."""
 
-_MAX_CONCURRENCY = 100_000
 _log = logging.getLogger(__name__)
 _TRANSACTION_INTERVAL_MS = 100
-# So many handlers run at first where the consumer finds out how many should.
-_START = 16
-_PLAIN = (
-    "max_concurrency", "processes", "threads", "batch_size", "max_attempts", "backoff",
-    "dead_letter_topic", "max_rate", "start", "on_data_loss", "on_foreign_metadata",
-)  # fmt: skip
-# Options that are times, with the least that each may be, in ms.
-_TIMES = {
-    "timeout": 1,
-    "batch_linger": 0,
-    "commit_interval": 1,
-    "commit_timeout": 1,
-    "send_timeout": 1,
-    "revoke_timeout": 0,
-    "stall_after": 1,
-    "hung_after": 1,
-}
-# The most handlers that are tried where nobody says how many may be.
 _MAX_THREADS, _MAX_COROUTINES = 256, 2_000
 
 
+class _Own:
+    """What only parallel consumers are told."""
+
+    commit_interval = Option(float, 1.0, least=0.001, most=3600)
+    commit_timeout = Option(float, 10.0, least=0.001, most=600)
+    send_timeout = Option(float, 30.0, least=0.001, most=600)
+    revoke_timeout = Option(float, 2.0, least=0)
+    stall_after = Option(float, 60.0, least=0.001)
+    start = Option(str, "earliest", choices=("earliest", "latest", "none"))
+    on_foreign_metadata = Option(str, "ignore", choices=("ignore", "raise"))
+
+
+_AS_GIVEN = ("backoff", "dead_letter_topic")
+_ON_STALL = Option(str, "report", name="on_stall", choices=("report", "dead-letter"))
+_OPTIONS: tuple[Option[Any], ...] = (
+    *CALL_OPTIONS, Options.max_concurrency, Options.max_attempts, Options.hung_after,
+    Options.on_data_loss, *options_of(_Own),
+)  # fmt: skip
+
+
 class CommitMode(Enum):
-    # Commits are made in the background, every ``commit_interval``.
     ASYNCHRONOUS = "asynchronous"
     # Nothing new is polled until a commit is confirmed.
     SYNCHRONOUS = "synchronous"
-    # Offsets are committed with the results, exactly once.
     TRANSACTIONAL = "transactional"
 
 
@@ -76,38 +91,16 @@ class OnExhausted(Enum):
     STOP = "stop"
 
 
-class ParallelOptions(TypedDict, total=False):
-    """All of them may be left out; times are s, or timedeltas."""
+class ParallelOptions(CallOptions, total=False):
+    """All of them may be left out, those of ``CallOptions`` as well; times are s, or timedeltas."""
 
     null_keys: str
     """By key, records without one are "serial" (the default), as of one key, or "parallel"."""
     max_concurrency: int | None
     """The most handlers at once that ``concurrency="auto"`` may try, in all processes together;
     256 for ``def``, 2,000 for ``async def``."""
-    processes: int
-    """Run the handler in so many processes; it must be importable there, and gets plain records."""
-    threads: int
-    """Handlers at once in each process: threads for ``def``, coroutines for ``async def``; 1."""
-    timeout: float | timedelta | None
-    """s after which a call has failed: a coroutine is cancelled, a process with one handler ended,
-    a thread left alone; None (the default): never."""
     middleware: Sequence[Middleware]
     """Around the handler, the first one outermost (``runtime.middleware``); in its process."""
-    deserializer: Deserializer | Callable[[bytes], Any] | None
-    """Makes the handler's body: a schema of a ``SchemaRegistry``, or a function of the value, of
-    which any exception rejects the record. Without the registry a record is tried again, which is
-    none of its attempts."""
-    batch_size: int
-    """Give the handler lists of up to so many records; 0 (the default): single records."""
-    batch_linger: float | timedelta
-    """How long a list that is not full waits for more; 0."""
-    max_attempts: int | None
-    """Then a record is given up; None (the default): it is tried forever. A handler that ended
-    well, and whose result could not be written for want of brokers or rights, has not failed."""
-    retry_on: type[BaseException] | Sequence[type[BaseException]] | RetryOn | None
-    """Exceptions that are worth another attempt; any other one rejects its record. A mapping gives
-    kinds a back-off of their own, or None. None (the default): all are. Time that has run out, and
-    a process that has died, always are."""
     backoff: Backoff | RetryDelay
     """Until the next attempt: 1 s, doubled up to 60 s; or a function of the record."""
     on_exhausted: str
@@ -137,8 +130,6 @@ class ParallelOptions(TypedDict, total=False):
     """For so long all handlers may hang: none ends, or their event loop is blocked. Then health
     says that the consumer is not alive; after 5 minutes, that it is not ready. 43,200 (12 hours),
     as the longest lease of a queue: set it to what your longest handler may take."""
-    max_rate: float | None
-    """Records a second, at most."""
     max_open: int
     """Records of a partition that are read and not done, at most (and one poll); 10,000."""
     max_open_bytes: int
@@ -163,21 +154,15 @@ class ParallelOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Hooks:
-    """Functions of the user's; they must be quick, and what they raise is logged."""
+    """Functions of the user's, as in ``ParallelOptions``; they must be quick, and what they raise
+    is logged. ``on_failure`` is called in the thread of the worker.
+    """
 
-    # A handler failed: gets the record and the error, may return a verdict instead of the policy's.
-    # In the thread of the worker.
     on_failure: Callable[[ParallelRecord, BaseException], Verdict | None] | None = None
-    # A dead letter is in Kafka: gets the record and the reason.
     on_dead_letter: Callable[[ParallelRecord, str], object] | None = None
-    # Offsets were committed: gets them by (topic, partition).
     on_committed: Callable[[Mapping[PartitionId, int]], object] | None = None
-    # A record has held the committed offset back for ``stall_after``: gets topic, partition, offset
-    # and seconds.
     on_stall: Callable[[str, int, int, float], object] | None = None
-    # Partitions came: gets them as (topic, partition).
     on_assigned: Callable[[list[PartitionId]], object] | None = None
-    # Partitions went: gets them, and whether they were lost without notice.
     on_revoked: Callable[[list[PartitionId], bool], object] | None = None
 
     def __post_init__(self) -> None:
@@ -188,41 +173,31 @@ class Hooks:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParallelConfig:
+class ParallelConfig(CallSettings):
     service: ServiceConfig
     topics: tuple[str, ...]
     group_id: str
     ordering: Ordering = Ordering.KEY
     null_keys: NullKeys = NullKeys.SERIAL
-    concurrency: int = 16  # maxConcurrency: handlers at once; or how many to begin with
     is_auto: bool = False  # how many at once is found (``FanOut``)
     max_concurrency: int | None = None  # then at most so many; None: as suits the handler
-    processes: int = 0  # handlers run in so many processes; 0: in this one
-    threads: int = 1  # or coroutines, in each process
-    timeout_ms: int = 0  # of a call; 0: none
     middleware: tuple[Middleware, ...] = ()  # around the handler, in its process
-    deserializer: Deserializer | None = None  # makes the body that the handler takes
-    batch_size: int = 0  # batchSize: the most records of a call; 0: records, not lists
-    batch_linger_ms: int = 0  # how long a list that is not full waits for more
-    max_attempts: int | None = None  # None: forever, as Parallel Consumer
-    retry_on: RetryOn | None = None  # None: any; PCRetriableException
     backoff: Backoff | RetryDelay = field(default_factory=lambda: Backoff(max=60.0))
     on_exhausted: OnExhausted | None = None  # None: to the dead letters, if there are any
     dead_letter_topic: str = ""
     dead_letter_writer: DeadLetterWriter | None = None  # in the place of a topic
     commit_mode: CommitMode = CommitMode.ASYNCHRONOUS  # commitMode
-    commit_interval_ms: int = 1000  # commitInterval; transactional: 100
-    commit_timeout_ms: int = 10_000  # offsetCommitTimeout
-    send_timeout_ms: int = 30_000  # sendTimeout
-    revoke_timeout_ms: int = 2_000  # for what is in flight, when partitions are revoked
-    stall_after_ms: int = 60_000  # thresholdForTimeSpendInQueueWarning
+    commit_interval_ms: int = _Own.commit_interval.default_ms  # commitInterval; transactional: 100
+    commit_timeout_ms: int = _Own.commit_timeout.default_ms  # offsetCommitTimeout
+    send_timeout_ms: int = _Own.send_timeout.default_ms  # sendTimeout
+    revoke_timeout_ms: int = _Own.revoke_timeout.default_ms  # for what is in flight, when revoked
+    stall_after_ms: int = _Own.stall_after.default_ms  # thresholdForTimeSpendInQueueWarning
     gives_up_stalled: bool = False  # a stalled record that waits for a retry: to the dead letters
-    hung_after_ms: int = 43_200_000  # handlers that all hang for so long: not alive
-    max_rate: float | None = None  # records a second, of this consumer
+    hung_after_ms: int = Options.hung_after.default_ms  # all handlers hang: not alive
     limits: FlowLimits = field(default_factory=FlowLimits)  # messageBufferSize, per partition
-    start: str = "earliest"  # of a group without commits: or "latest", or "none" (an error)
-    on_data_loss: str = "raise"  # or "skip"
-    on_foreign_metadata: str = "ignore"  # invalidOffsetMetadataPolicy: or "raise"
+    start: str = _Own.start.default  # of a group without commits
+    on_data_loss: str = Options.on_data_loss.default
+    on_foreign_metadata: str = _Own.on_foreign_metadata.default  # invalidOffsetMetadataPolicy
     hooks: Hooks = field(default_factory=Hooks)
 
     def __post_init__(self) -> None:
@@ -230,50 +205,16 @@ class ParallelConfig:
             raise ConfigError(f"topics is {self.topics!r}: name at least one topic")
         if not (self.group_id and isinstance(self.group_id, str)):
             raise ConfigError(f"group_id is {self.group_id!r}: a parallel consumer needs a group")
-        for name, minimum, maximum in (
-            ("concurrency", 1, _MAX_CONCURRENCY),
-            ("processes", 0, 1024),
-            ("threads", 1, 1024),
-            ("timeout_ms", 0, 1 << 40),
-            ("batch_size", 0, 100_000),
-            ("commit_interval_ms", 1, 3_600_000),
-            ("commit_timeout_ms", 1, 600_000),
-            ("send_timeout_ms", 1, 600_000),
-            ("stall_after_ms", 1, 1 << 40),
-            ("hung_after_ms", 1, 1 << 40),
-        ):
-            value = getattr(self, name)
-            if not _is_whole(value):
-                raise ConfigError(f"{name} is {value!r}: give a whole number")
-            if not minimum <= value <= maximum:
-                raise ConfigError(f"{name} is {value!r}: it must be {minimum} to {maximum:,}")
-        attempts = self.max_attempts
-        if attempts is not None and (not _is_whole(attempts) or attempts < 1):
-            raise ConfigError(f"max_attempts is {attempts!r}: at least 1, or None: forever")
+        for option in _OPTIONS:
+            option.check_in(self)
         if not isinstance(self.backoff, Backoff) and not callable(self.backoff):
             raise ConfigError(f"backoff is {self.backoff!r}: give a Backoff or a function")
-        self._check_slots()
-        if self.batch_linger_ms and not self.batch_size:
-            raise ConfigError("batch_linger needs a batch_size")
-        choice("start", self.start, ("earliest", "latest", "none"))
-        choice("on_data_loss", self.on_data_loss, ("raise", "skip"))
-        choice("on_foreign_metadata", self.on_foreign_metadata, ("ignore", "raise"))
-        self._check_dead_letters()
-
-    def _check_slots(self) -> None:
-        if self.threads > 1 and not self.processes:
-            raise ConfigError("threads is for processes=; else concurrency says how many")
+        self.check_call()
         if self.threads > 1 and self.is_auto:
             raise ConfigError("concurrency='auto' finds the threads of each process: leave it out")
-        most = self.max_concurrency
-        if most is None:
-            return
-        if not self.is_auto:
+        if self.max_concurrency is not None and not self.is_auto:
             raise ConfigError("max_concurrency is for concurrency='auto'")
-        if not _is_whole(most) or not 1 <= most <= _MAX_CONCURRENCY:
-            raise ConfigError(
-                f"max_concurrency is {most!r}: it must be 1 to {_MAX_CONCURRENCY:,}, a whole number"
-            )
+        self._check_dead_letters()
 
     def _check_dead_letters(self) -> None:
         if not isinstance(self.dead_letter_topic, str):
@@ -297,7 +238,6 @@ class ParallelConfig:
 
     @property
     def has_dead_letters(self) -> bool:
-        """Return whether there is a place for what is given up."""
         return bool(self.dead_letter_topic) or self.dead_letter_writer is not None
 
     @property
@@ -308,16 +248,6 @@ class ParallelConfig:
     @property
     def is_transactional(self) -> bool:
         return self.commit_mode is CommitMode.TRANSACTIONAL
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
-    if value not in allowed:
-        raise ConfigError(f"{name} is {value!r}: it must be one of {', '.join(allowed)}")
-    return str(value)
 
 
 def make_config(
@@ -337,29 +267,23 @@ def make_config(
             )
         if name not in ParallelOptions.__annotations__:
             raise TypeError(f"there is no option {name!r}")
-    given: dict[str, Any] = {name: value for name, value in options.items() if name in _PLAIN}
-    for name, minimum_ms in _TIMES.items():
-        value: Any = options.get(name)
-        if value is not None or (name in options and name != "timeout"):
-            given[f"{name}_ms"] = milliseconds(value, name=name, minimum=minimum_ms)
+    given = converted(_OPTIONS, options)
+    given |= {name: each for name, each in options.items() if name in _AS_GIVEN}
     kinds = {"null_keys": NullKeys, "commit_mode": CommitMode, "on_exhausted": OnExhausted}
     for name, kind in kinds.items():
         if options.get(name) is not None:
             given[name] = one_of(kind, name, options.get(name))
     if given.get("commit_mode") is CommitMode.TRANSACTIONAL:
         given.setdefault("commit_interval_ms", _TRANSACTION_INTERVAL_MS)
-    max_rate = options.get("max_rate")
-    _require(
-        max_rate is None or isinstance(max_rate, int | float), "max_rate", max_rate, "a number"
-    )
-    _require(isinstance(topics, Iterable), "topics", topics, "one name or several")
+    if not isinstance(topics, Iterable):
+        raise ConfigError(f"topics is {topics!r}: it must be one name or several")
     is_auto = concurrency == "auto"
     return ParallelConfig(
         service=service,
         topics=(topics,) if isinstance(topics, str) else tuple(topics),
         group_id=group_id,
         ordering=one_of(Ordering, "ordering", ordering),
-        concurrency=_START if is_auto else _whole(concurrency),
+        concurrency=Options.concurrency.default if is_auto else _whole(concurrency),
         is_auto=is_auto,
         middleware=tuple(options.get("middleware", ())),
         deserializer=deserializer_of(options.get("deserializer")),
@@ -380,24 +304,19 @@ def _whole(concurrency: int | str) -> int:
 
 def _limits(options: ParallelOptions) -> FlowLimits:
     max_open: Any = options.get("max_open", 10_000)
-    _require(isinstance(max_open, int) and max_open > 0, "max_open", max_open, "at least 1")
+    Option(int, 1, name="max_open").check(max_open)
     limits = FlowLimits(max_open=max_open, resume_open=max_open // 2)
     max_open_bytes: Any = options.get("max_open_bytes", limits.max_open_bytes)
-    _require(isinstance(max_open_bytes, int), "max_open_bytes", max_open_bytes, "a whole number")
+    Option(int, 1, name="max_open_bytes", most=1 << 62).check(max_open_bytes)
     return replace(limits, max_open_bytes=max_open_bytes)
 
 
 def _hooks(options: ParallelOptions) -> Hooks:
-    on_stall = options.get("on_stall", "report")
+    on_stall = options.get("on_stall", _ON_STALL.default)
     if not callable(on_stall):
-        choice("on_stall", on_stall, ("report", "dead-letter"))
+        _ON_STALL.check(on_stall)
     given: dict[str, Any] = {each.name: options.get(each.name) for each in fields(Hooks)}
     return Hooks(**{**given, "on_stall": on_stall if callable(on_stall) else None})
-
-
-def _require(is_fine: bool, name: str, value: object, wanted: str) -> None:
-    if not is_fine:
-        raise ConfigError(f"{name} is {value!r}: it must be {wanted}")
 
 
 def tell(name: str, hook: Callable[..., object] | None, *facts: object) -> object:

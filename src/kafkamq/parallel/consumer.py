@@ -8,7 +8,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from kafkamq.config import ServiceConfig, wait_seconds
+from kafkamq.config import Options, ServiceConfig, wait_seconds
 from kafkamq.errors import ConfigError, DeadlineExceededError, StateError
 from kafkamq.parallel.config import (
     ParallelOptions,
@@ -68,8 +68,8 @@ class ParallelBase:
         group_id: str = "",
         bootstrap_servers: str = "",
         kafka: Mapping[str, str] | None = None,
-        ordering: str = "key",
-        concurrency: int | str = 16,
+        ordering: str = Options.ordering.default,
+        concurrency: int | str = Options.concurrency.default,
         **options: Unpack[ParallelOptions],
     ) -> None:
         """Makes the client; nothing is read before a handler is given.

@@ -26,11 +26,10 @@ from kafkamq.errors import (
 from kafkamq.parallel.commits import Assignment, Committer
 from kafkamq.parallel.config import CommitMode, ParallelConfig, tell
 from kafkamq.parallel.failure_policy import ParallelDeadLetters
-from kafkamq.parallel.record import ParallelRecord, make_records
+from kafkamq.parallel.record import make_records
 from kafkamq.parallel.results import ResultProducer
 from kafkamq.parallel.rules.flow import PartitionFlow, Stall, StallDetector
 from kafkamq.parallel.rules.offsets import OffsetTracker
-from kafkamq.parallel.rules.shards import PartitionState
 from kafkamq.parallel.transactions import TransactionCommitter
 from kafkamq.parallel.wire import offsets as offset_maps
 from kafkamq.parallel.wire.offsets import require_zstandard
@@ -45,12 +44,9 @@ from kafkamq.transport.record import Record
 from kafkamq.types import DeadLetterReason, PartitionId
 
 MAX_POLL = 1000
-# The longest wait for records, after which the thread looks after everything else.
 TICK_S = 0.02
 _SAMPLE = 64
-# A commit that librdkafka still waits for is given so long when the consumer ends.
 _LATE_S = 300.0
-# A full partition is waited for so long before it is paused.
 ROOM_S = 0.05
 _log = logging.getLogger(__name__)
 _REQUEST_S = 5.0
@@ -156,7 +152,6 @@ class Engine:
 
     @property
     def is_ending(self) -> bool:
-        """Return whether it drains, closes or has failed."""
         return self._is_ending.is_set()
 
     def commit_soon(self) -> None:
@@ -343,16 +338,13 @@ class Engine:
         )
         held_s = stall.held_ms / 1000
         tell("on_stall", self.config.hooks.on_stall, topic, partition, stall.offset, held_s)
+        record = None
         if self.config.gives_up_stalled:
-            self._give_up_stalled(
-                assignment, stall.offset, f"held the committed offset back for {held_s:g} s"
-            )
-
-    def _give_up_stalled(self, assignment: Assignment, offset: int, error_text: str) -> None:
-        """Make a dead letter of a record that holds others up; then the offset moves."""
-        record = self.work_queue.find(assignment.partition, offset)
+            record = self.work_queue.find(assignment.partition, stall.offset)
         if record is not None:
+            # As a dead letter it lets the offset move.
             reason = DeadLetterReason.MAX_LEASE
+            error_text = f"held the committed offset back for {held_s:g} s"
             written = self.dead_letters.write(record, reason, error_text)
             self.dead_letters.hold(record, reason, written)
 
@@ -369,6 +361,7 @@ class Engine:
                 StallDetector(stall_after_ms=config.stall_after_ms),
                 position.offset,
                 position.tracker.version if position.is_committed else -1,
+                position.metadata,
             )
         places = [(position.topic, position.partition) for position in positions]
         _log.info("partitions were assigned", extra={"partitions": places})
@@ -378,11 +371,15 @@ class Engine:
         tell("on_assigned", config.hooks.on_assigned, places)
 
     def revoked(self, partitions: Sequence[PartitionId]) -> None:
-        """Commit what is done of these, within the budget, and forget them."""
+        """Wait for what is in flight of these (bounded), commit what is done, and forget them."""
         assignments = [
             self._assignments[place] for place in partitions if place in self._assignments
         ]
-        self._await_in_flight([assignment.partition for assignment in assignments])
+        going = [assignment.partition for assignment in assignments]
+        self.work_queue.recall(going)
+        deadline_s = monotonic() + self.config.revoke_timeout_ms / 1000
+        while self.work_queue.has_in_flight(going) and monotonic() < deadline_s:
+            sleep(0.001)
         self.dead_letters.tend_all()
         if assignments and not self._committer.commit_at_last(self.config.commit_timeout_ms / 1000):
             _log.warning("no answer to the commit of revoked partitions")
@@ -390,13 +387,6 @@ class Engine:
         self._forget(partitions)
         _log.info("partitions were revoked", extra={"partitions": list(partitions)})
         tell("on_revoked", self.config.hooks.on_revoked, list(partitions), False)
-
-    def _await_in_flight(self, partitions: Sequence[PartitionState[ParallelRecord]]) -> None:
-        """Hand out nothing of these any more, and wait for what is in flight (bounded)."""
-        self.work_queue.recall(partitions)
-        deadline_s = monotonic() + self.config.revoke_timeout_ms / 1000
-        while self.work_queue.has_in_flight(partitions) and monotonic() < deadline_s:
-            sleep(0.001)
 
     def lost(self, partitions: Sequence[PartitionId]) -> None:
         """Another member has these already: commit nothing of them."""
@@ -432,6 +422,7 @@ class Position:
         offset: The first record to poll.
         tracker: What is done from there on.
         is_committed: Whether the group has committed it.
+        metadata: What it has committed with it.
     """
 
     topic: str
@@ -439,6 +430,7 @@ class Position:
     offset: int
     tracker: OffsetTracker
     is_committed: bool
+    metadata: str = ""
 
 
 class Source:
@@ -604,11 +596,11 @@ class Source:
                     "chars": len(found.metadata),
                 },
             )
-            return Position(topic, partition, offset, OffsetTracker(offset), True)
+            return Position(topic, partition, offset, OffsetTracker(offset), True, found.metadata)
         tracker = OffsetTracker(
             offset, highest_seen=found_map.highest_seen, incompletes=found_map.incompletes
         )
-        return Position(topic, partition, offset, tracker, True)
+        return Position(topic, partition, offset, tracker, True, found.metadata)
 
     def _first(self, topic: str, partition: int) -> Position:
         if self._config.start == "none":

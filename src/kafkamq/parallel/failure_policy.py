@@ -35,14 +35,12 @@ from kafkamq.transport.settings import producer_settings
 from kafkamq.types import Ack, DeadLetterReason, Nack
 
 _MAX_DELAY_S = 366 * 86_400.0
-# The delay of a retry where the user's function that computes it fails.
 _DELAY_S = 1.0
-# A record that stops the consumer is not tried again before that has happened.
 _STOPPED_S = 3600.0
 _log = logging.getLogger(__name__)
 WriteDeadLetter = Callable[[ParallelRecord, DeadLetterReason, str], Written]
 Hold = Callable[[ParallelRecord, DeadLetterReason, Written], None]
-# One pass gives up so many records at most: the thread that polls has other things to do.
+# Records that one pass gives up at most: the thread that polls has other things to do.
 _MOST = 200
 
 
@@ -57,10 +55,8 @@ class Unwritten:
 class FailurePolicy:
     config: ParallelConfig
     stats: Stats
-    # Returns when Kafka has the dead letter.
     write: WriteDeadLetter
     fail: Callable[[BaseException], None]
-    # Takes over a dead letter that Kafka has refused, or has not confirmed in time.
     hold: Hold
 
     def apply(self, record: ParallelRecord, outcome: object) -> Steps[int | None]:
@@ -234,7 +230,6 @@ class ParallelDeadLetters:
         return self._writer.write(letter.form, partial(self.is_open, record))
 
     def is_open(self, record: ParallelRecord) -> bool:
-        """Return whether its dead letter is still for this consumer to write."""
         is_waiting = record._is_ours and record not in self._kept
         return is_waiting and record._assignment.tracker.is_open(record.offset)
 

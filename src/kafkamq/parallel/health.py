@@ -17,7 +17,6 @@ from kafkamq.metrics.health import Handlers
 from kafkamq.parallel.commits import Assignment
 from kafkamq.parallel.engine import Engine, State
 
-# The consumer's thread is stuck when it has not polled for so long.
 MAX_SILENCE_S = 30.0
 _ALIVE = (State.RUNNING, State.PAUSED, State.DRAINING, State.CLOSING)
 _GROUP, _PARTITION = ("queue",), ("queue", "partition")
@@ -140,7 +139,10 @@ def watch_engine(engine: Engine) -> Callable[[], None]:
     )
     engine.on_turn = loop.beat
     handlers = Handlers(
-        f"handlers of parallel consumer {group}", engine.config.hung_after_ms / 1000, engine.slots
+        f"handlers of parallel consumer {group}",
+        engine.config.hung_after_ms / 1000,
+        engine.slots,
+        queue=group,
     )
     health.watch(handlers)
 

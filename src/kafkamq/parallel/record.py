@@ -20,9 +20,8 @@ class Failure:
     # The last error; None: its handler returned a ``Nack``.
     error: BaseException | None
     reason: str
-    # So many attempts were nobody's fault: a result was not written, a body was not read.
+    # Attempts that were nobody's fault: a result was not written, a body was not read.
     unwritten: int = 0
-    # The record is a dead letter, or is skipped.
     is_given_up: bool = False
 
 
@@ -126,7 +125,6 @@ class ParallelRecord:
 
     @property
     def last_error(self) -> BaseException | None:
-        """Return what the attempt before raised, if this one is not the first."""
         return None if self._failure is None else self._failure.error
 
     @property

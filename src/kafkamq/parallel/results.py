@@ -64,7 +64,6 @@ _RESULTS = "poll_and_produce takes OutgoingRecord, several of them, None, or a v
 Delivered = Callable[["KafkaError | KafkaMQError | None", Record], None]
 _Record: TypeAlias = "tuple[str, bytes | None, bytes | None, int, Headers | None]"
 T = TypeVar("T")
-# Workers wait while so many results have not been taken.
 MAX_WAITING = 1024
 _ASYNC_SLICE_S = 0.002
 _log = logging.getLogger(__name__)
@@ -379,7 +378,7 @@ class ProducePublisher:
 
 
 def _failed_send(error: Exception) -> Exception | Unwritten:
-    """Of a result; ``Unwritten``, unless it is refused for what it is, or for where it goes to."""
+    """Return ``Unwritten``, or the error where the result or its topic is at fault."""
     is_ours = isinstance(error, StateError)
     is_over = isinstance(error, BrokerError) and error.is_fatal
     is_kafkas = is_over or is_retriable(error) or meaning(error) in REFUSALS

@@ -42,9 +42,9 @@ from kafkamq.transport.record import Record
 from kafkamq.transport.transactions import TransactionalProducer
 from kafkamq.types import RecordId
 
-# So many failed records are remembered; more at once mean that Kafka refuses everything.
+# Failed records that are remembered; more at once mean that Kafka refuses everything.
 MAX_BLAMED = 10_000
-# A transaction is committed when so many of its results are waited for.
+# Results of a transaction that are waited for, at which it is committed.
 MAX_UNTOLD = 10_000
 # What these errors say is the consequence of another record's failure.
 _COLLATERAL = (Meaning.PURGED, Meaning.OTHERS_FAULT)
@@ -81,13 +81,10 @@ class TransactionCommitter(Committer):
             transaction_timeout_ms=10_000,
         )
         self._has_begun = False
-        # A send has failed: the transaction must not commit.
         self._failure: BaseException | None = None
-        # The partitions whose results are in the transaction.
         self._partitions: set[PartitionState[ParallelRecord]] = set()
         self._suspects: list[tuple[int, ParallelRecord, BaseException]] = []
         self._fatal: BaseException | None = None
-        # How often each record was tried, and its last error.
         self._blamed: dict[RecordId, tuple[int, BaseException]] = {}
         self.on_produced: OnProduced | None = None
         self._produced: list[Produced] = []
@@ -211,6 +208,7 @@ class TransactionCommitter(Committer):
             member = self._commits.member
             plan = self._plan()
             if self._failure is None and not plan.commits and not self._has_begun:
+                self.confirm(plan)
                 return False
             try:
                 if self._failure is not None:
@@ -243,12 +241,10 @@ class TransactionCommitter(Committer):
                 return True
             self._forget_blamed()
             self._tell_produced()
-        if plan.commits:
-            self.confirm(plan)
+        self.confirm(plan)
         return any(verdict.ceiling is not None for _, _, verdict in plan.parts)
 
     def _is_current(self, plan: Plan) -> bool:
-        """Return whether the partitions last that it holds results or offsets of."""
         parts = {assignment.partition for assignment, _, _ in plan.parts}
         return self._partitions <= parts and plan.is_current()
 
@@ -323,7 +319,6 @@ class TransactionPublisher:
         try:
             threading.Thread(target=rest, name="kafkamq-results", daemon=True).start()
         except RuntimeError:
-            # No thread can begin.
             rest()
         yield from granted(sent)
         sent.result()

@@ -24,13 +24,11 @@ from kafkamq.runtime.work_queue import ParkedSlots, Slot, Waker
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.types import PartitionId
 
-# So many records are in one worker's hands at most.
 MAX_TAKE = 512
-# So many records of one shard are in the hands of a process at most.
 MAX_RUN = 64
 # What is given up is not tried again: its dead letter ends this wait.
 HELD_MS = 366 * 86_400_000
-# A worker that has been busy for so long keeps only what it has begun.
+# Behind this a busy worker keeps only what it has begun.
 STUCK_S = 0.02
 
 PoolWorker: TypeAlias = Slot[ParallelRecord]
@@ -75,7 +73,6 @@ class ParallelWorkQueue:
         self._stats = stats
         self._is_paused = False
         self._workers: list[PoolWorker] = []
-        # Workers that took more than they have handlers.
         self._laden: set[PoolWorker] = set()
         self._parked = ParkedSlots()
         self._concurrency = config.concurrency
@@ -107,7 +104,7 @@ class ParallelWorkQueue:
         return self.scheduler.has_ready and not self._is_paused
 
     def set_limit(self, limit: int) -> None:
-        """So many workers may be at work at once; see ``Adjustable``."""
+        """Change how many workers may be at work at once; see ``Adjustable``."""
         with self.lock:
             self._concurrency = limit
             self._parked.set_limit(limit)
@@ -188,8 +185,10 @@ class ParallelWorkQueue:
         if not waiting:
             return []
         size = limit or self._batch_size or self._pace.size(waiting, self._concurrency)
-        if self._batch_linger_s and waiting < size and not self._has_lingered(now_s):
-            return []
+        if self._batch_linger_s and waiting < size:  # has a list that is not full waited enough?
+            self._batch_since_s = self._batch_since_s or now_s
+            if now_s - self._batch_since_s < self._batch_linger_s:
+                return []
         rate = self._rate
         if rate is not None:
             size = min(size, rate.available(now_s * 1000))
@@ -215,12 +214,6 @@ class ParallelWorkQueue:
         elif at is not None:
             self.scheduler.reclaim(run, run.records[at:])
         return at != 0
-
-    def _has_lingered(self, now_s: float) -> bool:
-        """Return whether a list that is not full has waited long enough."""
-        if self._batch_since_s is None:
-            self._batch_since_s = now_s
-        return now_s - self._batch_since_s >= self._batch_linger_s
 
     def _max_run(self, limit: int) -> int:
         """A process has several handlers: what it takes is for all of them."""
@@ -371,7 +364,6 @@ class ParallelWorkQueue:
             return any(partition.in_flight_count for partition in partitions)
 
     def find(self, partition: PartitionState[ParallelRecord], offset: int) -> ParallelRecord | None:
-        """Return a record that is open, wherever it is."""
         with self.lock:
             # What a worker took last may be done: it stays there until the worker takes more.
             if not partition.tracker.is_open(offset):
@@ -435,7 +427,9 @@ class ParallelWorkQueue:
         with self.lock:
             found = [(worker, _at(worker)) for worker in slots if worker.taken > 0]
             return [
-                Call(worker.began_s, record.place) for worker, record in found if record is not None
+                Call(worker.began_s, record.place, worker.caller)
+                for worker, record in found
+                if record is not None
             ]
 
     def in_flight_count(self) -> int:

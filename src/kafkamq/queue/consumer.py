@@ -37,7 +37,6 @@ class HandOutAges:
     """
 
     def __init__(self, queue_id: str) -> None:
-        # The clock by which the records' times are told.
         self.wall_ms: Callable[[], int] = _wall_ms
         self._queue_id = queue_id
         self._lock = threading.Lock()
@@ -59,14 +58,14 @@ class HandOutAges:
         """Note what is handed out at a monotonic time; the consumer's one thread calls it."""
         if len(messages) > 1:
             step = -(-len(messages) // 16)
-            written = [_written_ms(messages[i]) for i in range(0, len(messages), step)]
+            written = [each._record.timestamp()[1] for each in messages[::step]]
             weights = [step] * (len(written) - 1) + [(len(messages) - 1) % step + 1]
             self._count(zip(written, weights, strict=True), self.wall_ms())
         elif messages:
             if now_ms != self._noted_ms:
                 self._fold()
                 self._noted_ms, self._noted_wall_ms = now_ms, self.wall_ms()
-            self._noted.append(_written_ms(messages[0]))
+            self._noted.append(messages[0]._record.timestamp()[1])
 
     def _count(self, written: Iterable[tuple[int, int]], wall_ms: int) -> None:
         """Count pairs of a record's time (ms; -1: it has none) and a number of messages."""
@@ -80,11 +79,6 @@ class HandOutAges:
             if noted:
                 self._count(Counter(noted).items(), self._noted_wall_ms)
         return {}
-
-
-def _written_ms(message: Message) -> int:
-    """Return the time (ms) of a message's record; -1: it has none."""
-    return message._record.timestamp()[1]
 
 
 def _wall_ms() -> int:
@@ -117,8 +111,12 @@ class Consumer(ABC):
 
     @property
     def queue_id(self) -> str:
-        """Return the queue that it receives from."""
         return self._queue.queue_id
+
+    @property
+    def consumer_id(self) -> str:
+        """Return what markers call it now; empty where its backend has no such id."""
+        return ""
 
     @property
     @abstractmethod
@@ -193,7 +191,7 @@ class Consumer(ABC):
         self.put_back(messages)
 
     def cancel_receive(self) -> None:
-        """Whoever waits for the present ``receive`` has gone: it ends soon. From any thread."""
+        """End the present ``receive`` soon, as nobody waits for it any more. From any thread."""
         self._hurry.set()
 
     @abstractmethod
@@ -231,7 +229,6 @@ class Consumer(ABC):
         """
 
 
-# ``flush`` names so many late verdicts; more are counted.
 MAX_LATE = 10_000
 MAX_NAMED = 10
 
@@ -253,7 +250,6 @@ class LostLeases:
         self._max_untold = max_untold
         self._changed = threading.Condition()
         self._untold: deque[Message | MessageId] = deque()
-        # So many of the present backlog were dropped.
         self._dropped = 0
         self._teller: threading.Thread | None = None
         self._late: list[MessageId] = []

@@ -264,7 +264,6 @@ class TopicOutbox:
 
 
 def _without_origin(message: Message) -> Headers:
-    """Leave out the header of the origin, which ``origin_of`` says."""
     return tuple(header for header in message.raw_headers if header[0] != names.ORIGIN)
 
 

@@ -16,6 +16,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from kafkamq.config import ServiceConfig
@@ -35,13 +36,15 @@ from kafkamq.types import Backend, DeadLetterReason, Headers
 REDRIVEN_FROM = "kafkamq-redriven-from"
 """Header of a redriven message: its dead letter, as ``topic/partition/offset/timestamp_ms``."""
 
+REPLAYED_FROM = "kafkamq-replayed-from"
+"""Header of a replayed message: the copy that was chosen, as an origin is written."""
+REPLAY_NAME = "kafkamq-replay"
+"""Header with the replay's name, by which it knows its own copies again."""
+
 MAX_TRANSACTION_RECORDS = 500
 MAX_TRANSACTION_BYTES = 4 * 1024 * 1024
-# A report names so many refusals; more are counted.
 MAX_REFUSALS = 100
-# A transaction that was aborted, or whose outcome is unknown, is tried so often.
 MAX_ATTEMPTS = 5
-_KEY_PREFIX = "redrive"
 _log = logging.getLogger(__name__)
 
 
@@ -52,14 +55,16 @@ class Selection:
     queue_id: str = ""
     reason: str = ""
     ids: frozenset[str] = field(default_factory=frozenset)
+    # None: any.
+    places: frozenset[tuple[int, int]] | None = None
 
     def __contains__(self, letter: object) -> bool:
-        """Return whether a dead letter is meant."""
         return (
             isinstance(letter, DeadLetter)
             and (not self.queue_id or letter.queue_id == self.queue_id)
             and (not self.reason or letter.reason == self.reason)
             and (not self.ids or letter.id in self.ids)
+            and (self.places is None or (letter.partition, letter.offset) in self.places)
         )
 
 
@@ -98,7 +103,6 @@ class RefusedLetter:
     topic: str
     partition: int
     offset: int
-    # Why it is refused, and what to do.
     error: str
 
 
@@ -123,6 +127,25 @@ class RedriveReport:
     refusals: list[RefusedLetter] = field(default_factory=list)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The records that are sent again: all dead letters of a namespace.
+
+    Each copy has ``headers``, and a header ``link`` that names the record that it was made of. Keys
+    of the ledger begin with ``prefix``.
+    """
+
+    topic: str
+    link: str = REDRIVEN_FROM
+    headers: Headers = ()
+    prefix: str = "redrive"
+
+    def read(self, config: ServiceConfig) -> Iterator[DeadLetter]:
+        """Yield them, partition by partition interleaved, each in log order."""
+        for record in scan(config, self.topic):
+            yield dead_letter_of(record, frozenset(), b"")
+
+
 def redrive_transactional_id(config: ServiceConfig) -> str:
     """Under which all redrives of a namespace write, one at a time."""
     return f"kafkamq.{config.dead_letter_topic}.redrive"
@@ -132,7 +155,7 @@ def read_dead_letters(config: ServiceConfig) -> Iterator[DeadLetter]:
     """Yield all dead letters of a namespace, partition by partition interleaved, each in log
     order.
     """
-    done, topic_id = _read_done(config)
+    done, topic_id = _read_done(config, Source(topic=config.dead_letter_topic))
     for record in scan(config, config.dead_letter_topic):
         yield dead_letter_of(record, done, topic_id)
 
@@ -147,14 +170,14 @@ def redrive(
     max_records: int = MAX_TRANSACTION_RECORDS,
     also: Callable[[RedriveReport, int], Sequence[NewRecord]] | None = None,
     edited: Callable[[StoredMessage], StoredMessage] | None = None,
+    source: Source | None = None,
 ) -> RedriveReport:
     """Sends chosen dead letters back into their queues, each exactly once.
 
     The message keeps id, key, payload and its sender's headers. It starts again, with its first
     delivery and its whole TTL; ``kafkamq-redriven-from`` names the dead letter. One that is too
-    large for its topic by now, or whose queue's topic is gone, is ``refused`` in the report, and
-    stays; the others go. What ``on_progress`` and the selection raise ends it between two
-    transactions.
+    large for its topic, or whose queue's topic is gone, is ``refused`` in the report, and stays.
+    What ``on_progress`` and the selection raise ends it between two transactions.
 
     Args:
         config: The namespace.
@@ -165,15 +188,18 @@ def redrive(
         max_records: Of one transaction.
         also: Records that are in the same transaction as so many more copies.
         edited: What is sent in the place of a message.
+        source: What is read in the place of dead letters.
 
     Raises:
         FencedError: Another redrive of this namespace has started: it goes on with the rest.
         BrokerError, DeadlineExceededError: What was redriven stays so; run it again for the rest.
     """
-    producer = TransactionalProducer(config, redrive_transactional_id(config))
-    originals = _Originals(config)
+    source = source or Source(topic=config.dead_letter_topic)
     report = RedriveReport()
-    try:
+    with (
+        closing(TransactionalProducer(config, redrive_transactional_id(config))) as producer,
+        closing(_Originals(config)) as originals,
+    ):
         if not dry_run:
             # When the ledger is read nothing of a predecessor may be under way.
             producer.init()
@@ -182,28 +208,26 @@ def redrive(
             producer,
             originals,
             report,
+            source,
             on_progress=on_progress or (lambda _: None),
             max_records=min(max_records, MAX_TRANSACTION_RECORDS),
             also=also or (lambda _report, _count: ()),
             edited=edited or (lambda message: message),
         )
         most = math.inf if limit is None else limit
-        for letter in read_dead_letters(config):
+        for letter in source.read(config):
             is_enough = report.selected >= most if dry_run else writer.has_redriven(most)
             if is_enough:
                 break
             if letter not in selection:
                 continue
-            if letter.is_redriven or writer.is_done(letter):
+            if writer.is_done(letter):
                 report.already_redriven += 1
                 continue
             report.selected += 1
             if not dry_run:
                 writer.add(letter)
         writer.flush()
-    finally:
-        originals.close()
-        producer.close()
     return report
 
 
@@ -246,6 +270,7 @@ class _Writer:
         producer: TransactionalProducer,
         originals: _Originals,
         report: RedriveReport,
+        source: Source,
         *,
         on_progress: Callable[[int], None],
         max_records: int,
@@ -256,6 +281,7 @@ class _Writer:
         self._producer = producer
         self._originals = originals
         self._report = report
+        self._source = source
         self._on_progress = on_progress
         self._max_records = max_records
         self._also = also
@@ -263,14 +289,13 @@ class _Writer:
         self._partitions: dict[str, int] = {}
         with Admin(config) as admin:
             self._ledger_partitions = admin.require_topic(config.ledger_topic).partitions
-            self._topic_id = admin.require_topic(config.dead_letter_topic).topic_id
+        # Keys of the ledger, as of the last ``init`` of ours.
+        self._done, self._topic_id = _read_done(config, source)
         self._pending: list[tuple[DeadLetter, StoredMessage]] = []
         self._bytes = 0
-        # Keys of the ledger, as of the last ``init`` of ours.
-        self._done: set[bytes] = set()
 
     def is_done(self, letter: DeadLetter) -> bool:
-        """Return whether somebody has redriven it since the scan of dead letters began."""
+        """Return whether somebody has redriven it, as the ledger says."""
         return self._done_key(letter) in self._done
 
     def add(self, letter: DeadLetter) -> None:
@@ -303,7 +328,6 @@ class _Writer:
         return self._report.redriven >= count
 
     def flush(self) -> None:
-        """Writes what is pending."""
         pending, self._pending, self._bytes = self._pending, [], 0
         self._write(pending)
 
@@ -330,7 +354,7 @@ class _Writer:
                 # A client that may not go on must not fence one that does.
                 self._count(0)
                 self._producer.init()
-                self._done, _ = _read_done(self._config)
+                self._done, _ = _read_done(self._config, self._source)
                 if not is_refused:
                     _log.warning("a redrive transaction is repeated", extra={"error": str(error)})
                 elif len(pending) > 1:
@@ -371,7 +395,7 @@ class _Writer:
         report = self._report
         report.refused += 1
         if len(report.refusals) < MAX_REFUSALS:
-            place = self._config.dead_letter_topic, letter.partition, letter.offset
+            place = self._source.topic, letter.partition, letter.offset
             report.refusals.append(RefusedLetter(*place, error_text))
 
     def _count(self, amount: int) -> None:
@@ -397,11 +421,11 @@ class _Writer:
             raise
 
     def _copy(self, letter: DeadLetter, message: StoredMessage) -> NewRecord:
-        place = Origin(
-            self._config.dead_letter_topic, letter.partition, letter.offset, letter.timestamp_ms
-        )
+        source = self._source
+        place = Origin(source.topic, letter.partition, letter.offset, letter.timestamp_ms)
+        links = {REDRIVEN_FROM, source.link, *(name for name, _ in source.headers)}
         headers = tuple(
-            header for header in redrive_headers(message.headers) if header[0] != REDRIVEN_FROM
+            header for header in redrive_headers(message.headers) if header[0] not in links
         )
         topic, user_key = self._topic_of(letter), split_key(message.key)[1]
         # In a topic of its own a queue's records have their sender's keys, or none.
@@ -414,7 +438,8 @@ class _Writer:
             if user_key is None or key is None
             else key_partition(key, partitions)
         )
-        return topic, partition, key, message.payload, (*headers, (REDRIVEN_FROM, place.encode()))
+        headers = *headers, (source.link, place.encode()), *source.headers
+        return topic, partition, key, message.payload, headers
 
     def _topic_of(self, letter: DeadLetter) -> str:
         """Return where its queue's messages stand: the namespace's topic, or one of the queue's
@@ -426,7 +451,6 @@ class _Writer:
         return own
 
     def _partitions_of(self, topic: str) -> int:
-        """Return the number of a topic's partitions; 0 where there is no such topic."""
         if topic not in self._partitions:
             with Admin(self._config) as admin:
                 found = admin.topics([topic]).get(topic)
@@ -434,7 +458,7 @@ class _Writer:
         return self._partitions[topic]
 
     def _done_key(self, letter: DeadLetter) -> bytes:
-        return done_key(self._topic_id, letter.partition, letter.offset)
+        return done_key(self._topic_id, letter.partition, letter.offset, prefix=self._source.prefix)
 
     def _done_record(self, letter: DeadLetter) -> NewRecord:
         key = self._done_key(letter)
@@ -453,9 +477,9 @@ class _Writer:
         return StoredMessage(letter.raw_key, original.payload, letter.raw_headers)
 
 
-def done_key(topic_id: bytes, partition: int, offset: int) -> bytes:
+def done_key(topic_id: bytes, partition: int, offset: int, *, prefix: str = Source.prefix) -> bytes:
     """Return the ledger's key of a redriven dead letter; a recreated topic has another id (R13)."""
-    return f"{_KEY_PREFIX}/{topic_id.hex()}/{partition}/{offset}".encode()
+    return f"{prefix}/{topic_id.hex()}/{partition}/{offset}".encode()
 
 
 def redriven_place(key: bytes | None, topic_id: bytes) -> tuple[int, int] | None:
@@ -464,7 +488,7 @@ def redriven_place(key: bytes | None, topic_id: bytes) -> tuple[int, int] | None
     None: it is another kind of key, or of a dead letters topic that is gone.
     """
     parts = (key or b"").split(b"/")
-    if len(parts) != 4 or parts[0] != _KEY_PREFIX.encode():
+    if len(parts) != 4 or parts[0] != Source.prefix.encode():
         return None
     if parts[1] not in (b"", topic_id.hex().encode()):
         return None
@@ -473,11 +497,11 @@ def redriven_place(key: bytes | None, topic_id: bytes) -> tuple[int, int] | None
     return int(parts[2]), int(parts[3])
 
 
-def _read_done(config: ServiceConfig) -> tuple[set[bytes], bytes]:
-    """Keys of what was redriven, and the id of the dead letters topic now."""
+def _read_done(config: ServiceConfig, source: Source) -> tuple[set[bytes], bytes]:
+    """Keys of what was redriven, and the id of the source's topic now."""
     with Admin(config) as admin:
-        topic_id = admin.require_topic(config.dead_letter_topic).topic_id
-    prefix, nameless = (f"{_KEY_PREFIX}/{id_}/".encode() for id_ in (topic_id.hex(), ""))
+        topic_id = admin.require_topic(source.topic).topic_id
+    prefix, nameless = (f"{source.prefix}/{id_}/".encode() for id_ in (topic_id.hex(), ""))
     done = set()
     for record in scan(config, config.ledger_topic):
         key = record.key()

@@ -14,7 +14,7 @@ from datetime import timedelta
 from types import FunctionType, MethodType
 from typing import Any, Protocol, TypedDict, get_args, get_origin
 
-from kafkamq.config import Backoff, QueueConfig, milliseconds
+from kafkamq.config import Backoff, Option, Options, QueueConfig, converted
 from kafkamq.errors import ConfigError, SchemaRegistryError
 from kafkamq.queue.json_values import BodyError, check_type, convert, is_union, without_input
 from kafkamq.queue.message import Message
@@ -34,27 +34,42 @@ from kafkamq.queue.schemas.registry import (
 )
 from kafkamq.types import Backend
 
-DEFAULT_CONCURRENCY = 16
-_MAX_CONCURRENCY = 100_000
+CALL_OPTIONS: tuple[Option[Any], ...] = (
+    Options.concurrency, Options.processes, Options.threads, Options.timeout, Options.batch_size,
+    Options.batch_linger, Options.max_rate,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class HandlerSpec:
+class CallSettings:
+    """How a handler is called and tried again, for messages of a queue or records of topics."""
+
+    concurrency: int = Options.concurrency.default  # at once; or how many to begin with
+    processes: int = Options.processes.default  # 0: threads, or one event loop
+    threads: int = Options.threads.default  # or coroutines, in each process
+    timeout_ms: int = Options.timeout.default_ms  # 0: none
+    batch_size: int = Options.batch_size.default  # the most of a call; 0: no lists
+    batch_linger_ms: int = Options.batch_linger.default_ms
+    max_attempts: int | None = None  # None: the queue's max_deliveries; of records no limit
+    retry_on: RetryOn | None = None  # None: any
+    max_rate: float | None = None  # a second
+    deserializer: Deserializer | None = None  # None: the body is read as it is annotated
+
+    def check_call(self, asked: str = "") -> None:
+        """Refuse what does not fit together; ``asked`` stands before it."""
+        if self.threads > 1 and not self.processes:
+            raise ConfigError(f"{asked}threads is for processes=; else concurrency says how many")
+        if self.batch_linger_ms and not self.batch_size:
+            raise ConfigError(f"{asked}batch_linger needs a batch_size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandlerSpec(CallSettings):
     queue: QueueConfig
     function: Callable[..., Any]
     binder: Binder = field(repr=False)
-    concurrency: int = DEFAULT_CONCURRENCY
-    processes: int = 0  # 0: threads, or one event loop
-    threads: int = 1  # or coroutines, in each process
     ordering: str = "unordered"
     retry: Backoff | None = None  # None: the queue's
-    timeout_ms: int = 0  # 0: none
-    batch_size: int = 0  # the most messages of a call; 0: messages, not lists
-    batch_linger_ms: int = 0
-    max_attempts: int | None = None  # None: the queue's max_deliveries
-    retry_on: RetryOn | None = None  # None: any
-    max_rate: float | None = None  # messages a second
-    deserializer: Deserializer | None = None  # None: the body is read as it is annotated
 
     @property
     def name(self) -> str:
@@ -65,8 +80,38 @@ class HandlerSpec:
         return is_async_function(self.function)
 
 
-class HandlerOptions(TypedDict, total=False):
+class CallOptions(TypedDict, total=False):
     """All of them may be left out; times are s, or timedeltas."""
+
+    processes: int
+    """Run the handler in so many processes; it must be importable there."""
+    threads: int
+    """Handlers at once in each process: threads for ``def``, coroutines for ``async def``; 1."""
+    timeout: float | timedelta | None
+    """s after which a call has failed: a coroutine is cancelled, a process with one handler ended,
+    a thread left alone; None (the default): never."""
+    batch_size: int
+    """Give the handler lists of up to so many; 0 (the default): single ones."""
+    batch_linger: float | timedelta
+    """How long a list that is not full waits for more; 0."""
+    max_attempts: int | None
+    """Then a message or record that failed is given up. None (the default): of a queue, its
+    ``max_deliveries`` counts, which is never exceeded; a record is tried forever. A handler that
+    ended well, and whose result could not be written for want of brokers or rights, has not
+    failed."""
+    retry_on: type[BaseException] | Sequence[type[BaseException]] | RetryOn | None
+    """Exceptions that are worth another attempt; any other one rejects. A mapping gives kinds a
+    back-off of their own, or None. None (the default): all are. Time that has run out, and a
+    process that has died, always are."""
+    max_rate: float | None
+    """So many a second are begun, at most; of a queue, in each process of a worker."""
+    deserializer: Deserializer | Callable[[bytes], Any] | None
+    """Makes the handler's body: a schema of a ``SchemaRegistry``, or a function of the payload, of
+    which any exception rejects it. What waits for the registry uses up no attempt."""
+
+
+class HandlerOptions(CallOptions, total=False):
+    """All of them may be left out, those of ``CallOptions`` as well."""
 
     concurrency: int | None
     """Handlers at once; 16."""
@@ -76,29 +121,6 @@ class HandlerOptions(TypedDict, total=False):
     """The backend that the handler counts on; must be the queue's."""
     retry: Backoff | None
     """The delay after a failure; None: the queue's back-off."""
-    retry_on: type[BaseException] | Sequence[type[BaseException]] | RetryOn | None
-    """Exceptions that are worth another attempt; any other one rejects its message. A mapping gives
-    kinds a back-off of their own, or None. None: all are. Time that has run out, and a process that
-    has died, always are."""
-    max_attempts: int | None
-    """After so many deliveries a message that failed is rejected; None: the queue's
-    ``max_deliveries`` counts, which is never exceeded."""
-    timeout: float | timedelta | None
-    """s after which it has failed: a coroutine is cancelled, a process with one handler ended, a
-    thread left alone."""
-    processes: int
-    """Run it in so many processes."""
-    threads: int
-    """Handlers at once in each process: threads for ``def``, coroutines for ``async def``; 1."""
-    batch_size: int
-    """Give it lists of up to so many messages; 0 (the default): single ones."""
-    batch_linger: float | timedelta
-    """How long a list that is not full waits for more; 0."""
-    max_rate: float | None
-    """Messages a second that are begun, at most, in each process of a worker."""
-    deserializer: Deserializer | Callable[[bytes], Any] | None
-    """Makes the body: a schema of a ``SchemaRegistry``, or a function of the payload, of which any
-    exception rejects the message. While the registry does not answer, messages wait for it."""
 
 
 def make_spec(
@@ -119,57 +141,32 @@ def make_spec(
         )
     order = options.get("ordering") or default_order(queue.backend)
     require(queue.backend, order_feature(order), f"{asked}: ordering={order!r}")
-    retry, timeout = options.get("retry"), options.get("timeout")
-    retry_on = retry_kinds(options.get("retry_on"))
+    retry, retry_on = options.get("retry"), retry_kinds(options.get("retry_on"))
     if not isinstance(retry, Backoff | None):
         raise ConfigError(f"{asked}: retry is {retry!r}: it must be a Backoff")
     for name, backoffs in (("retry", [retry]), ("retry_on", (retry_on or {}).values())):
         if any(backoffs):
             require(queue.backend, Feature.RETRY_DELAY, f"{asked}: {name}")
-    processes, threads, concurrency = _at_once(options, asked)
-    batch_size = options.get("batch_size", 0)
-    linger_ms = milliseconds(options.get("batch_linger", 0.0), name="batch_linger")
-    if linger_ms and not batch_size:
-        raise ConfigError(f"{asked}: batch_linger needs a batch_size")
+    named = {name: each for name, each in options.items() if (name, each) != ("concurrency", None)}
+    given = converted(CALL_OPTIONS, named, of=f"{asked}: ")
+    if given.get("processes"):
+        given["concurrency"] = given["processes"] * given.get("threads", Options.threads.default)
+    of_lists = bool(given.get("batch_size"))
     deserializer = deserializer_of(options.get("deserializer"))
     spec = HandlerSpec(
         queue=queue,
         function=function,
-        binder=Binder(function, of_lists=bool(batch_size), deserializer=deserializer),
-        concurrency=concurrency,
-        processes=processes,
-        threads=threads,
+        binder=Binder(function, of_lists=of_lists, deserializer=deserializer),
         ordering=order,
         retry=retry,
-        timeout_ms=0 if timeout is None else milliseconds(timeout, name="timeout", minimum=1),
-        batch_size=batch_size,
-        batch_linger_ms=linger_ms,
         max_attempts=_attempts(options.get("max_attempts"), queue, asked),
         retry_on=retry_on,
-        max_rate=_rate(options.get("max_rate"), asked),
         deserializer=deserializer,
+        **given,
     )
+    spec.check_call(f"{asked}: ")
     _check_lease(spec, asked)
     return spec
-
-
-def _at_once(options: HandlerOptions, asked: str) -> tuple[int, int, int]:
-    """Processes, handlers in each, and handlers in all."""
-    processes, threads = options.get("processes", 0), options.get("threads", 1)
-    concurrency = options.get("concurrency")
-    for name, value, minimum in (
-        ("concurrency", DEFAULT_CONCURRENCY if concurrency is None else concurrency, 1),
-        ("processes", processes, 0),
-        ("threads", threads, 1),
-        ("batch_size", options.get("batch_size", 0), 0),
-    ):
-        if type(value) is not int or not minimum <= value <= _MAX_CONCURRENCY:
-            raise ConfigError(f"{asked}: {name} is {value!r}: it must be >= {minimum}")
-    if threads > 1 and not processes:
-        raise ConfigError(f"{asked}: threads is for processes=; else concurrency says how many")
-    if processes:
-        return processes, threads, processes * threads
-    return 0, 1, DEFAULT_CONCURRENCY if concurrency is None else concurrency
 
 
 def _attempts(given: int | None, queue: QueueConfig, asked: str) -> int | None:
@@ -178,13 +175,6 @@ def _attempts(given: int | None, queue: QueueConfig, asked: str) -> int | None:
             f"{asked}: max_attempts is {given!r}: it must be 1 to the queue's max_deliveries, "
             f"{queue.max_deliveries}"
         )
-    return given
-
-
-def _rate(given: float | None, asked: str) -> float | None:
-    rate: object = given
-    if rate is not None and not (isinstance(rate, int | float) and 0 < rate < 1e12):
-        raise ConfigError(f"{asked}: max_rate is {given!r}: it must be messages a second, above 0")
     return given
 
 
@@ -209,14 +199,12 @@ __all__ = [
     "wants_body",
 ]
 
-# So many layers of decorators are looked through: they may go round in a circle.
+# Layers of decorators that are looked through: they may go round in a circle.
 _MAX_LAYERS = 100
 _JSON_TYPES = (dict, list, int, float, bool, Mapping, Sequence)
 
 
 class MessageLike(Protocol):
-    """What a binder needs of a message."""
-
     @property
     def payload(self) -> bytes | None: ...
 
@@ -268,7 +256,6 @@ class Binder:
                         f"handler {name}: {parameter.name} has a default, and would keep it: give "
                         "it none, or make it the first parameter"
                     )
-                # What follows could be given by its name only.
                 is_over = True
                 continue
             if is_option or (has_default and annotation is None):
@@ -424,7 +411,6 @@ def _is_body(annotation: Any) -> bool:
 
 
 def _is_json(annotation: Any) -> bool:
-    """Return what ``convert`` makes of JSON, models aside."""
     is_plain = (get_origin(annotation) or annotation) in _JSON_TYPES or is_union(annotation)
     return is_plain or dataclasses.is_dataclass(annotation) or typing.is_typeddict(annotation)
 

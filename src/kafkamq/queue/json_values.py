@@ -155,7 +155,6 @@ def _is_enum(kind: Any) -> bool:
 
 
 def _in_json(value: Any) -> Any:
-    """Return a value of a ``Literal`` as JSON has it."""
     return value.value if isinstance(value, enum.Enum) else value
 
 
@@ -180,7 +179,6 @@ def _object(value: dict[str, Any], kinds: tuple[Any, ...], where: str) -> dict[A
 
 
 def _key(name: str, annotation: Any, where: str) -> Any:
-    """Return a key of an object, which JSON has as a text."""
     kind = _unwrapped(annotation)
     if kind in (str, Any, object):
         return name
@@ -222,7 +220,6 @@ def _fits(value: Any, wanted: Any) -> bool:
 
 
 def _several(value: Any, kind: Any, items: tuple[Any, ...], where: str) -> Any:
-    """Return a list, as it is or as another collection."""
     if not isinstance(value, list):
         raise BodyError(f"{where} is {_kind(value)}: it must be {_name(kind)}")
     if kind is tuple and items and items[-1] is not Ellipsis:
@@ -242,14 +239,12 @@ def _several(value: Any, kind: Any, items: tuple[Any, ...], where: str) -> Any:
 
 
 def _scalar(value: Any, kind: Any, where: str) -> Any:
-    """Return a value that JSON has as a text or a number."""
     if type(value) is kind:
         return value
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     try:
         make = _FROM_TEXT.get(kind)
         if make is None:
-            # An Enum is made by its value.
             return kind(value)
         if isinstance(value, str) or (kind is Decimal and is_number):
             return make(str(value))
@@ -270,7 +265,6 @@ def _model(value: Any, kind: Any, where: str) -> Any:
 
 
 def without_input(error: ValueError) -> str:
-    """Return what pydantic says, without what was in the payload."""
     errors = getattr(error, "errors", None)
     if errors is None:
         return type(error).__name__

@@ -66,7 +66,7 @@ class Message:
         headers: Sequence[tuple[str, bytes | None]],
         delivery_count: int = 1,
     ) -> None:
-        """Made by a consumer alone."""
+        """Only consumers make messages."""
         self._acknowledger = acknowledger
         self._record = record
         # None: as its record has them; bytes: its id, which is its only one.
@@ -113,7 +113,7 @@ class Message:
 
     @property
     def delivery_count(self) -> int:
-        """Deliveries so far, this one included: 1 at the first."""
+        """Return the deliveries so far, this one included: 1 at the first."""
         return self._count
 
     @property
@@ -123,7 +123,6 @@ class Message:
 
     @property
     def topic(self) -> str:
-        """Return the topic that this copy stands in."""
         return self._record.topic() or ""
 
     @property
@@ -261,7 +260,6 @@ class Message:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         acknowledger = self._acknowledger
         if acknowledger.has_verdict(self):
-            # A verdict that was given inside stands.
             return
         if error is None:
             acknowledger.acknowledge(self, _ACK)

@@ -31,13 +31,12 @@ CONNECT_TIMEOUT_S = 15.0
 _END_S = 5.0
 # Kafka's ``metadata.max.age.ms``: new partitions are used after this at the latest.
 MAX_AGE_S = 300.0
-# Workers ask so often: STARTs that name a topic by its former id are soon made again.
+# Of workers: STARTs that name a topic by its former id are soon made again.
 IDENTITY_AGE_S = 15.0
 # What a copy adds: the framing of batch and record, origin, count.
 COPY_OVERHEAD_BYTES = 1024
 # What a dead letter adds beyond that: the reason, 4 KiB of error text, the queue id.
 DEAD_LETTER_OVERHEAD_BYTES = 8192
-# What a START or SCHEDULE adds, without its headers.
 MARKER_OVERHEAD_BYTES = 1024
 _log = logging.getLogger(__name__)
 
@@ -51,9 +50,7 @@ class NamespaceFacts:
     marker_partitions: int
     # Negative: forever; 0: for no time that can be relied on.
     message_retention_ms: int
-    # Negative: forever.
     marker_retention_ms: int
-    # What a copy and a dead letter can carry (R11).
     max_message_bytes: int
     max_marker_bytes: int
     # What our records have in a queue that is a topic of its own (R38).
@@ -92,15 +89,12 @@ class Namespace:
 
     def __init__(self, config: ServiceConfig) -> None:
         self.config = config
-        # It follows the delivery reports of all producers.
         self.broker_clock = BrokerClock()
         self._lock = threading.Lock()
         self._facts: NamespaceFacts | None = None
         self._asked_s = 0.0
-        # Monotonic times at which these facts, and those before them, were last true.
         self._true_s = 0.0
         self.certain_until_s = 0.0
-        # The queues and groups that were looked up, and each max_lease_ms that the topics allow.
         self._looked: set[tuple[str, str]] = set()
         self._checked: set[int] = set()
         self._refreshing: threading.Thread | None = None

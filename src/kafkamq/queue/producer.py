@@ -39,18 +39,14 @@ from kafkamq.types import Headers, OutgoingMessage, ScheduleToken, SentMessage
 
 # librdkafka's ``queue.buffering.max.messages``: when it is reached, ``send`` waits.
 MAX_QUEUED = 100_000
-# The interpreter's end waits so long for what was not flushed.
 MAX_EXIT_S = 10.0
 SEND_TIMEOUT_S = 30.0
-# The notes of a queue are counted when there are so many.
 _FOLD = 1000
 Notes: TypeAlias = "deque[tuple[int, float]]"
-# ``send_many`` gives so many messages to the client at once.
 _TOGETHER = 500
 _Receipt = tuple[int, int, int]
 """Partition, offset and broker timestamp in milliseconds of a message that was written."""
 
-# A waiting caller looks so often for wrong credentials.
 _SLICE_S = 0.25
 _log = logging.getLogger(__name__)
 # One lock serves all deliveries: it is taken only where somebody waits.
@@ -63,13 +59,11 @@ class Producer:
     Without a key the partition is random, with one it follows from the key (R26's murmur2).
     """
 
-    # The key of a record whose message has none.
     _unkeyed: bytes | None = None
-    # Whether its records have more headers than the sender's, id and TTL.
     _is_stamped = False
 
     def __init__(self, sender: Sender, queue: QueueConfig) -> None:
-        """Made by ``Queue.producer``: of a queue with a topic of its own, or of a subclass."""
+        """Only ``Queue.producer`` makes producers, of this class or of a subclass."""
         self._sender = sender
         self._namespace = sender.namespace
         self._queue = queue
@@ -87,7 +81,6 @@ class Producer:
 
     @property
     def queue_id(self) -> str:
-        """Return the queue that it sends to."""
         return self._queue.queue_id
 
     @property
@@ -293,7 +286,6 @@ class Destination:
             self.notes = sender.recorder.notes_of(queue_id, is_delayed=is_delayed)
 
     def doing(self) -> str:
-        """Say for people what is done there."""
         return f"sending to {self.topic}"
 
 
@@ -312,7 +304,6 @@ class Delivery:
         self._callbacks: list[Callable[[Delivery], None]] | None = None
 
     def done(self) -> bool:
-        """Return whether Kafka has confirmed or failed it."""
         return self._outcome is not None
 
     def result(self, timeout: float | timedelta | None = None) -> SentMessage:

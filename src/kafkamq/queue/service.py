@@ -11,6 +11,7 @@ from kafkamq.config import (
     TOPICS,
     Backoff,
     DeadLetterWriter,
+    Options,
     QueueConfig,
     ServiceConfig,
     milliseconds,
@@ -37,7 +38,7 @@ from kafkamq.types import Backend, Outcome
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-DEFAULT_BACKOFF = Backoff(first=1.0, max=600.0, jitter=0.2)
+DEFAULT_BACKOFF = Backoff()
 
 
 class Service:
@@ -87,11 +88,14 @@ class Service:
 
     @property
     def config(self) -> ServiceConfig:
-        """Return where it is and what its topics are called."""
         return self._config
 
     def create_topics(
-        self, *, partitions: int = 8, marker_partitions: int = 8, replication_factor: int = -1
+        self,
+        *,
+        partitions: int = Options.partitions.default,
+        marker_partitions: int = Options.marker_partitions.default,
+        replication_factor: int = Options.replication_factor.default,
     ) -> None:
         """Create the topics of the namespace that do not exist, and check those that do.
 
@@ -116,16 +120,16 @@ class Service:
         self,
         queue_id: str,
         *,
-        redelivery_timeout: float | timedelta = 10.0,
+        redelivery_timeout: float | timedelta = Options.redelivery_timeout.default,
         max_deliveries: int = QueueConfig.max_deliveries,
-        max_lease: float | timedelta = 43_200.0,
+        max_lease: float | timedelta = Options.max_lease.default,
         backoff: Backoff = DEFAULT_BACKOFF,
         max_in_flight: int = QueueConfig.max_in_flight,
         exactly_once: bool = QueueConfig.exactly_once,
         delivery: str = QueueConfig.delivery,
         batch_markers: bool = QueueConfig.batch_markers,
         receive_buffer: int = QueueConfig.receive_buffer,
-        next_message_timeout: float | timedelta = 1.0,
+        next_message_timeout: float | timedelta = Options.next_message_timeout.default,
         max_messages_per_commit: int = QueueConfig.max_messages_per_commit,
         on_data_loss: str = QueueConfig.on_data_loss,
         backend: str = "markers",
@@ -166,13 +170,13 @@ class Service:
             topic=self._own_topic(kind, queue_id) if topic is None else topic,
             group_id=group or "",
             queue_id=queue_id,
-            redelivery_timeout_ms=milliseconds(redelivery_timeout, name="redelivery_timeout"),
+            redelivery_timeout_ms=Options.redelivery_timeout.convert(redelivery_timeout),
             max_deliveries=max_deliveries,
-            max_lease_ms=milliseconds(max_lease, name="max_lease"),
+            max_lease_ms=Options.max_lease.convert(max_lease),
             backoff=backoff,
             max_in_flight=max_in_flight,
             receive_buffer=receive_buffer,
-            next_message_timeout_ms=milliseconds(next_message_timeout, name="next_message_timeout"),
+            next_message_timeout_ms=Options.next_message_timeout.convert(next_message_timeout),
             max_messages_per_commit=max_messages_per_commit,
             on_data_loss=on_data_loss,
             exactly_once=exactly_once,
@@ -193,7 +197,6 @@ class Service:
 
     @property
     def handlers(self) -> list[HandlerSpec]:
-        """Return what ``Queue.handler`` has registered; a ``Worker`` runs them."""
         return self._handlers
 
     def open_consumer(self, spec: HandlerSpec, plan: ConsumerPlan) -> Consumer:
@@ -214,12 +217,11 @@ class Service:
 
 
 def _checked(queue: QueueConfig) -> QueueConfig:
-    """Return a queue whose backend has what its settings ask for."""
     for feature, name, is_asked in (
         (Feature.EXACTLY_ONCE, "exactly_once", queue.exactly_once),
         (Feature.AT_MOST_ONCE, "delivery='at-most-once'", queue.is_at_most_once),
         (Feature.RETRY_DELAY, "backoff", queue.backoff != DEFAULT_BACKOFF),
-        (Feature.KEY_ORDER, "null_keys", queue.null_keys != "parallel"),
+        (Feature.KEY_ORDER, "null_keys", queue.null_keys != Options.null_keys.default),
         (Feature.OWN_DEAD_LETTERS, "dead_letter_writer", queue.dead_letter_writer is not None),
     ):
         if is_asked:
@@ -251,12 +253,10 @@ class Queue:
 
     @property
     def queue_id(self) -> str:
-        """Return its name."""
         return self._config.queue_id
 
     @property
     def config(self) -> QueueConfig:
-        """Return how it is worked on."""
         return self._config
 
     def producer(self) -> Producer:
@@ -381,7 +381,12 @@ class Queue:
 
         return register
 
-    def create_topics(self, *, partitions: int = 8, replication_factor: int = -1) -> None:
+    def create_topics(
+        self,
+        *,
+        partitions: int = Options.partitions.default,
+        replication_factor: int = Options.replication_factor.default,
+    ) -> None:
         """Create what a queue with a topic of its own needs and does not exist.
 
         That is its topic and the namespace's dead letters; for ``claims`` also the coordination

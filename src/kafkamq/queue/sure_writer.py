@@ -32,7 +32,7 @@ from kafkamq.transport.producer import ThreadedProducer
 from kafkamq.transport.record import Record
 from kafkamq.types import Headers
 
-# A record has so many forms, each smaller than the one before; then the first is tried again.
+# Forms of a record, each smaller than the one before; then the first is tried again.
 FORMS = 3
 FIRST_PAUSE_S = 0.1
 MAX_PAUSE_S = 2.0
@@ -138,7 +138,6 @@ class Written:
 class _Write:
     form: Callable[[int], Form]
     written: Written
-    # How often it was refused for its size.
     refusals: int = 0
     # When its report is due; 0: it is not under way.
     due_s: float = 0.0
@@ -152,14 +151,11 @@ class _Lane:
     def __init__(self) -> None:
         self.untried: deque[_Write] = deque()
         self.tried: deque[_Write] = deque()
-        # What is under way, how many more may go, and how many of those that went together were
-        # kept.
         self._out: set[_Write] = set()
         self._room = 1
         self._kept = 0
         self._pause_s = FIRST_PAUSE_S
         self._due_s = 0.0
-        # None: nothing is behind a refusal.
         self.error: KafkaMQError | None = None
 
     def wait_s(self, now_s: float) -> float:
@@ -232,7 +228,6 @@ class SureWriter:
         self._open: dict[_Write, None] = {}
         self._outlet: Outlet | None = None
         self._thread: threading.Thread | None = None
-        # When to look for reports that did not come.
         self._look_s = 0.0
         self._is_closed = False
 
@@ -276,7 +271,6 @@ class SureWriter:
                 self._open.pop(write, None)
 
     def give_up_refused(self) -> None:
-        """Write no more of what was refused."""
         with self._changed:
             refused = [write for write in self._open if write.written.first.done()]
         for write in refused:
@@ -385,7 +379,6 @@ class SureWriter:
         if meaning(error) is Meaning.TOO_LARGE:
             write.refusals = (write.refusals + 1) % FORMS
             if write.refusals:
-                # A smaller form is left.
                 with self._changed:
                     write.last_error = error
                     self._new.appendleft(write)

@@ -38,7 +38,7 @@ from kafkamq.transport.record import RecordLike, headers_of
 from kafkamq.types import DeadLetterReason, Nack, Outcome, Reject
 
 P = TypeVar("P")
-# Nothing is handed out while so many dead letters, with their payloads, are not written.
+# Dead letters under way, with their payloads, at which nothing is handed out.
 MAX_UNWRITTEN = 10_000
 _SLICE_S = 0.25
 _log = logging.getLogger(__name__)
@@ -60,8 +60,6 @@ class TopicAcknowledger(Acknowledger, Protocol):
 
 
 class MessageState(Enum):
-    """Whose a delivery is."""
-
     HELD = "held"
     ACKNOWLEDGED = "settled"
     LOST = "lost"
@@ -88,7 +86,7 @@ class TopicMessage(Message, Generic[P]):
         deadline_ms: float = math.inf,
         place: P,
     ) -> None:
-        """Made by its consumer; ``deadline_ms`` is of its clock."""
+        """Only its consumer makes it; ``deadline_ms`` is of that one's clock."""
         super().__init__(consumer, record, headers_of(record), delivery_count)
         self._deadline_ms = deadline_ms
         self.place = place
@@ -117,7 +115,6 @@ class TopicConsumer(Consumer, Generic[M]):
         self._fork_check = ForkCheck("Consumer")
         self._changed = threading.Condition(threading.RLock())
         self._ready: deque[M] = deque()
-        # What is handed out and has no verdict, and how many dead letters are under way.
         self._held: dict[int, M] = {}
         self._unwritten_count = 0
         self._has_closed = False
@@ -148,7 +145,6 @@ class TopicConsumer(Consumer, Generic[M]):
         self._done(message)
 
     def _is_ours(self, message: M) -> bool:
-        """Return whether a verdict on it still counts."""
         del message
         return True
 
@@ -189,7 +185,6 @@ class TopicConsumer(Consumer, Generic[M]):
         """Hold it longer; where nothing ends by time there is nothing to do."""
 
     def _now_ms(self) -> int:
-        """Return the clock that deadlines are of."""
         return monotonic_ms()
 
     def moment_s(self, clock_ms: float) -> float:
@@ -209,7 +204,6 @@ class TopicConsumer(Consumer, Generic[M]):
 
     @property
     def is_closed(self) -> bool:
-        """Return whether ``close`` has run."""
         return self._has_closed
 
     def receive_many(self, n: int, timeout: float | timedelta = 1.0) -> list[Message]:
@@ -227,7 +221,6 @@ class TopicConsumer(Consumer, Generic[M]):
                 self._changed.wait(min(left_s, _SLICE_S))
 
     def _take(self, n: int) -> list[Message]:
-        """Run with ``_changed`` held."""
         taken: list[Message] = []
         room = min(n, self._queue.max_in_flight - len(self._held))
         if self._unwritten() >= MAX_UNWRITTEN:

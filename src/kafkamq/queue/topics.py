@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from kafkamq.config import ServiceConfig
+from kafkamq.config import Options, ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.transport.admin import Admin, TopicInfo
 
@@ -23,7 +23,6 @@ HEADROOM_BYTES = 65_536
 """A START, a SCHEDULE or a dead letter may be so much larger than its message (R11)."""
 
 _MISSING = "does not exist"
-# A new topic may be unknown to the broker that is asked for so long.
 _VISIBLE_S = 5.0
 _DAY_MS = 86_400_000
 _MAX_MESSAGE_BYTES = 1_048_588
@@ -45,14 +44,14 @@ class Finding:
 def create_topics(
     config: ServiceConfig,
     *,
-    partitions: int = 8,
-    marker_partitions: int = 8,
-    replication_factor: int = -1,
+    partitions: int = Options.partitions.default,
+    marker_partitions: int = Options.marker_partitions.default,
+    replication_factor: int = Options.replication_factor.default,
     message_retention_ms: int = 7 * _DAY_MS,
     marker_retention_ms: int = 7 * _DAY_MS,
     max_message_bytes: int = _MAX_MESSAGE_BYTES,
     ledger_partitions: int = 32,
-    max_lease_ms: int = 43_200_000,
+    max_lease_ms: int = Options.max_lease.default_ms,
     timeout_s: float = 30.0,
 ) -> tuple[str, ...]:
     """Create what is missing of a namespace, and check all of it.
@@ -152,7 +151,10 @@ def _settings(
 
 
 def check_topics(
-    config: ServiceConfig, *, max_lease_ms: int = 43_200_000, timeout_s: float = 30.0
+    config: ServiceConfig,
+    *,
+    max_lease_ms: int = Options.max_lease.default_ms,
+    timeout_s: float = 30.0,
 ) -> list[Finding]:
     """Return what is wrong with the topics of a namespace, refusals first (R23, R25)."""
     with Admin(config, timeout_s=timeout_s) as admin:
@@ -160,7 +162,10 @@ def check_topics(
 
 
 def require_topics(
-    config: ServiceConfig, *, max_lease_ms: int = 43_200_000, timeout_s: float = 30.0
+    config: ServiceConfig,
+    *,
+    max_lease_ms: int = Options.max_lease.default_ms,
+    timeout_s: float = 30.0,
 ) -> list[Finding]:
     """``check_topics`` for a start: returns the warnings."""
     return raise_refusals(check_topics(config, max_lease_ms=max_lease_ms, timeout_s=timeout_s))
@@ -289,7 +294,6 @@ def _of_time(topic: TopicInfo, servers: str) -> Iterator[Finding]:
 
 
 def mending_command(servers: str, topic: str, setting: str) -> str:
-    """Return for a finding what sets this."""
     return (
         f"set it: kafka-configs.sh --bootstrap-server {servers} --alter --entity-type topics "
         f"--entity-name {topic} --add-config {setting}"
@@ -328,7 +332,6 @@ def _of_replication(topics: Sequence[TopicInfo]) -> Iterator[Finding]:
 
 
 def _names(some: Sequence[TopicInfo], topics: Sequence[TopicInfo]) -> str:
-    """Return for a finding those topics, or the cluster for all of them."""
     return "" if len(some) == len(topics) else ", ".join(topic.name for topic in some)
 
 

@@ -43,10 +43,8 @@ from kafkamq.runtime.work_queue import Executor, HandlerCall, Inbox, Slot
 from kafkamq.types import Ack
 
 _log = logging.getLogger(__name__)
-# The most runs in a process at once.
 CELLS = 4096
 _INDEX_BITS, _STEP_BITS = 14, 2
-# Ends of so long a time go together while there is enough to do; else somebody may wait for one.
 _GATHER_S = 0.004
 _SOON_S = 0.0005
 
@@ -66,9 +64,7 @@ _ended = threading.Event()
 class Step(IntEnum):
     WAITING = 0
     BEGUN = 1
-    # It was also told, if the parent must know of it.
     DONE = 2
-    # It has an outcome, which is not told yet.
     HELD = 3
 
 
@@ -85,13 +81,11 @@ def progress_of(cell: int, number: int) -> tuple[int, Step]:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteCall:
-    # The handler, or more, pickled: the process says why it cannot load it.
     function: bytes
     # Makes of that what takes a record as it is sent; importable.
     prepare: Callable[[Any], Callable[[Any], Any]]
     is_async: bool
     slots: int
-    # Whether the parent wants to know of every outcome, not only of verdicts.
     wants_all: bool
     # A call that takes longer has failed; 0: never, or the parent sees to it.
     timeout_ms: int
@@ -226,7 +220,6 @@ class _Inbox(Inbox[_Run, _Item]):
             self.parked.wake(len(runs))
 
     def give_back(self) -> None:
-        """Return what no handler has begun."""
         with self.lock:
             while self.ready:
                 self._end(self.ready.popleft(), 0, 0)

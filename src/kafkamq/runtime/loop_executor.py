@@ -16,11 +16,10 @@ from kafkamq.runtime.rules.hanging import Slots, max_left
 from kafkamq.runtime.verdicts import outcomes_of
 from kafkamq.runtime.work_queue import HandlerCall, Slot, WorkQueue, enter, take_list
 
-# Handlers that never wait must not own the loop: after so long others get a turn.
+# The longest turn of handlers that never wait: they must not own the loop.
 _TURN_S = 0.002
-# The end waits so long for a loop that a handler blocks.
 _BLOCKED_S = 10.0
-# A handler that is cancelled has so long to end; then it is left alone.
+# What a cancelled handler has to end; then it is left alone.
 _CANCEL_S = 1.0
 _NO_LOOP = "the event loop of the handlers ended before their consumer was closed"
 _log = logging.getLogger(__name__)
@@ -57,7 +56,6 @@ class LoopExecutor(Generic[R]):
         self._beat: LoopBeat | None = None
         self._loop_thread = 0
         self._all: asyncio.Task[None] | None = None
-        # The slot that finished last what it took.
         self._latest: Slot[R] | None = None
         self._left_alone: set[asyncio.Task[object]] = set()
         self._ended = threading.Event()
@@ -174,21 +172,19 @@ class LoopExecutor(Generic[R]):
                 for task in tasks:
                     task.cancel()
 
-    async def _park(self, slot: Slot[R]) -> None:
-        if slot.gate is not True:
-            slot.gate = self._loop.create_future()
-            await slot.gate
-        slot.gate = None
-
     async def _work(self, slot: Slot[R]) -> None:
         queue, takes_lists, publishes = self._queue, self._call.takes_lists, self._call.publishes
         call = self._claimed_call(slot) if self._call.keeps_claims else self._call.function
+        slot.caller = asyncio.current_task()
         began_s = time.monotonic()
         while True:
             if not queue.take(slot):
                 if queue.is_stopped:
                     return
-                await self._park(slot)
+                if slot.gate is not True:
+                    slot.gate = self._loop.create_future()
+                    await slot.gate
+                slot.gate = None
                 began_s = time.monotonic()
                 continue
             if takes_lists:
@@ -274,7 +270,7 @@ class LoopExecutor(Generic[R]):
             slot.claimed_s = time.monotonic()
             claim = slot.claim = [record]
             try:
-                outcome: object = await self._within_time(record)
+                outcome: object = await self._within_time(slot, record)
             except asyncio.CancelledError:
                 if self._is_cancelled:
                     self._abandon(slot, claim)
@@ -298,11 +294,11 @@ class LoopExecutor(Generic[R]):
             return error
         return outcome
 
-    async def _within_time(self, record: Any) -> object:
+    async def _within_time(self, slot: Slot[R], record: Any) -> object:
         timeout_ms = self._call.timeout_ms
         if not timeout_ms:
             return await self._call.function(record)
-        task = asyncio.ensure_future(self._caught(record))
+        task = slot.caller = asyncio.ensure_future(self._caught(record))
         try:
             await asyncio.wait((task,), timeout=timeout_ms / 1000)
             if task.done():

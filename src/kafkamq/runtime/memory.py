@@ -15,7 +15,6 @@ def calm_collector() -> None:
     gc.set_threshold(_MANY_OBJECTS, 20, 100)
 
 
-# The names are those of malloc.h.
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 _MMAP_BYTES = 131_072
 _ARENAS = 2

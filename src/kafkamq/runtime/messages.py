@@ -35,7 +35,6 @@ from kafkamq.runtime.verdicts import Verdict, is_verdict, outcomes_of, understoo
 from kafkamq.runtime.work_queue import HandlerFaultError, Inbox, Slot
 from kafkamq.types import Ack, Headers, MessageId, Nack, Reject
 
-# A process that is busy with a call for so long gives back what it has not begun.
 _STUCK_S = 0.02
 STOPPED = Nack(reason="the worker was stopped before its handler had ended")
 _log = logging.getLogger(__name__)
@@ -52,7 +51,6 @@ class Calls:
         telemetry: Telemetry | None,
     ) -> None:
         self.spec = spec
-        # A stop broke off the last attempts of these: they get no dead letters.
         self.spared: list[Message] = []
         self.is_async = spec.is_async
         self._telemetry = telemetry
@@ -123,7 +121,6 @@ class Calls:
                 kind[0] = kind_of(outcome)
 
     def is_spent(self, message: Message) -> bool:
-        """Return whether it had its attempts, and its worker died over the last one."""
         most = self.spec.max_attempts
         return most is not None and message.delivery_count > most
 
@@ -271,10 +268,8 @@ class MessageQueue(Inbox[Message, Message]):
         self._stopping = stopping
         self._size = max(1, calls.spec.batch_size)
         self._linger_s = calls.spec.batch_linger_ms / 1000
-        # When the first message of a list that is not full came.
         self._since_s = 0.0
         self.finished = 0
-        # Messages that wait for what decodes their bodies, and until when.
         self._waiting: list[tuple[float, Message]] = []
 
     def add(self, messages: Sequence[Message]) -> None:
@@ -335,19 +330,16 @@ class MessageQueue(Inbox[Message, Message]):
 
     def settle(self, message: Message, outcome: object) -> bool:
         """Give it its verdict; False: it is not finished."""
-        if isinstance(outcome, BodyUnavailableError):
-            self._wait_for_body(message, outcome.delay_s)
-            return False
-        self.handler_calls.acknowledge(message, outcome)
-        return True
-
-    def _wait_for_body(self, message: Message, delay_s: float) -> None:
-        """Keep it: its handler was not called, so this is no delivery that has failed."""
+        if not isinstance(outcome, BodyUnavailableError):
+            self.handler_calls.acknowledge(message, outcome)
+            return True
+        # It is kept: its handler was not called, so this is no delivery that has failed.
         with self.lock:
-            if not self.is_stopped:
-                self._waiting.append((time.monotonic() + delay_s, message))
-                return
-        self.handler_calls.spared.append(message)
+            if self.is_stopped:
+                self.handler_calls.spared.append(message)
+            else:
+                self._waiting.append((time.monotonic() + outcome.delay_s, message))
+        return False
 
     def _look_again(self) -> None:
         now_s = time.monotonic()
@@ -374,11 +366,11 @@ class MessageQueue(Inbox[Message, Message]):
     def calls(self, slots: Sequence[Slot[Message]]) -> list[Call]:
         """Return the calls; the time is read last, as another call may begin in between."""
         running = [(claim, slot) for slot in slots for claim in slot.claim[:1]]
-        return [_call_of(claim, slot.claimed_s) for claim, slot in running]
+        return [_call_of(claim, slot.claimed_s, slot.caller) for claim, slot in running]
 
 
-def _call_of(claim: Message | list[Message], began_s: float) -> Call:
-    return Call(began_s, place_of(claim[0] if isinstance(claim, list) else claim))
+def _call_of(claim: Message | list[Message], began_s: float, caller: object) -> Call:
+    return Call(began_s, place_of(claim[0] if isinstance(claim, list) else claim), caller)
 
 
 def place_of(message: Message) -> tuple[str, int, int]:

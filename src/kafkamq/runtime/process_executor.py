@@ -38,18 +38,13 @@ from kafkamq.runtime.rules.pace import RunAhead, Totals
 from kafkamq.runtime.work_queue import HandlerTimeoutError, Slot, WorkerDiedError, WorkQueue, enter
 
 _JOIN_S = 5.0
-# A process may take so long to import what it needs.
 _START_S = 600.0
 _SLICE_S = 0.1
-# The pause before another process, where one could not begin.
 PAUSE_S = 1.0
-# A process that ends by itself has so long to do so.
 _GRACE_S = 1.0
-# So many processes in a row may be killed before any could begin.
 _MAX_BARREN = 10
 _WATCH_S = 0.05
 _TURN_S = 1.0
-# A process with several handlers has so long to give up a call that takes too long.
 _LATE_S = 5.0
 _log = logging.getLogger(__name__)
 R = TypeVar("R")
@@ -59,15 +54,11 @@ R = TypeVar("R")
 class Processes:
     call: RemoteCall
     count: int
-    # Makes of a record what is sent.
     pack: Callable[[Any], Any]
-    # Tells topic, partition and offset of a record.
     place: Callable[[Any], tuple[str, int, int]]
     # A call that takes longer has failed; 0: never.
     timeout_ms: int = 0
-    # What hooks are inside of (``is_inside``).
     owner: object = None
-    # Whether a process may have more than its handlers can begin.
     is_ahead: bool = True
 
     @property
@@ -171,7 +162,7 @@ class ProcessExecutor(Generic[R]):
     # Beginning a process.
 
     def made(self) -> _Process | None:
-        """Another process; None: none can begin now."""
+        """Return another process; None: none can begin now."""
         try:
             process = _Process(self.processes.call)
         except OSError as error:
@@ -273,7 +264,6 @@ class _Port(Generic[R]):
         self.slot.spent_us = 0.0
         self.slot.gate = self.wake
         self.slot.give_back = self._ask_back
-        # Runs by their numbers.
         self._runs: dict[int, Any] = {}
         self._cell_of: dict[int, int] = {}
         self.slot.runs = self._runs.values()
@@ -281,7 +271,6 @@ class _Port(Generic[R]):
         self._cells = list(range(CELLS))
         self._number = 0
         self._held = 0
-        # The limit that the process knows.
         self._limit = width
         self.finished = 0
         self.spent_us = 0
@@ -290,7 +279,6 @@ class _Port(Generic[R]):
         self._has_asked = False
         # True while something else than its process is waited for.
         self._is_settling = False
-        # The signs of life as the watch saw them last.
         self._signs: tuple[int, list[int]] = 0, []
         self._signs_ns = 0
         self._woken, self._waking = socket.socketpair()
@@ -329,7 +317,8 @@ class _Port(Generic[R]):
             index, step = progress_of(process.marks[cell], number)
             if step is Step.BEGUN and index < len(run.records):
                 place = self._processes.place(run.records[index])
-                found.append(Call(process.times[cell] / 1e9, place))
+                began_s = process.times[cell] / 1e9
+                found.append(Call(began_s, place, f"process {process.pid}"))
         return found
 
     # Its thread.

@@ -19,7 +19,7 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 """Of supervisors and terminals that go; what Ctrl-C means is at times another's to say."""
 
 STOPS = (signal.SIGINT, *ENDING)
-# A signal that comes so soon is the same: a parent may pass on what the terminal sent to both.
+# Within this a second signal is the first: a parent may pass on what the terminal sent to both.
 _SAME_S = 0.5
 
 

@@ -13,7 +13,7 @@ from contextlib import closing
 from time import monotonic
 from typing import Any, TypeAlias, TypeVar
 
-# A loop tries so often what it must not block for.
+# The pause between two tries of what a loop must not block for.
 _TURN_S = 0.002
 T = TypeVar("T")
 
@@ -25,7 +25,6 @@ Steps: TypeAlias = Generator[tuple[Future[Any] | Attempt, float], bool, T]
 
 
 def take(steps: Steps[T]) -> T:
-    """Run it in this thread."""
     try:
         what, timeout_s = next(steps)
         while True:
@@ -43,7 +42,6 @@ def take(steps: Steps[T]) -> T:
 
 
 async def take_async(steps: Steps[T]) -> T:
-    """Run it in this task."""
     with closing(steps):
         try:
             what, timeout_s = next(steps)

@@ -30,7 +30,6 @@ class ThreadExecutor(Generic[R]):
         self._call = call
         self._slots: list[Slot[R]] = [queue.make_slot() for _ in range(count)]
         self._threads: dict[int, threading.Thread] = {}
-        # Left alone in a handler that takes too long.
         self._left: list[threading.Thread] = []
         self._is_over = threading.Event()
 
@@ -85,6 +84,8 @@ class ThreadExecutor(Generic[R]):
         enter(self._call.owner)
         try:
             call = self._claiming(slot) if self._call.keeps_claims else self._call.function
+            if late is None:
+                slot.caller = threading.get_ident()
             if late is None or self._takes_over(number, slot, call, late):
                 self._work(slot, call)
         except _ReplacedError:
@@ -217,6 +218,7 @@ class ThreadExecutor(Generic[R]):
             return False
         self._left.append(self._threads[number])
         self._threads[number] = threading.current_thread()
+        slot.caller = threading.get_ident()
         _log.warning("a handler takes too long; its thread is left alone: %s", self._call.name)
         error = self._call.timeout_error()
         if self._call.takes_lists:

@@ -137,7 +137,6 @@ def _is_class_of_verdict(outcome: object) -> bool:
 
 
 def outcomes_of(result: object, count: int) -> Sequence[object]:
-    """Return the outcome of each of ``count`` records of a list."""
     if result is None or is_verdict(result):
         return [result] * count
     if isinstance(result, Sequence) and not isinstance(result, str | bytes):

@@ -33,7 +33,6 @@ from kafkamq.runtime.rules.hanging import Call, Slots
 
 R = TypeVar("R")
 R_contra = TypeVar("R_contra", contravariant=True)
-# The records of a run.
 T = TypeVar("T")
 _owner: ContextVar[object] = ContextVar("kafkamq_inside", default=None)
 
@@ -50,28 +49,6 @@ class WorkerDiedError(HandlerFaultError):
     """The process of a handler ended in the middle of its work."""
 
 
-class Run(Protocol[R]):
-    """Records for one slot, to be handled one after another."""
-
-    @property
-    def records(self) -> list[R]:
-        """Return those that are left to it."""
-
-    @property
-    def is_serial(self) -> bool:
-        """Nothing is begun behind a record that is to be tried again."""
-
-    @property
-    def is_stale(self) -> bool:
-        """Whatever is done of it now does not count."""
-
-    @property
-    def failed(self) -> list[tuple[R, int]] | None:
-        """Return what of it is to be tried again, with the times of the next attempts; None:
-        nothing.
-        """
-
-
 @dataclass(slots=True, eq=False, repr=False)
 class Slot(Generic[R]):
     """One who calls handlers; a field is its own thread's unless its comment names another."""
@@ -80,16 +57,12 @@ class Slot(Generic[R]):
     pending: Iterator[Any] = field(default_factory=lambda: iter(()))
     # The run that it is at, and what it has not begun of that; the same.
     current: tuple[Any, Iterator[R]] | None = None
-    # Runs that are done as a whole, until ``take`` settles them.
     finished: list[Any] = field(default_factory=list)
     runs: Collection[Any] = ()
-    # The records that it has, but for those settled one by one.
     taken: int = 0
-    # The records that it took last, and was not relieved of.
     handed: int = 0
     # When it took them; of a process: when it was heard of last.
     began_s: float = 0.0
-    # How many handlers it has at once.
     width: int = 1
     # What handlers needed for ``finished``; None: as long as the slot had it.
     spent_us: float | None = None
@@ -99,6 +72,8 @@ class Slot(Generic[R]):
     # The record, or list, that its handler is at: the thread that takes it out gives the outcome.
     claim: list[Any] = field(default_factory=list)
     claimed_s: float = 0.0
+    # Its thread's number, or its task.
+    caller: object = None
     # What it waits at; only the executor knows its kind.
     gate: Any = None
 
@@ -131,12 +106,11 @@ class ParkedSlots:
         self._count = 0
         # None: all may work.
         self._limit: int | None = None
-        # At least so many wait.
         self._kept = 0
         self._waker: Waker | None = None
 
     def join(self, count: int, waker: Waker) -> None:
-        """So many slots are there, and none waits."""
+        """Note how many slots there are; none waits."""
         self._count, self._waker = count, waker
         self.set_limit(self._limit)
 
@@ -146,12 +120,10 @@ class ParkedSlots:
 
     @property
     def limit(self) -> int:
-        """Return how many may be at work."""
         return self._count - self._kept
 
     @property
     def busy(self) -> int:
-        """Return how many do not wait."""
         return self._count - len(self._parked)
 
     @property
@@ -161,7 +133,6 @@ class ParkedSlots:
 
     @property
     def wakeable(self) -> int:
-        """Return how many of them may be woken."""
         return max(0, len(self._parked) - self._kept)
 
     def park(self, slot: Any) -> None:
@@ -323,13 +294,11 @@ class HandlerCall:
     takes_lists: bool = False
     # The queue wants to know of every outcome, not only of those that are not None.
     wants_all: bool = False
-    # Whether the queue has something to publish of what a slot has handled.
     publishes: bool = False
     # A call that takes longer has failed; 0: never.
     timeout_ms: int = 0
     # Whether the end takes the records that handlers are busy with, in place of waiting for them.
     is_claimed: bool = False
-    # What its code is inside of (``is_inside``).
     owner: object = None
 
     @property
@@ -340,7 +309,7 @@ class HandlerCall:
         return HandlerTimeoutError(f"the handler took longer than {self.timeout_ms / 1000:g} s")
 
     def abandoning_error(self, count: int) -> HandlerTimeoutError:
-        """So many such calls go on, and no more are left alone."""
+        """Return the error of a consumer behind which this many such calls go on already."""
         return HandlerTimeoutError(
             f"{count} calls of the handler go on although they took longer than "
             f"{self.timeout_ms / 1000:g} s, and cannot be ended: start this process again, and give"
@@ -367,5 +336,4 @@ def enter(owner: object) -> None:
 
 
 def is_inside(owner: object) -> bool:
-    """Return whether a handler or hook of this owner is running here."""
     return _owner.get() is owner

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
-from kafkamq.config import QueueConfig, ServiceConfig, milliseconds, wait_seconds
+from kafkamq.config import Options, QueueConfig, ServiceConfig, wait_seconds
 from kafkamq.errors import (
     BrokerError,
     ConfigError,
@@ -42,12 +42,10 @@ from kafkamq.runtime.work_queue import Executor, HandlerCall, is_inside
 from kafkamq.transport.errors import is_retriable
 from kafkamq.types import Backend, Reject
 
-DRAIN_S = 30.0
 _SLICE_S = 0.1
 _RECEIVE_S = 0.25
 _ROOM_S = 0.05
 _PAUSE_S = 0.25
-# A hurry is noticed so soon.
 _JOIN_S = 0.1
 # Each wait of a turn is bounded: a feeder that takes longer hangs in the client.
 _MAX_TURN_S = 120.0
@@ -83,7 +81,7 @@ class Worker:
         *,
         queues: Iterable[str] | None = None,
         middleware: Sequence[Middleware] = (),
-        drain: float | timedelta = DRAIN_S,
+        drain: float | timedelta = Options.drain.default,
         on_lease_lost: Callable[[Message], None] | None = None,
         telemetry: bool | None = None,
         hung_after: float | timedelta | None = None,
@@ -107,21 +105,15 @@ class Worker:
         self._service = service
         self._queues = None if queues is None else frozenset(queues)
         self._middleware = tuple(middleware)
-        # It is checked as a setting: what is left of a time may be negative, a setting may not.
-        milliseconds(drain, name="drain")
-        self._drain_s = wait_seconds(drain, name="drain")
+        self._drain_s = wait_seconds(Options.drain.convert(drain) / 1000)
         self._told = on_lease_lost
         self._telemetry = telemetry
-        self._hung_after_ms = None
-        if hung_after is not None:
-            self._hung_after_ms = milliseconds(hung_after, name="hung_after", minimum=1)
+        self._hung_after_ms = None if hung_after is None else Options.hung_after.convert(hung_after)
         self._feeders: list[Feeder] = []
-        # They are kept for what they have handled.
         self._stopped: list[Feeder] = []
         self._pools: list[ProcessExecutor[Any]] = []
         self._loop: LoopThread | asyncio.AbstractEventLoop = LoopThread()
         self._stopping = threading.Event()
-        # A stop waits for no handler.
         self._is_hurried = threading.Event()
         self._lock = threading.RLock()
         self._is_started = False
@@ -135,7 +127,6 @@ class Worker:
 
     @property
     def handled(self) -> int:
-        """Return messages that have got their verdicts."""
         return sum([feeder.handled for feeder in (*self._feeders, *self._stopped)])
 
     @property
@@ -390,7 +381,12 @@ class Feeder:
         )
         longest_ms = self.hung_after_ms or spec.queue.max_lease_ms
         self._handlers = Handlers(
-            f"handlers of {spec.queue.queue_id}", longest_ms / 1000, self.executor.slots
+            f"handlers of {spec.queue.queue_id}",
+            longest_ms / 1000,
+            self.executor.slots,
+            queue=spec.queue.queue_id,
+            handler=spec.name,
+            consumer=lambda: self.consumer.consumer_id,
         )
         health.watch(self._handlers)
 
@@ -483,12 +479,10 @@ class Feeder:
             if self._stopping.is_set():
                 return
             raise
-        if messages:
-            self._tell(len(messages), began_ns)
-            self._hand_on(messages)
-
-    def _hand_on(self, messages: Sequence[Message]) -> None:
-        """Hand it to the handlers; a message whose attempts are spent is not tried again."""
+        if not messages:
+            return
+        self._tell(len(messages), began_ns)
+        # A message whose attempts are spent is not tried again.
         fine = [message for message in messages if not self.calls.is_spent(message)]
         if len(fine) < len(messages):
             for message in messages:

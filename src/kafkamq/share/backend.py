@@ -50,16 +50,16 @@ from kafkamq.transport.record import AcknowledgeType, Record
 from kafkamq.transport.settings import share_settings
 from kafkamq.types import DeadLetterReason
 
-# About so many records come by one poll: whole batches of producers.
+# The records of one poll, about: whole batches of producers come.
 MAX_POLL = 500
 QUIET_S = 2.0
-# Closing waits so long for letters and copies; members wait longer for their leave.
+# What closing waits for letters and copies; members wait longer for their leave.
 MOVE_S = 5.0
 # What is left of a lock less than this is not begun.
 MARGIN_MS = 1500
 _CONFIRM_SLICE_S = 0.01
 _MAX_UNSEEN = 100_000
-# A copy is waited for so long before its lock ends; of a shorter lock, a third.
+# The wait for a copy before its lock ends; of a shorter lock, a third.
 _PATIENCE_MS = 5000
 _Key = tuple[int, int, int]
 _log = logging.getLogger(__name__)
@@ -99,7 +99,6 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
             self._add_members(min(first_members(concurrency), self._max_members))
 
     def _add_members(self, count: int) -> None:
-        """Run with ``_changed`` held."""
         for _ in range(count):
             number = len(self._members)
             member = Member(self._settings, self._queue.topic, self, number=number)
@@ -168,7 +167,7 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
         return len(records)
 
     def _sort(self, message: ShareMessage) -> None:
-        """What becomes of a record that has come; with ``_changed`` held."""
+        """Decide what becomes of a record that has come; with ``_changed`` held."""
         before = earlier_deliveries(message)
         unseen = self._unseen.get(message.key_of_place, 0)
         message._count = max(1, before + message.broker_count - unseen)
@@ -352,7 +351,6 @@ class _Move:
     # None: its lock has ended.
     message: ShareMessage | None
     verdict: Verdict | None
-    # The delivery count of the copy.
     count: int
     letter: Future[None] | None = None
     copy: Future[None] | None = None
@@ -387,11 +385,9 @@ class Moves:
         return len(self._open)
 
     def is_last(self, message: ShareMessage) -> bool:
-        """Return whether the broker gives it up after this delivery."""
         return message.broker_count >= self._limit
 
     def is_near_last(self, message: ShareMessage) -> bool:
-        """Return whether the next delivery would be the last one."""
         return message.broker_count + 1 >= self._limit
 
     def bury(self, message: ShareMessage, verdict: Verdict) -> None:

@@ -30,12 +30,11 @@ from kafkamq.transport.record import AcknowledgeType, Record, TopicPartition
 from kafkamq.types import PartitionOffset
 
 _POLL_S = 0.25
-# Verdicts are gathered for so long.
 _TURN_S = 0.02
 _COMMIT_S = 10.0
 _LEAVE_S = 10.0
 AGAIN_S = 0.5
-# Errors that waiting rarely mends, as of a topic that is gone, are borne for so long.
+# The patience with errors that waiting rarely mends, as of a topic that is gone.
 PATIENCE_S = 60.0
 # A group takes 200 members by default.
 MAX_MEMBERS = 24
@@ -323,7 +322,6 @@ def max_members(concurrency: int) -> int:
 
 
 def members_to_add(held_since_ms: Sequence[int | None], *, maximum: int, now_ms: int) -> int:
-    """Return how many more, when somebody waits for messages and there are none."""
     count = len(held_since_ms)
     for since_ms in held_since_ms:
         if since_ms is None or now_ms - since_ms < HELD_BACK_MS:

@@ -29,7 +29,7 @@ _BROKER_LOCK = "group.share.record.lock.duration.ms"
 class ShareLimits:
     min_lock_ms: int
     max_lock_ms: int
-    # The broker gives a record up, in silence, after so many deliveries.
+    # Behind these deliveries the broker gives a record up, in silence.
     max_deliveries: int
     max_members: int
     session_ms: int

@@ -9,8 +9,9 @@ The names below load when they are first used, so that importing this costs noth
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from kafkamq.lazy import loader
 
 if TYPE_CHECKING:
     from kafkamq.spark.batches import Batch
@@ -51,23 +52,16 @@ _HOMES = {
     "kafkamq.spark.tables": ("rows_of", "write_once"),
     "kafkamq.spark.views": ("Views", "register_views"),
 }
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+_load = loader(__name__, _HOMES)
 
 
 def __getattr__(name: str) -> object:
-    module = _HOME.get(name)
-    if module is None:
-        raise AttributeError(f"module 'kafkamq.spark' has no attribute {name!r}")
     try:
-        value: object = getattr(import_module(module), name)
-    except ModuleNotFoundError:  # an older PySpark lacks modules
+        return _load(name)
+    except ModuleNotFoundError:
+        # An older PySpark lacks modules.
         from kafkamq.spark.session import check_packages
 
         check_packages()
         raise
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -18,19 +18,17 @@ from operator import attrgetter
 from kafkamq.spark.queues.starting import Waiting
 from kafkamq.transport.log_reader import LogRange, Record
 
-_MAX_SKIPPED = 200_000  # records of other queues that are passed without a batch
-MAX_KEPT = 100_000  # messages, of all partitions together
+_MAX_SKIPPED = 200_000
+MAX_KEPT = 100_000
 _OFFSET = attrgetter("offset")
 
 
 @dataclass(slots=True)
 class _Part:
-    """What is known of one partition."""
-
     begin: int
-    position: int  # looked at up to there
-    own: list[Waiting] = field(default_factory=list)  # the queue's messages from begin on
-    last: list[int] = field(default_factory=list)  # offsets of those that are last deliveries
+    position: int
+    own: list[Waiting] = field(default_factory=list)
+    last: list[int] = field(default_factory=list)
 
     @property
     def first(self) -> int:
@@ -55,8 +53,6 @@ class _Part:
 
 
 class Backlog:
-    """Cuts batches; one owner thread."""
-
     def __init__(
         self,
         topic: str,
@@ -71,11 +67,10 @@ class Backlog:
         self._of = of
         self._is_last = is_last
         self._parts: dict[int, _Part] = {}
-        self._was_alone = True  # the batch before was one last delivery
-        self._alone = -1  # its partition
+        self._was_alone = True
+        self._alone = -1
 
     def clear(self) -> None:
-        """The log was replaced."""
         self._parts.clear()
 
     def cut(self, starts: Mapping[int, int], ends: Mapping[int, int], rows: int) -> dict[int, int]:
@@ -96,18 +91,14 @@ class Backlog:
         return {**starts, **cuts}
 
     def messages(self, number: int, start: int, end: int) -> list[Waiting] | None:
-        """Return the queue's messages between two offsets that no batch before holds; None: not
-        known.
-        """
+        """Return the queue's messages between two offsets; None: they are not known."""
         part = self._parts.get(number)
         if part is None or part.begin > start or part.position < end:
             return None
         return part.own[part.index(start) : part.index(end)]
 
     def begins(self, starts: Mapping[int, int]) -> dict[int, int]:
-        """Return where the next batch begins in each partition: only other queues' messages are
-        before.
-        """
+        """Return where the next batch begins; before are other queues' messages alone."""
         return {
             number: max(start, self._parts[number].first) if number in self._parts else start
             for number, start in starts.items()
@@ -123,9 +114,7 @@ class Backlog:
     def _shared_out(
         self, parts: Mapping[int, _Part], ends: Mapping[int, int], rows: int
     ) -> dict[int, int]:
-        """Return how many messages the batch takes of each partition; at least one where there is
-        one.
-        """
+        """Return how many messages the batch takes of each partition, one at least."""
         taken = dict.fromkeys(parts, 0)
         active = list(parts)
         left = rows

@@ -21,15 +21,15 @@ from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, Outcome
 FoldRow = tuple[int, int, "Marker | None"]
 """(offset, LogAppendTime in ms or -1, marker or None for an undecodable record)."""
 
-_HEAD = struct.Struct("<III")  # rows, columns, bytes of the table
+_HEAD = struct.Struct("<III")
 _UNDECODABLE = -1
 _OF_SCHEDULE = 256
-_OUTCOMES = tuple(Outcome)  # dense from 0
+_OUTCOMES = tuple(Outcome)
 _KINDS = {int(kind): kind for kind in MarkerType}
-_NO_MARKER = Marker(MarkerType.TICK)  # fills the columns of a record that could not be decoded
+_NO_MARKER = Marker(MarkerType.TICK)
 _NO_ID = MessageId(-1, 0)
 _ALL_BITS = (1 << 64) - 1
-_CARRY = -1  # in the column of causes
+_CARRY = -1
 
 
 class _Logs:
@@ -77,12 +77,10 @@ def encode_block(rows: Sequence[FoldRow]) -> bytes:
 
 
 class Block:
-    """What ``encode_block`` packed."""
-
     def __init__(self, data: bytes) -> None:
         self._columns, (self._consumers, logs, batches) = unpack(data)
         self._logs = _Logs.read(logs)
-        self._batches: dict[int, tuple[MessageBatch, ...]] = {}  # by row
+        self._batches: dict[int, tuple[MessageBatch, ...]] = {}
         for at, partition, log, base_offset, bits in batches:
             topic_id, leader_epoch = self._logs[log]
             one = MessageBatch(partition, topic_id, leader_epoch, base_offset, int(bits, 16))
@@ -102,7 +100,6 @@ class Block:
         return outcomes.count(outcome) + outcomes.count(outcome + _OF_SCHEDULE) + more
 
     def __iter__(self) -> Iterator[FoldRow]:
-        """Yield the rows, in their order."""
         logs, consumers, batches = self._logs, self._consumers, self._batches
         for at, (
             offset,
@@ -168,7 +165,6 @@ def encode_actions(actions: Sequence[Settle | Carry]) -> bytes:
 
 
 def decode_actions(data: bytes) -> list[Settle | Carry]:
-    """Return what ``encode_actions`` was given."""
     if not data:
         return []
     columns, table = unpack(data)

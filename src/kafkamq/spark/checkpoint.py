@@ -23,23 +23,24 @@ if TYPE_CHECKING:
 
 _FILE = re.compile(r"kafkamq(?:-(\d+))?\.json")
 _VERSION = 1
-_OF_SPARK = ("commits", "metadata", "offsets", "sources", "state")  # folders and files
+_OF_SPARK = ("commits", "metadata", "offsets", "sources", "state")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointNote:
-    """The file's content."""
-
-    topic: str  # the markers topic that the state is of; sinks: the ledger topic
-    tasks: int  # shuffle partitions or slots, fixed for the life of the checkpoint
-    engine: str  # the id
-    starting: dict[int, int] = field(default_factory=dict)  # by marker partition; added ones: 0
-    number: int = 1  # of the file
-    folder: str = ""  # where Spark's own files are, below the checkpoint; empty: there itself
-    since: int = 0  # sinks: the first batch that is cut into `tasks`
-    tasks_before: int = 0  # ... and into how many the ones before are
-    most: int = 0  # sinks: tasks that any batch was cut into; 0: always `tasks`
-    queue: str = ""  # sinks: that the rows are sent to; empty: topics
+    topic: str
+    tasks: int
+    engine: str
+    starting: dict[int, int] = field(default_factory=dict)
+    number: int = 1
+    # Where Spark's own files are, below the checkpoint; empty: there itself.
+    folder: str = ""
+    since: int = 0
+    tasks_before: int = 0
+    # Of sinks: into how many tasks any batch was cut at most; 0: always ``tasks``.
+    most: int = 0
+    # Of sinks: the queue that the rows are sent to; empty: topics.
+    queue: str = ""
 
     @classmethod
     def new(cls, kind: str, *, topic: str, tasks: int, queue: str = "") -> CheckpointNote:
@@ -84,9 +85,7 @@ class CheckpointNote:
         return self.tasks if batch >= self.since else self.tasks_before
 
     def cut(self, tasks: int, *, since: int) -> CheckpointNote:
-        """Return the next note of a sink: another number of slots, from a batch that has not run
-        yet.
-        """
+        """Return a sink's next note: other slots, from a batch on that has not run yet."""
         return replace(
             self,
             tasks=tasks,
@@ -106,7 +105,8 @@ class CheckpointNote:
 def read_note(spark: SparkSession, checkpoint: str, *, topic: str) -> CheckpointNote | None:
     """Return the note of a checkpoint; None: the folder is new, or holds none."""
     files, folder = _folder(spark, checkpoint)
-    number = max((int(found[1] or 1) for found in _matches(files, folder)), default=0)
+    found = filter(None, map(_FILE.fullmatch, _names(files, folder)))
+    number = max((int(each[1] or 1) for each in found), default=0)
     if not number:
         if files.exists(_path(spark, folder, "offsets")):
             raise ConfigError(
@@ -181,12 +181,7 @@ def _name(number: int) -> str:
     return "kafkamq.json" if number == 1 else f"kafkamq-{number}.json"
 
 
-def _matches(files: Any, folder: Any) -> list[re.Match[str]]:
-    return [found for name in _names(files, folder) if (found := _FILE.fullmatch(name))]
-
-
 def _names(files: Any, folder: Any) -> list[str]:
-    """Return what is in a folder; nothing, if there is none."""
     if not files.exists(folder):
         return []
     return [status.getPath().getName() for status in files.listStatus(folder)]

@@ -54,14 +54,12 @@ def claimed_assign(held: Hold, topic: str) -> ClaimedAssign:
 
 
 class ClaimedAssign:
-    """Partitions that this driver holds."""
-
     def __init__(
         self, held: Hold, topic: str, tokens: Mapping[int, int], starts: Mapping[int, int]
     ) -> None:
-        self.topic = topic  # of which topic
-        self.tokens = dict(tokens)  # fencing token by partition
-        self.starts = dict(starts)  # the next offset to consume, by partition
+        self.topic = topic
+        self.tokens = dict(tokens)
+        self.starts = dict(starts)
         self._held = held
 
     @property
@@ -119,7 +117,7 @@ class ClaimedAssign:
         try:
             self._held.commit_position(self.topic, partition, offset)
         except LeaseLostError:
-            self.check()  # says of all what is lost
+            self.check()
             raise
 
     def guard(self, query: StreamingQuery) -> ClaimGuard:
@@ -151,7 +149,7 @@ class ClaimGuard:
             return False
         if self._failure is not None:
             raise self._failure
-        self._query.awaitTermination()  # which is over, and raises what it failed with
+        self._query.awaitTermination()
         return True
 
     def stop(self) -> None:
@@ -169,7 +167,8 @@ class ClaimGuard:
             assign.commit_progress(query)
         except Exception as error:  # noqa: BLE001 - a query that nobody guards must not go on
             self._failure = error
-            with suppress(Exception):  # Spark itself may be gone
+            with suppress(Exception):
+                # Spark itself may be gone.
                 query.stop()
         finally:
             self._is_over.set()

@@ -41,7 +41,6 @@ def _spark_class(name: str) -> list[str]:
 
 
 def master_command(*, host: str, port: int, web_port: int) -> list[str]:
-    """Return the program and arguments of a master."""
     ports = ["--port", str(port), "--webui-port", str(web_port)]
     return [*_spark_class(_MASTER), "--host", host, *ports]
 
@@ -81,7 +80,8 @@ def daemon_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def package_archive() -> Path:
     """This package as a zip that workers import from; it lives as long as this process."""
     source = Path(__file__).resolve().parents[1]
-    if not source.is_dir():  # in such an archive already
+    if not source.is_dir():
+        # It is in such an archive already.
         return source.parent
     folder = tempfile.mkdtemp(prefix="kafkamq-ship-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

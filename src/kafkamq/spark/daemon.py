@@ -49,9 +49,11 @@ def main() -> None:
     from pyspark.daemon import manager
 
     module = sys.argv[1] if len(sys.argv) > 1 else _WORKER
-    with contextlib.redirect_stdout(sys.stderr):  # Spark reads the daemon's port from stdout
+    with contextlib.redirect_stdout(sys.stderr):
+        # Spark reads the daemon's port from stdout.
         for name in (module, *(IMPORTS if module == _WORKER else ())):
-            with contextlib.suppress(ImportError):  # the worker that needs it says it better
+            with contextlib.suppress(ImportError):
+                # The worker that needs the module says it better.
                 importlib.import_module(name)
     if _TASKS.exists() and len(list(_TASKS.iterdir())) > 1:
         os.execv(sys.executable, [sys.executable, "-m", "pyspark.daemon", *sys.argv[1:]])

@@ -9,7 +9,7 @@ import kafkamq.errors as errors
 import kafkamq.transport.errors as client_errors
 from kafkamq.errors import KafkaMQError
 
-_CALLING = re.compile(r"An error occurred while calling \S+\n: ")  # how py4j begins
+_CALLING = re.compile(r"An error occurred while calling \S+\n: ")
 _OURS = re.compile(r"kafkamq\.(?:clients\.)?\w+\.(\w+): ([^\n]*)")
 
 _ENDING_S = 1.0
@@ -41,7 +41,7 @@ def query_failure(error: BaseException) -> KafkaMQError:
         if found is not None:
             return found
     first_line = _CALLING.sub("", str(error)).strip().partition("\n")[0]
-    first_line = "".join(one if one.isprintable() else "?" for one in first_line)  # of a file's
+    first_line = "".join(one if one.isprintable() else "?" for one in first_line)
     advice = _NO_ROOM if "No space left on device" in str(error) else ""
     return QueryFailedError(f"the Spark query ended: {first_line}{advice}")
 
@@ -64,9 +64,7 @@ def spark_errors() -> tuple[type[BaseException], ...]:
 
 
 def jvm_errors() -> tuple[type[BaseException], ...]:
-    """Return what calls of a JVM raise; where py4j is not installed, with Spark Connect alone,
-    less.
-    """
+    """Return what calls of a JVM raise; with Spark Connect alone there is no py4j."""
     try:
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # no hints
     except ImportError:
@@ -78,13 +76,13 @@ def is_spark_gone() -> bool:
     """Return whether this process had a JVM of Spark's and has it no more."""
     try:
         from pyspark import SparkContext
-    except ImportError:  # of Spark Connect alone
+    except ImportError:
         return False
     process = getattr(SparkContext._gateway, "proc", None)
     if process is None:
-        return False  # none was started here
+        return False
     try:
-        process.wait(_ENDING_S)  # its sockets are closed before it can be waited for
+        process.wait(_ENDING_S)
     except subprocess.TimeoutExpired:
         return False
     return True

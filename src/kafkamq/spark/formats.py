@@ -86,7 +86,8 @@ def register_source(
             return format_name
 
     spark.conf.set(_PUSHDOWN, "true")
-    with active(spark):  # where Spark looks whether somebody else's has that name
+    with active(spark):
+        # Spark looks there whether somebody else's source has that name.
         spark.dataSource.register(RegisteredSource)
     if config is not None and name == FORMAT:
         _registered[spark] = config
@@ -115,7 +116,6 @@ class _BatchReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return one task for each range."""
         return [RangePartition(wanted) for wanted in batch_ranges(self._options, self._pushed)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -142,7 +142,6 @@ class KafkaSource(DataSource):
         return FORMAT
 
     def schema(self) -> str:
-        """Return the columns of the view."""
         options = parse_source_options(self.options, self.service)
         columns = columns_of(options.view, options.include_headers)
         return ", ".join(f"{name} {kind}" for name, kind in columns)

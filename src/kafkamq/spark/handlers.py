@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from pyspark.sql.types import StructType
 
+from kafkamq.config import Options
 from kafkamq.errors import ConfigError
 from kafkamq.queue.wire.headers import cut_text
 from kafkamq.spark.queues.acks import MAX_DELAY_S
@@ -37,8 +38,7 @@ Handler: TypeAlias = "Callable[[StreamMessage], Verdict | Awaitable[Verdict]]"
 
 _NEEDED = ("ack_token", "value")
 _RESULTS = (("verdict", "STRING"), ("delay", "DOUBLE"), ("reason", "STRING"), ("result", "BINARY"))
-_GIVEN = ("verdict", "reason")  # of rows that no handler sees
-_MAX_CONCURRENCY = 100_000
+_GIVEN = ("verdict", "reason")
 _log = logging.getLogger(__name__)
 
 
@@ -47,20 +47,17 @@ class StreamMessage:
     """What a handler sees of a row; verdicts are what it returns."""
 
     payload: bytes | None
-    key: bytes | None  # the sender's
-    headers: Mapping[str, bytes | None]  # the last of a name
+    key: bytes | None
+    headers: Mapping[str, bytes | None]
     id: str
     queue_id: str
-    delivery_count: int  # 1 at the first delivery
+    delivery_count: int
     timestamp_ms: int
-    row: Mapping[str, Any] = field(repr=False)  # all columns
+    row: Mapping[str, Any] = field(repr=False)
 
 
 def map_messages(
-    frame: DataFrame,
-    handler: Handler,
-    *,
-    concurrency: int | None = None,
+    frame: DataFrame, handler: Handler, *, concurrency: int | None = None
 ) -> DataFrame:
     """Run a handler for each row; adds ``verdict``, ``delay``, ``reason`` and ``result``.
 
@@ -91,14 +88,12 @@ def map_messages(
         raise ConfigError(f"column {taken[0]} is taken: map_messages adds it; rename yours")
     is_async = inspect.iscoroutinefunction(handler)
     count = (256 if is_async else 1) if concurrency is None else concurrency
-    if not 1 <= count <= _MAX_CONCURRENCY:
-        raise ConfigError(f"concurrency is {count}: it must be from 1 to {_MAX_CONCURRENCY}")
+    Options.concurrency.check(count)
     schema = StructType(columns)
     for name, kind in _RESULTS:
         schema = schema.add(name, kind.lower())
     return frame.mapInArrow(
-        lambda parts: _run(parts, handler, count=count, is_async=is_async),
-        schema,
+        lambda parts: _run(parts, handler, count=count, is_async=is_async), schema
     )
 
 
@@ -126,8 +121,6 @@ def _run(
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """The columns that a row gets."""
-
     verdict: str
     delay: float | None = None
     reason: str | None = None
@@ -201,7 +194,8 @@ async def _run_coroutines(
     shards = iter(_shards(messages))
 
     async def work() -> None:
-        for shard in shards:  # shared: each takes the next one
+        # The iterator is shared: each takes the next one.
+        for shard in shards:
             for index, message in shard:
                 try:
                     done[index] = _judge(await cast("Awaitable[Verdict]", handler(message)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -13,6 +12,7 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, WireError
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.namespace import IDENTITY_AGE_S, Namespace, NamespaceFacts
+from kafkamq.spark.batches import of_process
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.clock import NS_PER_MS, monotonic_ms
 from kafkamq.transport.errors import KafkaError, Meaning, broker_error, meaning
@@ -22,8 +22,8 @@ from kafkamq.transport.record import LOG_APPEND_TIME, Record
 from kafkamq.transport.settings import marker_settings
 from kafkamq.types import Marker
 
-_FLUSH_S = 40.0  # longer than message.timeout.ms
-_ADDED_S = 10.0  # brokers know of a partition that was added by then
+_FLUSH_S = 40.0
+_ADDED_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,11 @@ class RecordMetadata:
 
 
 class _Reports:
-    """The delivery reports of some markers."""
-
     def __init__(self, count: int) -> None:
         self.places: list[RecordMetadata] = [RecordMetadata(-1, -1)] * count
         self.missing = count
-        self.log_ms = -1  # LogAppendTime of one of them; -1: not known
+        # The LogAppendTime of one of them; -1: not known.
+        self.log_ms = -1
         self.error: KafkaError | None = None
 
     def told(self, number: int, error: KafkaError | None, message: Record) -> None:
@@ -59,11 +58,7 @@ class MarkerLog:
         self._config = config
         self._topic = config.marker_topic
         self._namespace = Namespace(config)
-        settings = marker_settings(
-            config,
-            linger_ms=2,
-            queue_buffering_max_messages=1_000_000,
-        )
+        settings = marker_settings(config, linger_ms=2, queue_buffering_max_messages=1_000_000)
         self._producer = IdempotentProducer(config, settings, max_block_s=_FLUSH_S)
         self._reader = LogReader(config)
         self._writing = threading.Lock()
@@ -84,7 +79,7 @@ class MarkerLog:
                     self._producer.produce(self._topic, value, key, partition, None, report)
                     break
                 except BrokerError as error:
-                    is_new = meaning(error) is Meaning.NO_PARTITION  # it was added just now
+                    is_new = meaning(error) is Meaning.NO_PARTITION
                     if not is_new or time.monotonic() > added_s:
                         raise
                     self._producer.serve(0.1)
@@ -95,9 +90,7 @@ class MarkerLog:
         return reports.places
 
     def broker_ms(self) -> int | None:
-        """Return the brokers' time, as the ages of messages are judged by it (R28); None: not
-        known.
-        """
+        """Return the brokers' time (R28); None: it is not known."""
         return self._namespace.broker_clock.now_ms(time.time_ns() // NS_PER_MS, monotonic_ms())
 
     def facts(self) -> NamespaceFacts:
@@ -122,7 +115,7 @@ class MarkerLog:
     def read(
         self, partition: int, start: int, end: int
     ) -> Iterator[tuple[int, int, int, Marker | None]]:
-        """Offset, timestamp, its kind and marker of each record; None: it is no marker."""
+        """Yield offset, time, log time (-1: another's) and marker (None: it is none) of records."""
         wanted = LogRange(self._topic, partition, start, end)
         for records in self._reader.read(wanted, skips_lost=True):
             for record in records:
@@ -131,21 +124,9 @@ class MarkerLog:
                     marker = decode_marker(record.value())
                 except WireError:
                     marker = None
-                yield record.offset(), timestamp_ms, kind, marker
-
-
-_logs: dict[tuple[int, str, str, tuple[tuple[str, str], ...]], MarkerLog] = {}
+                log_ms = timestamp_ms if kind == LOG_APPEND_TIME else -1
+                yield record.offset(), timestamp_ms, log_ms, marker
 
 
 def marker_log(config: ServiceConfig) -> MarkerLog:
-    """This process's, made once."""
-    key = (
-        os.getpid(),
-        config.bootstrap_servers,
-        config.marker_topic,
-        tuple(sorted(config.kafka.items())),
-    )
-    found = _logs.get(key)
-    if found is None:
-        found = _logs[key] = MarkerLog(config)
-    return found
+    return of_process(MarkerLog, config)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from typing import Any
 
-from kafkamq.config import ServiceConfig
+from kafkamq.config import Option, Options, QueueConfig, ServiceConfig, Value, options_of
 from kafkamq.errors import ConfigError
 
 EARLIEST = "earliest"
@@ -23,35 +25,50 @@ VIEWS = ("messages", "deliveries", "in_flight", "dead_letters", "markers")
 """What ``view`` may be: the topics of a namespace; without it a topic's records are read."""
 
 _BOOTSTRAP = "kafka.bootstrap.servers"
+
+
+class QueueOptions:
+    """What ``read_queue`` may say of its queue, whose leases have to last for whole batches."""
+
+    redelivery_timeout = replace(Options.redelivery_timeout, default=60.0, least=1)
+    max_deliveries = Options.max_deliveries
+    max_lease = replace(Options.max_lease, least=1)
+    group = Options.group
+    batch_markers = Options.batch_markers
+
+
+class _Own:
+    max_rows_per_trigger = Option[int | None](int, None, most=1 << 63)
+    max_offsets_per_trigger = Option[int | None](int, None, most=1 << 63)
+    include_headers = Option(bool, False)
+    min_partitions = Option(int, 1)
+    fail_on_data_loss = Option(bool, True)
+    tasks = Option(int, 1)
+    acknowledge = Option(bool, False)
+
+
+_OF_QUEUE = options_of(QueueOptions)
+
+
+def _spelled(option: Option[Any]) -> str:
+    first, *others = option.name.split("_")
+    return first + "".join(map(str.capitalize, others))
+
+
 _SPELLED = (
     "topic", "view", "mode", "namespace", "queue", "startingOffsets", "endingOffsets",
-    "startingTimestamp", "endingTimestamp", "maxRowsPerTrigger", "maxOffsetsPerTrigger",
-    "includeHeaders", "minPartitions", "partitions", "failOnDataLoss", "tasks", "acknowledge",
-    "redeliveryTimeout", "maxDeliveries", "maxLease", "group", "batchMarkers",
+    "startingTimestamp", "endingTimestamp", "partitions",
+    *map(_spelled, (*options_of(_Own), *_OF_QUEUE)),
 )  # fmt: skip
-_OF_READ_QUEUE = ("redeliveryTimeout", "maxDeliveries", "maxLease", "group", "batchMarkers")
 _KNOWN = {name.lower() for name in _SPELLED}
 _INTERNAL = {"mode", "tasks", "acknowledge"}
 _SHOWN = sorted(name for name in _SPELLED if name not in _INTERNAL)
 _ROWS = ("records", "blocks", *VIEWS)
-_OF_QUEUES = ("messages", "deliveries", "in_flight")  # which option queue narrows
-
-
-@dataclass(frozen=True, kw_only=True)
-class AcknowledgeOptions:
-    """How a stream that acknowledges STARTs what it hands out."""
-
-    redelivery_timeout_ms: int = 60_000  # redeliveryTimeout, in s
-    max_deliveries: int = 5  # maxDeliveries
-    max_lease_ms: int = 43_200_000  # maxLease, in s
-    group_id: str = ""  # group: whose positions it goes on from; empty: the queue's own
-    batch_markers: bool = True  # batchMarkers: markers of many messages in one record (R28-R30)
+_OF_QUEUES = ("messages", "deliveries", "in_flight")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions:
-    """What a query reads."""
-
     config: ServiceConfig  # where, and Kafka's properties
     topic: str  # topic; of a view: the namespace's
     view: str = "records"  # view: what a row is (``spark/source/columns.py``)
@@ -59,12 +76,12 @@ class SourceOptions:
     starting: str | Offsets | int = EARLIEST  # startingOffsets, or ms of startingTimestamp
     ending: str | Offsets | int = LATEST  # endingOffsets or endingTimestamp, of a batch
     max_rows: int | None = None  # maxRowsPerTrigger; maxOffsetsPerTrigger, as Spark has it
-    include_headers: bool = False  # includeHeaders, of records
-    min_partitions: int = 1  # minPartitions, of a batch: split large ranges
+    include_headers: bool = _Own.include_headers.default  # of records
+    min_partitions: int = _Own.min_partitions.default  # of a batch: split large ranges
     partitions: frozenset[int] | None = None  # partitions: only these, as 0,3,5; None: all
-    fail_on_data_loss: bool = True  # failOnDataLoss
-    tasks: int = 1  # of blocks: shuffle partitions that the group keys are made for
-    acknowledge: AcknowledgeOptions | None = None  # read_queue sets it
+    fail_on_data_loss: bool = _Own.fail_on_data_loss.default
+    tasks: int = _Own.tasks.default  # of blocks: shuffle partitions that group keys are made for
+    acknowledge: QueueConfig | None = None  # read_queue sets it: how it STARTs what it hands out
 
     @property
     def is_folded(self) -> bool:
@@ -86,7 +103,6 @@ def chosen_partitions(options: SourceOptions, count: int) -> list[int]:
 def parse_source_options(
     options: Mapping[str, str], service: ServiceConfig | None
 ) -> SourceOptions:
-    """Read the options of a query."""
     given = {name.lower(): value for name, value in options.items()}
     given.pop("path", None)
     unknown = sorted(name for name in set(given) - _KNOWN if not name.startswith("kafka."))
@@ -121,10 +137,10 @@ def parse_source_options(
         ending=_of_topic("endingOffsets", _place(given, "ending", LATEST), topic),
         max_rows=_max_rows(given),
         include_headers=_headers(view, given),
-        min_partitions=_number("minPartitions", given.get("minpartitions")) or 1,
+        min_partitions=_parsed(_Own.min_partitions, given),
         partitions=_numbers("partitions", given.get("partitions")),
-        fail_on_data_loss=_flag("failOnDataLoss", given.get("failondataloss", "true")),
-        tasks=_number("tasks", given.get("tasks")) or 1,
+        fail_on_data_loss=_parsed(_Own.fail_on_data_loss, given),
+        tasks=_parsed(_Own.tasks, given),
         acknowledge=_acknowledge(view, given),
     )
 
@@ -164,15 +180,17 @@ def _topic_of(config: ServiceConfig, view: str) -> str:
 
 
 def _max_rows(given: Mapping[str, str]) -> int | None:
-    names = ("maxRowsPerTrigger", "maxOffsetsPerTrigger")
-    named = [name for name in names if name.lower() in given]
-    if len(named) > 1:
-        raise ConfigError(f"{' and '.join(named)} mean the same: give one of them")
-    return _number(named[0], given[named[0].lower()]) if named else None
+    rows: int | None = _parsed(_Own.max_rows_per_trigger, given)
+    offsets: int | None = _parsed(_Own.max_offsets_per_trigger, given)
+    if rows and offsets:
+        raise ConfigError(
+            "maxRowsPerTrigger and maxOffsetsPerTrigger mean the same: give one of them"
+        )
+    return rows or offsets
 
 
 def _headers(view: str, given: Mapping[str, str]) -> bool:
-    wanted = _flag("includeHeaders", given.get("includeheaders", "false"))
+    wanted: bool = _parsed(_Own.include_headers, given)
     if wanted and view in VIEWS:
         raise ConfigError(
             f"includeHeaders is for a topic's records: view {view} has its own columns"
@@ -180,44 +198,40 @@ def _headers(view: str, given: Mapping[str, str]) -> bool:
     return wanted
 
 
-def _acknowledge(view: str, given: Mapping[str, str]) -> AcknowledgeOptions | None:
-    if not _flag("acknowledge", given.get("acknowledge", "false")):
-        if misplaced := [name for name in _OF_READ_QUEUE if name.lower() in given]:
+def _acknowledge(view: str, given: Mapping[str, str]) -> QueueConfig | None:
+    if not _parsed(_Own.acknowledge, given):
+        names = [_spelled(each) for each in _OF_QUEUE]
+        if misplaced := [name for name in names if name.lower() in given]:
             raise ConfigError(
                 f"{misplaced[0]} is for queues that are acknowledged: use read_queue()"
             )
         return None
     if view != "messages" or not given.get("queue"):
         raise ConfigError("acknowledge is for view messages with a queue: use read_queue()")
-    default = AcknowledgeOptions()
-    timeout_ms = _milliseconds("redeliveryTimeout", given, default.redelivery_timeout_ms)
-    max_lease_ms = _milliseconds("maxLease", given, default.max_lease_ms)
-    if max_lease_ms < timeout_ms:
+    own = {each.field: _parsed(each, given) for each in _OF_QUEUE}
+    timeout_s, max_lease_s = own["redelivery_timeout_ms"] / 1000, own["max_lease_ms"] / 1000
+    if max_lease_s < timeout_s:
         raise ConfigError(
-            f"maxLease is {max_lease_ms / 1000:g}: it must be at least redeliveryTimeout "
-            f"({timeout_ms / 1000:g})"
+            f"maxLease is {max_lease_s:g}: it must be at least redeliveryTimeout ({timeout_s:g})"
         )
-    return AcknowledgeOptions(
-        redelivery_timeout_ms=timeout_ms,
-        max_deliveries=_number("maxDeliveries", given.get("maxdeliveries"))
-        or default.max_deliveries,
-        max_lease_ms=max_lease_ms,
-        group_id=given.get("group", ""),
-        batch_markers=_flag("batchMarkers", given.get("batchmarkers", "true")),
-    )
+    return QueueConfig(queue_id=given["queue"], group_id=own.pop(Options.group.field), **own)
 
 
-def _milliseconds(name: str, given: Mapping[str, str], default_ms: int) -> int:
-    text = given.get(name.lower())
+def _parsed(option: Option[Value], given: Mapping[str, str]) -> Any:
+    """Return what settings have of an option's text, or of its default."""
+    option = replace(option, name=_spelled(option))
+    text = given.get(option.name.lower())
     if text is None:
-        return default_ms
-    try:
-        result = round(float(text) * 1000)
-    except (ValueError, OverflowError):
-        result = 0
-    if not 1000 <= result <= 366 * 86_400_000:
-        raise ConfigError(f"{name} is {text!r}: it must be seconds, from 1 to a year's")
-    return result
+        return option.convert(option.default)
+    if option.kind is bool and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if option.kind is int and text.isascii() and text.isdigit():
+        return option.convert(int(text))
+    if option.is_time:
+        with suppress(ValueError):
+            return option.convert(float(text))
+    option.check(text)
+    return text
 
 
 def _place(given: Mapping[str, str], end: str, default: str) -> str | Offsets | int:
@@ -277,14 +291,6 @@ def _offsets(name: str, text: str) -> str | Offsets:
     return result
 
 
-def _number(name: str, text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not text.isdigit() or int(text) < 1:
-        raise ConfigError(f"{name} is {text!r}: it must be a whole number from 1")
-    return int(text)
-
-
 def _numbers(name: str, text: str | None) -> frozenset[int] | None:
     if text is None:
         return None
@@ -292,9 +298,3 @@ def _numbers(name: str, text: str | None) -> frozenset[int] | None:
     if not all(number.isascii() and number.isdigit() for number in numbers):
         raise ConfigError(f"{name} is {text!r}: give the partitions to read, such as 0,3,5")
     return frozenset(map(int, numbers))
-
-
-def _flag(name: str, text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ConfigError(f"{name} is {text!r}: it must be true or false")
-    return text.lower() == "true"

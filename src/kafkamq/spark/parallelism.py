@@ -11,23 +11,25 @@ salt is chosen so that number p lands in task ``p mod n``. A test pins the hash 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import count
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 FIRST_LOOK_S = 60.0
 """Seconds after its start until a query looks which executors there are."""
 NEXT_LOOK_S = 600.0
 """Seconds between later looks: a change may cost a fold of what is open."""
-_CLUSTERS = ("yarn", "k8s://")  # where an executor has one core, and there are two, unless told
+# There an executor has one core, and there are two executors, unless told otherwise.
+_CLUSTERS = ("yarn", "k8s://")
 
 
 def cores(spark: SparkSession) -> int:
     """Cores of the executors that are registered, or of those that are announced, if more."""
     settings = dict(spark.sparkContext.getConf().getAll())
-    registered = spark.sparkContext.defaultParallelism  # asked of the scheduler at each call
+    registered = spark.sparkContext.defaultParallelism
     if "spark.default.parallelism" in settings:
         return registered
     return max(registered, announced_cores(settings))
@@ -90,3 +92,24 @@ def group_key(topic: str, partition: int, tasks: int) -> str:
         if spark_hash(key) % tasks == partition % tasks:
             return key
     raise AssertionError("count() has no end")
+
+
+def with_columns(frame: DataFrame, kinds: Mapping[str, str]) -> DataFrame:
+    """Return a frame's rows with these columns alone, by type; null what it has not."""
+    from pyspark.sql import functions as fn
+
+    return frame.select(
+        *(
+            (fn.col(name) if name in frame.columns else fn.lit(None)).cast(kind).alias(name)
+            for name, kind in kinds.items()
+        )
+    )
+
+
+def in_slots(rows: DataFrame, name: str, hashed: Column, slots: int) -> DataFrame:
+    """Return the rows with a column of their slots, by a hash; one slot is in one task."""
+    from pyspark.sql import functions as fn
+
+    cut = rows.withColumn(name, fn.pmod(hashed, fn.lit(slots)).cast("int"))
+    keys = fn.array(*(fn.lit(group_key("slot", each, slots)) for each in range(slots)))
+    return cut.repartition(slots, fn.element_at(keys, fn.col(name) + 1))

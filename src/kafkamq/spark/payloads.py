@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 
 BodySchema: TypeAlias = "str | StructType | Schema"
 """DDL or a StructType, of JSON; or what a ``SchemaRegistry`` made, of Avro or Protobuf."""
-_Row: TypeAlias = "tuple[Any, str | None, str | None]"  # body, verdict and reason of a message
+_Row: TypeAlias = "tuple[Any, str | None, str | None]"
 
 MALFORMED = "the payload is no JSON of the schema"
 NULL = "the payload is null"
-_TEXT = "_kafkamq_text"  # of a payload that does not parse
-_PATIENCE = 12  # time-outs of a registry, for which a task waits for it
+_TEXT = "_kafkamq_text"
+_PATIENCE = 12
 
 
 def with_body(frame: DataFrame, schema: BodySchema, *, malformed: str = "reject") -> DataFrame:
@@ -174,7 +174,8 @@ def _row(schema: Schema, given: tuple[bytes | None, list[tuple[str, Any]]]) -> _
     payload, headers = given
     if payload is None:
         return None, "reject", NULL
-    until_s: float | None = None  # since the first question that nobody answered
+    # Counts from the first question that nobody answered.
+    until_s: float | None = None
     while True:
         try:
             body = schema.deserialize(payload, headers)
@@ -197,9 +198,7 @@ def _row(schema: Schema, given: tuple[bytes | None, list[tuple[str, Any]]]) -> _
 
 
 def _fields(message: Any) -> dict[str, Any]:
-    """Return a Protobuf message as a row; a field that knows whether it is set is null where it is
-    not.
-    """
+    """Return a Protobuf message as a row; a field that knows that it is not set is null."""
     row: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
@@ -288,7 +287,7 @@ def _avro_type(schema: Any, known: dict[str, DataType | None], place: str) -> Da
             raise ConfigError(f"{place} is {schema}, which contains itself: no column can hold it")
         return found
     if "name" in schema:
-        known[schema["name"]] = None  # until it is known
+        known[schema["name"]] = None
     made = _avro_type_of(schema, known, place)
     if "name" in schema:
         known[schema["name"]] = made

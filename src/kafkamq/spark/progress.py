@@ -21,12 +21,10 @@ _log = logging.getLogger(__name__)
 
 
 class QueryMetrics:
-    """Counts what queries report; any thread."""
-
     def __init__(self, names: Callable[[str], str] = lambda name: name) -> None:
         """``names`` turns a query's name (its id, if it has none) into the label."""
         self._names = names
-        self._labels: dict[str, str] = {}  # by the id of the run
+        self._labels: dict[str, str] = {}
 
     def on_started(self, run_id: str, name: str) -> None:
         self._labels[run_id] = self._names(name)
@@ -35,7 +33,7 @@ class QueryMetrics:
     def on_progress(self, progress: Mapping[str, Any]) -> None:
         """A batch has ended, or nothing was to be done; as in ``query.lastProgress``."""
         run_id = progress["runId"]
-        if run_id not in self._labels:  # it ran before it was watched
+        if run_id not in self._labels:
             self.on_started(run_id, progress.get("name") or progress["id"])
         label = self._labels[run_id]
         catalog.SPARK_BACKLOG.set(sum(map(_backlog, progress["sources"])), label)
@@ -46,7 +44,8 @@ class QueryMetrics:
         took_s = progress["durationMs"].get("triggerExecution", 0) / 1000
         rows = progress["numInputRows"]
         if "addBatch" not in progress["durationMs"]:
-            return  # no batch: Spark only looked
+            # There was no batch: Spark only looked.
+            return
         catalog.SPARK_BATCH_SECONDS.observe(took_s, label)
         catalog.SPARK_ROWS.add(rows, label)
         if took_s > 0:
@@ -70,9 +69,7 @@ def _state_bytes(operator: Mapping[str, Any]) -> int:
 
 
 def _backlog(source: Mapping[str, Any]) -> int:
-    """Return records between the end of the batch and the end of the log, where the source tells
-    both.
-    """
+    """Return records behind the end of the batch, where the source tells."""
     ends, latest = (_offsets(source.get(name)) for name in ("endOffset", "latestOffset"))
     return sum(max(0, at - ends.get(place, 0)) for place, at in latest.items())
 

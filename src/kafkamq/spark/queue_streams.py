@@ -34,6 +34,7 @@ from kafkamq.spark.failures import (
     spark_failure,
 )
 from kafkamq.spark.formats import FORMAT, register_source, registered_config
+from kafkamq.spark.options import QueueOptions
 from kafkamq.spark.parallelism import FIRST_LOOK_S, NEXT_LOOK_S, cores
 from kafkamq.spark.payloads import BodySchema, with_body
 from kafkamq.spark.queues.acks import (
@@ -43,12 +44,7 @@ from kafkamq.spark.queues.acks import (
     check_columns,
     write_ends,
 )
-from kafkamq.spark.queues.committing import (
-    CommitSettings,
-    commit_slots,
-    next_epoch,
-    with_slots,
-)
+from kafkamq.spark.queues.committing import CommitSettings, commit_slots, next_epoch, with_slots
 from kafkamq.spark.sink.rows import MAX_SLOTS, SINK_COLUMNS, check_types
 from kafkamq.spark.sink.sink import start_query
 from kafkamq.spark.tables import Table, check_table, insert_once
@@ -59,8 +55,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-_STOP_S = 5.0  # for the thread that waits in Spark
-_ROW_BY_ROW = ("Filter", "Generate", "Project", "SubqueryAlias", "View")  # nodes of Spark's plans
+_STOP_S = 5.0
+_ROW_BY_ROW = ("Filter", "Generate", "Project", "SubqueryAlias", "View")
 _log = logging.getLogger(__name__)
 
 EachBatch = Callable[["DataFrame", Batch], "DataFrame | None"]
@@ -73,11 +69,11 @@ def read_queue(
     queue_id: str,
     config: ServiceConfig | None = None,
     *,
-    redelivery_timeout: float = 60.0,
-    max_deliveries: int = 5,
-    max_lease: float = 43_200.0,
+    redelivery_timeout: float = QueueOptions.redelivery_timeout.default,
+    max_deliveries: int = QueueOptions.max_deliveries.default,
+    max_lease: float = QueueOptions.max_lease.default,
     max_rows: int = 10_000,
-    batch_markers: bool = True,
+    batch_markers: bool = QueueOptions.batch_markers.default,
     group: str | None = None,
     schema: BodySchema | None = None,
     malformed: str = "reject",
@@ -129,12 +125,10 @@ def read_queue(
 
 @dataclass
 class Acknowledged:
-    """What became of verdicts."""
-
-    ends: int = 0  # verdicts written
-    written: int = 0  # rows of output
-    skipped: int = 0  # rows of output that an earlier run had written
-    late: int = 0  # verdicts that came after their lease's end: these messages are delivered again
+    ends: int = 0
+    written: int = 0
+    skipped: int = 0
+    late: int = 0
 
     def _add(self, other: Acknowledged) -> None:
         self.ends += other.ends
@@ -193,7 +187,8 @@ class AckQuery:
     def stop(self) -> None:
         """End it; the batch under way is repeated at the next start."""
         calls = logging.getLogger("py4j.clientserver")
-        calls.addFilter(_is_no_interrupt)  # of the batch under way, which py4j would print
+        # It leaves out the interrupt of the batch under way, which py4j would print.
+        calls.addFilter(_is_no_interrupt)
         try:
             self.query.stop()
             self._ended.wait(_STOP_S)
@@ -266,9 +261,7 @@ def ack(
         each_batch = partial(_insert, check_table(frame, table))
     spark = frame.sparkSession
     config = config or registered_config(spark)
-    settings = AckSettings(
-        config=replace(config, kafka=dict(config.kafka)), backoff=backoff or Backoff()
-    )
+    settings = AckSettings(config=config, backoff=backoff or Backoff())
     batches = _Batches(settings, each_batch, on_late, planned=last_batch(spark, checkpoint))
     # What `table` needs reads all rows before the first one is written.
     batches.keeps_at_once = not table and not _follows_from_messages(frame)
@@ -324,7 +317,7 @@ def _remote_writer(
 ) -> DataStreamWriter:
     """The server has what was registered in the session; its sink finds no more options."""
     given = [name for name, value in needs_driver.items() if value]
-    if "topic" in frame.columns:  # by which rows are output, too
+    if "topic" in frame.columns:
         given.append("topic")
     if given:
         raise ConfigError(
@@ -397,24 +390,21 @@ class _Cut:
         self._look_s = time.monotonic() + FIRST_LOOK_S
 
     def follow_executors(self, batch: int) -> None:
-        """Take, when a batch has been written, more slots for the next ones, if there are more
-        cores.
-        """
+        """Take more slots for the batches behind this one, if there are more cores."""
         now_s = time.monotonic()
         if self._is_fixed or now_s < self._look_s:
             return
         self._look_s = now_s + NEXT_LOOK_S
         wanted = min(MAX_SLOTS, cores(self._spark))
         if wanted > self.note.tasks:
-            made = self.note.cut(wanted, since=batch + 1)  # Spark plans it when this one is done
+            # Spark plans it when this one is done.
+            made = self.note.cut(wanted, since=batch + 1)
             write_note(self._spark, self._checkpoint, made)
             self.note = made
             _log.info("batches have more slots from now on", extra={"slots": wanted})
 
 
 class _Batches:
-    """What Spark calls for each batch, in a thread of the driver."""
-
     def __init__(
         self,
         settings: AckSettings,
@@ -424,13 +414,13 @@ class _Batches:
         planned: int,
     ) -> None:
         self.total = Acknowledged()
-        self.keeps_at_once = True  # the rows, before each_batch is called
+        self.keeps_at_once = True
         self.commits: CommitSettings | None = None
-        self.cut: _Cut | None = None  # with commits
+        self.cut: _Cut | None = None
         self._settings = settings
         self._each_batch = each_batch
         self._on_late = on_late
-        self._planned = planned  # the last batch of earlier runs
+        self._planned = planned
 
     def run(self, frame: DataFrame, batch: int) -> None:
         """Output first, ENDs last."""

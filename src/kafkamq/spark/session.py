@@ -41,9 +41,10 @@ _NEEDED: Mapping[str, tuple[tuple[int, ...], tuple[int, ...] | None]] = {
     "pyarrow": ((18,), None),
     "protobuf": ((6, 30), (8,)),
 }
-_MODULES = {"protobuf": "google.protobuf"}  # where a module's name is not its distribution's
-# A small heap, and no second compiler: most of the work is done in Python, starting up counts.
-_JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+_MODULES = {"protobuf": "google.protobuf"}
+# A small heap, and no second compiler: most of the work is done in Python, starting up counts. And
+# no collection of everything whenever the classes that it loads outgrow a limit, at first 21 MB.
+_JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:MetaspaceSize=256m"
 _STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 # Without Hadoop's checksum files: each file of a checkpoint costs two processes (chmod) with them.
 # The state's change logs carry checksums of their own.
@@ -51,7 +52,8 @@ _LOCAL_FILES = "org.apache.hadoop.fs.local.RawLocalFs"
 _MASTER = re.compile(
     r"local(\[(\d+|\*)(,\s*\d+)?\])?|local-cluster\[.*\]|spark://\S+:\d+|yarn|k8s://.+"
 )
-_MASTER_S = 10.0  # to connect to a standalone master; Spark itself gives up after a minute
+# To connect to a standalone master; Spark itself gives up after a minute.
+_MASTER_S = 10.0
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _log = logging.getLogger(__name__)
 _jvm_log = logging.getLogger("kafkamq.spark.jvm")
@@ -59,16 +61,15 @@ _jvm_log = logging.getLogger("kafkamq.spark.jvm")
 _NOISE = re.compile(
     r"WARNING: Using incubator|(Starting )?Streaming TransformWithState|\s*$"
     r"|\s+at [\w.$/<>]+\(|\s+\.\.\. \d+ more"
-    r"|WARN TaskSetManager: .*TaskKilled \(Stage cancelled: \[SPARK_JOB_CANCELLED\]"  # by a stop
+    # A stop prints this.
+    r"|WARN TaskSetManager: .*TaskKilled \(Stage cancelled: \[SPARK_JOB_CANCELLED\]"
     # By one, too: Spark looks for the interrupt in the text of what a batch's function raised.
     r'|Exception in thread "stream execution thread for .*" java.lang.StackOverflowError'
 )
 
 
 def has_session() -> bool:
-    """Return whether this process has a session, in whichever thread: who finds one must not stop
-    it.
-    """
+    """Return whether this process has a session, which who finds it must not stop."""
     from pyspark import SparkContext
 
     return SparkContext._active_spark_context is not None
@@ -104,46 +105,31 @@ def build_session(
     from pyspark.sql import SparkSession
 
     if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
-        _java_version()  # else somebody, as spark-submit, has started it
+        # Else somebody, as spark-submit, has started it.
+        _java_version()
+    ours = {**session_settings(master=master, driver_memory=driver_memory), **(settings or {})}
     if has_session() and SparkContext._active_spark_context is not _built:
-        return _beside(session_settings(master=master, driver_memory=driver_memory), settings)
-
-    # Else `python3` of PATH runs the workers; of a cluster's, somebody may know better.
-    if master.startswith("local") or "PYSPARK_PYTHON" not in os.environ:
-        os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    every = {
-        "spark.app.name": app_name,
-        "spark.master": master,
-        **session_settings(master=master, driver_memory=driver_memory),
-        **(settings or {}),
-    }
-    _start_jvm(every)
-    builder = SparkSession.builder
-    for name, value in every.items():
-        builder = builder.config(name, value)
-    with keeping_interrupts():
-        spark = builder.getOrCreate()
-    if not every["spark.master"].startswith("local"):
-        spark.sparkContext.addPyFile(str(package_archive()))
-    globals()["_built"] = spark.sparkContext
-    return spark
-
-
-_built: SparkContext | None = None  # of the session that build_session made
-
-
-def _beside(ours: Mapping[str, str], settings: Mapping[str, str] | None) -> SparkSession:
-    """Return a session of our own on the context that somebody else made."""
-    from pyspark.sql import SparkSession
-
-    spark = SparkSession.builder.getOrCreate().newSession()
-    for name, value in {**ours, **(settings or {})}.items():
-        if spark.conf.isModifiable(name):  # what is of the JVM stays as it was started
-            spark.conf.set(name, value)
+        spark = SparkSession.builder.getOrCreate().newSession()
+        for name, value in ours.items():
+            if spark.conf.isModifiable(name):
+                # What is of the JVM stays as it was started.
+                spark.conf.set(name, value)
+    else:
+        # Else `python3` of PATH runs the workers; of a cluster's, somebody may know better.
+        if master.startswith("local") or "PYSPARK_PYTHON" not in os.environ:
+            os.environ["PYSPARK_PYTHON"] = sys.executable
+        os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        every = {"spark.app.name": app_name, "spark.master": master, **ours}
+        _start_jvm(every)
+        with keeping_interrupts():
+            spark = SparkSession.builder.config(map=dict(every)).getOrCreate()
+        globals()["_built"] = spark.sparkContext
     if not str(spark.conf.get("spark.master")).startswith("local"):
         spark.sparkContext.addPyFile(str(package_archive()))
     return spark
+
+
+_built: SparkContext | None = None
 
 
 def end_session(spark: SparkSession) -> None:
@@ -157,31 +143,25 @@ def end_session(spark: SparkSession) -> None:
         _log.info("the session ended with its JVM", extra={"error": str(error)})
 
 
-def _require_same(master: str) -> None:
-    """Spark gives the session that is there, wherever it is: on no cluster but the right one."""
+def _check_master(master: str) -> None:
+    """Refuse what is no master, or is elsewhere than the session that this process has."""
     from pyspark import SparkContext
 
-    running = SparkContext._active_spark_context
-    if running is not None and not master.startswith("local") and running.master != master:
+    if not _MASTER.fullmatch(master):
+        raise ConfigError(
+            f"master is {master!r}: it must be local[N], spark://host:port, yarn or k8s://..."
+        )
+    running = SparkContext._active_spark_context if has_session() else None
+    if running is None and master.startswith("spark://"):
+        _require_master(master)
+    elif running is not None and not master.startswith("local") and running.master != master:
         raise ConfigError(
             f"master is {master}, but this process has a Spark session on {running.master}: stop "
             "that one first, or use another process"
         )
 
 
-def _check_master(master: str) -> None:
-    if not _MASTER.fullmatch(master):
-        raise ConfigError(
-            f"master is {master!r}: it must be local[N], spark://host:port, yarn or k8s://..."
-        )
-    if has_session():
-        _require_same(master)
-    elif master.startswith("spark://"):
-        _require_master(master)
-
-
 def _require_master(master: str) -> None:
-    """One of a standalone cluster's masters takes connections."""
     last: Exception | None = None
     for address in master.removeprefix("spark://").split(","):
         host, _, port = address.rpartition(":")
@@ -217,7 +197,7 @@ def _start_jvm(settings: Mapping[str, str]) -> None:
         if before is not None:
             os.environ["PYTHONPATH"] = before
     process = getattr(gateway, "proc", None)
-    if process is not None:  # None: a JVM that was there before (spark-submit)
+    if process is not None:
         threading.Thread(
             target=_forward, args=(process.stdout,), name="kafkamq-jvm-log", daemon=True
         ).start()
@@ -231,22 +211,19 @@ def _forward(stream: IO[bytes]) -> None:
             _jvm_log.warning("%s", text)
 
 
-def activate(spark: SparkSession) -> None:
-    """Make it this thread's session in the JVM, where registered sinks are looked up."""
-    sessions = getattr(spark._jvm, "org.apache.spark.sql.classic.SparkSession")
-    sessions.setActiveSession(spark._jsparkSession)
-
-
 @contextmanager
 def active(spark: SparkSession) -> Iterator[None]:
-    """``activate`` while the block runs; nothing for Spark Connect, whose server does it."""
+    """Make it this thread's session in the JVM, where registered formats are looked up.
+
+    A session of Spark Connect needs nothing: its server does it.
+    """
     jvm = getattr(spark, "_jvm", None)
     if jvm is None:
         yield
         return
     sessions = getattr(jvm, "org.apache.spark.sql.classic.SparkSession")
     before = sessions.getActiveSession()
-    activate(spark)
+    sessions.setActiveSession(spark._jsparkSession)
     try:
         yield
     finally:
@@ -265,12 +242,14 @@ def session_settings(*, master: str, driver_memory: str) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.redaction.regex": REDACTED,
         "spark.sql.redaction.options.regex": f"{REDACTED}|url",
-        "spark.speculation": "false",  # the sink: one task per marker partition at a time
+        # The sink has one task per marker partition at a time.
+        "spark.speculation": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
         "spark.sql.execution.pyspark.binaryAsBytes": "true",
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.adaptive.enabled": "false",  # young JVMs pay for it, and the sink wants it off
+        # Young JVMs pay for it, and the sink wants it off.
+        "spark.sql.adaptive.enabled": "false",
     }
     if master.startswith("local"):
         settings |= {
@@ -287,10 +266,12 @@ def session_settings(*, master: str, driver_memory: str) -> dict[str, str]:
 def stream_settings(tasks: int) -> dict[str, str]:
     """Properties of the tracker's query, for the session that it is started in."""
     return {
-        "spark.sql.adaptive.enabled": "false",  # as Spark does for stateful queries anyway
+        # Spark does so for stateful queries anyway.
+        "spark.sql.adaptive.enabled": "false",
         "spark.sql.streaming.stateStore.providerClass": _STATE_STORE,
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-        "spark.sql.streaming.noDataMicroBatches.enabled": "false",  # no timers, no watermark
+        # There are no timers, and no watermark.
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         "spark.sql.shuffle.partitions": str(tasks),
         # Sources and folds have the same environment without it, and so share their workers.
         "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
@@ -298,11 +279,9 @@ def stream_settings(tasks: int) -> dict[str, str]:
 
 
 def _worker_path() -> str:
-    """Return where workers on this machine find kafkamq and what is beside it, installed or in a
-    tree.
-    """
+    """Return where workers on this machine find kafkamq and what is beside it."""
     package_folder = str(Path(__file__).resolve().parents[2])
-    own = (sys.prefix, sys.base_prefix)  # a worker finds these by itself
+    own = (sys.prefix, sys.base_prefix)
     others = [entry for entry in sys.path if entry and not entry.startswith(own)]
     return os.pathsep.join(dict.fromkeys([package_folder, *others]))
 
@@ -346,7 +325,8 @@ def _dotted(numbers: tuple[int, ...]) -> str:
 
 
 def _java_version() -> str:
-    home = os.environ.get("JAVA_HOME")  # Spark's launcher prefers it too
+    # Spark's launcher prefers it, too.
+    home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if java is None or not Path(java).exists():
         raise ConfigError(

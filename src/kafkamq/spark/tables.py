@@ -42,7 +42,7 @@ _HELD = (
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _NUMBERS = ("int", "bigint")
 _KINDS = dict(zip(ORIGIN, (("string",), _NUMBERS, _NUMBERS, ("timestamp",)), strict=True))
-_CHUNK = 10_000  # offsets; those of a batch are told by the ranges that they have in each
+_CHUNK = 10_000
 _MAX_RANGES = 64
 _MERGES = 5
 _CONFLICT = re.compile(
@@ -58,8 +58,6 @@ _NO_ICEBERG = (
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table that rows can be written to, as it was when it was checked."""
-
     name: str
     columns: tuple[str, ...]
     is_iceberg: bool
@@ -169,7 +167,8 @@ def _looked_at_again(frame: DataFrame, table: str) -> Table | None:
     try:
         return check_table(frame, table)
     except ConfigError as error:
-        if error.__cause__ is None:  # the rows do not fit the table as it is now
+        if error.__cause__ is None:
+            # The rows do not fit the table as it is now.
             raise
     except spark_errors():
         pass

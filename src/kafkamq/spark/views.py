@@ -24,8 +24,6 @@ __all__ = ["VIEWS", "Views", "register_views"]
 
 
 class Views:
-    """DataFrames over the topics of one namespace."""
-
     def __init__(self, spark: SparkSession, config: ServiceConfig) -> None:
         self._spark = spark
         self._format = register_source(spark, config)
@@ -63,7 +61,6 @@ class Views:
         return self.view("in_flight")
 
     def view(self, name: str) -> DataFrame:
-        """Return a view by its name."""
         return self._spark.read.format(self._format).option("view", name).load()
 
 

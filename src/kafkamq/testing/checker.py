@@ -18,6 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
+from kafkamq.config import Options
 from kafkamq.errors import KafkaMQError
 from kafkamq.queue.wire import headers as names
 from kafkamq.queue.wire.headers import MessageHeaders, Origin, read_message_headers
@@ -63,7 +64,6 @@ class Verdict:
 
     @property
     def is_ok(self) -> bool:
-        """Return whether nothing is lost or unexplained."""
         return not self.problems
 
     def require_ok(self, context: str = "") -> None:
@@ -81,7 +81,6 @@ class Verdict:
 class _Message:
     record: LogRecord
     headers: MessageHeaders
-    # Of the first copy: itself, or what its header says.
     origin: RecordId
 
     @property
@@ -100,11 +99,11 @@ class Checker:
         messages: Iterable[LogRecord],
         markers: Iterable[LogRecord],
         dead_letters: Iterable[LogRecord],
-        confirmed: Collection[RecordId] = (),
-        deleted: Collection[tuple[int, int]] = (),
-        max_deliveries: int = 5,
-        max_lease_ms: int = 43_200_000,
-        must_be_settled: bool = True,
+        confirmed: Collection[RecordId],
+        deleted: Collection[tuple[int, int]],
+        max_deliveries: int,
+        max_lease_ms: int,
+        must_be_settled: bool,
     ) -> None:
         self.verdict = Verdict()
         self._max_deliveries = max_deliveries
@@ -344,7 +343,7 @@ class Checker:
         )
 
     def _why_not_lost(self, timeline: Timeline, history: MessageHistory, start: Marker) -> str:
-        """Why it is untrue that the payload is lost; empty: it may be."""
+        """Return why it is untrue that the payload is lost; empty: it may be."""
         one = history.message_id
         if start.type is MarkerType.END:
             is_whole = timeline.offsets[0] == 0
@@ -433,7 +432,6 @@ class Checker:
     def _check_letter(self, place: RecordId, letter: LogRecord) -> None:
         family, headers = self._families.get(place), read_message_headers(letter.headers)
         is_lost = _header(letter, names.REASON) == DeadLetterReason.PAYLOAD_LOST.value.encode()
-        # A START of a batch has named it.
         is_unread = is_lost and headers.id == "/".join(map(str, place))
         if not family or is_unread or _header(letter, names.PAYLOAD_AT) is not None:
             return
@@ -467,8 +465,8 @@ def check_logs(
     dead_letters: Iterable[LogRecord],
     confirmed: Collection[RecordId] = (),
     deleted: Collection[tuple[int, int]] = (),
-    max_deliveries: int = 5,
-    max_lease_ms: int = 43_200_000,
+    max_deliveries: int = Options.max_deliveries.default,
+    max_lease_ms: int = Options.max_lease.default_ms,
     must_be_settled: bool = True,
 ) -> Verdict:
     """Judge the logs of one namespace, each given as all its committed records in any order.

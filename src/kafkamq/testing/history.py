@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from kafkamq.config import Options
 from kafkamq.errors import UnsupportedVersionError, WireError
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome, expand
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 _BY_TRACKER = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED, Outcome.ALREADY_ENDED)
 _MAX_GRACE_MS = 3000
 _MEMORY_MS = 60_000
-# confluent_kafka's TIMESTAMP_LOG_APPEND_TIME.
 _LOG_APPEND_TIME = 2
 
 
@@ -57,8 +57,6 @@ def record_of(message: Record) -> LogRecord:
 
 
 class Why(Enum):
-    """Why a message was due."""
-
     LEASE_ENDED = "its lease had ended"
     MAX_LEASE = "it was held longer than max_lease"
     NACKED = "it was nacked and its delay was over"
@@ -82,14 +80,11 @@ class MessageHistory:
 
     message_id: MessageId
     of_schedule: bool
-    # Where its START, or its latest SCHEDULE, stands; or the END when there was none.
     begin: int
     ending: Ending = Ending.OPEN
     end: int = -1
-    # Why it fell due, and the record with which the clock passed its deadline.
     why: Why | None = None
     due: int = -1
-    # By the log's clock; while it is not due, what it was last.
     deadline_ms: int = -1
     # The END that its START came behind (R12); -1: it is the first history.
     after: int = -1
@@ -137,7 +132,7 @@ class Timeline:
     """One marker partition, with indices of what concerns whom."""
 
     partition: int
-    default_max_lease_ms: int = 43_200_000
+    default_max_lease_ms: int = Options.max_lease.default_ms
     offsets: list[int] = field(default_factory=list)
     # None: it cannot be decoded.
     records: list[Marker | None] = field(default_factory=list)
@@ -145,10 +140,8 @@ class Timeline:
     clocks: list[int] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     of_message: dict[tuple[bool, MessageId], list[int]] = field(default_factory=dict)
-    # KEEPALIVEs without id.
     of_consumer: dict[str, list[int]] = field(default_factory=dict)
     engines: set[tuple[str, int]] = field(default_factory=set)
-    # Their first TICKs (R17).
     starts_of_engines: list[int] = field(default_factory=list)
     last_ms: int = -1
 
@@ -340,7 +333,6 @@ class Timeline:
         """A marker of the message itself, while it is held or waiting."""
         marker, now_ms = self.marker(at), self.clocks[at]
         if marker.type is MarkerType.SCHEDULE:
-            # It was carried (R19).
             history.begin = at
             return self._begin(at, True)
         if lease.is_waiting:
@@ -424,7 +416,7 @@ def _ending(outcome: Outcome, of_schedule: bool) -> Ending:
 
 
 def read_timelines(
-    markers: Iterable[LogRecord], *, max_lease_ms: int = 43_200_000
+    markers: Iterable[LogRecord], *, max_lease_ms: int = Options.max_lease.default_ms
 ) -> dict[int, Timeline]:
     """Return the records of a markers topic, in any order, by partition."""
     timelines: dict[int, Timeline] = {}

@@ -28,7 +28,7 @@ from datetime import timedelta
 from functools import cached_property, partial
 from typing import Any, cast
 
-from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.config import Options, QueueConfig, ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.markers.producer import MAX_DELAY_MS
 from kafkamq.markers.rules.delivery import Copy, DueCause, Settle, decide
@@ -59,7 +59,6 @@ from kafkamq.types import (
     ScheduleToken,
 )
 
-# A receive waits so long for ``on_lease_lost``.
 _TOLD_S = 1.0
 _SHARE_LIMITS = ShareLimits(
     min_lock_ms=15_000,
@@ -105,7 +104,11 @@ class MemoryService(Service):
         """There are no brokers."""
 
     def create_topics(
-        self, *, partitions: int = 8, marker_partitions: int = 8, replication_factor: int = -1
+        self,
+        *,
+        partitions: int = Options.partitions.default,
+        marker_partitions: int = Options.marker_partitions.default,
+        replication_factor: int = Options.replication_factor.default,
     ) -> None:
         """There is nothing to create, but queues that are used from now on have partitions."""
         if partitions < 1 or marker_partitions < 1:
@@ -113,7 +116,6 @@ class MemoryService(Service):
         self._backend.shared_partitions = partitions
 
     def dead_letters(self, queue_id: str | None = None) -> list[MemoryDeadLetter]:
-        """Return what was given up, of one queue or of all, in order."""
         found: list[MemoryDeadLetter] = []
         for queue in self._backend.queues():
             if queue_id in (None, queue.queue_id):
@@ -399,7 +401,7 @@ class _MarkersDouble(_MemoryConsumer):
 def _fire(
     memory: MemoryQueue, record: MemoryRecord, settle: Settle, start: Marker, error: str
 ) -> None:
-    """What a tracker does with a message that is due (R14)."""
+    """Do what a tracker does with a message that is due (R14)."""
     decision = decide(
         settle,
         start,

@@ -22,13 +22,11 @@ class Clock:
     """A clock that stands still until a test moves it; thread-safe."""
 
     def __init__(self, start: float = 0.0) -> None:
-        """``start`` is in seconds."""
         self._now_ms = round(start * 1000)
         self._moved: list[Callable[[], None]] = []
         self._lock = threading.Lock()
 
     def now_ms(self) -> int:
-        """Return what it shows."""
         return self._now_ms
 
     def advance(self, seconds: float | timedelta) -> None:
@@ -85,7 +83,6 @@ class MemoryRecord:
         return 0.0
 
     def origin(self) -> Origin:
-        """Return where its first copy stands."""
         known = read_message_headers(self.fields).origin
         if known is not None and known.topic == self.log:
             return known
@@ -103,17 +100,15 @@ class MemoryDeadLetter:
 
     @property
     def reason(self) -> str:
-        """Why: as ``DeadLetterReason``'s values."""
+        """Return why, as a value of ``DeadLetterReason``."""
         return (self.headers.get("kafkamq-reason") or b"").decode()
 
     @property
     def error(self) -> str:
-        """Return the text for people."""
         return (self.headers.get("kafkamq-error") or b"").decode()
 
     @property
     def delivery_count(self) -> int:
-        """Return how many deliveries the message had."""
         return int(self.headers.get("kafkamq-delivery-count") or b"0")
 
 
@@ -138,16 +133,13 @@ class MemoryQueue:
         self.clock = clock
         self.changed = threading.Condition()
         self.partitions = 1
-        # They are in no shard yet: that is the consumer's choice.
         self.arrived: list[Item] = []
         self.waiting: Waiting[Item] = Waiting()
         self.letters: list[MemoryDeadLetter] = []
         self.consumers: list[Holder] = []
         self._offsets: Counter[tuple[str, int]] = Counter()
-        # A heap of times, numbers and what is to be done.
         self._due: list[tuple[int, int, Callable[[], None]]] = []
         self._numbers = count()
-        # By the offset of a delayed message: when it is due.
         self._schedules: dict[int, int] = {}
         self._cancelled: set[int] = set()
 
@@ -170,7 +162,6 @@ class MemoryQueue:
     def record(
         self, log: str, number: int, key: bytes | None, payload: bytes | None, headers: Headers
     ) -> MemoryRecord:
-        """Return the next one of a partition."""
         offset = self._offsets[log, number]
         self._offsets[log, number] += 1
         return MemoryRecord(log, number, offset, key, payload, headers, self.clock.now_ms())

@@ -41,13 +41,15 @@ from kafkamq.types import PartitionId
 
 T = TypeVar("T")
 _SLICE_S = 0.2
-# A client gives so many retriable answers in a row before a new one takes its place.
+# Retriable answers in a row behind which a new client takes the place of one.
 _PATIENCE = 5
-# Brokers know of a new topic within so long.
 _VISIBLE_S = 5.0
 _TURN_S = 0.05
 _ATTEMPT_S = 4.0
 _COORDINATOR_S = 1.0
+# Of a command, while connections are refused, or while nothing comes back, as in a slow network.
+_REFUSED_S = 3.0
+_SILENCE_S = 15.0
 # librdkafka asks for a group's coordinator three times within half a second, and if none is there
 # yet (a fresh cluster, a restart) the request hangs until its timeout: short ones are repeated.
 # Requests on a connection to a broker that was frozen hang as long, and a client that missed an
@@ -64,12 +66,10 @@ class TopicInfo:
     partitions: int
     replication_factor: int
     settings: Mapping[str, str] = field(default_factory=dict)
-    # The partitions that nobody leads now.
     leaderless: frozenset[int] = frozenset()
 
     @property
     def max_message_bytes(self) -> int:
-        """Return the largest batch that it takes."""
         return int(self.settings.get("max.message.bytes", "1048588"))
 
     @property
@@ -87,12 +87,8 @@ class TopicInfo:
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:
-    """What ``doctor`` shows of a cluster."""
-
     cluster_id: str
-    # ``host:port`` by broker id.
     brokers: Mapping[int, str]
-    # The settings of one broker.
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -226,7 +222,6 @@ class Admin:
         return self._ask("describing the cluster", ask)
 
     def topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
-        """Return what these topics are; those that do not exist are absent."""
         doing = f"describing topics {', '.join(names)}"
 
         def ask(attempt: _Attempt) -> dict[str, TopicInfo]:
@@ -329,7 +324,6 @@ class Admin:
         return tuple(created)
 
     def group_settings(self, group: str) -> dict[str, str]:
-        """Return the settings of a group itself."""
         resource = ConfigResource(ResourceType.GROUP, group)
         (future,) = self.client.describe_configs([resource]).values()
         return _values(self.wait(future, f"describing group {group}"))
@@ -391,7 +385,7 @@ class Admin:
         return self._ask(doing, lambda attempt: read(timeout_s=attempt.timeout_s))
 
     def log_bounds(self, topic: str, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
-        """First offset and end (of what is committed) of each partition."""
+        """Return the first offset and the end (of what is committed) of each partition."""
         wanted = [TopicPartition(topic, partition) for partition in partitions]
         earliest = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # of confluent_kafka
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
@@ -447,7 +441,7 @@ class Admin:
         }
 
     def offsets_for_times(self, topic: str, times_ms: Mapping[int, int]) -> dict[int, int]:
-        """First offset in each partition that is not older than that; absent: there is none."""
+        """Return the first offset in each partition that is not older; absent: there is none."""
         wanted = {
             TopicPartition(topic, number): OffsetSpec.for_timestamp(at_ms)
             for number, at_ms in times_ms.items()
@@ -488,7 +482,7 @@ def _listed(
     attempt: _Attempt,
     isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
 ) -> dict[int, Any]:
-    """Offset and timestamp by partition."""
+    """Return offset and timestamp by partition."""
     futures = attempt.client.list_offsets(
         wanted, isolation_level=isolation, request_timeout=attempt.timeout_s
     )
@@ -524,28 +518,21 @@ def uuid_bytes(topic_id: object) -> bytes:
     return b"" if data == bytes(16) else data
 
 
-def require_brokers(
-    config: ServiceConfig, *, patience_s: float = 3.0, timeout_s: float = 15.0
-) -> None:
+def require_brokers(config: ServiceConfig) -> None:
     """Return when a broker has answered, whatever it said; for commands, before they begin.
 
     A library waits for brokers that come back, and the person at the command line wants to know of
     a wrong port: one line instead of a long wait, and of the client that asks no line at all.
-
-    Args:
-        config: The cluster.
-        patience_s: How long it is tried again while connections are refused, or a name unknown.
-        timeout_s: The same while nothing comes back at all, which a slow network may explain.
     """
     watch = ErrorWatch(config.bootstrap_servers)
     client = open_admin(admin_settings(config), watch, quiet=True)
     begun_s = time.monotonic()
     try:
-        future = client.describe_cluster(request_timeout=timeout_s)
+        future = client.describe_cluster(request_timeout=_SILENCE_S)
         while not wait_for_futures((future,), timeout=_SLICE_S).done:
             client.poll(0)
             watch.check("connecting")
-            if time.monotonic() - begun_s > (patience_s if watch.is_down else timeout_s):
+            if time.monotonic() - begun_s > (_REFUSED_S if watch.is_down else _SILENCE_S):
                 raise watch.silence()
         client.poll(0)
         watch.check("connecting")

@@ -13,9 +13,10 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import WireError
 
 _PLAIN = ("PLAINTEXT", "SASL_PLAINTEXT")
+_TIMEOUT_S = 5.0
 
 
-def broker_release(config: ServiceConfig, address: str, *, timeout_s: float = 5.0) -> str | None:
+def broker_release(config: ServiceConfig, address: str) -> str | None:
     """Return the release as "4.2"; None when it cannot be told: over TLS, before 3.3, or without
     an answer.
     """
@@ -23,7 +24,7 @@ def broker_release(config: ServiceConfig, address: str, *, timeout_s: float = 5.
         return None
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout_s) as connection:
+        with socket.create_connection((host.strip("[]"), int(port)), _TIMEOUT_S) as connection:
             connection.sendall(encode_request("kafkamq", "1"))
             with connection.makefile("rb") as answer:
                 (size,) = struct.unpack(">i", answer.read(4))

@@ -212,7 +212,7 @@ class Consumer(Protocol):
         """
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
-        """Up to so many records and events; waits until there are so many, or the time is over."""
+        """Wait for this many records and events, or until the time is over."""
 
     @overload
     def commit(self, *, asynchronous: Literal[True] = ...) -> None: ...
@@ -248,7 +248,7 @@ class Consumer(Protocol):
         """Get the first offsets whose records are not older than these times (ms); -1: the end."""
 
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
-        """Metadata of one topic or all; the client knows new partitions from then on."""
+        """Return the metadata of one topic or all; the client knows new partitions from then on."""
 
     def consumer_group_metadata(self) -> Any:
         """Return the member as of now, for ``send_offsets_to_transaction``."""
@@ -362,12 +362,12 @@ class AdminClient(Protocol):
         """Members and what is assigned to them."""
 
     def delete_consumer_groups(self, group_ids: list[str], **kwargs: Any) -> dict[str, Future[Any]]:
-        """Groups without members, and what they committed."""
+        """Delete groups without members, and what they committed."""
 
     def list_offsets(
         self, topic_partition_offsets: dict[TopicPartition, Any], **kwargs: Any
     ) -> dict[TopicPartition, Future[Any]]:
-        """First and last offsets, and that of the latest timestamp."""
+        """Return the first and last offsets, or that of the latest timestamp."""
 
     def __exit__(self, exc_type: Any, exc_value: Any, exc_traceback: Any) -> bool | None:
         """End the client."""

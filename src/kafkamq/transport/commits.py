@@ -34,9 +34,7 @@ ANSWER_S = 60.0
 """librdkafka answers earlier, unless nobody polls."""
 
 _TURN_S = 0.01
-# So many commits of a client may have no answer; each takes seconds at most.
 _MAX_BEGUN = 1000
-# So many idle consumers are kept; each has a few threads.
 _MAX_KEPT = 64
 # A new consumer takes some 70 ms to find its coordinator.
 _MAX_THREADS = 8
@@ -82,7 +80,6 @@ class PendingCommit:
         return self._answered.wait(timeout_s)
 
     def answer(self, error: KafkaError | None) -> None:
-        """Take the first answer."""
         if not self.is_answered:
             self.error = error
             self._answered.set()
@@ -238,7 +235,6 @@ class CommitTurns:
         self.member = b""
         self._waiting: deque[PendingCommit] = deque()
         self._owner = 0
-        # The client is in a call that makes callbacks.
         self._is_inside = False
         # The owner does not poll until ``inside``.
         self._is_resting = False
@@ -408,7 +404,6 @@ class CommittedOffsets:
             raise broker_error(error, doing) from error
         finally:
             if not is_kept:
-                # The next try begins with a new one.
                 consumer.close()
         return found
 

@@ -306,9 +306,7 @@ class ErrorWatch:
 
     def __init__(self, bootstrap_servers: str) -> None:
         self._servers = bootstrap_servers
-        # The client is unusable.
         self._fatal: KafkaError | None = None
-        # The credentials are wrong, and since when (monotonic).
         self._refused: KafkaError | None = None
         self._refused_s = 0.0
         self._transport: KafkaError | None = None

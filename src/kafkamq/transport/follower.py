@@ -88,7 +88,6 @@ class Follower:
         # False: the client does not read what it is to read.
         self._is_moved = True
         self._is_closed = False
-        # It is raised when what came before it is taken.
         self._failure: BaseException | None = None
         self.settings = consumer_settings(config, group_id=group_id, **settings)
         if on_commit is not None:
@@ -102,7 +101,6 @@ class Follower:
         return frozenset(self._placed).union(self._moving)
 
     def place(self, positions: Mapping[PartitionId, int]) -> None:
-        """Read these partitions from there, whether they are read already or not."""
         for place in positions:
             self.ends.pop(place, None)
             self.outside.pop(place, None)
@@ -173,7 +171,7 @@ class Follower:
     # Reading.
 
     def poll(self, limit: int, timeout_s: float) -> Sequence[Record]:
-        """Up to so many records, those of a partition in order; waits for the first one alone."""
+        """Return up to ``limit`` records, of a partition in order; waits for the first alone."""
         if self._failure is not None:
             self._raise_failure()
         self.watch.check(self._doing)
@@ -204,9 +202,16 @@ class Follower:
             batch = []
         except SystemError as error:
             raise raised_inside(error) from None
-        if any(map(Record.error, batch)):
-            batch = self._without_events(batch)
-        return batch
+        if not any(map(Record.error, batch)):
+            return batch
+        records = []
+        for record in batch:
+            event = record.error()
+            if event is None:
+                records.append(record)
+            else:
+                self._event(event, record)
+        return records
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
@@ -215,16 +220,6 @@ class Follower:
             # The watch may know more of it.
             self.watch.check(self._doing)
         raise failure
-
-    def _without_events(self, batch: Sequence[Record]) -> list[Record]:
-        records = []
-        for record in batch:
-            error = record.error()
-            if error is None:
-                records.append(record)
-            else:
-                self._event(error, record)
-        return records
 
     def _event(self, error: KafkaError, record: Record) -> None:
         what, place = meaning(error), place_of(record)

@@ -27,7 +27,7 @@ __all__ = ["COMMITTED"]
 
 COOPERATIVE = "cooperative-sticky"
 _SESSION_MS = 10_000
-# Members that come and go are noticed so soon.
+# Members that come and go are noticed within this.
 _HEARTBEAT_MS = 1000
 _log = logging.getLogger(__name__)
 
@@ -60,7 +60,6 @@ class GroupConsumer(GroupOffsets):
         ignores: Callable[[KafkaError], bool] = is_retriable,
         **settings: object,
     ) -> None:
-        """Open the client."""
         if not is_new_protocol(config.kafka):
             settings = {
                 "partition_assignment_strategy": strategy,

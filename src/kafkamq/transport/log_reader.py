@@ -29,7 +29,6 @@ from kafkamq.transport.record import Record as AnyRecord
 from kafkamq.types import PartitionId
 
 _log = logging.getLogger(__name__)
-# These are ListOffsets' names for the ends of a log.
 _LOG_BEGIN = -2
 _LOG_END = -1
 _CHUNK_RECORDS = 8192
@@ -37,7 +36,6 @@ _SHORT: dict[str, object] = {"queued_min_messages": 1, "fetch_message_max_bytes"
 _RETRY_S = 0.1
 _ANSWER_S = 30.0
 _WAIT_S = 0.5
-# A read gives up when so long no record and no end of the log came; a scan as below.
 _STALL_S = 60.0
 STALL_S = 30.0
 _SCAN_RECORDS = 1000
@@ -97,11 +95,11 @@ class LogReader(Follower):
         return self._offsets(topic, partitions, _LOG_BEGIN)
 
     def log_ends(self, topic: str, partitions: Sequence[int]) -> dict[int, int]:
-        """Offset behind each partition's last committed record (its last stable offset)."""
+        """Return each partition's last stable offset, behind its last committed record."""
         return self._offsets(topic, partitions, _LOG_END)
 
     def offsets_at(self, topic: str, partitions: Sequence[int], at_ms: int) -> dict[int, int]:
-        """First offset of each partition whose time is not before ``at_ms``; else the log's end."""
+        """Return each partition's first offset not before ``at_ms``; else the log's end."""
         found = self._offsets(topic, partitions, max(0, at_ms))
         behind = [number for number, offset in found.items() if offset < 0]
         return found | self.log_ends(topic, behind)
@@ -120,14 +118,11 @@ class LogReader(Follower):
                 return self.offsets_for_times(topic, wanted, timeout_s=_ANSWER_S)
             except BrokerError as error:
                 is_missing = meaning(error) is Meaning.NO_PARTITION
-                is_added = is_missing and self._knows_now(topic, partitions)
+                # Partitions that were added are unknown to a client for minutes.
+                is_added = is_missing and self.partition_count(topic) > max(partitions)
                 if not (is_added or error.is_retriable) or time.monotonic() > deadline_s:
                     raise
             time.sleep(_RETRY_S)
-
-    def _knows_now(self, topic: str, partitions: Sequence[int]) -> bool:
-        """Ask again: partitions that were added are unknown to a client for minutes."""
-        return self.partition_count(topic) > max(partitions)
 
     def read(
         self, wanted: LogRange, *, skips_lost: bool = False, stall_s: float = _STALL_S
@@ -185,7 +180,7 @@ class LogReader(Follower):
             self.drop([place])
 
     def _lost(self, wanted: LogRange) -> DataLossError:
-        """Why a position is outside the log (R23)."""
+        """Return why a position is outside the log (R23)."""
         start = self.log_starts(wanted.topic, [wanted.partition])[wanted.partition]
         end = self.log_ends(wanted.topic, [wanted.partition])[wanted.partition]
         where = f"{wanted.topic}[{wanted.partition}]"
@@ -278,7 +273,6 @@ MAX_READ = 1000
 _FETCH_BYTES = 65_536
 # A grace where nothing is lost by taking what is not there yet for gone.
 END_GRACE_S = 3.0
-# No record has this offset.
 _NONE = 1 << 63
 
 
@@ -303,7 +297,7 @@ class RecordReader:
     def stream(
         self, partition: int, offsets: Sequence[int], *, timeout_s: float = 60.0
     ) -> Iterator[tuple[int, AnyRecord | None]]:
-        """Offset and record at each of ``offsets`` (ascending, each once); see ``sweep``."""
+        """Yield offset and record at each of ``offsets`` (ascending, each once); see ``sweep``."""
         for _, found in self.sweep({partition: offsets}, timeout_s=timeout_s):
             yield from found.items()
 
@@ -383,7 +377,6 @@ class RecordReader:
         return self._topic, partition
 
     def _is_over(self, partition: int, scan: _Scan) -> bool:
-        """Return whether what remains is not to be had now."""
         return scan.is_at_end or self._answers.is_given_up(partition, scan.answered_s)
 
     def _passed(
@@ -418,8 +411,7 @@ class RecordReader:
             if scan.is_far:
                 follower.place({place: scan.target})
         elif patience is not None:
-            over = patience.over_from(place, scan.target, scan.position)
-            passed += scan.pass_from(over)
+            passed += scan.pass_from(patience.over_from(place, scan.target, scan.position))
         return dict.fromkeys(passed)
 
     def _connected(self) -> Follower:
@@ -435,10 +427,10 @@ class RecordReader:
             )
         return self._follower
 
-    def prepare(self, partition: int = 0, *, timeout_s: float = 5.0) -> None:
+    def prepare(self) -> None:
         """Connect, so that the first ``stream`` need not; what fails is left to that one."""
         with contextlib.suppress(KafkaMQError):
-            self._connected().bounds((self._topic, partition), timeout_s=timeout_s)
+            self._connected().bounds((self._topic, 0), timeout_s=5.0)
 
     def close(self) -> None:
         follower, self._follower = self._follower, None
@@ -452,27 +444,21 @@ class _Scan:
     def __init__(self, offsets: Sequence[int]) -> None:
         self._offsets = offsets
         self._at = 0
-        # The log is known up to here.
         self.position = self.target
-        # The last record that was read.
         self.behind = 0
         self.is_at_end = False
-        # When an answer came last, or it was asked first.
         self.answered_s = time.monotonic()
 
     @property
     def target(self) -> int:
-        """Return the next offset that is wanted."""
         return self._offsets[self._at] if self.remains else _NONE
 
     @property
     def remains(self) -> bool:
-        """Return whether more is wanted."""
         return self._at < len(self._offsets)
 
     @property
     def is_far(self) -> bool:
-        """Return whether seeking the target is cheaper than reading up to it."""
         return self.remains and self.target - self.position > MAX_READ_THROUGH
 
     def take(self, records: Iterable[AnyRecord]) -> dict[int, AnyRecord | None]:
@@ -509,7 +495,7 @@ class _Scan:
         return passed
 
     def pass_to(self, position: int, *, is_end: bool) -> list[int]:
-        """Return the log has nothing wanted before ``position``, which may be its end."""
+        """Note that the log has nothing wanted before ``position``, which may be its end."""
         self.answered_s = time.monotonic()
         self.position = position
         passed = self._wanted_to(position)
@@ -525,14 +511,13 @@ a log ends earlier for a while; metadata name fewer partitions, or the topic tha
 before. A log that does not answer loses nothing, however long that is.
 """
 
-# No record has this offset.
 _NEVER = 1 << 63
 # The first wait for a log that does not answer, while others could be read.
 _FIRST_WAIT_S = 3.0
 _MAX_WAIT_S = 12.0
-# Then it is left alone for so many times the last wait.
+# Then it is left alone, for a multiple of the last wait.
 _REST_WAITS = 2
-# What nobody has looked for in so long is looked for again from the start.
+# What nobody has looked for within this is looked for again from the start.
 _MEMORY_S = 60.0
 _CLEARING_S = 1.0
 # A lagging broker explains fewer: somebody writes invented names.
@@ -544,7 +529,6 @@ class _Search:
     offset: int
     began_s: float
     last_s: float
-    # It is over, and the one that asked has heard of it.
     is_over: bool = False
 
 
@@ -560,7 +544,6 @@ class Patience:
         self._lock = threading.Lock()
         self._searches: dict[Hashable, list[_Search]] = {}
         self._count = 0
-        # The monotonic time at which searches were looked through.
         self._cleared_s = -_CLEARING_S
 
     def is_over(self, where: Hashable, offset: int = 0, end: int = 0) -> bool:
@@ -633,7 +616,6 @@ class Answers:
         self._rest_until_s: dict[Hashable, float] = {}
 
     def is_resting(self, where: Hashable) -> bool:
-        """Return whether a log is not to be read yet."""
         return time.monotonic() < self._rest_until_s.get(where, 0.0)
 
     def is_given_up(self, where: Hashable, since_s: float) -> bool:

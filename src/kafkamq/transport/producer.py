@@ -42,7 +42,7 @@ Report: TypeAlias = "Callable[[KafkaError | None, Record], None]"
 NewRecord: TypeAlias = tuple[bytes | None, bytes | None, int, "Headers | None", Report]
 """Value, key, partition (-1: the client's choice), headers, and who is told what became of it."""
 
-# A flush of so long ends what lingers.
+# A flush that ends what lingers.
 _SET_OUT_S = 0.005
 _SLICE_S = 0.25
 _FLUSH_SLICE_S = 0.1
@@ -52,13 +52,11 @@ _TURN_S = 0.002
 _SHORT_TURN_S = 0.0005
 _ROOM_S = 0.005
 _METADATA_S = 5.0
-# A turn of the thread that serves reports, while others send.
 _SHARE_S = 0.0003
-# So many records go from one turn to the next.
 _SHARE_COUNT = 500
 _MAX_SHARE_COUNT = 8000
 _MAX_TURNS = 4
-# Reports may be so much later where the process stood still.
+# The delay of reports where the process stood still.
 _LATE_S = 30.0
 _REPORTS_S = 0.5
 NEVER_REPORTED = KafkaError(KafkaError._PURGE_QUEUE, "its client was recreated")
@@ -106,7 +104,7 @@ def _flush(client: Producer, timeout_s: float) -> int:
 
 
 def _runs_a_loop() -> bool:
-    """Whether this thread runs an event loop; asks without an import of asyncio."""
+    """Return whether this thread runs an event loop; asks without an import of asyncio."""
     running = getattr(sys.modules.get("asyncio.events"), "_get_running_loop", None)
     return running is not None and running() is not None
 
@@ -140,7 +138,7 @@ class IdempotentProducer:
     ) -> None:
         self.watch = ErrorWatch(config.bootstrap_servers)
         self.queued = 0
-        # When so many are queued, others get a turn.
+        # The number of queued records at which others get a turn.
         self._turn_at = math.inf
         self._servers = config.bootstrap_servers
         self._settings = settings
@@ -150,15 +148,12 @@ class IdempotentProducer:
         self._fork = ForkCheck("Producer")
         # ``_lock`` is taken before ``_client`` is read. Calls that wait take one of the others;
         # who replaces the client takes all three, in this order, and ends it with the first one.
-        # Held while reports are served, and while a topic is asked for.
         self._serving = threading.Lock()
         self._refreshing = threading.Lock()
         self._lock = threading.Lock()
         self._client = open_producer(settings, self.watch)
         self._must_renew = False
-        # What ended the client whose reports are served.
         self._fatal: KafkaError | None = None
-        # An error for want of a right that has not been told yet.
         self._refusal: KafkaError | None = None
         self._is_closed = False
         # In the object: a report may run with librdkafka's fatal error raised, and then Python
@@ -166,7 +161,6 @@ class IdempotentProducer:
         self.failed = self._cause
 
     def __len__(self) -> int:
-        """Records, and reports of records, that are under way."""
         with self._lock:
             return len(self._client)
 
@@ -298,7 +292,7 @@ class IdempotentProducer:
                 del record["_error"]
 
     def _refresh(self, client: Producer, topic: str, error: KafkaException) -> bool:
-        """Whether the client knows a new partition now (R26); it looks every five minutes."""
+        """Return whether the client knows a new partition now (R26): it looks every 5 minutes."""
         if meaning(error) is not Meaning.NO_PARTITION:
             return False
         # It takes seconds: others may write meanwhile.
@@ -537,7 +531,6 @@ class ThreadedProducer(IdempotentProducer):
             time.sleep(_TURN_S)
 
     def close(self, timeout_s: float = 0.0) -> None:
-        """Flush and end; idempotent."""
         if self._is_closed or self._fork.is_forked:
             return
         try:

@@ -11,7 +11,6 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, AcknowledgeType, Message,
 
 from kafkamq.types import Headers, PartitionId
 
-# They are confluent-kafka's.
 __all__ = ["AcknowledgeType", "TopicPartition"]
 
 Record = Message
@@ -25,7 +24,6 @@ _log = logging.getLogger(__name__)
 # Through C: the interpreter's own fast path for calls does not look whether the client has set an
 # exception beside its result, and goes on with the null pointers in it.
 _read = methodcaller("headers")
-# It serves ``map``, too.
 _read_each = cast("Callable[[RecordLike], Headers | None]", Message.headers)
 
 
@@ -79,7 +77,6 @@ def all_headers(records: Sequence[RecordLike]) -> list[Sequence[tuple[str, bytes
             # What was read stays, whatever comes then.
             found.extend(map(_read, rest))
         except (UnicodeDecodeError, SystemError):  # noqa: PERF203 - once for each such record
-            # ``rest`` is behind it.
             record = records[len(found)]
             record.set_headers([])
             found.append(_unreadable(record))

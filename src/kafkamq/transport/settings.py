@@ -24,7 +24,7 @@ class Role(Enum):
 
 
 MAX_START_MS = 30_000  # R5
-# Each step of ours gives up sooner; the transaction of a killed process goes on so long.
+# Each step of ours gives up sooner; the transaction of a killed process goes on until then.
 MAX_TRANSACTION_MS = 60_000
 # A KEEPALIVE that waits for longer costs leases.
 MAX_RECONNECT_MS = 1000
@@ -50,7 +50,7 @@ _DEFAULTS: dict[Role, dict[str, object]] = {
         "message.max.bytes": _MAX_MESSAGE_BYTES,
     },
     Role.TRANSACTIONAL: {
-        # A dead producer holds readers back for so long (R22).
+        # What a dead producer holds readers back (R22).
         "transaction.timeout.ms": 10_000,
         # librdkafka wants it to be no longer than ``transaction.timeout.ms``.
         "message.timeout.ms": 10_000,
@@ -141,7 +141,6 @@ _SECRET = re.compile(
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a property's value must never be shown."""
     return bool(_SECRET.search(name))
 
 

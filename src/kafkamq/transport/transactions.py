@@ -36,7 +36,6 @@ Delivered: TypeAlias = "Callable[[KafkaError | None, Message], None]"
 # One blocking call; between two of them errors of the connection are looked at.
 _SLICE_S = 0.5
 _CLOSE_S = 5.0
-# A question after a partition that the client does not know takes so long at most.
 _METADATA_S = 5.0
 # A call of one slice that has not returned by then never will.
 _OVERDUE_S = 12.0
@@ -107,13 +106,11 @@ class TransactionalProducer:
         self._watch = ErrorWatch(config.bootstrap_servers)
         self._producer: Producer | None = None
         self._calls = BoundedCall()
-        # It is initialised, and neither fenced nor broken since.
         self._is_ready = False
         self._in_transaction = False
 
     @property
     def is_ready(self) -> bool:
-        """Return whether ``begin`` may be called without ``init``."""
         return self._is_ready
 
     def init(self, *, timeout_s: float = 30.0) -> None:
@@ -299,7 +296,7 @@ class TransactionalProducer:
 
     @contextmanager
     def transaction(self, *, timeout_s: float = 30.0) -> Iterator[None]:
-        """Around what is produced: committed when the block ends normally, else aborted."""
+        """Commit what is produced in the block when that ends normally, else abort it."""
         self.begin()
         try:
             yield

@@ -9,72 +9,76 @@ import base64
 import binascii
 import json
 import math
+import re
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 from litestar import Request, post
+from litestar.di import NamedDependency
 from litestar.exceptions import HTTPException
 from litestar.params import FromPath, JSONBody, RawBody
 from litestar.response import Redirect
 
 from kafkamq.errors import ConfigError, DeadlineExceededError, KafkaMQError, StateError
+from kafkamq.queue.dead_letters import DeadLetter
 from kafkamq.queue.names import uuid7
 from kafkamq.queue.service import Service
 from kafkamq.transport.admin import Admin
 from kafkamq.types import ScheduleToken
 from kafkamq.web import lookups
 from kafkamq.web.actions import Actions
-from kafkamq.web.filters import FILTER_TEXTS, LetterFilter
-from kafkamq.web.guard import MAX_FIELDS
+from kafkamq.web.filters import LetterFilter, require_known
+from kafkamq.web.guard import MAX_FIELDS, TOKEN_FIELD
 from kafkamq.web.index import fold
 from kafkamq.web.index.fold import OTHER
 from kafkamq.web.index.follower import Index
-from kafkamq.web.index.rows import LETTERS, MARKERS, place_of
+from kafkamq.web.index.rows import LETTERS, MARKERS, MESSAGES, place_of
 from kafkamq.web.jobs import MAX_JOBS, STATES_AFTER, Action
 from kafkamq.web.lookups import names_are_full, reading
+from kafkamq.web.runner import messages_of
 
 MAX_SAMPLES = 20
+MAX_DRY_RUN_S = 20.0
 MAX_NAME_CHARACTERS = 200
-MAX_PAYLOAD_BYTES = 600_000  # as base64 it fits into a record of the actions topic
+MAX_PAYLOAD_BYTES = 600_000
 MAX_RATE = 1e6
 _SENT_S = 30.0
+_ID = re.compile(r"[A-Za-z0-9_-]{0,64}")
+PLACE = "{log:int}/{partition:int}/{offset:int}"
+Where = tuple[int, int, int]
+"""The log, partition and offset of an address with a ``PLACE``: ``where_of``."""
 _Request = Request[Any, Any, Any]
+_New = TypeVar("_New", bound="NewJob | NewState | NewPayload")
+
+
+def where_of(log: FromPath[int], partition: FromPath[int], offset: FromPath[int]) -> Where:
+    return log, partition, offset
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewJob:
-    """A job says which dead letters go back, and how fast; those that were redriven before stay."""
+    """A job says which dead letters go back, or which messages go again, and how fast.
 
+    Dead letters that were redriven before stay. Of two jobs with the same id the second is none.
+    """
+
+    kind: str = "redrive"
+    id: str = ""
     filter: LetterFilter = field(default_factory=LetterFilter)
-    everything: bool = False  # needed where nothing chooses
+    everything: bool = False
     name: str = ""
-    rate: float = 0.0  # dead letters a second; 0: as fast as it goes
+    # Dead letters a second; 0: as fast as it goes.
+    rate: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewState:
-    """It says what is wanted of a job: pause, resume or cancel."""
-
-    do: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class NewMessage:
-    """A message goes to a queue, with one of the two payloads."""
-
-    queue: str
-    payload: str = ""
-    payload_base64: str = ""
-    key: str = ""
-    id: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def payload_bytes(self) -> bytes:
-        return _payload(self.payload, self.payload_base64)
+    do: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +88,22 @@ class NewPayload:
     payload: str = ""
     payload_base64: str = ""
 
-    @property
-    def payload_bytes(self) -> bytes:
-        return _payload(self.payload, self.payload_base64)
+    def as_bytes(self) -> bytes:
+        text, encoded = self.payload, self.payload_base64
+        if text and encoded:
+            raise ConfigError("payload and payload_base64 are both given")
+        try:
+            return base64.b64decode(encoded, validate=True) if encoded else text.encode()
+        except (binascii.Error, UnicodeEncodeError) as error:
+            raise ConfigError(f"the payload cannot be read: {error}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewMessage(NewPayload):
+    queue: str = ""
+    key: str = ""
+    id: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +115,15 @@ class Written:
     is_read: bool
 
     def answer(self) -> dict[str, Any]:
-        """Return what the API says."""
         return {"id": self.id, "is_read": self.is_read}
 
     def shown(self) -> Redirect:
         """Lead to a page of jobs that was made after it, and says whether it is read."""
         return Redirect(f"/jobs?written={self.offset}", status_code=303)
+
+
+class _EnoughError(Exception):
+    """A dry run has read for as long as it may."""
 
 
 class Operations:
@@ -138,8 +158,11 @@ class Operations:
 
     # ---- jobs
 
-    def dry_run(self, chosen: LetterFilter) -> dict[str, Any]:
-        """Return how many dead letters are meant, and the newest of them."""
+    def dry_run(self, kind: str, chosen: LetterFilter) -> dict[str, Any]:
+        """Return how many dead letters or messages are meant, and the newest of them."""
+        said = {"kind": kind, "id": uuid7(), "filter": asdict(chosen.of_kind(kind))}
+        if kind == "replay":
+            return said | {"is_everything": False} | self._dry_run_of_replay(chosen)
         wanted = replace(chosen, redriven="no")
         with reading(self._path) as connection:
             if OTHER in (chosen.queue, chosen.reason, chosen.form) and names_are_full(connection):
@@ -149,13 +172,58 @@ class Operations:
                 )
             found, _ = lookups.letters(connection, wanted, before=0, limit=MAX_SAMPLES)
             count = lookups.count_letters(connection, wanted)
-        is_everything = replace(chosen, redriven="").is_empty
-        return {
-            "filter": asdict(chosen),
-            "is_everything": is_everything,
+        return said | {
+            "is_everything": replace(chosen, redriven="").is_empty,
             "count": count,
             "samples": found,
+            "is_whole": True,
         }
+
+    def _dry_run_of_replay(self, chosen: LetterFilter) -> dict[str, Any]:
+        """Read the messages themselves, for some seconds at most."""
+        last_s, ends = time.monotonic() + MAX_DRY_RUN_S, self._ends(of_messages=True)
+        count, newest, is_whole = 0, deque[DeadLetter](maxlen=MAX_SAMPLES), True
+
+        def check() -> None:
+            if time.monotonic() > last_s:
+                raise _EnoughError
+
+        try:
+            source = messages_of(self._config, chosen, ends["ends"], ends["marker_ends"], check)
+            for each in source.read(self._config):
+                count += 1
+                newest.append(each)
+        except _EnoughError:
+            is_whole = False
+        samples = [
+            {
+                "kind": "message",
+                "where": f"{MESSAGES}/{each.partition}/{each.offset}",
+                "queue": each.queue_id,
+                "at_ms": each.timestamp_ms,
+                "id": each.id,
+                "key": lookups.text_of(each.user_key),
+                "attempt": each.delivery_count,
+                "origin": None,
+                "redriven_from": None,
+            }
+            for each in reversed(newest)
+        ]
+        return {"count": count, "samples": samples, "is_whole": is_whole}
+
+    def _ends(self, *, of_messages: bool) -> dict[str, Any]:
+        """Return what a job that begins now keeps: where the logs end that it reads, and an id."""
+        config = self._config
+        logs = {"ends": config.dead_letter_topic}
+        if of_messages:
+            logs = {"ends": config.message_topic, "marker_ends": config.marker_topic}
+        with Admin(config) as admin:
+            topic_id = admin.require_topic(logs["ends"]).topic_id.hex()
+            found = {
+                name: {number: end for number, (end, _) in admin.log_ends(topic).items()}
+                for name, topic in logs.items()
+            }
+        return {**found, "topic_id": topic_id}
 
     def start(self, user: str, new: NewJob) -> Written:
         chosen = replace(new.filter, redriven="")
@@ -163,24 +231,23 @@ class Operations:
             raise ConfigError("the filter is empty: choose, or say everything")
         if not 0 <= new.rate <= MAX_RATE:
             raise ConfigError(f"rate is {new.rate}: it must be from 0 to {MAX_RATE:g}")
+        if not _ID.fullmatch(new.id):
+            raise ConfigError(f"id is {new.id[:80]!r}: it must have at most 64 letters and digits")
+        if self._actions.job(new.id) is not None:
+            raise StateError("this job has begun before: see the page of jobs")
         more = {
             "name": new.name[:MAX_NAME_CHARACTERS],
             "filter": asdict(chosen),
             "rate": new.rate,
-            "expected": self.dry_run(chosen)["count"],
+            "expected": self.dry_run(new.kind, chosen)["count"],
         }
-        return self._begin("redrive", user, more)
+        return self._begin(new.kind, user, more, new.id)
 
-    def _begin(self, what: str, user: str, more: dict[str, Any]) -> Written:
+    def _begin(self, what: str, user: str, more: dict[str, Any], id: str = "") -> Written:
         if self._actions.open_jobs >= MAX_JOBS:
             raise StateError(f"{MAX_JOBS:,} jobs have not ended: cancel some")
-        topic = self._config.dead_letter_topic
-        with Admin(self._config) as admin:
-            found = admin.require_topic(topic)
-            ends = {number: end for number, (end, _) in admin.log_ends(topic).items()}
-        more |= {"ends": ends, "topic_id": found.topic_id.hex()}
-        action = Action(what=what, id=uuid7(), user=user, more=more)
-        return self._record(action)
+        more |= self._ends(of_messages=what == "replay")
+        return self._record(Action(what=what, id=id or uuid7(), user=user, more=more))
 
     def _record(self, action: Action) -> Written:
         offset = self._actions.write(action)
@@ -197,7 +264,7 @@ class Operations:
             raise StateError(f"the job is {job.state}")
         return self._record(Action(what=do, id=id, user=user))
 
-    def resend(self, user: str, where: tuple[int, int, int], payload: bytes) -> Written:
+    def resend(self, user: str, where: Where, payload: bytes) -> Written:
         """Send a dead letter again with another payload, as a job."""
         _, partition, offset = where
         if len(payload) > MAX_PAYLOAD_BYTES:
@@ -221,7 +288,7 @@ class Operations:
 
     def send(self, user: str, new: NewMessage) -> dict[str, Any]:
         """Send one message, and say where it is."""
-        payload = new.payload_bytes
+        payload = new.as_bytes()
         producer = self._service().queue(new.queue).producer()
         more = {
             "queue": new.queue,
@@ -243,7 +310,7 @@ class Operations:
 
         return self._do("send", user, more, send)
 
-    def cancel(self, user: str, where: tuple[int, int, int]) -> dict[str, Any]:
+    def cancel(self, user: str, where: Where) -> dict[str, Any]:
         """Take back a delayed message."""
         _, partition, offset = where
         place = _place(where, MARKERS)
@@ -283,47 +350,18 @@ class Operations:
         return done
 
 
-def _place(where: tuple[int, int, int], log: int) -> int | None:
+def _place(where: Where, log: int) -> int | None:
     """Return the place; None: no record of this log can be there."""
     return place_of(*where) if where[0] == log else None
 
 
-def _payload(text: str, encoded: str) -> bytes:
-    if text and encoded:
-        raise ConfigError("payload and payload_base64 are both given")
-    try:
-        return base64.b64decode(encoded, validate=True) if encoded else text.encode()
-    except (binascii.Error, UnicodeEncodeError) as error:
-        raise ConfigError(f"the payload cannot be read: {error}") from None
-
-
-def _require_known(names: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse what is not known here: what it was to choose would be left out."""
-    if unknown := sorted(set(names) - set(known)):
-        raise ConfigError(f"a job has no {', '.join(unknown)[:200]}")
-
-
-def _user(request: _Request) -> str:
-    return str(request.scope["state"]["user"].name)
-
-
-def _fields(body: bytes) -> dict[str, str]:
-    """Return the fields of a form, with the line ends that their sender has."""
-    try:
-        found = parse_qs(body.decode("utf-8", "replace"), max_num_fields=MAX_FIELDS)
-    except ValueError as error:
-        raise ConfigError(f"the form cannot be read: {error}") from None
-    return {name: values[0].replace("\r\n", "\n") for name, values in found.items()}
-
-
-def _number(fields: Mapping[str, str], name: str) -> float:
-    text = fields.get(name, "0")
+def _number(text: str) -> float:
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise ConfigError(f"{name} is {text[:80]!r}: it must be a number")
+        raise ConfigError(f"rate is {text[:80]!r}: it must be a number")
     return number
 
 
@@ -338,53 +376,66 @@ def _headers(text: str) -> dict[str, str]:
     return found
 
 
+_READ: Mapping[str, Callable[[str], Any]] = {
+    "rate": _number,
+    "everything": bool,
+    "headers": _headers,
+}
+"""What fields of forms mean that are no texts."""
+
+
+def _of_form(kind: type[_New], body: bytes, **more: Any) -> _New:
+    """Make it of the fields of a form, with the line ends that their sender has."""
+    try:
+        found = parse_qs(body.decode("utf-8", "replace"), max_num_fields=MAX_FIELDS)
+    except ValueError as error:
+        raise ConfigError(f"the form cannot be read: {error}") from None
+    known = {each.name for each in fields(kind)} - more.keys()
+    require_known(found, (*known, TOKEN_FIELD))
+    for name in known & found.keys():
+        more[name] = _READ.get(name, str)(found[name][0].replace("\r\n", "\n"))
+    return kind(**more)
+
+
+def _of_json(meant: _New, said: Any) -> _New:
+    """Return it; a name in the JSON that its type does not have is refused."""
+    require_known(said, [each.name for each in fields(meant)])
+    for name, value in said.items():
+        if is_dataclass(getattr(meant, name)):
+            _of_json(getattr(meant, name), value)
+    return meant
+
+
+def _user(request: _Request) -> str:
+    return str(request.scope["state"]["user"].name)
+
+
 def form_routes(operations: Operations) -> list[Any]:
     """Make what takes the pages' forms; answers lead to a page that shows what came of them."""
 
     @post("/jobs", sync_to_thread=True, include_in_schema=False)
     def start(request: _Request, body: RawBody) -> Any:
-        fields = _fields(body)
-        _require_known(fields, ("csrf", "everything", "name", "rate"))
-        _require_known(request.query_params, FILTER_TEXTS)
-        new = NewJob(
-            # Browsers change line ends in fields, and none in an address.
-            filter=LetterFilter.of_texts(request.query_params),
-            everything="everything" in fields,
-            name=fields.get("name", ""),
-            rate=_number(fields, "rate"),
-        )
-        return operations.start(_user(request), new).shown()
+        # Browsers change line ends in fields, and none in an address.
+        chosen = LetterFilter.of_texts(request.query_params)
+        return operations.start(_user(request), _of_form(NewJob, body, filter=chosen)).shown()
 
     @post("/jobs/{id:str}", sync_to_thread=True, include_in_schema=False)
     def change(request: _Request, id: FromPath[str], body: RawBody) -> Any:
-        return operations.change(_user(request), id, _fields(body).get("do", "")).shown()
+        return operations.change(_user(request), id, _of_form(NewState, body).do).shown()
 
     @post("/send", sync_to_thread=True, include_in_schema=False)
     def send(request: _Request, body: RawBody) -> Any:
-        fields = _fields(body)
-        texts = {name: fields.get(name, "") for name in ("queue", "payload", "key", "id")}
-        new = NewMessage(**texts, headers=_headers(fields.get("headers", "")))
-        operations.send(_user(request), new)
+        operations.send(_user(request), _of_form(NewMessage, body))
         return Redirect(f"/actions?written={operations.written}", status_code=303)
 
-    place = "{log:int}/{partition:int}/{offset:int}"
+    @post(f"/resend/{PLACE}", sync_to_thread=True, include_in_schema=False)
+    def resend(request: _Request, where: NamedDependency[Where], body: RawBody) -> Any:
+        payload = _of_form(NewPayload, body).as_bytes()
+        return operations.resend(_user(request), where, payload).shown()
 
-    @post(f"/resend/{place}", sync_to_thread=True, include_in_schema=False)
-    def resend(
-        request: _Request,
-        log: FromPath[int],
-        partition: FromPath[int],
-        offset: FromPath[int],
-        body: RawBody,
-    ) -> Any:
-        payload = _fields(body).get("payload", "").encode("utf-8", "replace")
-        return operations.resend(_user(request), (log, partition, offset), payload).shown()
-
-    @post(f"/cancel/{place}", sync_to_thread=True, include_in_schema=False)
-    def cancel(
-        request: _Request, log: FromPath[int], partition: FromPath[int], offset: FromPath[int]
-    ) -> Any:
-        operations.cancel(_user(request), (log, partition, offset))
+    @post(f"/cancel/{PLACE}", sync_to_thread=True, include_in_schema=False)
+    def cancel(request: _Request, where: NamedDependency[Where]) -> Any:
+        operations.cancel(_user(request), where)
         return Redirect(f"/actions?written={operations.written}", status_code=303)
 
     return [start, change, send, resend, cancel]
@@ -395,41 +446,35 @@ def api_routes(operations: Operations) -> list[Any]:
 
     @post("/api/jobs", sync_to_thread=True)
     def start(request: _Request, data: JSONBody[NewJob], body: RawBody) -> dict[str, Any]:
-        """Begin to redrive what matches; the filter is that of /api/dead-letters."""
-        sent = json.loads(body)
-        _require_known(sent, [each.name for each in fields(NewJob)])
-        _require_known(sent.get("filter", ()), [each.name for each in fields(LetterFilter)])
-        return operations.start(_user(request), data).answer()
+        """Begin to redrive or replay what matches; filters are those of /api/redrive, or of
+        /api/replay.
+        """
+        return operations.start(_user(request), _of_json(data, json.loads(body))).answer()
 
     @post("/api/jobs/{id:str}", sync_to_thread=True)
-    def change(request: _Request, id: FromPath[str], data: JSONBody[NewState]) -> dict[str, Any]:
+    def change(
+        request: _Request, id: FromPath[str], data: JSONBody[NewState], body: RawBody
+    ) -> dict[str, Any]:
         """Pause, resume or cancel a job."""
-        return operations.change(_user(request), id, data.do).answer()
+        do = _of_json(data, json.loads(body)).do
+        return operations.change(_user(request), id, do).answer()
 
     @post("/api/messages", sync_to_thread=True)
-    def send(request: _Request, data: JSONBody[NewMessage]) -> dict[str, Any]:
+    def send(request: _Request, data: JSONBody[NewMessage], body: RawBody) -> dict[str, Any]:
         """Send one message to a queue of the namespace's messages topic."""
-        return operations.send(_user(request), data)
+        return operations.send(_user(request), _of_json(data, json.loads(body)))
 
-    place = "{log:int}/{partition:int}/{offset:int}"
-
-    @post(f"/api/resend/{place}", sync_to_thread=True)
+    @post(f"/api/resend/{PLACE}", sync_to_thread=True)
     def resend(
-        request: _Request,
-        log: FromPath[int],
-        partition: FromPath[int],
-        offset: FromPath[int],
-        data: JSONBody[NewPayload],
+        request: _Request, where: NamedDependency[Where], data: JSONBody[NewPayload], body: RawBody
     ) -> dict[str, Any]:
         """Send a dead letter again with another payload, as a job."""
-        where = (log, partition, offset)
-        return operations.resend(_user(request), where, data.payload_bytes).answer()
+        payload = _of_json(data, json.loads(body)).as_bytes()
+        return operations.resend(_user(request), where, payload).answer()
 
-    @post(f"/api/cancel/{place}", sync_to_thread=True)
-    def cancel(
-        request: _Request, log: FromPath[int], partition: FromPath[int], offset: FromPath[int]
-    ) -> dict[str, Any]:
+    @post(f"/api/cancel/{PLACE}", sync_to_thread=True)
+    def cancel(request: _Request, where: NamedDependency[Where]) -> dict[str, Any]:
         """Take back a delayed message."""
-        return operations.cancel(_user(request), (log, partition, offset))
+        return operations.cancel(_user(request), where)
 
     return [start, change, send, resend, cancel]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import asdict
 from typing import Any
 
 from kafkamq.config import ServiceConfig
@@ -22,11 +23,12 @@ from kafkamq.transport.producer import IdempotentProducer
 from kafkamq.transport.settings import producer_settings
 from kafkamq.transport.transactions import NewRecord
 from kafkamq.web.jobs import MAX_RECORD_BYTES, Action, Job, Trail, decode
+from kafkamq.web.lookups import page_of
 
 PAGE_ENTRIES = 100
 PAGE_JOBS = 50
-_LOOK_S = 5.0  # for a topic that another process makes
-_LOOK_AGAIN_S = 60.0  # whether it was recreated
+_LOOK_S = 5.0
+_LOOK_AGAIN_S = 60.0
 _RETRY_S = 5.0
 _WRITE_S = 30.0
 _SEEN_S = 5.0
@@ -43,11 +45,12 @@ class Actions:
     def __init__(self, config: ServiceConfig) -> None:
         self.config = config
         self.topic = actions_topic(config)
-        self.error = ""  # why it cannot be read; empty: it can
-        self.next_id = ""  # of the job that is to run; empty: none, or nobody knows yet
-        self.turn_error = ""  # why this process is no member of those that take turns
+        self.error = ""
+        # The job that is to run; empty: there is none, or nobody knows yet.
+        self.next_id = ""
+        self.turn_error = ""
         self.exists = False
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()
         self._trail = Trail()
         self._topic_id = b""
         self._next_offset = 0
@@ -126,7 +129,7 @@ class Actions:
                         self._apply(record)
                     # What it says of the end may be older than the records.
                     self._next_offset = max(self._next_offset, follower.ends.get(place, 0))
-                    if follower.ends or self.next_id:  # never in the midst of the first reading
+                    if follower.ends or self.next_id:
                         job = self._trail.next_job()
                         self.next_id = "" if job is None else job.id
                     self._changed.notify_all()
@@ -146,7 +149,6 @@ class Actions:
             self._changed.wait(timeout_s)
 
     def job(self, id: str) -> Job | None:
-        """Return a job, which the caller must not change."""
         with self._changed:
             return self._trail.jobs.get(id)
 
@@ -168,15 +170,11 @@ class Actions:
         with self._changed:
             jobs = [*reversed(self._trail.jobs.values())]
             jobs.sort(key=lambda job: job.is_over)
-            pages = max(1, -(-len(jobs) // PAGE_JOBS))
-            page = min(max(1, page), pages)
-            made = [job.as_dict() for job in jobs[(page - 1) * PAGE_JOBS : page * PAGE_JOBS]]
+            shown, paging = page_of(jobs, page, PAGE_JOBS)
+            made = [job.as_dict() for job in shown]
             is_unread = self._next_offset <= written
-        return {
+        return paging | {
             "jobs": made,
-            "count": len(jobs),
-            "page": page,
-            "pages": pages,
             "unread": written if is_unread else -1,
             "error": self.error,
             "turn_error": self.turn_error,
@@ -190,16 +188,8 @@ class Actions:
         shown = found[-PAGE_ENTRIES:][::-1]
         return {
             "actions": [
-                {
-                    "at_ms": each.at_ms,
-                    "user": each.user,
-                    "what": each.what,
-                    "id": each.id,
-                    "offset": each.offset,
-                    "more": {
-                        name: value for name, value in each.more.items() if value not in ("", 0, {})
-                    },
-                }
+                asdict(each)
+                | {"more": {n: value for n, value in each.more.items() if value not in ("", 0, {})}}
                 for each in shown
             ],
             "before": shown[-1].offset if len(found) > PAGE_ENTRIES else 0,

@@ -14,23 +14,24 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import wraps
 from itertools import count, repeat
 from typing import Any
 
 import uvicorn
 from litestar import Litestar, MediaType, Request, Response, Router, get
+from litestar.di import NamedDependency, Provide
 from litestar.exceptions import HTTPException
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
-from litestar.params import FromPath, FromQuery
+from litestar.params import FromQuery
 from litestar.response import Redirect
 from litestar.static_files import create_static_files_router
 
 from kafkamq import __version__
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, KafkaMQError, StateError
-from kafkamq.web.acting import Operations, api_routes, form_routes
+from kafkamq.web.acting import PLACE, Operations, Where, api_routes, form_routes, where_of
 from kafkamq.web.actions import Actions
 from kafkamq.web.filters import LetterFilter
 from kafkamq.web.guard import MAX_BODY_BYTES, Guard
@@ -40,13 +41,15 @@ from kafkamq.web.options import OPERATOR, User, WebOptions
 from kafkamq.web.rendering import STATIC, render
 from kafkamq.web.runner import Runner
 from kafkamq.web.views import FORMS, Payloads, Views
+from kafkamq.web.workers import Workers
 
-STILL_S = 2.0  # a page in which nothing has changed but the time is as old as that
+STILL_S = 2.0
 CHANGING_S = 0.25
 MAX_SHOWN = 200
 MAX_CONNECTIONS = 500
 STOP_S = 5
-_REST = 10  # making a page takes no more than a tenth of a core
+# Making a page takes no more than a tenth of a core.
+_REST = 10
 _Request = Request[Any, Any, Any]
 _Data = dict[str, Any]
 
@@ -71,7 +74,8 @@ def serving(
             log_level="warning",
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # the guard looks at the peer itself
+            # The guard looks at the peer itself.
+            proxy_headers=False,
             limit_concurrency=MAX_CONNECTIONS,
             timeout_graceful_shutdown=STOP_S,
             ws="none",
@@ -100,9 +104,6 @@ def serving(
 class _Server(uvicorn.Server):
     """It runs beside the main thread, to which signals go."""
 
-    def install_signal_handlers(self) -> None:
-        """Leave them as they are."""
-
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave them as they are."""
@@ -123,10 +124,10 @@ class _Shown:
 
     text: str
     status: int
-    tag: str  # of these bytes, by which a browser says that it has them
+    tag: str
     versions: tuple[int, int]
     made_s: float
-    rest_s: float  # for which it is fresh, whatever happens
+    rest_s: float
 
     def is_fresh(self, versions: tuple[int, int]) -> bool:
         is_same = versions == self.versions
@@ -143,14 +144,15 @@ class Site:
     """It has what the handlers of one application need."""
 
     def __init__(self, index: Index, options: WebOptions, actions: Actions) -> None:
-        self.views = Views(index)
+        self.workers = Workers(options.workers)
+        self.views = Views(index, self.workers)
         self.actions = actions
         self.operations = Operations(index, actions)
         self.payloads = Payloads(index.config)
         self._options = options
         self._shown: OrderedDict[tuple[str, str], _Shown] = OrderedDict()
         self._making: set[tuple[str, str]] = set()
-        self._lock = threading.Lock()  # guards both
+        self._lock = threading.Lock()
         self._tags = map("{}-{}".format, repeat(secrets.token_hex(4)), count())
 
     def page(self, request: _Request, template: str, make: Callable[[], _Data | None]) -> Any:
@@ -187,12 +189,14 @@ class Site:
         return self.views.version, self.actions.version
 
     def close(self) -> None:
+        self.workers.close()
         self.payloads.close()
         self.operations.close()
 
     def _values(self, request: _Request, data: _Data | None) -> _Data:
         return {
-            "csrf": request.scope["state"]["csrf"],  # empty: this user does not act
+            # Empty: this user does not act.
+            "csrf": request.scope["state"]["csrf"],
             "page": data or {},
             "state": self.views.state(),
             "tag": "",
@@ -209,11 +213,11 @@ class Site:
             return Response({"error": text}, status_code=status)
         try:
             values = self._values(request, {"status": status, "text": text})
-        except KeyError:  # not even its user is known
+        except KeyError:
             return Response(text, status_code=status, media_type=MediaType.TEXT)
         return _html(render("failure.html", values), status)
 
-    def message(self, request: _Request, where: tuple[int, int, int], form: str) -> _Data | None:
+    def message(self, request: _Request, where: Where, form: str) -> _Data | None:
         """Return a message's page, with its payload if one of ``FORMS`` is asked for."""
         data = self.views.message(*where)
         if data is None:
@@ -230,7 +234,7 @@ class Site:
         if not request.scope["state"]["csrf"]:
             raise HTTPException(status_code=403, detail="this is for operators alone")
 
-    def resend(self, request: _Request, where: tuple[int, int, int]) -> _Data | None:
+    def resend(self, request: _Request, where: Where) -> _Data | None:
         """Return a dead letter's payload as text to be edited, for those who may send it."""
         self.require_operator(request)
         data = self.message(request, where, "text") if where[0] == LETTERS else None
@@ -247,13 +251,12 @@ def build_app(index: Index, options: WebOptions, actions: Actions) -> Guard:
         path="/",
         route_handlers=[
             *_pages(site),
-            *_more_pages(site),
-            *_api(site),
-            *_more_api(site),
             *_action_pages(site),
+            *_more(site),
             *form_routes(site.operations),
             *api_routes(site.operations),
         ],
+        dependencies={"where": Provide(where_of, sync_to_thread=False)},
     )
     app = Litestar(
         route_handlers=[
@@ -277,9 +280,11 @@ def build_app(index: Index, options: WebOptions, actions: Actions) -> Guard:
                 request, error.status_code, error.detail
             ),
         },
+        on_startup=[site.workers.start],
         on_shutdown=[site.close],
         request_max_body_size=MAX_BODY_BYTES,
-        logging_config=None,  # who starts the program says what is logged
+        # The program that starts this one says what is logged.
+        logging_config=None,
     )
     return Guard(app, options)
 
@@ -288,25 +293,144 @@ def _html(text: str, status: int = 200) -> Response[str]:
     return Response(text, media_type=MediaType.HTML, status_code=status)
 
 
+def _both(
+    site: Site, addresses: tuple[str, str], template: str, make: Callable[..., _Data | None]
+) -> list[Any]:
+    """Return the handlers of a page, and of its JSON: what ``make`` returns of a request.
+
+    They have the parameters that ``make`` has, and raise what it raises.
+    """
+
+    @wraps(make)
+    def page(request: _Request, **asked: Any) -> Any:
+        return site.page(request, template, lambda: make(request, **asked))
+
+    @wraps(make)
+    def api(request: _Request, **asked: Any) -> _Data:
+        data = make(request, **asked)
+        if data is None:
+            raise HTTPException(status_code=404, detail="nothing is known of it")
+        return data
+
+    page.__annotations__["return"], api.__annotations__["return"] = Any, _Data
+    shown, said = addresses
+    return [
+        get(shown, sync_to_thread=True, include_in_schema=False)(page),
+        get(said, sync_to_thread=True)(api),
+    ]
+
+
 def _pages(site: Site) -> list[Any]:
     views = site.views
+    place = f"message/{PLACE}"
 
-    @get("/", sync_to_thread=True, include_in_schema=False)
-    def overview(
+    def queues(
         request: _Request,
         search: FromQuery[str] = "",
         sort: FromQuery[str] = "",
         page: FromQuery[int] = 1,
-    ) -> Any:
-        return site.page(
-            request,
-            "overview.html",
-            lambda: views.overview(search=search, sort=sort, page=page),
-        )
+    ) -> _Data | None:
+        """Queues and what they have, 50 a page."""
+        return views.overview(search=search, sort=sort, page=page)
 
-    @get("/queue", sync_to_thread=True, include_in_schema=False)
-    def queue(request: _Request, name: FromQuery[str]) -> Any:
-        return site.page(request, "queue.html", lambda: views.queue(name))
+    def queue(request: _Request, name: FromQuery[str]) -> _Data | None:
+        """Return one queue: what is open, what waits, why messages failed."""
+        return views.queue(name)
+
+    def message(
+        request: _Request, where: NamedDependency[Where], payload: FromQuery[str] = ""
+    ) -> _Data | None:
+        """Return a message's life; log is 0 messages, 1 markers (a delayed one), 2 dead letters."""
+        return site.message(request, where, payload)
+
+    def letters(request: _Request, before: FromQuery[int] = 0) -> _Data | None:
+        """Dead letters by the fields of a job's filter, which are parameters here."""
+        chosen = LetterFilter.of_texts(request.query_params, beside=("before",))
+        return views.letters(chosen.of_kind("redrive"), before=before)
+
+    def workers(
+        request: _Request, consumer: FromQuery[str] = "", at: FromQuery[str] = ""
+    ) -> _Data | None:
+        """Return who holds what; and what handlers are at, of those that are asked: all, those of
+        a consumer, or those at one of the addresses.
+        """
+        return views.workers(consumer=consumer, at=at)
+
+    def trackers(request: _Request) -> _Data | None:
+        """Return what the tracker said last of each marker partition."""
+        return views.trackers()
+
+    def health(request: _Request) -> _Data | None:
+        """Return what ``kafkamq doctor`` says of the cluster."""
+        return views.health()
+
+    return [
+        *_both(site, ("/", "/api/queues"), "overview.html", queues),
+        *_both(site, ("/queue", "/api/queue"), "queue.html", queue),
+        *_both(site, (f"/{place}", f"/api/{place}"), "message.html", message),
+        *_both(site, ("/dead-letters", "/api/dead-letters"), "letters.html", letters),
+        *_both(site, ("/workers", "/api/workers"), "workers.html", workers),
+        *_both(site, ("/trackers", "/api/trackers"), "trackers.html", trackers),
+        *_both(site, ("/health", "/api/health"), "health.html", health),
+    ]
+
+
+def _action_pages(site: Site) -> list[Any]:
+    """Make the pages of what was and is being done, and those from which it is begun."""
+
+    def dry_run(request: _Request) -> _Data | None:
+        """Return how many dead letters a job with this filter would send back, and up to 20 of
+        them.
+        """
+        site.require_operator(request)
+        texts = dict(request.query_params)
+        texts.pop("place", None)
+        marked = request.query_params.getall("place", [])
+        if marked:
+            # Checkboxes send them; an empty one says that there are some.
+            texts["places"] = ",".join(filter(None, marked))
+            if not texts["places"]:
+                raise ConfigError("no dead letter is chosen: mark some")
+        return site.operations.dry_run("redrive", LetterFilter.of_texts(texts))
+
+    def dry_run_of_replay(request: _Request) -> _Data | None:
+        """Return how many messages of a queue a replay with this filter would send again, and up
+        to 20 of them; not whole where that took too long.
+        """
+        site.require_operator(request)
+        return site.operations.dry_run("replay", LetterFilter.of_texts(request.query_params))
+
+    def jobs(
+        request: _Request, page: FromQuery[int] = 1, written: FromQuery[int] = -1
+    ) -> _Data | None:
+        """Jobs and how far they are, 50 a page; those that have not ended come first."""
+        return site.actions.jobs(page, written)
+
+    def trail(request: _Request, before: FromQuery[int] = 0) -> _Data | None:
+        """Return what operators have done, the newest first."""
+        return site.actions.entries(before)
+
+    @get("/send", sync_to_thread=True, include_in_schema=False)
+    def send(request: _Request, queue: FromQuery[str] = "") -> Any:
+        return site.page(request, "send.html", lambda: {"queue": queue})
+
+    @get(f"/resend/{PLACE}", sync_to_thread=True, include_in_schema=False)
+    def resend(request: _Request, where: NamedDependency[Where]) -> Any:
+        return site.page(request, "resend.html", lambda: site.resend(request, where))
+
+    return [
+        *_both(site, ("/redrive", "/api/redrive"), "redrive.html", dry_run),
+        *_both(site, ("/replay", "/api/replay"), "redrive.html", dry_run_of_replay),
+        *_both(site, ("/jobs", "/api/jobs"), "jobs.html", jobs),
+        *_both(site, ("/actions", "/api/actions"), "actions.html", trail),
+        send,
+        resend,
+    ]
+
+
+def _more(site: Site) -> list[Any]:
+    """Make what is no page and its JSON."""
+    views = site.views
 
     @get("/find", sync_to_thread=True, include_in_schema=False)
     def find(request: _Request, q: FromQuery[str] = "") -> Any:
@@ -315,116 +439,10 @@ def _pages(site: Site) -> list[Any]:
             return Redirect(f"/message/{found[0]['where']}")
         return site.page(request, "find.html", lambda: {"q": q, "found": found})
 
-    @get(
-        "/message/{log:int}/{partition:int}/{offset:int}",
-        sync_to_thread=True,
-        include_in_schema=False,
-    )
-    def message(
-        request: _Request,
-        log: FromPath[int],
-        partition: FromPath[int],
-        offset: FromPath[int],
-        payload: FromQuery[str] = "",
-    ) -> Any:
-        where = (log, partition, offset)
-        return site.page(request, "message.html", lambda: site.message(request, where, payload))
-
-    return [overview, queue, find, message]
-
-
-def _more_pages(site: Site) -> list[Any]:
-    views = site.views
-
-    @get("/dead-letters", sync_to_thread=True, include_in_schema=False)
-    def letters(request: _Request, before: FromQuery[int] = 0) -> Any:
-        chosen = LetterFilter.of_texts(request.query_params)
-        return site.page(request, "letters.html", lambda: views.letters(chosen, before=before))
-
-    @get("/workers", sync_to_thread=True, include_in_schema=False)
-    def workers(request: _Request, consumer: FromQuery[str] = "") -> Any:
-        return site.page(request, "workers.html", lambda: views.workers(consumer=consumer))
-
-    @get("/trackers", sync_to_thread=True, include_in_schema=False)
-    def trackers(request: _Request) -> Any:
-        return site.page(request, "trackers.html", views.trackers)
-
-    @get("/health", sync_to_thread=True, include_in_schema=False)
-    def health(request: _Request) -> Any:
-        return site.page(request, "health.html", views.health)
-
-    return [letters, workers, trackers, health]
-
-
-def _action_pages(site: Site) -> list[Any]:
-    """Make the pages of what was and is being done, and those from which it is begun."""
-
-    @get("/redrive", sync_to_thread=True, include_in_schema=False)
-    def dry_run(request: _Request) -> Any:
-        site.require_operator(request)
-        texts = dict(request.query_params)
-        marked = request.query_params.getall("place", [])
-        if marked:  # of checkboxes; an empty one says that there are some
-            texts["places"] = ",".join(filter(None, marked))
-            if not texts["places"]:
-                raise ConfigError("no dead letter is chosen: mark some")
-        chosen = LetterFilter.of_texts(texts)
-        return site.page(request, "redrive.html", lambda: site.operations.dry_run(chosen))
-
-    @get("/api/redrive", sync_to_thread=True)
-    def api_dry_run(request: _Request) -> _Data:
-        """Return how many dead letters a job with this filter would send back, and up to 20 of
-        them.
-        """
-        site.require_operator(request)
-        return site.operations.dry_run(LetterFilter.of_texts(request.query_params))
-
-    @get("/jobs", sync_to_thread=True, include_in_schema=False)
-    def jobs(request: _Request, page: FromQuery[int] = 1, written: FromQuery[int] = -1) -> Any:
-        made = partial(site.actions.jobs, page, written)
-        return site.page(request, "jobs.html", made)
-
-    @get("/api/jobs", sync_to_thread=True)
-    def api_jobs(page: FromQuery[int] = 1) -> _Data:
-        """Jobs and how far they are, 50 a page; those that have not ended come first."""
-        return site.actions.jobs(page)
-
-    @get("/actions", sync_to_thread=True, include_in_schema=False)
-    def trail(request: _Request, before: FromQuery[int] = 0) -> Any:
-        made = partial(site.actions.entries, before)
-        return site.page(request, "actions.html", made)
-
-    @get("/api/actions", sync_to_thread=True)
-    def api_trail(before: FromQuery[int] = 0) -> _Data:
-        """Return what operators have done, the newest first."""
-        return site.actions.entries(before)
-
-    @get("/send", sync_to_thread=True, include_in_schema=False)
-    def send(request: _Request, queue: FromQuery[str] = "") -> Any:
-        return site.page(request, "send.html", lambda: {"queue": queue})
-
-    @get(
-        "/resend/{log:int}/{partition:int}/{offset:int}",
-        sync_to_thread=True,
-        include_in_schema=False,
-    )
-    def resend(
-        request: _Request, log: FromPath[int], partition: FromPath[int], offset: FromPath[int]
-    ) -> Any:
-        where = (log, partition, offset)
-        return site.page(request, "resend.html", lambda: site.resend(request, where))
-
-    return [dry_run, api_dry_run, jobs, api_jobs, trail, api_trail, send, resend]
-
-
-def _found(data: _Data | None) -> _Data:
-    if data is None:
-        raise HTTPException(status_code=404, detail="nothing is known of it")
-    return data
-
-
-def _api(site: Site) -> list[Any]:
-    views = site.views
+    @get("/api/find", sync_to_thread=True)
+    def api_find(q: FromQuery[str]) -> _Data:
+        """Return messages and dead letters by id, key, or partition:offset."""
+        return {"found": views.find(q)}
 
     @get("/api/state", sync_to_thread=True)
     def state(request: _Request) -> _Data:
@@ -433,58 +451,4 @@ def _api(site: Site) -> list[Any]:
         """
         return views.state() | {"csrf": request.scope["state"]["csrf"]}
 
-    @get("/api/queues", sync_to_thread=True)
-    def queues(
-        search: FromQuery[str] = "", sort: FromQuery[str] = "", page: FromQuery[int] = 1
-    ) -> _Data:
-        """Queues and what they have, 50 a page."""
-        return views.overview(search=search, sort=sort, page=page)
-
-    @get("/api/queue", sync_to_thread=True)
-    def queue(name: FromQuery[str]) -> _Data:
-        """Return one queue: what is open, what waits, why messages failed."""
-        return _found(views.queue(name))
-
-    @get("/api/find", sync_to_thread=True)
-    def find(q: FromQuery[str]) -> _Data:
-        """Return messages and dead letters by id, key, or partition:offset."""
-        return {"found": views.find(q)}
-
-    @get("/api/message/{log:int}/{partition:int}/{offset:int}", sync_to_thread=True)
-    def message(
-        request: _Request,
-        log: FromPath[int],
-        partition: FromPath[int],
-        offset: FromPath[int],
-        payload: FromQuery[str] = "",
-    ) -> _Data:
-        """Return a message's life; log is 0 messages, 1 markers (a delayed one), 2 dead letters."""
-        return _found(site.message(request, (log, partition, offset), payload))
-
-    return [state, queues, queue, find, message]
-
-
-def _more_api(site: Site) -> list[Any]:
-    views = site.views
-
-    @get("/api/dead-letters", sync_to_thread=True)
-    def letters(request: _Request, before: FromQuery[int] = 0) -> _Data:
-        """Dead letters by the fields of a job's filter, which are parameters here."""
-        return views.letters(LetterFilter.of_texts(request.query_params), before=before)
-
-    @get("/api/workers", sync_to_thread=True)
-    def workers(consumer: FromQuery[str] = "") -> _Data:
-        """Return who holds what."""
-        return views.workers(consumer=consumer)
-
-    @get("/api/trackers", sync_to_thread=True)
-    def trackers() -> _Data:
-        """Return what the tracker said last of each marker partition."""
-        return views.trackers()
-
-    @get("/api/health", sync_to_thread=True)
-    def health() -> _Data:
-        """Return what ``kafkamq doctor`` says of the cluster."""
-        return views.health()
-
-    return [letters, workers, trackers, health]
+    return [find, api_find, state]

@@ -1,4 +1,4 @@
-"""Which dead letters are meant: one filter, and everything that is read out of it.
+"""Which dead letters or messages are meant: one filter, and everything that is read out of it.
 
 An address, a form or a record says it; pages choose rows of the database by it, and jobs records of
 the topic. Both mean the same dead letters.
@@ -7,7 +7,7 @@ the topic. Both mean the same dead letters.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime, timezone
 from functools import lru_cache
@@ -27,28 +27,31 @@ from kafkamq.web.index.rows import (
 )
 
 MAX_TIME_MS = 1 << 53
-MAX_PLACES = 500  # that one filter names
+MAX_PLACES = 500
 _LOWER = {ord(letter): letter.lower() for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterFilter:
-    """Dead letters are meant that have all of this; what is empty does not choose.
+    """Dead letters, or messages, are meant that have all of this; what is empty does not choose.
 
     Raises:
-        ConfigError: A time or a place is none, or ``redriven`` is another word.
+        ConfigError: A time or a place is none, or ``redriven`` or ``state`` is another word.
     """
 
     queue: str = ""
     reason: str = ""
-    form: str = ""  # of the error: what errors of one kind have in common
-    text: str = ""  # somewhere in the error
+    form: str = ""
+    text: str = ""
     key: str = ""
-    header: str = ""  # somewhere in the headers' names and values
+    header: str = ""
     since_ms: int = 0
     until_ms: int = 0
-    redriven: str = ""  # "yes", "no"
-    places: str = ""  # of single ones in their topic: "0:17,2:5" is partition and offset
+    # "yes" or "no"; empty: both.
+    redriven: str = ""
+    # Of single ones in their topic: "0:17,2:5" is partition and offset.
+    places: str = ""
+    state: str = ""
 
     def __post_init__(self) -> None:
         for name in ("since_ms", "until_ms"):
@@ -57,15 +60,20 @@ class LetterFilter:
                 raise ConfigError(f"{name} is {value}: it must be from 0 to {MAX_TIME_MS:g}")
         if self.redriven not in ("", "yes", "no"):
             raise ConfigError(f"redriven is {self.redriven[:80]!r}: it must be yes or no")
+        if self.state not in ("", "done"):
+            raise ConfigError(f"state is {self.state[:80]!r}: it must be done")
         places_in(self.places)
 
     @classmethod
-    def of_texts(cls, texts: Mapping[str, str]) -> LetterFilter:
+    def of_texts(cls, texts: Mapping[str, str], *, beside: Iterable[str] = ()) -> LetterFilter:
         """Read what an address says: ``since_ms`` in milliseconds, or ``since`` in UTC.
 
         Raises:
-            ConfigError: A time cannot be read; without it others would be meant.
+            ConfigError: A time cannot be read, or a name is not known and not one of ``beside``;
+                without it others would be meant.
         """
+        known = [each.name for each in fields(cls)]
+        require_known(texts, (*known, "since", "until", *beside))
         found: dict[str, Any] = {}
         for each in fields(cls):
             text = texts.get(each.name, "")
@@ -90,6 +98,24 @@ class LetterFilter:
             if type(value) is not kinds.get(name):
                 raise ValueError(f"{name} is {value!r}")
         return cls(**found)
+
+    def of_kind(self, kind: str) -> LetterFilter:
+        """Return it, for a redrive or a replay.
+
+        Raises:
+            ConfigError: Jobs of this kind, of which there may be none, do not choose so.
+        """
+        others = {
+            "redrive": ("state",),
+            "replay": ("reason", "form", "text", "redriven", "places"),
+        }.get(kind)
+        if others is None:
+            raise ConfigError(f"kind is {kind[:80]!r}: it must be redrive or replay")
+        if wrong := [name for name in others if getattr(self, name)]:
+            raise ConfigError(f"a {kind} does not choose by {', '.join(wrong)}")
+        if kind == "replay" and not self.queue:
+            raise ConfigError("queue is empty: say whose messages go again")
+        return self
 
     @property
     def is_empty(self) -> bool:
@@ -147,9 +173,10 @@ class LetterFilter:
         )
 
 
-FILTER_TEXTS = frozenset(
-    {each.name for each in fields(LetterFilter)} | {"since", "until"}
-)  # of addresses
+def require_known(names: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse what is not known here: what it was to choose would be left out."""
+    if unknown := sorted(set(names) - set(known)):
+        raise ConfigError(f"there is no {', '.join(unknown)[:200]} here")
 
 
 @lru_cache(maxsize=64)

@@ -27,14 +27,14 @@ from kafkamq.web.options import OPERATOR, VIEWER, User, WebOptions
 if TYPE_CHECKING:
     from litestar.types import ASGIApp, Message, Receive, Send
 
-MAX_TARGET_BYTES = 8192  # path and query
-VERIFIED_S = 300.0  # a password that was right is not hashed again for so long
+MAX_TARGET_BYTES = 8192
+VERIFIED_S = 300.0
 MAX_VERIFIED = 1000
 MAX_CREDENTIALS_BYTES = 1024
-MAX_HASHING = 2  # at a time: each takes 64 MiB
+MAX_HASHING = 2
 MAX_BODY_BYTES = 1 << 20
-MAX_FIELDS = 50  # of a form
-BODY_S = 30.0  # in which a body must be here
+MAX_FIELDS = 50
+BODY_S = 30.0
 TOKEN_FIELD, TOKEN_HEADER = "csrf", "x-csrf-token"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
@@ -44,7 +44,8 @@ _HEADERS = (
     (b"content-security-policy", POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
-    (b"referrer-policy", b"same-origin"),  # without one, forms would not say their origin
+    # Without a policy forms would not say their origin.
+    (b"referrer-policy", b"same-origin"),
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
@@ -82,8 +83,6 @@ class Passwords:
 
 
 class Guard:
-    """An ASGI application that lets to another one what may pass."""
-
     def __init__(self, app: ASGIApp, options: WebOptions) -> None:
         self._app = app
         self._options = options
@@ -100,7 +99,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         if scope["type"] != "http":
-            return  # no websocket: the server closes it
+            return
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":

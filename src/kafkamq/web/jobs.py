@@ -2,10 +2,10 @@
 
 An action is written before its effect, so none is without a record. Records say ``what``:
 
-- ``redrive``, ``resend``: a job begins; it runs.
+- ``redrive``, ``replay``, ``resend``: a job begins; it runs.
 - ``pause``, ``resume``, ``cancel``: what an operator wants of a job that has not ended.
 - ``run``: a process takes the job up. What another one has to say of its end counts no more.
-- ``progress``: so many more dead letters went, in the transaction in which they went.
+- ``progress``: so many more went, in the transaction in which they went.
 - ``stop``: the process that runs the job cannot go on, and says why: the job is paused.
 - ``end``: nothing is left.
 - ``send``, ``cancel-delayed``: one message; ``done``, ``failed`` or ``unknown`` (it was not known
@@ -26,38 +26,36 @@ from kafkamq.web.filters import LetterFilter
 
 RUNNING, PAUSED, CANCELLED, ENDED = "running", "paused", "cancelled", "done"
 STATES_AFTER = {"pause": PAUSED, "resume": RUNNING, "cancel": CANCELLED}
-MAX_JOBS = 1000  # that have ended, and are remembered
-MAX_ENTRIES = 2000  # of the trail on the page; the topic keeps all
+MAX_JOBS = 1000
+MAX_ENTRIES = 2000
 MAX_RECORD_BYTES = 900_000
-_KINDS = ("redrive", "resend")
-_SILENT = ("progress", "run")  # of the trail
-_UNSHOWN = ("payload", "ends", "topic_id")  # in the trail; a job has them
+_KINDS = ("redrive", "replay", "resend")
+_SILENT = ("progress", "run")
+_UNSHOWN = ("payload", "ends", "marker_ends", "topic_id")
+_OWN = ("payload", "place", "ends", "marker_ends", "topic_id", "runner")
 _MAX_RATE = 1e6
 _REDRIVEN_BEFORE = "it was redriven before: nothing was sent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """An action is one record of the topic."""
-
     what: str
-    id: str  # of the job, or of the one action
-    user: str  # who; of records that a process writes by itself: which process
-    at_ms: int = 0  # the broker's time
+    id: str
+    user: str
+    at_ms: int = 0
     offset: int = -1
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """Return the record's value."""
         fields = {"what": self.what, "id": self.id, "user": self.user, "more": dict(self.more)}
         return json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def decode(value: bytes | None, *, at_ms: int, offset: int) -> Action | None:
-    """Reverse ``encode``; None: it is no action."""
     try:
         fields = json.loads(value or b"", parse_int=_int)
-        json.dumps(fields, ensure_ascii=False).encode()  # no page can show a lone surrogate
+        # No page can show a lone surrogate.
+        json.dumps(fields, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return None
     if not isinstance(fields, dict):
@@ -79,69 +77,53 @@ def _int(text: str) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """A job sends dead letters back into their queues."""
+    """A job sends dead letters back into their queues, or messages again."""
 
     id: str
-    kind: str  # redrive or resend
+    kind: str
     name: str
     user: str
     state: str = RUNNING
     created_ms: int
     changed_ms: int
     filter: LetterFilter
-    place: tuple[int, int] | None  # of the one dead letter that is sent again, edited
-    payload: str  # of that one, base64
-    rate: float  # dead letters a second; 0: as fast as it goes
-    expected: int  # how many there were when it began
-    ends: Mapping[int, int]  # of the dead letters topic, by partition: later ones are not meant
-    topic_id: str  # of that topic, in hex
-    runner: str = ""  # the process that took it up last
+    place: tuple[int, int] | None
+    payload: str
+    # 0: as fast as it goes.
+    rate: float
+    expected: int
+    # By partition of the topic that it reads: later ones are not meant.
+    ends: Mapping[int, int]
+    marker_ends: Mapping[int, int]
+    topic_id: str
+    runner: str = ""
     done: int = 0
-    refused: int = 0  # as of the last process
-    why: str = ""  # of its state
+    refused: int = 0
+    why: str = ""
     refusals: list[str] = field(default_factory=list)
 
     @property
     def left(self) -> int:
-        """Return how many are still to go, as far as is known."""
         return 0 if self.is_over else max(0, self.expected - self.done - self.refused)
 
     @property
     def is_over(self) -> bool:
-        """Return whether it can never run again."""
         return self.state in (ENDED, CANCELLED)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what pages show: all but the payload."""
-        return {
-            "id": self.id,
-            "kind": self.kind,
-            "name": self.name,
-            "user": self.user,
-            "state": self.state,
-            "created_ms": self.created_ms,
-            "changed_ms": self.changed_ms,
-            "filter": {name: value for name, value in asdict(self.filter).items() if value},
-            "where": None if self.place is None else f"2/{self.place[0]}/{self.place[1]}",
-            "rate": self.rate,
-            "expected": self.expected,
-            "done": self.done,
-            "refused": self.refused,
-            "left": self.left,
-            "why": self.why,
-            "refusals": list(self.refusals),
-        }
+        """Return what pages show: all but the payload, and what its process alone needs."""
+        shown = {name: value for name, value in asdict(self).items() if name not in _OWN}
+        chosen = {name: value for name, value in shown["filter"].items() if value}
+        where = None if self.place is None else f"2/{self.place[0]}/{self.place[1]}"
+        return shown | {"filter": chosen, "where": where, "left": self.left}
 
 
 class Trail:
-    """It folds the records of the topic in their order; one owner."""
-
     def __init__(self) -> None:
         self.jobs: OrderedDict[str, Job] = OrderedDict()
         self.entries: deque[Action] = deque(maxlen=MAX_ENTRIES)
 
     def apply(self, action: Action) -> None:
-        """Take in one record."""
         if action.what not in _SILENT:
             more = {name: value for name, value in action.more.items() if name not in _UNSHOWN}
             self.entries.append(replace(action, more=more))
@@ -172,7 +154,9 @@ def _job(action: Action) -> Job | None:
     try:
         # What names nothing means nothing, and not everything.
         place: Any = more["place"] if action.what == "resend" else None
-        kept = more["filter"] if action.what == "redrive" else {}
+        chosen = LetterFilter()
+        if action.what != "resend":
+            chosen = LetterFilter.of_record(more["filter"]).of_kind(action.what)
         return Job(
             id=action.id,
             kind=action.what,
@@ -180,21 +164,27 @@ def _job(action: Action) -> Job | None:
             user=action.user,
             created_ms=action.at_ms,
             changed_ms=action.at_ms,
-            filter=LetterFilter.of_record(kept),
+            filter=chosen,
             place=(int(place[0]), int(place[1])) if action.what == "resend" else None,
             payload=str(more["payload"]) if action.what == "resend" else "",
             rate=min(_MAX_RATE, max(0.0, float(more.get("rate", 0.0)))),
             expected=_count(more.get("expected")),
-            ends={int(number): int(end) for number, end in more["ends"].items()},
+            ends=_ends(more["ends"]),
+            marker_ends=_ends(more["marker_ends"]) if action.what == "replay" else {},
             topic_id=str(more["topic_id"]),
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError):
         return None
 
 
+def _ends(kept: Any) -> dict[int, int]:
+    return {int(number): int(end) for number, end in kept.items()}
+
+
 def _change(job: Job, action: Action) -> None:
     what, more = action.what, action.more
-    if what == "progress":  # also behind a cancellation: these had gone
+    if what == "progress":
+        # This goes behind a cancellation, too: these letters had gone.
         job.done += _count(more.get("count"))
         job.refused = _count(more.get("refused"))
     elif job.is_over:
@@ -204,7 +194,8 @@ def _change(job: Job, action: Action) -> None:
     elif what == "run":
         job.runner = action.user
     elif job.runner != action.user:
-        return  # a process that had it before
+        # It is a process that had the job before.
+        return
     elif what == "stop":
         job.state, job.why = PAUSED, str(more.get("why", ""))
     elif what == "end":

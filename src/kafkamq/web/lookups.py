@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from heapq import nlargest
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kafkamq.types import Outcome
 from kafkamq.web.filters import LetterFilter
@@ -26,10 +26,11 @@ from kafkamq.web.index.rows import (
 )
 from kafkamq.web.index.schema import open_reader
 
-MAX_FAMILY = 200  # copies of one message, dead letters and redriven copies included
+_T = TypeVar("_T")
+MAX_FAMILY = 200
 MAX_FOUND = 100
 MAX_CHUNKS_SEARCHED = 50
-MAX_LETTERS_SEARCHED = 100_000  # of a filter that no index serves; the page says how far it got
+MAX_LETTERS_SEARCHED = 100_000
 _LETTER = (
     "letter.number, place, q.text, at_ms, id, key, r.text, f.text, error, attempt, origin, headers,"
     " (SELECT at_ms FROM redriven WHERE redriven.place = letter.place)"
@@ -52,6 +53,14 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
         yield connection
 
 
+def page_of(rows: Sequence[_T], page: int, size: int) -> tuple[Sequence[_T], dict[str, Any]]:
+    """Return the rows of a page, the nearest that there is, and which page of how many it is."""
+    pages = max(1, -(-len(rows) // size))
+    page = min(max(1, page), pages)
+    shown = rows[(page - 1) * size : page * size]
+    return shown, {"count": len(rows), "page": page, "pages": pages}
+
+
 def text_of(data: bytes | None) -> str | None:
     """Return bytes as text for people; what is no UTF-8 is written as escapes."""
     return None if data is None else data.decode("utf-8", "backslashreplace")
@@ -64,7 +73,6 @@ def where_of(place: int) -> str:
 
 
 def names_of(connection: sqlite3.Connection, numbers: Sequence[int]) -> dict[int, str]:
-    """Return names by their numbers."""
     marks = ",".join("?" * len(numbers))
     return dict(
         connection.execute(f"SELECT number, text FROM name WHERE number IN ({marks})", numbers)
@@ -158,7 +166,6 @@ def waiting(connection: sqlite3.Connection, queue: int, limit: int) -> list[dict
 
 
 def messages_at(connection: sqlite3.Connection, places: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Return messages by their places."""
     found: dict[int, dict[str, Any]] = {}
     for first, wanted in groupby(sorted(places), lambda place: place & -PACK_OFFSETS):
         row = connection.execute("SELECT * FROM pack WHERE place = ?", (first,)).fetchone()
@@ -189,7 +196,7 @@ def find_messages(connection: sqlite3.Connection, text: str) -> list[dict[str, A
 
 def _places_of(connection: sqlite3.Connection, data: bytes) -> list[int]:
     """Return the newest messages with this id or key, from the packs with the newest ones on."""
-    found: set[tuple[int, int]] = set()  # time and place
+    found: set[tuple[int, int]] = set()
     for place, last_ms in connection.execute(
         "SELECT place, last_ms FROM pack ORDER BY last_ms DESC"
     ).fetchall():
@@ -321,7 +328,6 @@ def count_letters(connection: sqlite3.Connection, chosen: LetterFilter) -> int:
 
 
 def letter_at(connection: sqlite3.Connection, place: int) -> dict[str, Any] | None:
-    """Return the dead letter at a place."""
     row = connection.execute(
         f"SELECT {_LETTER} FROM letter {_LETTER_FROM} WHERE place = ?", (place,)
     ).fetchone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,22 +13,20 @@ from kafkamq.errors import ConfigError
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 VIEWER, OPERATOR = "viewer", "operator"
 MAX_PASSWORD_FILE_BYTES = 1 << 20
+MAX_WORKERS = 100
+_URL = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::(\d{1,5}))?(/[\w.~/-]*)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A user has a name, and a role that says what they may do."""
-
     name: str
-    role: str  # VIEWER or OPERATOR
+    role: str
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """An account is a line of the password file."""
-
     role: str
-    password_hash: str = field(repr=False)  # argon2's own text
+    password_hash: str = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +34,17 @@ class WebOptions:
     """These say where pages are served, and to whom."""
 
     host: str = "127.0.0.1"
-    port: int = 8686  # 0: a free one
+    # 0: a free port.
+    port: int = 8686
     accounts: Mapping[str, Account] = field(default_factory=dict, repr=False)
-    trusted_header: str = ""  # in which a proxy names the user
-    trusted_proxies: frozenset[str] = frozenset()  # addresses from which that header counts
-    operators: frozenset[str] = frozenset()  # users by that header who are no viewers
-    allowed_hosts: frozenset[str] = frozenset()  # beside loopback's names and ``host``
-    hides_payloads: bool = False  # from viewers
-    read_only: bool = False  # True: nobody acts
+    # The header in which a proxy names the user, and the addresses from which it counts.
+    trusted_header: str = ""
+    trusted_proxies: frozenset[str] = frozenset()
+    operators: frozenset[str] = frozenset()
+    allowed_hosts: frozenset[str] = frozenset()
+    hides_payloads: bool = False
+    read_only: bool = False
+    workers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if bool(self.trusted_header) != bool(self.trusted_proxies):
@@ -52,19 +54,15 @@ class WebOptions:
             )
         for address in self.trusted_proxies:
             _require_address(address)
-        if not self.is_loopback and not self.authenticates:
+        _require_urls(self.workers)
+        if self.host not in LOOPBACK and not self.authenticates:
             raise ConfigError(
                 f"host is {self.host!r}: an address that is not loopback needs authentication, by"
                 " --password-file, or by --trusted-header and --trusted-proxy"
             )
 
     @property
-    def is_loopback(self) -> bool:
-        return self.host in LOOPBACK
-
-    @property
     def authenticates(self) -> bool:
-        """Return whether a stranger is refused."""
         return bool(self.accounts) or bool(self.trusted_header)
 
     @property
@@ -79,6 +77,15 @@ def _require_address(text: str) -> None:
         ipaddress.ip_address(text)
     except ValueError:
         raise ConfigError(f"trusted_proxy is {text!r}: it must be an address") from None
+
+
+def _require_urls(urls: tuple[str, ...]) -> None:
+    for url in urls:
+        found = _URL.fullmatch(url)
+        if not found or int(found[2] or 1) >= 1 << 16:
+            raise ConfigError(f"worker is {url[:80]!r}: it must be as http://host:9400")
+    if len(urls) > MAX_WORKERS:
+        raise ConfigError(f"{len(urls)} times worker: {MAX_WORKERS} are asked at most")
 
 
 def read_accounts(path: Path) -> dict[str, Account]:

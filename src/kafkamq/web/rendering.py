@@ -46,7 +46,6 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 
 
 def time_of(at_ms: int) -> str:
-    """Write a time in UTC, to the millisecond."""
     try:
         moment = datetime.fromtimestamp(at_ms / 1000, tz=timezone.utc)
     except (OverflowError, ValueError, OSError):
@@ -60,7 +59,6 @@ def moment_of(at_ms: int) -> str:
 
 
 def number_of(value: int | None) -> str:
-    """Write a number with its thousands apart; None is a dash."""
     return "\u2013" if value is None else f"{value:,}".replace(",", "\u202f")
 
 
@@ -79,7 +77,6 @@ def duration_of(value_ms: int) -> str:
 
 
 def size_of(value: int) -> str:
-    """Write a number of bytes with a unit."""
     if value < 1024:
         return f"{value} B"
     amount = float(value)
@@ -107,7 +104,6 @@ def spark(values: list[int]) -> str:
 
 
 def short(text: str, most: int = 60) -> str:
-    """Cut a text so that it fits into a cell."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 

@@ -21,9 +21,11 @@ from dataclasses import dataclass, replace
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, FencedError, KafkaMQError, StateError
+from kafkamq.markers.replays import Messages
 from kafkamq.queue.backend import StoredMessage
 from kafkamq.queue.dead_letters import (
     MAX_TRANSACTION_RECORDS,
+    REPLAY_NAME,
     DeadLetter,
     RedriveReport,
     Selection,
@@ -36,15 +38,16 @@ from kafkamq.transport.group_consumer import GroupConsumer
 from kafkamq.transport.transactions import NewRecord
 from kafkamq.types import PartitionId
 from kafkamq.web.actions import Actions
+from kafkamq.web.filters import LetterFilter
 from kafkamq.web.jobs import Action, Job
 
-MAX_REFUSALS = 20  # that the last record of a job names
-_SESSION_MS = 6000  # brokers' own least
+MAX_REFUSALS = 20
+_SESSION_MS = 6000
 _RETRY_S = 5.0
 _WAIT_S = 0.5
-_PATIENCE = 60  # failures in a row that waiting may mend; another one weighs a third of that
+_PATIENCE = 60
 _FENCED_AGAIN_S = 600.0
-_UNDISTURBED_S = 60.0  # in which dead letters went: what had ended it before is over
+_UNDISTURBED_S = 60.0
 _STOP_S = 20.0
 _FENCED = (
     "another redrive, such as kafkamq dlq redrive, or an outage of a broker has ended this one"
@@ -69,10 +72,34 @@ class _Meant(Selection):
         if not isinstance(letter, DeadLetter):
             return False
         if letter.offset >= self.job.ends.get(letter.partition, 0):
-            return False  # it died after the job began, maybe once more
+            # It died after the job began, maybe once more.
+            return False
         if self.job.place is not None:
             return (letter.partition, letter.offset) == self.job.place
         return self.job.filter.means(letter)
+
+
+def messages_of(
+    config: ServiceConfig,
+    chosen: LetterFilter,
+    ends: Mapping[int, int],
+    marker_ends: Mapping[int, int],
+    check: Callable[[], None],
+    *,
+    name: str = "",
+) -> Messages:
+    """Return the messages that a replay of this name means; ``check`` is asked at each record."""
+    return Messages(
+        topic=config.message_topic,
+        prefix=f"replay-{name}",
+        headers=((REPLAY_NAME, name.encode()),),
+        means=chosen.means,
+        since_ms=chosen.since_ms,
+        is_done=chosen.state == "done",
+        ends=ends,
+        marker_ends=marker_ends,
+        check=check,
+    )
 
 
 class Runner:
@@ -96,7 +123,6 @@ class Runner:
             thread.start()
 
     def close(self) -> None:
-        """Stop between two transactions, and let another process have the turn."""
         self._stopping.set()
         for thread in reversed(self._threads):
             if thread.ident is not None:
@@ -140,13 +166,11 @@ class Runner:
         return not is_fatal(error)
 
     def assigned(self, places: Sequence[PartitionId]) -> Mapping[PartitionId, int]:
-        """Take the turn; nothing is read as a member."""
         if places:
             self._turn.set()
         return {}
 
     def revoked(self, places: Sequence[PartitionId], *, is_lost: bool) -> None:
-        """Give the turn away."""
         del is_lost
         if places:
             self._turn.clear()
@@ -206,10 +230,12 @@ class Runner:
             self._stop(job, str(error))
 
     def _require_topic(self, job: Job) -> None:
-        with Admin(self._config) as admin:
-            topic_id = admin.require_topic(self._config.dead_letter_topic).topic_id
+        config = self._config
+        topic = config.message_topic if job.kind == "replay" else config.dead_letter_topic
+        with Admin(config) as admin:
+            topic_id = admin.require_topic(topic).topic_id
         if topic_id.hex() != job.topic_id:
-            raise StateError(f"{self._config.dead_letter_topic} is another topic since; cancel it")
+            raise StateError(f"{topic} is another topic since; cancel it")
 
     def _redrive(self, job: Job) -> RedriveReport:
         pace = _Pace(job.rate)
@@ -241,9 +267,14 @@ class Runner:
             def edited(message: StoredMessage) -> StoredMessage:
                 return replace(message, payload=payload)
 
+        source = None
+        if job.kind == "replay":
+            ends = job.ends, job.marker_ends
+            source = messages_of(self._config, job.filter, *ends, check, name=job.id)
         return redrive(
             self._config,
-            _Meant(job=job, check=check),
+            _Meant(job=job, check=check) if source is None else Selection(),
+            source=source,
             on_progress=on_progress,
             max_records=pace.chunk,
             also=also,
@@ -259,7 +290,7 @@ class Runner:
 
     def _stop(self, job: Job, why: str) -> None:
         self._failures = 0
-        with suppress(KafkaMQError):  # then it is tried again
+        with suppress(KafkaMQError):
             self._tell(job, "stop", why=why[:2000])
 
 
@@ -274,7 +305,6 @@ class _Pace:
         self.chunk = max(1, min(most, round(rate))) if rate else most
 
     def next_s(self, done: int) -> float:
-        """Return that monotonic time, now that so many went."""
         count, self.done = done - self.done, done
         if self._rate:
             self._due_s = max(self._due_s, time.monotonic() - 1.0) + count / self._rate

@@ -23,10 +23,11 @@ from kafkamq.web.filters import LetterFilter, name_number
 from kafkamq.web.index.follower import Index
 from kafkamq.web.index.live import Counts, Run
 from kafkamq.web.index.rows import LETTERS, MARKERS, MESSAGES, place_of
-from kafkamq.web.lookups import reading
+from kafkamq.web.lookups import page_of, reading
+from kafkamq.web.workers import Workers
 
 PAGE_ROWS = 50
-SHOWN_RUNS = 200  # messages in flight, on a queue's or a worker's page
+SHOWN_RUNS = 200
 CHART_MINUTES = 60
 HEALTH_S = 30.0
 SORTS: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -61,8 +62,9 @@ _ORDER = {
 class Views:
     """It reads the index for the pages; thread-safe."""
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: Index, workers: Workers | None = None) -> None:
         self._index = index
+        self._workers = workers or Workers(())
         self._path = index.options.path
         self._health: tuple[float, list[dict[str, Any]]] = (-1e9, [])
 
@@ -89,57 +91,54 @@ class Views:
         """Return a page of queues, with what they have."""
         minute = int(time.time()) // 60
         with reading(self._path) as connection:
-            found = lookups.queue_rows(connection)
-            rates = lookups.rates(connection, minute - 1)
-            chart = lookups.minutes(connection, minute - CHART_MINUTES + 1, minute)
-            numbers = {row[1]: row[0] for row in found}
-            rows = [self._queue_row(row, rates) for row in found]
+            rows = self._queues(connection, minute)
             totals = {
-                name: sum(row[name] for row in rows)
+                name: sum(row[name] for row in rows.values())
                 for name in ("waiting", "in_flight", "delayed", "due", "letters")
             }
             wanted = search.casefold()
-            rows = [row for row in rows if wanted in row["queue"].casefold()]
+            found = [(row, at) for at, row in rows.items() if wanted in row["queue"].casefold()]
             sort = sort if sort in SORTS else "queue"
-            rows.sort(key=lambda row: (SORTS[sort](row), row["queue"]))
-            pages = max(1, -(-len(rows) // PAGE_ROWS))
-            page = min(max(1, page), pages)
-            shown = rows[(page - 1) * PAGE_ROWS : page * PAGE_ROWS]
-            chosen = [numbers[row["queue"]] for row in shown]
+            found.sort(key=lambda each: (SORTS[sort](each[0]), each[0]["queue"]))
+            shown, paging = page_of(found, page, PAGE_ROWS)
             first = minute - CHART_MINUTES + 1
-            sent = lookups.sent_by_minute(connection, chosen, first, CHART_MINUTES)
-            for queue, row in zip(chosen, shown, strict=True):
-                row["sent_by_minute"] = sent[queue]
-        return {
-            "queues": shown,
-            "count": len(rows),
-            "page": page,
-            "pages": pages,
-            "sort": sort,
-            "search": search,
-            "totals": totals,
-            "chart": _chart(chart, minute),
-        }
+            numbers = [number for _, number in shown]
+            sent = lookups.sent_by_minute(connection, numbers, first, CHART_MINUTES)
+            return paging | {
+                "queues": [row | {"sent_by_minute": sent[number]} for row, number in shown],
+                "sort": sort,
+                "search": search,
+                "totals": totals,
+                "chart": _chart(connection, minute),
+                "asks_workers": bool(self._workers.answers),
+            }
 
-    def _queue_row(
-        self, row: tuple[int, str, int, int, int, int], rates: dict[int, tuple[int, int]]
-    ) -> dict[str, Any]:
-        queue, name, messages, waiting, letters, redriven = row
-        counts = self._index.picture.counts.get(queue, _NOTHING)
-        sent, acked = rates.get(queue, (0, 0))
-        return {
-            "queue": name,
-            "messages": messages,
-            "waiting": max(0, waiting),
-            "in_flight": counts.in_flight,
-            "delayed": counts.delayed,
-            "due": counts.due,
-            "oldest_ms": counts.oldest_ms,
-            "letters": letters - redriven,
-            "redriven": redriven,
-            "sent_per_minute": sent,
-            "acked_per_minute": acked,
-        }
+    def _queues(
+        self, connection: Any, minute: int, queue: int | None = None
+    ) -> dict[int, dict[str, Any]]:
+        rates, slots = lookups.rates(connection, minute - 1), self._workers.slots()
+        made = {}
+        for row in lookups.queue_rows(connection, queue):
+            number, name, messages, waiting, letters, redriven = row
+            counts = self._index.picture.counts.get(number, _NOTHING)
+            sent, acked = rates.get(number, (0, 0))
+            busy, count = slots.get(name, (None, None))
+            made[number] = {
+                "queue": name,
+                "messages": messages,
+                "waiting": max(0, waiting),
+                "in_flight": counts.in_flight,
+                "delayed": counts.delayed,
+                "due": counts.due,
+                "oldest_ms": counts.oldest_ms,
+                "letters": letters - redriven,
+                "redriven": redriven,
+                "sent_per_minute": sent,
+                "acked_per_minute": acked,
+                "busy": busy,
+                "slots": count,
+            }
+        return made
 
     def queue(self, name: str) -> dict[str, Any] | None:
         """Return one queue; None: no message of it was seen."""
@@ -147,19 +146,16 @@ class Views:
         picture = self._index.picture
         with reading(self._path) as connection:
             queue = name_number(connection, name)
-            rows = lookups.queue_rows(connection, queue)
-            if not rows:
+            made = self._queues(connection, minute, queue).get(queue)
+            if made is None:
                 return None
             runs = [run for run in picture.runs if run.queue == queue]
             runs.sort(key=lambda run: run.left_ms)
-            made = self._queue_row(rows[0], lookups.rates(connection, minute - 1))
             return made | {
                 "open": _listed(connection, runs),
                 "waiting_messages": lookups.waiting(connection, queue, PAGE_ROWS),
                 "failures": lookups.letter_groups(connection, queue=queue, limit=20),
-                "chart": _chart(
-                    lookups.minutes(connection, minute - CHART_MINUTES + 1, minute, queue), minute
-                ),
+                "chart": _chart(connection, minute, queue),
             }
 
     def find(self, text: str) -> list[dict[str, Any]]:
@@ -206,8 +202,10 @@ class Views:
                 "groups": lookups.letter_groups(connection, queue=queue),
             }
 
-    def workers(self, *, consumer: str = "") -> dict[str, Any]:
-        """Return which consumer holds what."""
+    def workers(self, *, consumer: str = "", at: str = "") -> dict[str, Any]:
+        """Return which consumer holds what, and what handlers are at: all of those that are asked,
+        those of a consumer, or those at an address.
+        """
         held: defaultdict[str, list[Run]] = defaultdict(list)
         for run in self._index.picture.runs:
             if run.consumer_id:
@@ -233,6 +231,17 @@ class Views:
             "count": len(workers),
             "consumer": consumer,
             "open": listed,
+            "at": at,
+            "topic": self._index.config.message_topic,
+            "asked": [
+                {
+                    "url": url,
+                    "error": error_text,
+                    "pools": [each for each in said.pools if consumer in ("", each.consumer)],
+                }
+                for url, (said, error_text) in list(self._workers.answers.items())
+                if at in ("", url)
+            ],
         }
 
     def trackers(self) -> dict[str, Any]:
@@ -303,14 +312,14 @@ def _steps(connection: Any, record: dict[str, Any]) -> list[dict[str, Any]]:
     return steps + [step | mark | {"order": _ORDER.get(mark["what"], 2)} for mark in marks]
 
 
-def _chart(rows: list[tuple[int, ...]], last: int) -> dict[str, Any]:
+def _chart(connection: Any, last: int, queue: int | None = None) -> dict[str, Any]:
     """Return sixty minutes as columns of numbers; the last one is the newest."""
-    by_minute = {row[0]: row[2:] for row in rows}
     first = last - CHART_MINUTES + 1
+    by_minute = {row[0]: row[2:] for row in lookups.minutes(connection, first, last, queue)}
     columns = [by_minute.get(minute, (0,) * 7) for minute in range(first, last + 1)]
     names = ("sent", "started", "acked", "failed", "dead")
     series = {name: [column[i] for column in columns] for i, name in enumerate(names)}
-    held_ms = [column[6] // column[5] if column[5] else 0 for column in columns]  # on average
+    held_ms = [column[6] // column[5] if column[5] else 0 for column in columns]
     return {"first_ms": first * 60_000, **series, "held_ms": held_ms}
 
 
@@ -318,7 +327,7 @@ def _chart(rows: list[tuple[int, ...]], last: int) -> dict[str, Any]:
 class Shown:
     """A payload is shown as text for people."""
 
-    form: str  # one of FORMS
+    form: str
     text: str
     size_bytes: int
     is_cut: bool

@@ -73,7 +73,6 @@ class DeliveredOffsets:
     __slots__ = ("_committed", "_delivered", "_open", "position")
 
     def __init__(self, position: int) -> None:
-        # What a heartbeat says: the next offset to consume.
         self.position = position
         self._delivered: deque[int] = deque()
         self._open: set[int] = set()
@@ -179,7 +178,7 @@ class Health:
         self.latest_offsets.append(latest_offset)
 
     def judge(self, position: int, latest_offset: int, monotonic_ms: int) -> End | None:
-        """Why the claim is to be given up; once per heartbeat."""
+        """Return why the claim is to be given up; once per heartbeat."""
         config = self._config
         consumer, partition = velocity(self.positions), velocity(self.latest_offsets)
         if not config.release_if_behind:
@@ -213,20 +212,16 @@ class ClaimBatch:
     first_offset: int
     next_offset: int
     is_wanted: bool = True
-    # Whether its ClaimingMessages was read back, and whether its heartbeat is on its way.
     is_announced: bool = False
     is_sent: bool = False
 
 
 @dataclass(slots=True)
 class PendingWrite:
-    """The write that was not read back yet."""
-
     ticket: int
     type: MarshalType
     sent_ms: int
     position: int = 0
-    # Where it stands in the log; -1: not known.
     offset: int = -1
 
 
@@ -323,7 +318,6 @@ class Claimant:
         self._looked_ms = 0
         self._lease_from_ms = 0
         self._next_beat_ms = 0
-        # Why it ends, or will as soon as it can.
         self._end: End | None = None
         self._keeps_claim = False
         self._release_offset: int | None = None
@@ -596,7 +590,7 @@ class Claimant:
         return may_reclaim(self.config, claim) and self._log.is_ready(now_s=now_s)
 
     def _coordination_offset(self, claim: Claim) -> int:
-        """Where several are possible: the larger one loses messages, the smaller one repeats."""
+        """Return where to begin: of two offsets the larger loses messages, the smaller repeats."""
         return claim.max_offset if self._is_at_most_once else claim.offset
 
     def _begin_at(self, start: StartPosition) -> None:

@@ -55,7 +55,6 @@ _MAX_PARTITION = 2**31 - 1
 _MAX_PAUSED_GROUPS = 10_000
 _MAX_RETIRED = 32
 _MAX_CONTENDERS = 64
-# Stands for contenders beyond the limit.
 _OTHERS: Owner = ("", "others")
 
 
@@ -96,11 +95,9 @@ class Claim:
     # The sender's times of the last sign of life and of the release; 0: there is none.
     heartbeat_s: int = 0
     release_s: int = 0
-    # A claim that is appended now would be accepted.
     is_claimable: bool = True
     # False: the log was read from its middle, and others may hold the partition.
     is_certain: bool = True
-    # The owner's claim was seen and accepted.
     is_grounded: bool = False
     # When it is not certain: how many others may hold it, and the largest offset that may be true.
     rivals: int = 0
@@ -117,7 +114,6 @@ class Claim:
 
     @property
     def is_valid(self) -> bool:
-        """Return whether somebody holds the partition."""
         return self.state in (ClaimState.FRESH, ClaimState.UNKNOWN)
 
 
@@ -125,11 +121,9 @@ class Claim:
 class Contender:
     """A client that may hold a partition, as far as a reader knows that did not see the claim."""
 
-    # The log clock of its last record.
     beat_ms: int
     # False: it has released, or never can hold it again.
     is_open: bool = True
-    # The last that it wrote.
     offset: int | None = None
     claimed_at: int = -1
     released_at: int = -1
@@ -155,19 +149,14 @@ class Entry:
     asked_at: int = -1
     asker: Owner = ("", "")
     # What only the safe rules use:
-    # It is owned, and not released.
     is_held: bool = False
-    # The log clock of the last sign of life.
     beat_ms: int = 0
-    # The ownership began with an accepted claim.
     is_grounded: bool = False
-    # Earlier owners, the latest last.
     retired: tuple[Owner, ...] = ()
     # Heartbeats of an owner that is a former one (S4); 0: it is not.
     visits: int = 0
     # None: the owner is certain.
     contenders: dict[Owner, Contender] | None = None
-    # Trusted instances that have written here.
     used: tuple[str, ...] = ()
 
     @property
@@ -395,7 +384,7 @@ class SafeRules:
             entry.contenders = {}
 
     def _is_warm(self, now_ms: int | None = None) -> bool:
-        """Whoever holds a partition now has written about it since reading began."""
+        """Return whether the holder of any partition has written about it since reading began."""
         if self._since_ms is None:
             return True
         if now_ms is None:
@@ -556,7 +545,6 @@ class ClaimLog:
         self._sweep_at = max_entries
         self._entries: dict[tuple[str, str, int], Entry] = {}
         self._paused: dict[str, int] = {}
-        # The time of the last record, by the clock that the rules go by.
         self._now_s = 0.0
         self.next_offset = 0
         self.malformed = 0
@@ -644,7 +632,6 @@ class ClaimLog:
         )
 
     def claims(self, *, now_s: float) -> Iterator[Claim]:
-        """Every partition that was ever named, held or not."""
         for group, topic, partition in list(self._entries):
             yield self.claim(group, topic, partition, now_s=now_s)
 
@@ -720,6 +707,5 @@ class ClaimLog:
                 if expires_at_s <= self._now_s:
                     del self._paused[group]
         if len(self._paused) >= _MAX_PAUSED_GROUPS:
-            # The group that was paused first goes.
             del self._paused[next(iter(self._paused))]
         self._paused[record.group] = record.expires_at_s

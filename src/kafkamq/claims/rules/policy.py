@@ -35,7 +35,7 @@ _TOO_SLOW = (End.BEHIND, End.STUCK)
 _RESTS = (*_TOO_SLOW, End.RIVAL, End.SHARED)
 _CONTESTED = (End.REFUSED, End.HELD)
 _MAX_STRIDE = 1024
-# A client that was too slow does not ask for so many rests.
+# Rests for which a client that was too slow does not ask.
 _SLOW_RESTS = 10
 _NOBODY: Owner = ("", "")
 
@@ -54,15 +54,12 @@ class Prospect:
 
     topic: str
     partition: int
-    # Whether it is held, or being tried; and whether it is held.
     is_ours: bool = False
     is_held: bool = False
     is_claimable: bool = False
     is_reclaimable: bool = False
     is_stale: bool = False
-    # Somebody else's, for sure or not.
     owner: Owner = _NOBODY
-    # Who asked, since the last look, for what is ours.
     asker: Owner = _NOBODY
 
 
@@ -78,10 +75,8 @@ class ClaimPolicy:
         self._stride = 1
         self._resting: dict[PartitionId, int] = {}
         self._broken: set[str] = set()
-        # When others were asked last, and how many partitions were ours then.
         self._ask_ms = -(2**62)
         self._asked_with = -1
-        # How often each was asked that holds something.
         self._asked = Counter[Owner]()
 
     def on_end(

@@ -51,7 +51,6 @@ from kafkamq.errors import WireError
 from kafkamq.queue.rules.log_clock import LogClock
 from kafkamq.types import RangeRecord, RangeType
 
-# So many ranges of a partition may not be done; more are refused.
 MAX_RANGES = 10_000
 MAX_RANGE = 10_000_000
 OffsetRange = tuple[int, int, int]
@@ -113,15 +112,12 @@ def decode_range(value: bytes | None) -> RangeRecord:
 
 @dataclass(slots=True)
 class HeldRange:
-    """A range that was claimed and is not done."""
-
     first: int
     next: int
     owner: _Owner
     token: int
     beat_ms: int
     is_free: bool = False
-    # When it was last told that it is free.
     told_ms: int = 0
     # Its owner is not known: this reader has not read, or not judged, the claim. A record of a
     # member that has read further than ``unsure_at`` names the owner.
@@ -164,8 +160,6 @@ class _PartitionClaims:
     """The claims on one partition; ``frontier`` is -1 while no record has told it."""
 
     frontier: int = -1
-    # By their first offset: the ranges that are held, what a RangeDone ended, and what a ClaimRange
-    # of an unknown range claimed.
     ranges: dict[int, HeldRange] = field(default_factory=dict)
     ended: _Notes = field(default_factory=_Notes)
     claimed: _Notes = field(default_factory=_Notes)
@@ -186,7 +180,6 @@ class RangeLog:
         self._since_ms = None if since_s is None else round(since_s * 1000)
         self._clock = LogClock()
         self._places: dict[int, _PartitionClaims] = {}
-        # The first offset that was read.
         self._begin = -1
         self.next_offset = 0
         self.refused = 0
@@ -236,11 +229,9 @@ class RangeLog:
 
     @property
     def partitions(self) -> list[int]:
-        """Return the partitions of which something is known."""
         return sorted(self._places)
 
     def open_ranges(self, partition: int) -> list[HeldRange]:
-        """Return all ranges that are not done, held or free."""
         place = self._places.get(partition)
         return [] if place is None else sorted(place.ranges.values(), key=lambda each: each.first)
 
@@ -249,7 +240,6 @@ class RangeLog:
         return max(0, self._clock.at(now_s) - each.beat_ms) / 1000
 
     def is_open(self, partition: int, first: int, end: int) -> bool:
-        """Return whether a range that is not done has one of these offsets."""
         ranges = self.open_ranges(partition)
         return any(each.first < end and first < each.next for each in ranges)
 
@@ -312,7 +302,7 @@ class RangeLog:
         return True
 
     def _claimed_unjudged(self, place: _PartitionClaims, record: RangeRecord, at: int) -> None:
-        """While not all is known (RC3): whether it was accepted is seen by what others tell."""
+        """Fold a claim while not all is known (RC3): others tell whether it was accepted."""
         if not 0 < record.next - record.first <= MAX_RANGE:
             return
         self._note(place.claimed, record.first, at)
@@ -400,7 +390,10 @@ class RangeLog:
         return (
             self._since_ms is not None
             and 0 < record.next - record.first <= MAX_RANGE
-            and not self._overlaps(place, record)
+            and not any(
+                each.first < record.next and record.first < each.next
+                for each in place.ranges.values()
+            )
             and len(place.ranges) < MAX_RANGES
             and record.seen >= self._begin  # RC4
             and place.ended.are_known_to(record)
@@ -419,11 +412,6 @@ class RangeLog:
                     frontier = next_
             place.claims = None
         place.frontier = max(place.frontier, frontier)
-
-    def _overlaps(self, place: _PartitionClaims, record: RangeRecord) -> bool:
-        return any(
-            each.first < record.next and record.first < each.next for each in place.ranges.values()
-        )
 
     def _is_held(self, known: HeldRange) -> bool:
         return not known.is_free and self._clock.now_ms - known.beat_ms < self._stale_ms
@@ -521,7 +509,6 @@ class RangeMember:
     def plan(
         self, monotonic_ms: int, now_s: float, *, ends: Mapping[int, int], bases: Mapping[int, int]
     ) -> list[RangeWrite]:
-        """Return what this member writes now."""
         writes: list[RangeWrite] = []
         held = self.held(list(ends))
         if monotonic_ms >= self._next_beat_ms:

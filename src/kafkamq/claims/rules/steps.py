@@ -21,16 +21,12 @@ class Delivery(Enum):
 class Phase(Enum):
     """The stages of one claimant's claim."""
 
-    # Nothing is written yet.
     SEEKING = "seeking"
-    # The claim is on its way, or not read back.
     CLAIMING = "claiming"
     # The partition is ours, or to be taken over: where it begins is looked up.
     LOOKING = "looking"
-    # The first heartbeat is on its way.
     STARTING = "starting"
     OWNING = "owning"
-    # Nothing more is handed out; verdicts still come.
     DRAINING = "draining"
     RELEASING = "releasing"
     OVER = "over"
@@ -43,7 +39,6 @@ HOLDING = (Phase.LOOKING, Phase.STARTING, Phase.OWNING, Phase.DRAINING)
 class End(Enum):
     """Why a claimant does not hold its partition (any more)."""
 
-    # It was not tried.
     HELD = "held by another"
     REFUSED = "another was first"
     PAUSED = "the group is paused"
@@ -73,12 +68,9 @@ class ClaimantConfig:
     interval_ms: int = 60_000
     # How long a heartbeat counts for its sender; 0: one interval.
     lease_ms: int = 0
-    # The pause after a failed write or look-up.
     retry_ms: int = 500
-    # Take over what the same client held freshly before its restart.
     reclaim: bool = True
     release_if_behind: bool = True
-    # One of a topic's partitions, which are claimed as a unit.
     is_whole_topic: bool = False
     # Of the one that sets the position of a paused group.
     ignores_pause: bool = False
@@ -120,7 +112,6 @@ class Write:
 
     ticket: int
     record: MarshalRecord
-    # -1: nothing is committed.
     commit_offset: int = -1
     must_commit: bool = False
 
@@ -139,7 +130,6 @@ class Fetch:
 
     offset: int
     deleted: int = 0
-    # How far the known position was behind the log's end.
     beyond: int = 0
 
 

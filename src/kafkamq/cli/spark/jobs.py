@@ -21,7 +21,7 @@ import typer
 from rich.markup import escape
 
 from kafkamq.cli import output
-from kafkamq.cli.options import DryRun, Json, connected
+from kafkamq.cli.options import DryRun, Json, command_group, connected
 from kafkamq.cli.output import time_of
 from kafkamq.cli.page import document, figure, table
 from kafkamq.cli.queues import warn_of_unused
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from kafkamq.spark.jobs.audit import Audit, QueueAudit
     from kafkamq.spark.jobs.replay import ReplayReport
+    from kafkamq.spark.jobs.sql import Tables
 
 EXIT_FAILED = 1
 _TIME_HELP = "2026-01-31T12:00:00Z, or milliseconds since 1970; broker time."
@@ -68,15 +69,22 @@ def _bounds(since: str, until: str) -> tuple[int | None, int | None]:
 
 
 @contextmanager
-def view_tables(config: ServiceConfig, name: str, on: SparkChoice) -> Iterator[SparkSession]:
+def view_tables(
+    config: ServiceConfig, name: str, on: SparkChoice, *, has_tables: bool = True
+) -> Iterator[SparkSession]:
     """``view_session`` for a command, which says that Spark starts."""
     from kafkamq.spark.jobs.sql import view_session
 
     require_brokers(config)
     with ExitStack() as stack:
         with output.working("Starting Spark"):
-            app_name = f"kafkamq {name}"
-            opened = view_session(config, master=on.master, app_name=app_name, settings=on.settings)
+            opened = view_session(
+                config,
+                master=on.master,
+                app_name=f"kafkamq {name}",
+                settings=on.settings,
+                has_tables=has_tables,
+            )
             spark = stack.enter_context(opened)
         yield spark
 
@@ -99,16 +107,19 @@ def sql(
     """Query what happened to each message with SQL; the tables are read from the topics."""
     if statement:
         check_statement(statement, option="SQL")
-        with view_tables(config, "sql", on) as spark:
-            _answer(spark, statement, limit, as_json=as_json)
-        return
-    with view_tables(config, "sql", on) as spark:
-        failed = _converse(spark, limit, as_json=as_json)
+    from kafkamq.spark.jobs.sql import Tables
+
+    with view_tables(config, "sql", on, has_tables=False) as spark:
+        tables = Tables(spark, config)
+        if statement:
+            _answer(tables, statement, limit, as_json=as_json)
+            return
+        failed = _converse(tables, limit, as_json=as_json)
     if failed:
         raise typer.Exit(EXIT_FAILED)
 
 
-def _converse(spark: SparkSession, limit: int, *, as_json: bool) -> bool:
+def _converse(tables: Tables, limit: int, *, as_json: bool) -> bool:
     """Statements from stdin until its end; whether one of them failed and nobody was there.
 
     A terminal gets a prompt, and goes on behind an error.
@@ -124,15 +135,15 @@ def _converse(spark: SparkSession, limit: int, *, as_json: bool) -> bool:
         if at_end and text.strip():
             statements.append(text.strip())
         for statement in statements:
-            is_done = _try(spark, statement, limit, as_json=as_json)
+            is_done = _try(tables, statement, limit, as_json=as_json)
             failed = failed or not (is_done or is_terminal)
         if at_end:
             return failed
 
 
-def _try(spark: SparkSession, statement: str, limit: int, *, as_json: bool) -> bool:
+def _try(tables: Tables, statement: str, limit: int, *, as_json: bool) -> bool:
     try:
-        _answer(spark, statement, limit, as_json=as_json)
+        _answer(tables, statement, limit, as_json=as_json)
     except KafkaMQError as error:
         output.errors().print(f"[red]kafkamq:[/red] {escape(str(error))}", soft_wrap=True)
         return False
@@ -150,13 +161,12 @@ def _line(prompt: str) -> str:
         return ""
 
 
-def _answer(spark: SparkSession, statement: str, limit: int, *, as_json: bool) -> None:
-    from kafkamq.spark.jobs.sql import ask, sql_errors
+def _answer(tables: Tables, statement: str, limit: int, *, as_json: bool) -> None:
+    from kafkamq.spark.jobs.sql import sql_errors
 
-    with output.working("Reading the topics"):
-        frame = ask(spark, statement, option="SQL")
-        with sql_errors("SQL"):
-            rows = frame.limit(limit + 1).collect()
+    with output.working("Reading the topics"), sql_errors("SQL"):
+        frame = tables.ask(statement)
+        rows = frame.limit(limit + 1).collect()
         columns = frame.columns
     for row in rows[:limit] if as_json else ():
         output.print_json(_json_row(columns, list(row)))
@@ -193,7 +203,8 @@ def _json_value(value: Any) -> Any:
 
 
 def _text_of(value: date) -> str:
-    if isinstance(value, datetime):  # Spark gives it in this machine's zone
+    if isinstance(value, datetime):
+        # Spark gives it in this machine's zone.
         moment = value.astimezone(timezone.utc)
         return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return value.isoformat()
@@ -325,32 +336,8 @@ def _print_audit(found: Audit) -> None:
     if not found.queues:
         output.note("No attempt was found.")
         return
-    output.print_table(
-        "Attempts, and what is left",
-        (
-            "queue", "messages", "attempts", "acked", "nacked", "rejected", "lost",
-            "dead", "in flight",
-        ),
-        [
-            (
-                queue.queue_id, queue.messages, queue.attempts, queue.acked, queue.nacked,
-                queue.rejected, queue.leases_lost, sum(queue.dead_letters.values()),
-                sum(queue.in_flight.values()),
-            )
-            for queue in found.queues
-        ],
-    )  # fmt: skip
-    output.print_table(
-        "Seconds: waited, worked until the ack, redelivered late",
-        ("queue", "wait p50", "wait p99", "took p50", "took p99", "late p50", "late p99"),
-        [
-            (
-                queue.queue_id, queue.wait_p50_s, queue.wait_p99_s, queue.took_p50_s,
-                queue.took_p99_s, queue.late_p50_s, queue.late_p99_s,
-            )
-            for queue in found.queues
-        ],
-    )  # fmt: skip
+    for title, head, rows in _totals(found.queues):
+        output.print_table(title, head, rows)
     for queue in found.queues:
         if queue.sent_again:
             output.note(
@@ -358,37 +345,58 @@ def _print_audit(found: Audit) -> None:
                 "sent again under their ids (redriven, replayed, or by their sender); each of them "
                 "counts as a message of its own."
             )
-    _print_poison(found)
-    _print_consumers(found)
+    for title, head, rows in _details(found.queues):
+        if rows:
+            output.print_table(title, head, rows)
 
 
-def _print_poison(found: Audit) -> None:
-    poison = [(queue.queue_id, each) for queue in found.queues for each in queue.poison]
-    if poison:
-        output.print_table(
-            "Messages with the most attempts",
-            ("queue", "id", "sent", "attempts", "last outcome", "reason"),
-            [
-                (name, each["id"], each["sent"], each["attempts"], each["outcome"], each["reason"])
-                for name, each in poison
-            ],
+_Shown = Iterator[tuple[str, tuple[str, ...], list[tuple[object, ...]]]]
+"""Tables: title, heads and rows."""
+
+
+def _totals(queues: Sequence[QueueAudit]) -> _Shown:
+    head: tuple[str, ...] = (
+        "queue", "messages", "attempts", "acked", "nacked", "rejected", "leases lost",
+        "late verdicts", "dead letters", "in flight",
+    )  # fmt: skip
+    rows: list[tuple[object, ...]] = [
+        (
+            each.queue_id, each.messages, each.attempts, each.acked, each.nacked, each.rejected,
+            each.leases_lost, each.late_verdicts, sum(each.dead_letters.values()),
+            sum(each.in_flight.values()),
         )
+        for each in queues
+    ]  # fmt: skip
+    yield "Attempts, and what is left", head, rows
+    head = ("queue", "wait p50", "wait p99", "took p50", "took p99", "late p50", "late p99")
+    rows = [
+        (
+            each.queue_id, each.wait_p50_s, each.wait_p99_s, each.took_p50_s, each.took_p99_s,
+            each.late_p50_s, each.late_p99_s,
+        )
+        for each in queues
+    ]  # fmt: skip
+    yield "Seconds: waited, worked until the ack, redelivered late", head, rows
 
 
-def _print_consumers(found: Audit) -> None:
-    shares = [(queue.queue_id, each) for queue in found.queues for each in queue.consumers]
-    if shares:
-        output.print_table(
-            "Consumers",
-            ("queue", "consumer", "attempts", "share %", "acked", "leases lost"),
-            [
-                (
-                    name, each["consumer_id"], each["attempts"], float(each["share"]),
-                    each["acked"], each["leases_lost"],
-                )
-                for name, each in shares
-            ],
-        )  # fmt: skip
+def _details(queues: Sequence[QueueAudit]) -> _Shown:
+    head: tuple[str, ...] = ("queue", "id", "sent", "attempts", "last outcome", "reason")
+    rows: list[tuple[object, ...]] = [
+        (queue.queue_id, *(each[name] for name in ("id", "sent", "attempts", "outcome", "reason")))
+        for queue in queues
+        for each in queue.poison
+    ]
+    yield "Messages with the most attempts", head, rows
+    head = ("queue", "consumer", "attempts", "share %", "acked", "leases lost", "took p50 ms")
+    rows = [
+        (
+            queue.queue_id, each["consumer_id"], each["attempts"], float(each["share"]),
+            each["acked"], each["leases_lost"], each["took_ms"],
+        )
+        for queue in queues
+        for each in queue.consumers
+    ]  # fmt: skip
+    yield "Consumers", head, rows
 
 
 def render(audit: Audit, *, made_ms: int) -> str:
@@ -401,27 +409,13 @@ def render(audit: Audit, *, made_ms: int) -> str:
     )
     nothing = "<p>No queue has been used.</p>"
     body = f"""<p>{span}. Computed {time_of(made_ms)}.</p>
-{_summary(audit)}
+{_tables(_totals(audit.queues))}
 {queues or nothing}"""
     return document(f"Audit of {audit.namespace}", body)
 
 
-def _summary(audit: Audit) -> str:
-    head = (
-        "queue", "messages", "attempts", "acked", "nacked", "rejected", "leases lost",
-        "late verdicts", "dead letters", "in flight", "wait p50 s", "wait p99 s", "took p50 s",
-        "late p99 s",
-    )  # fmt: skip
-    rows = [
-        (
-            queue.queue_id, queue.messages, queue.attempts, queue.acked, queue.nacked,
-            queue.rejected, queue.leases_lost, queue.late_verdicts,
-            sum(queue.dead_letters.values()), sum(queue.in_flight.values()), queue.wait_p50_s,
-            queue.wait_p99_s, queue.took_p50_s, queue.late_p99_s,
-        )
-        for queue in audit.queues
-    ]  # fmt: skip
-    return table(head, rows)
+def _tables(shown: _Shown) -> str:
+    return "".join(f"<h3>{title}</h3>{table(head, rows)}" for title, head, rows in shown)
 
 
 def _queue(queue: QueueAudit, audit: Audit) -> str:
@@ -443,29 +437,11 @@ def _queue(queue: QueueAudit, audit: Audit) -> str:
             [str(each["consumer_id"])[-8:] for each in shares],
         ),
     )
-    consumers = table(
-        ("consumer", "attempts", "share %", "acked", "leases lost", "took p50 ms"),
-        [
-            (
-                each["consumer_id"], each["attempts"], float(each["share"]), each["acked"],
-                each["leases_lost"], each["took_ms"],
-            )
-            for each in queue.consumers
-        ],
-    )  # fmt: skip
-    poison = table(
-        ("message", "sent", "attempts", "last outcome", "reason"),
-        [
-            (each["id"], each["sent"], each["attempts"], each["outcome"], each["reason"])
-            for each in queue.poison
-        ],
-    )
     letters = table(("dead letters", "messages"), sorted(queue.dead_letters.items()))
     states = table(("in flight", "messages"), sorted(queue.in_flight.items()))
     return f"""<section><h2>{escape_html(queue.queue_id)}</h2>
 <div class="plots">{"".join(plots)}</div>
-<h3>Messages with the most attempts</h3>{poison}
-<h3>Consumers</h3>{consumers}
+{_tables(_details([queue]))}
 <h3>Now</h3>{letters}{states}</section>"""
 
 
@@ -514,9 +490,7 @@ def worker(
     _become(worker_command(master, cores=cores, memory=memory, host=host, work_folder=work_folder))
 
 
-cluster = typer.Typer(
-    help="A standalone Spark cluster for --master, from the installed PySpark.",
-    no_args_is_help=True,
+cluster = command_group(
+    "A standalone Spark cluster for --master, from the installed PySpark.",
+    {"master": master, "worker": worker},
 )
-cluster.command()(master)
-cluster.command()(worker)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kafkamq.cli.options import with_options
+from kafkamq.cli.options import parse_pairs, reading, with_options
 from kafkamq.errors import ConfigError
-from kafkamq.transport.settings import is_secret
 
 Master = Annotated[
     str, typer.Option("--master", help="Spark master: local[2], spark://host:port, yarn, k8s://...")
@@ -47,9 +47,8 @@ def _choice(
     return SparkChoice(master, spark_settings(conf, properties_file))
 
 
-def with_spark(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options of this module; it gets them as its argument ``on``."""
-    return with_options(command, "on", _choice)
+with_spark = partial(with_options, name="on", make=_choice)
+"""Gives a command the options of this module; it gets them as its argument ``on``."""
 
 
 _LINE = re.compile(r"(\S+?)(?:\s*[=:]\s*|\s+)(.*)")
@@ -57,37 +56,27 @@ _LINE = re.compile(r"(\S+?)(?:\s*[=:]\s*|\s+)(.*)")
 
 def spark_settings(conf: Sequence[str] | None, file: Path | None) -> dict[str, str]:
     """Spark's properties from both options."""
-    found = {} if file is None else _read(file)
-    for text in conf or ():
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise ConfigError(f"--conf {name!r}: write it as spark.NAME=VALUE")
-        _require_name(name.strip(), f"--conf {name!r}")
-        if is_secret(name.strip()):
-            raise ConfigError(
-                f"--conf {name.strip()}: a secret does not belong on the command line, where every "
-                "user of the machine can read it; put it into a --properties-file"
-            )
-        found[name.strip()] = value.strip()
-    return found
+    given = parse_pairs(
+        "--conf", conf or (), "spark.NAME=VALUE", lambda _: "put it into a --properties-file"
+    )
+    for name in given:
+        _require_name(name, f"--conf {name!r}")
+    return {**(_read(file) if file is not None else {}), **given}
 
 
 def _read(file: Path) -> dict[str, str]:
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--properties-file {file}: cannot read it ({error})") from None
     found = {}
-    for number, text in enumerate(lines, 1):
-        line = text.strip()
-        if not line or line.startswith(("#", "!")):
-            continue
-        match = _LINE.fullmatch(line)
-        where = f"--properties-file {file}, line {number}"
-        if match is None:
-            raise ConfigError(f"{where}: write it as spark.NAME VALUE")
-        _require_name(match[1], where)
-        found[match[1]] = match[2].strip()
+    with reading("--properties-file", file) as lines:
+        for number, text in enumerate(lines, 1):
+            line = text.strip()
+            if not line or line.startswith(("#", "!")):
+                continue
+            match = _LINE.fullmatch(line)
+            where = f"--properties-file {file}, line {number}"
+            if match is None:
+                raise ConfigError(f"{where}: write it as spark.NAME VALUE")
+            _require_name(match[1], where)
+            found[match[1]] = match[2].strip()
     return found
 
 

@@ -39,8 +39,6 @@ class Contender(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Slow:
-    """Some messages take longer."""
-
     share: float = 0.01
     ms: int = 1000
 
@@ -121,7 +119,6 @@ class Work:
     limit_s: float = _field(
         60.0, "--limit", "End each phase of a backend after this many seconds.", 1.0, 3600.0
     )
-    # Draws what is slow and what fails.
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -133,8 +130,6 @@ class Work:
 
 
 class PhaseKind(Enum):
-    """What a phase shows."""
-
     LATENCY = "latency"
     THROUGHPUT = "throughput"
     BLOCKING = "blocking"
@@ -166,7 +161,6 @@ class Phase:
 
 
 def backend_of_contender(contender: Contender) -> Backend | None:
-    """Return its backend; None: it is none of ours."""
     return None if contender is Contender.GROUP else Backend(contender.value)
 
 
@@ -179,7 +173,6 @@ def ordering_of(contender: Contender, work: Work) -> str:
 
 
 def handlers_at_once(contender: Contender, work: Work) -> int:
-    """Return how many handlers can run at the same time."""
     every = work.processes * work.concurrency
     if contender is Contender.GROUP:
         return work.partitions
@@ -252,10 +245,7 @@ def ideal_s(items: Sequence[Item], at_once: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseFacts:
-    """One phase of one contender."""
-
     messages: int
-    # How many of them have ended.
     done: int
     # From its begin until all had ended; None: not all have.
     seconds: float | None
@@ -263,9 +253,7 @@ class PhaseFacts:
     runs: float
     # From the begin until each handler's first call, ascending; None: not called.
     waits_ms: dict[int, float] = field(repr=False)
-    # How many handlers ran at the same time, at most.
     busy: int
-    # How many keys there were, and of how many all messages came in the order of sending.
     keys: int
     keys_in_order: int
 
@@ -282,12 +270,10 @@ class Measured:
     ideal_s: float | None = None
     latency_p50_ms: float | None = None
     latency_p99_ms: float | None = None
-    # With slow messages among them.
     blocking_s: float | None = None
     blocking_ideal_s: float | None = None
     # How long messages that are not slow then wait for their handler.
     blocked_p99_ms: float | None = None
-    # From SIGKILL of a process until every message had ended.
     recovery_s: float | None = None
     keys_in_order: int | None = None
     keys: int | None = None

@@ -28,7 +28,6 @@ from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.share.settings import read_limits
 from kafkamq.transport.admin import Admin
 
-# A process is killed when so much of the messages has ended.
 KILL_AT = 0.25
 RECOVERY_LIMIT_S = 90.0
 Say = Callable[[str], None]
@@ -78,7 +77,7 @@ def compare(
 
 
 def why_not(config: ServiceConfig, contender: Contender) -> str:
-    """Why it cannot be measured on this cluster; empty: it can."""
+    """Return why a contender cannot be measured on this cluster; empty: it can."""
     if contender is not Contender.SHARE:
         return ""
     with Admin(config) as admin:

@@ -30,7 +30,6 @@ from kafkamq.transport.record import headers_of
 
 ACTORS = "kafkamq.dev.actors"
 QUEUE = "work"
-# The ``group.min.session.timeout.ms`` of brokers.
 MIN_SESSION_S = 6.0
 READY_S = 90.0
 STOP_S = 30.0
@@ -156,7 +155,6 @@ class Stage:
     # Messages.
 
     def send(self, items: Sequence[Item], *, interval_ms: int = 0) -> None:
-        """Send these, and wait until Kafka has them."""
         producer = self.queue.producer()
         size = self.work.payload_bytes
         at_s = time.monotonic()
@@ -183,7 +181,7 @@ class Stage:
         return begin_s
 
     def warm_up(self, *, limit_s: float = 60.0) -> None:
-        """Messages to all partitions, until they are through at once and everybody has joined."""
+        """Send to all partitions until messages are through at once and everybody has joined."""
         deadline_s = time.monotonic() + limit_s
         joined_s = time.monotonic() + _JOIN_S
         quick = 0
@@ -208,7 +206,6 @@ class Stage:
     # What happens.
 
     def follow(self) -> None:
-        """Read what workers have written."""
         new = self._reader.read()
         self.events += new
         self.ended.update(event["id"] for event in new if event.op == "end")
@@ -274,7 +271,6 @@ class Stage:
 
 SHARED = ("__consumer_offsets", "__share_group_state", "__transaction_state")
 _READ_S = 20.0
-# Longer than the interval of commits.
 _QUIET_S = 1.2
 _SETTLE_S = 3.0
 _BATCH = 2000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from kafkamq.config import ServiceConfig
@@ -78,7 +78,6 @@ class DemoRecorder:
         return len(self.started - self.ended.keys())
 
     def count(self, outcome: Outcome) -> int:
-        """Copies with this end."""
         return sum(1 for found in self.ended.values() if found is outcome)
 
     def is_settled(self, planned: int) -> bool:
@@ -101,8 +100,6 @@ def _at(marker: Marker) -> PartitionOffset:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the topics say at one moment."""
-
     sent: int = 0
     delayed: int = 0
     held: int = 0
@@ -115,25 +112,45 @@ class Snapshot:
     is_settled: bool = False
 
 
-class DemoFollower:
+class Background:
+    """A thread beside the demo, for a block; what ends it is raised where the demo looks next."""
+
+    def __init__(self, name: str, work: Callable[[], None]) -> None:
+        self.stopping = threading.Event()
+        self._work = work
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run_work, name=name, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stopping.set()
+        self._thread.join(5.0)
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run_work(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # noqa: BLE001 - ``check`` raises it
+            self._error = error
+
+
+class DemoFollower(Background):
     """Follows messages, markers and dead letters from their beginning; any thread may look."""
 
     def __init__(self, config: ServiceConfig, *, planned: int) -> None:
+        super().__init__("demo-follower", self._run)
         self._config = config
         self._planned = planned
         self._recorder = DemoRecorder()
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="demo-follower", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
 
     def snapshot(self) -> Snapshot:
-        """Return the counts now; raises what ended the thread."""
-        if self._error is not None:
-            raise self._error
+        self.check()
         with self._lock:
             recorder = self._recorder
             return Snapshot(
@@ -149,28 +166,20 @@ class DemoFollower:
                 is_settled=recorder.is_settled(self._planned),
             )
 
-    def stop(self) -> None:
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join(5.0)
-
     def _run(self) -> None:
+        # librdkafka retries; a real outage shows as a demo that never settles.
+        follower = Follower(
+            self._config,
+            "following the demo",
+            group_id=f"{self._config.namespace}.demo",
+            ignores=lambda _: True,
+        )
         try:
-            # librdkafka retries; a real outage shows as a demo that never settles.
-            follower = Follower(
-                self._config,
-                "following the demo",
-                group_id=f"{self._config.namespace}.demo",
-                ignores=lambda _: True,
-            )
-            try:
-                follower.place(_beginnings(self._config, self._topics()))
-                while not self._stopping.is_set():
-                    self._apply(follower.poll(BATCH, POLL_S))
-            finally:
-                follower.close()
-        except BaseException as error:  # noqa: BLE001  raised where the demo looks next
-            self._error = error
+            follower.place(_beginnings(self._config, self._topics()))
+            while not self.stopping.is_set():
+                self._apply(follower.poll(BATCH, POLL_S))
+        finally:
+            follower.close()
 
     def _topics(self) -> tuple[str, str, str]:
         config = self._config

@@ -24,7 +24,6 @@ class Kind(Enum):
 
     NORMAL = "normal"
     POISON = "poison"
-    # Its handler takes longer than the redelivery timeout.
     SLOW = "slow"
 
 
@@ -130,25 +129,21 @@ class DemoOptions:
     """Everything but the messages."""
 
     engine: str = "spark"
-    # Keep the folder with topics, logs and histories.
     keep: bool = False
     cache_dir: Path | None = None
     java: str = "java"
     namespace: str = "demo"
     workers: int = 3
-    # Handlers at once, of each queue in each worker.
     concurrency: int = 32
     partitions: int = 4
     marker_partitions: int = 2
     redelivery_timeout: float = 2.5  # s
-    # How long a slow message is handled: more than the redelivery timeout.
     slow_s: float = 3.5
     max_deliveries: int = 3
     backoff: Mapping[str, float] = field(
         default_factory=lambda: {"first": 0.5, "max": 1.0, "jitter": 0.2}
     )
     send_per_s: int = 4000
-    # A worker is killed when this share of the messages is settled.
     kill_at: float = 0.5
     drain_timeout: float = 300.0  # s
     kafka: Mapping[str, str] = field(

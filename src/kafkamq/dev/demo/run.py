@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from typing import Any
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.broker import LocalKafka
 from kafkamq.dev.children import Child
-from kafkamq.dev.demo.follow import DemoFollower, Snapshot
+from kafkamq.dev.demo.follow import Background, DemoFollower, Snapshot
 from kafkamq.dev.demo.plan import DemoOptions, Planned
 from kafkamq.dev.demo.show import Show
 from kafkamq.dev.demo.verdict import Verdict
@@ -85,8 +84,6 @@ def run_demo(
 
 
 class _Demo:
-    """One run; ``stack`` ends what was started, in reverse order."""
-
     def __init__(
         self,
         planned: Sequence[Planned],
@@ -108,7 +105,6 @@ class _Demo:
         self.workers: list[Child] = []
         self.others: list[Child] = []
         self.started: list[Child] = []
-        # It ends behind what uses the broker.
         self.brokers = stack.enter_context(ExitStack())
         stack.callback(self._end_children)
 
@@ -133,11 +129,9 @@ class _Demo:
         judge = self._judge(config)
         self.others.append(judge)
         follower = DemoFollower(config, planned=len(self.planned))
-        self.stack.callback(follower.stop)
-        follower.start()
         sender = Sender(config, self.planned, per_s=self.options.send_per_s)
-        self.stack.callback(sender.stop)
-        sender.start()
+        self.stack.enter_context(follower)
+        self.stack.enter_context(sender)
         with show.live(len(self.planned)):
             self._watch(follower, sender, until=self._is_half_way)
             self._kill_one(follower)
@@ -287,43 +281,26 @@ BATCHES_PER_S = 10
 TIMEOUT_S = 120.0
 
 
-class Sender:
+class Sender(Background):
     def __init__(self, config: ServiceConfig, planned: Sequence[Planned], *, per_s: int) -> None:
+        super().__init__("demo-sender", self._run)
         self._config = config
         self._planned = planned
         self._batch = max(1, per_s // BATCHES_PER_S)
-        self._stopping = threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="demo-sender", daemon=True)
         self.confirmed = 0
         self.is_done = False
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def check(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def stop(self) -> None:
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join(5.0)
-
     def _run(self) -> None:
         config = self._config
-        try:
-            with Service(config.bootstrap_servers, config.namespace, kafka=config.kafka) as service:
-                queues = {item.queue_id for item in self._planned}
-                self._send({queue: service.queue(queue).producer() for queue in queues})
-        except BaseException as error:  # noqa: BLE001  raised where the demo looks next
-            self._error = error
+        with Service(config.bootstrap_servers, config.namespace, kafka=config.kafka) as service:
+            queues = {item.queue_id for item in self._planned}
+            self._send({queue: service.queue(queue).producer() for queue in queues})
 
     def _send(self, producers: dict[str, Producer]) -> None:
         deliveries: list[Delivery] = []
         next_at = time.monotonic()
         for start in range(0, len(self._planned), self._batch):
-            if self._stopping.wait(max(0.0, next_at - time.monotonic())):
+            if self.stopping.wait(max(0.0, next_at - time.monotonic())):
                 return
             next_at += 1 / BATCHES_PER_S
             batch = self._planned[start : start + self._batch]

@@ -36,7 +36,7 @@ class Show:
 
     @contextmanager
     def step(self, text: str) -> Iterator[None]:
-        """Around something that takes seconds."""
+        """Show what takes seconds while the block runs."""
         self.say(text)
         if not self._console.is_terminal:
             yield
@@ -51,7 +51,7 @@ class Show:
 
     @contextmanager
     def live(self, planned: int) -> Iterator[None]:
-        """Around the time in which messages flow."""
+        """Show the counts while messages flow in the block."""
         self._planned = planned
         self.say(f"Sending {planned:,} messages")
         if not self._console.is_terminal:

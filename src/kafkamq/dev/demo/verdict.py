@@ -241,21 +241,15 @@ class QueueResult:
     """One queue, or all of them; counts are of messages, not of copies."""
 
     queue: str
-    # What Kafka confirmed.
     sent: int = 0
     acked: int = 0
-    # What came again at least once.
     redelivered: int = 0
     dead_lettered: int = 0
-    # Neither acked nor dead-lettered.
     lost: int = 0
     duplicated: int = 0
     poison: int = 0
-    # Poison that is not in the dead letters with its reason.
     poison_missing: int = 0
-    # Acked before the deadline, and copied all the same.
     in_time_redelivered: int = 0
-    # Copies and dead letters without their END, or ENDs without a copy.
     unexplained: int = 0
     late_p50_s: float | None = None
     late_p99_s: float | None = None
@@ -269,21 +263,16 @@ class QueueResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The verdict of one demo."""
-
     total: QueueResult
     queues: Sequence[QueueResult]
     # What the senders were told; None: nobody counted.
     sent_confirmed: int | None = None
-    # Nothing was open when the logs were read.
     is_settled: bool = True
     seconds: float = 0.0
-    # What ended the demo before its verdict.
     errors: Sequence[str] = ()
 
     @property
     def failures(self) -> list[str]:
-        """Return what is wrong, in words; empty: all is well."""
         if self.errors:
             return list(self.errors)
         total = self.total

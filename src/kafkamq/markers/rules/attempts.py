@@ -33,14 +33,11 @@ class Attempt:
     message_timestamp_ms: int
     started_ms: int
     start_offset: int
-    # The one that STARTed it, or renewed it by name, last.
     consumer_id: str
     starts: int = 1
-    # None: it has not ended.
     outcome: Outcome | None = None
     reason: str = ""
     delay_ms: int = 0
-    # The verdict came when the message was due already.
     is_late: bool = False
     ended_ms: int = 0
     end_offset: int = -1
@@ -51,9 +48,7 @@ class OpenAttempt:
     """An attempt, or a SCHEDULE, whose message a tracker still has to do with."""
 
     attempt: Attempt
-    # Held, waiting, due or scheduled.
     state: str
-    # The one that holds it, or held it last.
     consumer_id: str
     # Of the lease or the wait, by the partition's clock; negative: it is over.
     remaining_ms: int
@@ -158,7 +153,6 @@ class Attempts:
             return
         if marker.outcome is Outcome.RELEASE and self._is_held(message_id):
             return
-        # It does not come from the holder.
         if attempt.outcome is None and marker.outcome is not Outcome.ALREADY_ENDED:  # R12
             attempt.outcome = marker.outcome
             attempt.reason = marker.reason
@@ -200,7 +194,6 @@ def _state(hold: Hold, of_schedule: bool) -> str:
 
 
 _TICK = Marker(MarkerType.TICK)
-# Stands in place of a hold's state.
 _NOT_OPEN = -1
 
 
@@ -265,14 +258,11 @@ class Fates:
             self._fold(offset, message_id, replace(marker, message_id=message_id, batches=()))
 
     def is_held(self, message_id: MessageId) -> bool:
-        """Return whether a worker's verdict on it would count now."""
         hold = self._tracker.hold_of(message_id)
         return hold is not None and hold.holder is not None
 
     def is_due(self, message_id: MessageId) -> bool:
-        """Return whether its lease has ended, or what it waited for is over, and no END says so
-        yet.
-        """
+        """Return whether its lease, or what it waited for, is over, and no END says so yet."""
         return _found(self._tracker.hold_of(message_id)) == DUE
 
     def held(self, message_id: MessageId) -> tuple[str, int]:

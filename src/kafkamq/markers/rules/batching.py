@@ -20,7 +20,6 @@ MAX_BATCHES = 64
 MAX_NAMED = 16_384
 """Most messages that one marker names: what some hundred hostile bytes can ask of a reader."""
 
-# A batch lies in one chunk.
 _CHUNK_BITS = CHUNK_OFFSETS.bit_length() - 1
 
 
@@ -61,9 +60,7 @@ def gather(items: Iterable[Item]) -> list[tuple[tuple[MessageBatch, ...], list[I
 
 
 def join(named: Iterable[tuple[MessageBatch, T]]) -> list[tuple[tuple[MessageBatch, ...], list[T]]]:
-    """Gather batches as ``gather`` does items: those of one chunk become one; each marker with
-    its items.
-    """
+    """Join batches of one chunk, as ``gather`` does items; each marker with its items."""
     chunks: dict[tuple[int, bytes, int, int], list[tuple[MessageBatch, T]]] = {}
     for batch, item in named:
         log = batch.topic_id, batch.leader_epoch
@@ -88,7 +85,6 @@ def join(named: Iterable[tuple[MessageBatch, T]]) -> list[tuple[tuple[MessageBat
 
 
 def union(batches: Sequence[MessageBatch]) -> MessageBatch:
-    """Batches of one chunk as one."""
     one = batches[0]
     if len(batches) == 1:
         return one

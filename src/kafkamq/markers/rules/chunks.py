@@ -33,11 +33,9 @@ from kafkamq.markers.rules.hold import (
 ChunkKey = tuple[bool, bytes, int, int, int]
 """(of_schedule, topic_id, leader_epoch, partition, offset // 4096)."""
 
-# When the last message ended, and marks.
 _HEAD = struct.Struct("<qB")
 _HAS_ENDED, _OF_HOLDS = 1, 2
 _WORDS = struct.Struct(f"<{CHUNK_OFFSETS // PAGE_BITS}Q")
-# Page, flags, holder number and bits, then times and offsets.
 _HOLD = struct.Struct("<BHiQqqqq")
 
 
@@ -143,12 +141,10 @@ def read_chunk(
 class PageLimits:
     """How chunks are shared out among the index and pages."""
 
-    # So many chunks are listed in the index; if there are more, those that changed first go to
-    # pages, until so many are left.
+    # Chunks in the index; of more, those that changed first go to pages, until ``kept`` stay.
     listed: int = 1024
     kept: int = 512
-    # A page has so many lines; one with twice as many is split, one with fewer than the least is
-    # dissolved.
+    # Lines of a page; one with twice as many is split, one with fewer than the least is dissolved.
     page: int = 512
     least: int = 64
 
@@ -166,7 +162,6 @@ class Page:
     wake_ms: int = NEVER
     change_ms: int = NEVER
     first_start_offset: int = NEVER
-    # Its open entries; and while it is open its keys, and what the store has of it.
     size: int = 0
     keys: list[ChunkKey] = field(default_factory=list)
     stored: bytes = b""
@@ -244,8 +239,6 @@ class Pages:
 
 
 class PagedTable(Protocol):
-    """A table of chunks, some of which are in pages."""
-
     chunks: dict[ChunkKey, Chunk]
     pages: Pages
 

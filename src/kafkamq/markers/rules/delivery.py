@@ -21,10 +21,8 @@ class DueCause(IntEnum):
     # It was held longer than ``max_lease``, whatever renewed it.
     MAX_LEASE = 1
     NACKED = 2
-    # It was never handed out.
     RELEASED = 3
     REJECTED = 4
-    # The time of a SCHEDULE has come.
     SCHEDULED = 5
     # Its START came behind its END: it gets another END, and no copy (R12).
     ALREADY_ENDED = 6
@@ -43,7 +41,6 @@ class Settle:
     message_id: MessageId
     of_schedule: bool
     cause: DueCause
-    # The clock at its first START, when it was planned, and when it fell due.
     begin_ms: int
     clock_ms: int
     deadline_ms: int
@@ -61,6 +58,7 @@ class Carry:
     # It is of one message, as a Settle may be.
     bits: ClassVar[int] = 1
     of_schedule: ClassVar[bool] = True
+    verdict_offset: ClassVar[int] = -1
 
 
 def action_of(leaf: Leaf, page: int, hold: Hold, now_ms: int) -> Settle | Carry:
@@ -84,7 +82,6 @@ def action_of(leaf: Leaf, page: int, hold: Hold, now_ms: int) -> Settle | Carry:
 
 
 def each_message(actions: Iterable[Settle | Carry]) -> list[Settle | Carry]:
-    """These actions, divided into one for each message."""
     found: list[Settle | Carry] = []
     for action in actions:
         if isinstance(action, Carry) or action.bits == 1:
@@ -117,9 +114,7 @@ def settled_of(
 
 
 def row_order(action: Settle | Carry) -> tuple[int, bytes, int, int, int]:
-    """Return where it stands among the rows of a settlement (R32): START offset, log and chunk,
-    bits.
-    """
+    """Return its place among the rows of a settlement (R32): START offset, log and chunk, bits."""
     of = action.message_id
     return action.start_offset, of.topic_id, of.leader_epoch, of.partition, of.offset
 
@@ -161,7 +156,7 @@ def size_of(action: Settle | Carry) -> int:
 
 
 def cut(action: Settle | Carry, begin: int, end: int = PAGE_BITS) -> Settle | Carry:
-    """This action, for these of its messages only (half-open, one at least)."""
+    """Return this action for these of its messages only (half-open, one at least)."""
     if isinstance(action, Carry) or (begin == 0 and end >= action.bits.bit_count()):
         return action
     kept = lowest(action.bits, end)

@@ -36,7 +36,6 @@ _LATEST_MS = 0x7FFF_FFFF_FFFF_FFFF
 
 
 def is_last_delivery(delivery_count: int, max_deliveries: int) -> bool:
-    """Return whether this delivery must be STARTed alone (R6)."""
     return delivery_count >= max_deliveries > 1
 
 

@@ -19,11 +19,10 @@ PAGE_BITS = 64
 # Longer than the 20 s + 30 s of R5 (R12).
 ENDED_MEMORY_MS = 60_000
 NEVER = 1 << 62
-# A leaf with so many holds can be divided between two pages; one with fewer joins a neighbour.
+# A leaf of the most holds can be divided between two pages; one of fewer joins a neighbour.
 MAX_HOLDS = 2 * PAGE_BITS
 MIN_HOLDS = MAX_HOLDS // 8
 _CHUNK_PAGES = CHUNK_OFFSETS // PAGE_BITS
-# So many holders without entries are kept.
 _MAX_IDLE = 256
 
 LogKey = tuple[bool, bytes, int, int]
@@ -66,13 +65,11 @@ class Hold:
         holder: Holder | None,
         verdict_offset: int = -1,
     ) -> None:
-        # Bit i is offset i of its page.
         self.bits = bits
         self.start_offset = start_offset
         self.begin_ms = begin_ms
         self.deadline_ms = deadline_ms
         self.flags = flags
-        # Only while it is HELD.
         self.holder = holder
         # Where the END with a reason stands; -1: there is none.
         self.verdict_offset = verdict_offset
@@ -109,17 +106,15 @@ class Consumer:
 
     def __init__(self) -> None:
         self.renewals = 0
-        # The clock of the last KEEPALIVE without message id.
         self.renewed_ms = -1
         # Of one that names a time, until when, the latest first. One that is followed by a longer
         # one says nothing any more, so there are as many here as still differ.
         self._numbers = array("q")
         self._untils = array("q")
-        # The last number and time for each message's own timeout.
         self._own, self._own_ms = -1, -1
 
     def renew(self, now_ms: int, timeout_ms: int) -> None:
-        """One more; 0: for each message's own timeout."""
+        """Note one more renewal; 0: for each message's own timeout."""
         self.renewed_ms = now_ms
         if timeout_ms:
             until_ms, numbers, untils = now_ms + timeout_ms, self._numbers, self._untils
@@ -162,14 +157,12 @@ class Holder:
         consumer: Consumer,
         until_ms: int = -1,
     ) -> None:
-        # Its name in a state store, never used twice in a partition.
         self.number = number
         self.consumer_id = consumer_id
         self.timeout_ms = timeout_ms
         self.max_lease_ms = max_lease_ms
         self.references = 0
         self._consumer = consumer
-        # With the first so many renewals of the consumer.
         self._until_ms = until_ms
         self._counted = consumer.renewals
 
@@ -180,7 +173,7 @@ class Holder:
 
     @property
     def renewed_until_ms(self) -> int:
-        """No entry's lease ends before; -1: it was never renewed."""
+        """Return before when no entry's lease ends; -1: it was never renewed."""
         consumer = self._consumer
         if self._counted < consumer.renewals:
             until_ms = consumer.until_ms(self._counted, self.timeout_ms)
@@ -197,10 +190,8 @@ class Holders:
     def __init__(self) -> None:
         self.next_number = 0
         self.by_number: dict[int, Holder] = {}
-        # The newest of these terms.
         self._by_terms: dict[tuple[str, int, int], Holder] = {}
         self._consumers: dict[str, Consumer] = {}
-        # How many holders with entries have this timeout.
         self._timeouts: dict[int, int] = {}
         self._idle = 0
 
@@ -373,8 +364,6 @@ class Ended:
 
 
 class HoldLog:
-    """What is open in one log, and what has ended there."""
-
     __slots__ = ("ended", "firsts", "key", "last_bits", "last_page", "leaves")
 
     def __init__(self, key: LogKey) -> None:

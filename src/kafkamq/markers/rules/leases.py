@@ -405,7 +405,6 @@ class Leases:
             offset: Its offset.
         """
         lease.start_offset = offset
-        # Its batch may have failed before this was known.
         is_late = lease.state is _LOST
         first = self._first_of(lease) if self._first_starts and not is_late else None
         if first is None:
@@ -774,7 +773,7 @@ class Leases:
         return copy
 
     def ended(self, lease: Lease, log_ms: int) -> bool:
-        """Its END is in the log; whether it came before the lease's end (R2, R9)."""
+        """Note that its END is in the log; False: it came behind the lease's end (R2, R9)."""
         # Without LogAppendTime nothing is known.
         if lease.log_begin_ms < 0 or log_ms < 0 or log_ms <= lease.log_deadline_ms:
             return True

@@ -27,7 +27,6 @@ MAX_AGE_MS = 20_000
 _TOGETHER_MS = 1000
 """What was polled within this is one run."""
 
-# Stands in place of what is committed.
 _UNKNOWN = -1
 
 Message = TypeVar("Message")
@@ -38,7 +37,6 @@ class RunState(Enum):
 
     POLLED = 0
     SENT = 1
-    # All of its STARTs are in the log.
     IN_LOG = 2
     # It is polled again, or another member has its partition.
     GIVEN_UP = 3
@@ -63,7 +61,6 @@ class Run(Generic[Message]):
     offsets: Sequence[int]
     messages: Sequence[Message]
     polled_ms: int
-    # Each is a first delivery, without a TTL.
     is_plain: bool = True
     state: RunState = _POLLED
     pieces: list[tuple[Lease, Sequence[Message]]] = field(default_factory=list)
@@ -99,16 +96,13 @@ class Pipeline(Generic[Message]):
 
     def __init__(self) -> None:
         self._polled: deque[Run[Message]] = deque()
-        # How many messages are in there.
         self._count = 0
         self._sent: dict[int, deque[Run[Message]]] = {}
         self._next: dict[int, int] = {}
         self._committed: dict[int, int] = {}
         self._waiting: dict[int, set[str]] = {}
-        # By partition: where reading began since it is ours.
         self._begun: dict[int, int] = {}
         self._covered: Covered[Message] | None = None
-        # Records polled since the last commit, those of other queues too.
         self._uncommitted = 0
 
     # Views.
@@ -129,7 +123,6 @@ class Pipeline(Generic[Message]):
 
     @property
     def waiting(self) -> Collection[int]:
-        """Return partitions of which nothing is STARTed until ``go_on``."""
         return self._waiting.keys()
 
     @property
@@ -326,7 +319,7 @@ class Pipeline(Generic[Message]):
         self._covered = covered
 
     def committed(self) -> list[Run[Message]]:
-        """It succeeded; returns the runs whose messages may be handed out."""
+        """Note that the commit succeeded; return the runs whose messages may be handed out."""
         covered, self._covered = self._covered, None
         assert covered is not None, "a commit has set out"
         done = set(covered.runs)
@@ -338,7 +331,7 @@ class Pipeline(Generic[Message]):
         return covered.runs
 
     def commit_failed(self) -> tuple[list[Run[Message]], dict[int, int]]:
-        """It failed, or nobody knows: what is given up, and where to seek to (R5)."""
+        """Return what is given up as a commit may have failed, and where to seek to (R5)."""
         covered, self._covered = self._covered, None
         gone: list[Run[Message]] = []
         positions: dict[int, int] = {}

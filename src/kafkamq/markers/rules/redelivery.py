@@ -63,11 +63,9 @@ from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
 __all__ = ["MAX_PLAN", "RedeliveryTracker", "Wake"]
 
-# The messages in one transaction (R16).
 MAX_PLAN = 50_000
 MAX_GRACE_MS = 3_000  # R3
 _BY_TRACKER = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED, Outcome.ALREADY_ENDED)
-# What R12 remembers.
 _ENDING = (Outcome.ACK, *_BY_TRACKER)
 # A member's name is looked up slowly.
 _START, _END = MarkerType.START, MarkerType.END
@@ -142,7 +140,7 @@ class RedeliveryTracker:
             self.fold(offset, marker)
 
     def fold(self, offset: int, marker: Marker) -> None:
-        """What a record says, once it has moved the clock; for each of its messages (R27)."""
+        """Fold what a record that has moved the clock says of each of its messages (R27)."""
         kind, of_schedule, makes = marker.type, False, False
         fold: _Fold
         if kind is _START:
@@ -265,7 +263,6 @@ class RedeliveryTracker:
                     self.late_verdicts += touched.bit_count()  # R9
                     bits ^= touched
                 elif remembers:
-                    # There is one hold fewer here, or none.
                     index -= self._end(leaf, index - 1, touched)
                 elif hold.holder is not None:
                     self._judge(offset, marker, leaf, page, hold, touched)
@@ -404,7 +401,7 @@ class RedeliveryTracker:
         self.table.want(leaf, hold.bits)
 
     def _end(self, leaf: Leaf, index: int, bits: int) -> bool:
-        """These messages of a hold are open no more; whether they were all of it."""
+        """End these messages of a hold; return whether they were all of it."""
         hold = leaf.holds[index]
         count = bits.bit_count()
         if hold.flags & (DUE | CARRY):
@@ -565,7 +562,6 @@ def _check_log(log: HoldLog) -> None:
 
 
 def _check_table(table: HoldTable) -> None:
-    """What the table keeps of its holds is what they say."""
     holds = [hold for leaf in table.leaves() for hold in leaf.holds]
     assert table.open == sum(hold.bits.bit_count() for hold in holds), "messages are counted"
     unsettled = sum(hold.bits.bit_count() for hold in holds if hold.flags & (DUE | CARRY))

@@ -35,7 +35,6 @@ class Snapshot:
     """What to write: the index always, what changed, and what to remove."""
 
     index: bytes
-    # Chunks by their chunk_id, and pages.
     changed: dict[str, bytes]
     removed: list[str]
 

@@ -32,10 +32,8 @@ LOST_MS = 10_000
 
 class Phase(Enum):
     WAITING = "waiting"
-    # Its bid was first: it takes over.
     CHOSEN = "chosen"
     ACTIVE = "active"
-    # It was active, and a later start is.
     SUCCEEDED = "succeeded"
 
 
@@ -55,15 +53,11 @@ class Standby:
     def __init__(self) -> None:
         self.phase = Phase.WAITING
         self.number = 0
-        # Nobody was seen, or the one that was seen has ended.
         self._is_vacant = True
-        # The beat under way is a bid.
         self._is_bidding = False
-        # The largest of any sign; of an active one, its own.
         self._epoch = 0
         # Its own beats since the last sign of another one.
         self._silent = 0
-        # When the beat that was not read yet was written.
         self._under_way_ms: int | None = None
         self._next_ms = 0
 

@@ -27,7 +27,7 @@ from kafkamq.markers.rules.hold import (
 )
 from kafkamq.types import MessageId
 
-# Pairs that count no more are dropped when there are so many, and half of all are such.
+# The least number of pairs that count no more, and half of all pairs, that are dropped.
 _MIN_STALE = 64
 _CHUNK_PAGES = CHUNK_OFFSETS // PAGE_BITS
 _Heap = list[tuple[int, int, Leaf]]
@@ -82,7 +82,6 @@ class HoldTable:
         self.logs: dict[LogKey, HoldLog] = {}
         self.chunks: dict[ChunkKey, Chunk] = {}
         self.pages = Pages()
-        # A lower bound over all that is here or in the store.
         self.next_wake_ms = NEVER
         self.open = 0
         self.unsettled = 0
@@ -92,20 +91,15 @@ class HoldTable:
         self._load_chunk = load_chunk
         self._wakes: _Heap = []
         self._firsts: _Heap = []
-        # In turn: the next one to forget, or to look at again.
         self._ended: deque[Ended] = deque()
-        # A heap of when chunks in the store wake.
         self._asleep: list[tuple[int, ChunkKey]] = []
-        # The leaves that were ever made, and those that there are.
         self._made = 0
         self._size = 0
 
     # ---- holds
 
     def find(self, key: LogKey, page: int, makes: bool = False) -> HoldLog | None:
-        """Return the log, with what the store has of the page's chunk; ``makes`` one if there is
-        none.
-        """
+        """Return the log with what the store has of the chunk; ``makes`` one if there is none."""
         if self.chunks or self.pages.closed:
             self._fetch((*key, page // _CHUNK_PAGES))
         log = self.logs.get(key)
@@ -146,7 +140,7 @@ class HoldTable:
         self.wanting[leaf] = None
 
     def part(self, leaf: Leaf, page: int, hold: Hold, bits: int) -> Hold:
-        """These messages of a hold, as one of their own; `even_out` when the page is done."""
+        """Split off these messages of a hold; `even_out` when the page is done."""
         if hold.bits == bits:
             return hold
         part = hold.split(bits)
@@ -289,9 +283,7 @@ class HoldTable:
         return heap
 
     def next_change_ms(self) -> int:
-        """Return a lower bound of the time at which an open hold changes by itself; NEVER: none
-        does.
-        """
+        """Return a lower bound of when an open hold changes by itself; NEVER: none does."""
         wakes = self._wakes
         while wakes and not (wakes[0][2].holds and wakes[0][2].wake_ms == wakes[0][0]):
             heappop(wakes)
@@ -407,9 +399,7 @@ class HoldTable:
                 self._load(chunk)
 
     def here(self) -> dict[ChunkKey, tuple[Ended | None, list[tuple[int, Hold]]]]:
-        """Return what is not in the store alone, by chunks: ends and holds, by page within the
-        chunk.
-        """
+        """Return what is not in the store alone: ends and holds, by chunk and page."""
         found: dict[ChunkKey, tuple[Ended | None, list[tuple[int, Hold]]]] = {}
         for key, log in self.logs.items():
             for number, ended in log.ended.items():

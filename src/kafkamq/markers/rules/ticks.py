@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from kafkamq.markers.rules.hold import NEVER
 
-# Clocks drift apart.
 _OFFSET_MEMORY_MS = 60_000
 _MAX_UNREAD = 2
 
@@ -57,12 +56,9 @@ class TickPolicy:
         self._max_silence_ms = max_silence_ms
         self._lead_ms = lead_ms
         self._read_ms = monotonic_ms
-        # It is read up to here.
         self._next_offset = -1
-        # When the TICK was sent whose offset is not known yet.
         self._sent_ms: int | None = None
         self._unread: dict[int, int] = {}
-        # When the last TICK was, or nothing was due.
         self._due_since_ms = monotonic_ms
         # From the engine's clock to the log's: the most that was seen.
         self._offset_ms = -NEVER

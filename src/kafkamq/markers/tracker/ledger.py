@@ -29,7 +29,7 @@ from kafkamq.transport.transactions import TransactionalProducer
 
 # Of a process; a producer has two connections to a broker that coordinates it.
 MAX_OPEN = 24
-# So many partitions at once: each start of a producer waits for the broker.
+# Partitions at once: each start of a producer waits for the broker.
 _CLAIMING = 8
 
 
@@ -81,10 +81,8 @@ class Ledger:
         self._admin = admin
         self._owns_admin = admin is None
         self._group = b""
-        # Whether it was read since the producer was initialised last.
         self._is_read = False
         self._rests = False
-        # The value of ``last`` when it was put to rest.
         self._held: Position | None = None
 
     @property
@@ -109,9 +107,7 @@ class Ledger:
         """
         self.fence(timeout_s=timeout_s)
         last = self.last
-        if last is not None and (
-            last.epoch > self.epoch or (last.epoch == self.epoch and last.engine != self.engine)
-        ):
+        if last is not None and self.is_anothers:
             # It stops without writing (R22).
             self.producer.close()
             raise FencedError(
@@ -121,6 +117,15 @@ class Ledger:
                 is_fatal=True,
             )
         return last
+
+    @property
+    def is_anothers(self) -> bool:
+        """Return whether it held a later start, or another engine's of the same epoch."""
+        last = self.last
+        if last is None:
+            return False
+        is_other = last.epoch == self.epoch and last.engine != self.engine
+        return last.epoch > self.epoch or is_other
 
     def fence(self, *, timeout_s: float = 30.0) -> None:
         """``open`` without the check; for a start that is about to choose its epoch."""
@@ -262,12 +267,11 @@ class Ledger:
         return self.last if self.is_last(self.engine, self.epoch) else None
 
     def is_last(self, engine: str, epoch: int) -> bool:
-        """Return whether what it held when it was read last is of this start."""
         last = self.last
         return last is not None and (last.engine, last.epoch) == (engine, epoch)
 
     def _metadata(self) -> bytes:
-        """Metadata of a group without members: the ledger's group never has any."""
+        """Return the metadata of a group without members: the ledger's group never has any."""
         if not self._group:
             self._group = metadata_of(self._config, self.key.transactional_id)
         return self._group
@@ -285,7 +289,6 @@ class OpenLedgers:
         self._most = most
         self._idle: OrderedDict[Ledger, None] = OrderedDict()
         self._used: set[Ledger] = set()
-        # A thread ends the clients of these, which takes a while.
         self._ending: set[Ledger] = set()
         self._is_closed = False
         self._changed = threading.Condition()
@@ -354,15 +357,13 @@ class OpenLedgers:
             self._used.add(ledger)
 
 
-def read_positions(
-    config: ServiceConfig, keys: Sequence[LedgerKey], *, timeout_s: float = 30.0
-) -> dict[LedgerKey, Position]:
+def read_positions(config: ServiceConfig, keys: Sequence[LedgerKey]) -> dict[LedgerKey, Position]:
     """Return what the ledgers hold, without fencing anybody; a key without a commit is absent.
 
     Raises:
         WireError: Something that is not ours was committed under one of the ids.
     """
-    with Admin(config, timeout_s=timeout_s) as admin:
+    with Admin(config) as admin:
         return read_ledgers(admin, keys)
 
 
@@ -396,7 +397,6 @@ def is_later_start(error: Exception) -> bool:
 
 
 def latest(positions: Sequence[Position]) -> Position | None:
-    """Return the largest epoch: that of the latest start."""
     return max(positions, key=lambda position: position.epoch, default=None)
 
 
@@ -428,13 +428,10 @@ class Claim:
     """A start of an engine: its epoch, and what each partition's ledger held before."""
 
     epoch: int = 0
-    # A partition is absent while nothing is committed for it.
     positions: dict[int, Position] = field(default_factory=dict)
-    # The partitions that are this start's.
     done: set[int] = field(default_factory=set)
     # The epoch is larger than this, whatever the ledgers hold: they may be lost.
     above: int = 0
-    # They are open or at rest, if they are kept.
     ledgers: dict[int, Ledger] = field(default_factory=dict)
 
 
@@ -530,7 +527,6 @@ def _claim_one(
                 one.fence(timeout_s=timeout_s)
                 if begun.done and one.is_last(engine, begun.epoch):
                     one.close()
-                    # Nobody has started since it was claimed.
                     return None
                 begun.epoch = max(choose(one.last), begun.above + 1)
                 begun.done.clear()

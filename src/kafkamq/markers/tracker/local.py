@@ -53,19 +53,16 @@ from kafkamq.types import Marker, PartitionId
 _log = logging.getLogger(__name__)
 
 _THREADS = 4
-# A TICK may be so late, too.
+# A TICK may be late by this, too.
 _POLL_S = 0.02
 _STATUS_S = 1.0
-# A partition that cannot start within this is named in the log.
 _PATIENCE_S = 30.0
 _CLOSE_S = 15.0
 _SETTLE_S = 20.0
-# A loop that takes longer for one turn is taken for hung.
 _MAX_TURN_S = 30.0
 _BATCH = 5000
-# Partitions that were added are found so soon.
 _NEW_PARTITIONS_MS = 30_000
-# A killed replica's partitions wait so long for their next owner.
+# What a killed replica's partitions wait for their next owner.
 _SESSION_MS = 6_000
 _STRATEGY = "partition.assignment.strategy"
 _WAIT_S = 0.2
@@ -140,7 +137,7 @@ class LocalTracker:
         self.close()
 
     def run_once(self, timeout_s: float = _POLL_S) -> int:
-        """One turn: read, fold, plan, and hand out what is to be done; returns records read."""
+        """Read, fold, plan, and hand out what is to be done, once; return the records read."""
         if self._is_closed:
             raise StateError("this tracker is closed")
         self._loop.beat()
@@ -208,11 +205,10 @@ class LocalTracker:
 
     def _is_ready(self) -> bool:
         """A replica without partitions stands by, which is all that it can do."""
-        return self._reader.is_member and (not self._partitions or self.is_live)
+        return self._reader.member.is_member and (not self._partitions or self.is_live)
 
     @property
     def is_over(self) -> bool:
-        """Return whether it was closed, or has stopped because of an error."""
         return self._is_closed
 
     @property
@@ -305,7 +301,9 @@ class LocalTracker:
             try:
                 marker = decode_slim(record.value())
             except UnsupportedVersionError as error:
-                raise _placed(error, topic, current, offset) from None
+                raise UnsupportedVersionError(
+                    error.reason, topic=topic, partition=current, offset=offset
+                ) from None
             except WireError as error:
                 marker = None
                 self._set_aside(record, current, offset, error)
@@ -315,7 +313,7 @@ class LocalTracker:
         for number, offset in self._reader.ends.items():
             part = parts.get(number)
             if part is not None and part.phase is Phase.READING:
-                part.reached_end(offset)
+                part.end = offset
                 touched.add(number)
         for number in touched:
             part = parts.get(number)
@@ -329,7 +327,7 @@ class LocalTracker:
         if has_pending:
             first = self._quarantine.first_pending()
             for part in self._partitions.values():
-                part.keep_from(first.get(part.number, -1))
+                part.kept_from = first.get(part.number, -1)
 
     def _set_aside(self, record: Record, number: int, offset: int, error: WireError) -> None:
         """Pass a record that the core has counted, when it is copied with its place (R21)."""
@@ -373,7 +371,6 @@ class LocalTracker:
             self._settle(part, actions)
 
     def _turns(self) -> int:
-        """Return how many partitions share the place of one open ledger."""
         return -(-len(self._partitions) // MAX_OPEN)
 
     def _tick_done(self, part: TrackedPartition, _number: int, offset: int) -> None:
@@ -406,8 +403,9 @@ class LocalTracker:
             self._reader.begin(part.number, started.position)
             if part.number == 0:
                 for other in self._partitions.values():
-                    # They may have waited for its epoch.
-                    other.try_now()
+                    # Those that wait may have waited for its epoch.
+                    if other.phase is Phase.WAITING:
+                        other.retry_s = 0.0
 
     def _start_failed(self, part: TrackedPartition, error: KafkaMQError) -> None:
         part.is_busy = False
@@ -442,7 +440,7 @@ class LocalTracker:
             actions,
             position=position,
             batch=part.batch,
-            members=(self._reader.membership(),),
+            members=(self._reader.member.membership(),),
             reopen=False,
             timeout_s=_SETTLE_S,
         )
@@ -499,10 +497,6 @@ def _raise(error: KafkaMQError) -> None:
     raise error
 
 
-def _placed(error: UnsupportedVersionError, topic: str, number: int, offset: int) -> Exception:
-    return UnsupportedVersionError(error.reason, topic=topic, partition=number, offset=offset)
-
-
 def tracker_group(config: ServiceConfig) -> str:
     """Return the group through which replicas of the local tracker share the markers partitions."""
     return f"kafkamq.{config.marker_topic}.tracker"
@@ -515,6 +509,9 @@ class MarkerReader:
         config: Names the markers topic.
         on_assigned: Called inside ``poll`` with the numbers of partitions that are ours now.
         on_revoked: Called inside ``poll`` with those that are not ours any more.
+
+    Attributes:
+        member: Which is assigned the partitions, and reads nothing; it fences transactions (R22).
     """
 
     def __init__(
@@ -529,7 +526,7 @@ class MarkerReader:
         self._on_revoked = on_revoked
         # All replicas share partitions out in one way, whatever the user chose for queues.
         kafka = {name: value for name, value in config.kafka.items() if name != _STRATEGY}
-        self._member = GroupConsumer(
+        self.member = GroupConsumer(
             replace(config, kafka=kafka),
             self,
             [self._topic],
@@ -545,17 +542,6 @@ class MarkerReader:
             ignores=lambda error: not is_fatal(error),
             enable_partition_eof=True,
         )
-
-    @property
-    def is_member(self) -> bool:
-        """Return whether the group has taken this process in; any thread may ask."""
-        return self._member.is_member
-
-    def membership(self) -> bytes:
-        """Return what fences this member's transactions when the group has gone on without it
-        (R22).
-        """
-        return self._member.membership()
 
     @property
     def ends(self) -> Mapping[int, int]:
@@ -579,11 +565,11 @@ class MarkerReader:
             BrokerError: Credentials, or another error that waiting does not mend.
             DataLossError: A partition's records were deleted before they were read.
         """
-        if not self._member.is_joined:
+        if not self.member.is_joined:
             # Members must poll, so it does not join before somebody does.
-            self._member.join()
+            self.member.join()
         # Rebalances happen in here; the member itself has nothing to read.
-        self._member.poll(1, timeout_s if is_full else 0.0)
+        self.member.poll(1, timeout_s if is_full else 0.0)
         if is_full:
             self._reader.ends.clear()
             return ()
@@ -607,7 +593,6 @@ class MarkerReader:
                     " short for this tracker"
                 )
         except KafkaMQError:
-            # The broker does not tell.
             pass
         return DataLossError(error_text, code="OFFSET_OUT_OF_RANGE")
 
@@ -625,7 +610,7 @@ class MarkerReader:
 
     def close(self) -> None:
         # It revokes, which ends what is read.
-        self._member.close()
+        self.member.close()
         self._reader.close()
 
 

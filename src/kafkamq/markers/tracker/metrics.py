@@ -107,13 +107,11 @@ def observe_lateness(
 class LogEnd:
     """The end of one partition's log as it was last seen."""
 
-    # What read_committed readers can reach.
     stable_offset: int
     # The monotonic time since when it stands below the end; None: it does not.
     stable_since_s: float | None
 
     def stalled_s(self, now_s: float) -> float:
-        """Return seconds for which readers have been held back."""
         return 0.0 if self.stable_since_s is None else max(0.0, now_s - self.stable_since_s)
 
     def seen(self, stable_offset: int, end_offset: int, now_s: float) -> LogEnd:
@@ -130,12 +128,11 @@ class LogWatch:
     The thread begins when somebody asks for the first time: who is never scraped pays nothing.
     """
 
-    def __init__(self, config: ServiceConfig, *, interval_s: float = _INTERVAL_S) -> None:
+    def __init__(self, config: ServiceConfig) -> None:
         self._config = config
-        self._interval_s = interval_s
         self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._has_begun = False
         self._ends: dict[str, dict[int, LogEnd]] = {}
 
     def markers(self) -> dict[int, LogEnd]:
@@ -151,11 +148,9 @@ class LogWatch:
 
     def _seen(self, topic: str) -> dict[int, LogEnd]:
         with self._lock:
-            if self._thread is None and not self._stopping.is_set():
-                self._thread = threading.Thread(
-                    target=self._run, name="kafkamq-log-watch", daemon=True
-                )
-                self._thread.start()
+            if not self._has_begun and not self._stopping.is_set():
+                self._has_begun = True
+                threading.Thread(target=self._run, name="kafkamq-log-watch", daemon=True).start()
         return dict(self._ends.get(topic, {}))
 
     def _run(self) -> None:
@@ -163,7 +158,7 @@ class LogWatch:
             while not self._stopping.is_set():
                 for topic in (self._config.marker_topic, self._config.message_topic):
                     self._look(admin, topic)
-                self._stopping.wait(self._interval_s)
+                self._stopping.wait(_INTERVAL_S)
 
     def _look(self, admin: Admin, topic: str) -> None:
         try:

@@ -27,7 +27,6 @@ _MAX_PAUSE_S = 5.0
 _FIRST_PAUSE_S = 0.1
 _TELL_S = 60.0
 _MAX_LOOK_S = 12.0
-# Between two looks for what brokers do not know, or do not answer for.
 LOOK_S = 3.0
 # Kafka forgets offsets of a group that is silent for days.
 _LEDGER_REFRESH_S = 3600.0
@@ -38,9 +37,7 @@ _EPOCH_REFRESH_S = 60.0
 class Phase(Enum):
     """How far the ownership of a partition has come."""
 
-    # It waits for its turn to start.
     WAITING = "waiting"
-    # A worker opens its ledger.
     STARTING = "starting"
     READING = "reading"
 
@@ -51,7 +48,6 @@ class Started:
 
     ledger: Ledger
     position: int
-    # The consumer_id of our TICKs (R17).
     token: str
 
 
@@ -62,7 +58,6 @@ class Awaited:
 
     def __init__(self, number: int) -> None:
         self._number = number
-        # What is awaited, and until when.
         self._actions: deque[tuple[float, Sequence[Settle | Carry]]] = deque()
         self._look_s = LOOK_S
         self._told_s = -_TELL_S
@@ -71,14 +66,13 @@ class Awaited:
         return sum(size_of(row) for _, rows in self._actions for row in rows)
 
     def take(self) -> list[Settle | Carry]:
-        """Return those whose time has come."""
         now_s, found = time.monotonic(), list[Settle | Carry]()
         while self._actions and self._actions[0][0] < now_s:
             found += self._actions.popleft()[1]
         return found
 
     def add(self, actions: Sequence[Settle | Carry]) -> None:
-        """What a settlement's report names; none: nothing was in its way."""
+        """Await what a settlement's report names; none: nothing was in its way."""
         if not actions:
             if not self._actions:
                 self._look_s = LOOK_S
@@ -123,16 +117,16 @@ class TrackedPartition:
         self.waits_since_s = time.monotonic()
         self._config = config
         self._carry_after_ms = carry_after_ms
-        # The position that the ledger holds.
         self._written = -1
         self._written_s = 0.0
         # The log was read up to here, control records included.
-        self._end = -1
-        # There is no position behind this offset; -1: nothing is kept.
-        self._kept_from = -1
+        self.end = -1
+        # No position goes behind this record, whose copy in the quarantine is not confirmed (R21);
+        # -1: all are.
+        self.kept_from = -1
         self.awaited = Awaited(number)
         # Nothing is tried before this monotonic time.
-        self._retry_s = 0.0
+        self.retry_s = 0.0
         self._pause_s = _FIRST_PAUSE_S
         self.last_status: TrackerStatus | None = None
 
@@ -140,17 +134,12 @@ class TrackedPartition:
 
     def may_try(self) -> bool:
         """Return whether the pause after the last failure is over."""
-        return time.monotonic() >= self._retry_s
+        return time.monotonic() >= self.retry_s
 
     def failed(self) -> None:
         """Pause before the next attempt, longer each time."""
-        self._retry_s = time.monotonic() + self._pause_s
+        self.retry_s = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
-
-    def try_now(self) -> None:
-        """What it waited for may have come."""
-        if self.phase is Phase.WAITING:
-            self._retry_s = 0.0
 
     def succeeded(self) -> None:
         self._pause_s = _FIRST_PAUSE_S
@@ -187,16 +176,11 @@ class TrackedPartition:
         self.wants_start_tick = True
         self._written = started.position
         self._written_s = 0.0 if is_written_soon else time.monotonic()
-        self._end = -1
-        self._kept_from = -1
+        self.end = self.kept_from = -1
         self.awaited = Awaited(self.number)
         self.succeeded()
 
     # ---- reading
-
-    def reached_end(self, offset: int) -> None:
-        """Everything before ``offset`` was read; control records take offsets too."""
-        self._end = offset
 
     def was_read(self) -> None:
         """Note that a batch was read: the TICK rules measure silence from here (R4)."""
@@ -234,22 +218,14 @@ class TrackedPartition:
         self.core.aborted(self.awaited.take())
         return self.core.plan(self._config.max_offsets_per_commit)
 
-    def keep_from(self, offset: int) -> None:
-        """No position behind this record: its copy in the quarantine is not confirmed (R21).
-
-        -1: all are.
-        """
-        self._kept_from = offset
-
     def position(self) -> int:
-        """Return where a restart begins (R20)."""
         committable = self.core.committable_offset()
-        if self._kept_from >= 0:
-            return min(committable, self._kept_from)
+        if self.kept_from >= 0:
+            return min(committable, self.kept_from)
         # With nothing open, control records at the end need not be read again, and they may not
         # look like lost records when the log's start has passed them.
         if committable == self.core.next_offset:
-            return max(committable, self._end)
+            return max(committable, self.end)
         return committable
 
     def wants_position(self, turns: int = 1) -> bool:
@@ -267,7 +243,6 @@ class TrackedPartition:
         return since_s > refresh_s or self.position() != self._written
 
     def is_behind(self) -> bool:
-        """Return whether the ledger's position is an older one than the tracker's."""
         return self.phase is Phase.READING and self.position() != self._written
 
     def settled(self, position: int, report: SettleReport) -> None:
@@ -293,7 +268,7 @@ class TrackedPartition:
             engine=ENGINE,
             epoch=self.ledger.epoch,
             clock_ms=self.core.clock_ms,
-            position=max(self.core.next_offset, self._end),
+            position=max(self.core.next_offset, self.end),
             committable_offset=self.core.committable_offset(),
             entries=self.core.open_count(),
             due=self.core.due_count(),
@@ -314,9 +289,7 @@ class TrackedPartition:
 
 
 def sign_of(config: ServiceConfig, partitions: Iterable[TrackedPartition]) -> Sign | None:
-    """Return a replica's sign of life, for all of them: they are one engine (R36). None: it has
-    none.
-    """
+    """Return the sign of life of all of a replica's partitions, which are one engine (R36)."""
     ledgers = [part.ledger for part in partitions if part.phase is Phase.READING]
     epoch = max((ledger.epoch for ledger in ledgers if ledger is not None), default=0)
     if not epoch:

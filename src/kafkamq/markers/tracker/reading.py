@@ -29,14 +29,11 @@ from kafkamq.types import Marker, MessageId
 
 _log = logging.getLogger(__name__)
 
-# So many topics of queues have readers that are kept.
 _MAX_TOPICS = 16
-# A topic that brokers do not know is not asked for again within this.
 _MISSING_S = 10.0
-# One sweep of a window may take so long: rows wait for it.
+# The longest sweep of a window: rows wait for it.
 _READ_S = 1.0
 _NOTHING = None, -1, 0
-# The age of an answer by which a log is looked for.
 _FRESH_S = 0.5
 
 Span: TypeAlias = tuple[MessageId, int]
@@ -63,7 +60,6 @@ class Found:
     # The START or SCHEDULE; None: it is gone, or cannot be read.
     start: Marker | None
     timestamp_ms: int
-    # The reason of the verdict; empty without one.
     error: str
     value: bytes | None = None
     # The payload is gone: it was by reference, and the message was deleted.
@@ -94,7 +90,7 @@ class FoundAction:
         return len(self.records) if self.refers else self.size
 
     def message(self, number: int) -> Found:
-        """One of those that are known, with what is its own (R14)."""
+        """Return one of the known messages, with what is its own (R14)."""
         row = cut(self.row, number, number + 1)
         found = Found(row, self.start, self.timestamp_ms, self.error)
         if self.start is not None:
@@ -104,7 +100,7 @@ class FoundAction:
         return found
 
     def first(self, size: int) -> FoundAction:
-        """This action, for the first ``size`` of its messages only."""
+        """Return this action for the first ``size`` of its messages only."""
         return replace(self, row=cut(self.row, 0, size), records=self.records[:size])
 
 
@@ -195,7 +191,7 @@ class MessageLookup:
         return topic if topic.partitions else None
 
     def is_gone(self) -> bool:
-        """Whether a topic that brokers do not know was looked for long enough (R18)."""
+        """Return whether a topic that brokers do not know was looked for long enough (R18)."""
         return self._patience.is_over((self._config.message_topic, -1))
 
     def _id_now(self) -> bytes:
@@ -302,9 +298,7 @@ class Rereader:
         # Of queues that are topics of their own, by these and their ids; the last ones used.
         self._others: dict[tuple[str, bytes], MessageLookup] = {}
         self._markers = RecordReader(config, config.marker_topic)
-        # What is known of topics may be old.
         self._is_stale = False
-        # Topics that brokers do not know, and until when.
         self._missing = {"": 0.0}
         # Markers of one partition, by offset, that were read for rows behind the last window.
         self._partition, self._ahead = -1, dict[int, _Decoded]()
@@ -335,7 +329,7 @@ class Rereader:
         self._ahead = {}
 
     def lookup_of(self, start: Marker | None) -> MessageLookup:
-        """Where the message of a START stands (R37)."""
+        """Return where to look up the message of a START (R37)."""
         if start is None or not start.message_topic:
             return self.messages
         name = start.message_topic, split_key(start.key)[0]
@@ -437,9 +431,7 @@ class Rereader:
         deadline_s: float,
         max_bytes: int,
     ) -> list[FoundAction]:
-        """Return the STARTs as far as the markers have them; each with the reason of its
-        verdict.
-        """
+        """Return the STARTs that the markers have, each with the reason of its verdict."""
         full_s = time.monotonic() + _READ_S
         whole = size_bytes = 0
         while not whole:
@@ -452,7 +444,6 @@ class Rereader:
                     unread = (at for at, row in enumerate(rows) if _wanted([row]) - there.keys())
                     whole = next(unread, len(rows))
                     if 8 * whole <= missing.index(offset):
-                        # Reasons stand far behind.
                         rows, whole = rows[: len(rows) // 4 or 1], 0
                         full_s += _READ_S
                         if size_bytes > max_bytes:
@@ -469,8 +460,7 @@ class Rereader:
         found: list[FoundAction] = []
         for row in rows[:whole]:
             start, timestamp_ms, _ = there[row.start_offset]
-            reason_at = _reason_at(row)
-            end = None if reason_at < 0 else there[reason_at][0]
+            end = there[row.verdict_offset][0] if row.verdict_offset >= 0 else None
             error = "" if end is None else end.reason
             refers = (
                 start is not None
@@ -530,7 +520,7 @@ def sweep(
 
 
 def _is_read(place: _PartitionOffsets, found: _Read, left: Mapping[int, int]) -> bool:
-    """Whether a partition was read behind these offsets, or they are not had now."""
+    """Return whether a partition was read behind these offsets, or they are not had now."""
     partition, offsets = place
     if not offsets:
         return True
@@ -547,7 +537,7 @@ def _offsets(first: int, bits: int) -> Sequence[int]:
 def _missing(
     places: Iterable[_PartitionOffsets], found: _Read, left: Mapping[int, int]
 ) -> dict[int, list[int]]:
-    """Offsets by partition that were not read and can be had, ascending."""
+    """Return by partition the offsets that were not read and can be had, ascending."""
     wanted: dict[int, set[int]] = {}
     for partition, offsets in places:
         wanted.setdefault(partition, set()).update(offsets)
@@ -582,7 +572,7 @@ def _same(one: MessageId, place: _PartitionOffsets, found: _Read) -> Sequence[Re
 
 
 def _is_in(log: _Log, topic: TopicInfo) -> bool:
-    """Whether it can be read: the topic has the partition, and is that of this id (R13)."""
+    """Return whether it can be read: the topic has the partition, and is that of this id (R13)."""
     partition, topic_id = log
     is_there = partition < topic.partitions and partition not in topic.leaderless
     return is_there and _is_same(topic_id, topic)
@@ -626,14 +616,10 @@ def _completed(start: Marker, message: Record, stamp: bytes) -> Marker:
     return completed_start(start, *known, read=read)
 
 
-def _reason_at(row: Settle | Carry) -> int:
-    """Offset of the END with the reason; -1: there is none."""
-    return row.verdict_offset if isinstance(row, Settle) else -1
-
-
 def _wanted(rows: Sequence[Settle | Carry]) -> set[int]:
     """Offsets of the markers that are read for these rows."""
-    return {row.start_offset for row in rows} | {_reason_at(row) for row in rows} - {-1}
+    starts, reasons = {row.start_offset for row in rows}, {row.verdict_offset for row in rows}
+    return starts | reasons - {-1}
 
 
 def _held(markers: Mapping[int, _Decoded]) -> int:
@@ -641,7 +627,7 @@ def _held(markers: Mapping[int, _Decoded]) -> int:
 
 
 def _decoded(record: Record | None) -> _Decoded:
-    """What a record is; of what is gone, or no marker, nothing."""
+    """Return the marker of a record; None: it is gone, or no marker."""
     if record is None:
         return _NOTHING
     try:

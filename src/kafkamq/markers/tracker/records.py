@@ -54,27 +54,20 @@ _TICK_TIMEOUT_MS = 5_000
 # Of the tracker topic: all signs are in one log, whose order decides.
 SIGNS_PARTITION = 0
 AGAIN_S = 1.0
-# So long after a refusal a TICK that is waited for is written again.
 _REFUSED_S = 0.1
 _log = logging.getLogger(__name__)
 _BATCH = 1000
+_READ_S = 10.0
 # So many signs are kept that nobody has asked for: the newest.
 _MAX_SIGNS = 1000
 _MAX_PENDING = 5_000
 
 
 class Ticker:
-    """Appends TICKs and status records; thread-safe but for ``close``.
+    """Appends TICKs and status records; thread-safe but for ``close``."""
 
-    Args:
-        config: Names the topics.
-        timeout_ms: After which a record that could not be written is given up: 5 s for TICKs.
-            More where only statuses are written, and ``poll`` is called seldom.
-    """
-
-    def __init__(self, config: ServiceConfig, *, timeout_ms: int = _TICK_TIMEOUT_MS) -> None:
+    def __init__(self, config: ServiceConfig) -> None:
         self._config = config
-        # By key: the newest status; and the keys of those that are to be written again.
         self._unwritten: dict[bytes, TrackerStatus] = {}
         self._refused: dict[bytes, None] = {}
         self._lock = threading.Lock()
@@ -82,7 +75,7 @@ class Ticker:
         settings = producer_settings(config)
         for name in ("message.timeout.ms", "delivery.timeout.ms"):
             settings.pop(name, None)
-        settings["message.timeout.ms"] = timeout_ms
+        settings["message.timeout.ms"] = _TICK_TIMEOUT_MS
         # Nothing is written again before this monotonic time.
         self._again_s = 0.0
         self._has_warned = False
@@ -182,32 +175,23 @@ class Ticker:
                 lambda error, _: self._published(status, error),
             )
         except BrokerError as error:
-            # There may be no such topic, for example.
             self._published(status, error)
 
-    def _refuse(self, key: bytes, status: TrackerStatus) -> None:
+    def _published(self, status: TrackerStatus, error: KafkaError | BrokerError | None) -> None:
+        key = status_key(status.topic, status.partition)
         with self._lock:
             if self._unwritten.get(key) is status:
-                self._refused[key] = None
-
-    def _published(self, status: TrackerStatus, error: KafkaError | BrokerError | None) -> None:
-        """What a status has become."""
-        key = status_key(status.topic, status.partition)
-        if error is not None:
-            self._refuse(key, status)
-        else:
-            with self._lock:
-                if self._unwritten.get(key) is status:
+                if error is None:
                     del self._unwritten[key]
+                else:
+                    self._refused[key] = None
         if error is None or self._has_warned or is_retriable(error):
             return
         self._has_warned = True
         _log.warning("%s", broker_error(error, f"writing to {self._config.tracker_topic}"))
 
     def _publish_again(self) -> None:
-        """Publish those that were refused, at most once in ``AGAIN_S``: a refusal may come at
-        once.
-        """
+        """Publish what was refused, at most once in ``AGAIN_S``: a refusal may come at once."""
         now_s = time.monotonic()
         if not self._refused or now_s < self._again_s:
             return
@@ -245,12 +229,12 @@ class StatusReader:
         malformed: Records that were passed because they are neither status nor sign (R36).
     """
 
-    def __init__(self, config: ServiceConfig, *, timeout_s: float = 30.0) -> None:
+    def __init__(self, config: ServiceConfig) -> None:
         self.malformed = 0
         self.latest: dict[tuple[str, int], TrackerStatus] = {}
         self._signs: deque[Sign] = deque(maxlen=_MAX_SIGNS)
         topic = config.tracker_topic
-        with Admin(config, timeout_s=timeout_s) as admin:
+        with Admin(config) as admin:
             bounds = admin.log_bounds(topic, range(admin.require_topic(topic).partitions))
         self._left = {
             (topic, number): end for number, (first, end) in bounds.items() if first < end
@@ -263,17 +247,17 @@ class StatusReader:
         )
         self._follower.place({(topic, number): first for number, (first, _) in bounds.items()})
 
-    def read_to_end(self, *, timeout_s: float = 10.0) -> dict[tuple[str, int], TrackerStatus]:
+    def read_to_end(self) -> dict[tuple[str, int], TrackerStatus]:
         """Read up to what was there when this reader was made, and return ``latest``.
 
         Raises:
             DeadlineExceededError: The broker did not answer in time.
         """
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + _READ_S
         while self._left:
             self.poll(0.2)
             if time.monotonic() > deadline_s:
-                raise self._follower.deadline(timeout_s)
+                raise self._follower.deadline(_READ_S)
         return self.latest
 
     def poll(self, timeout_s: float = 0.1) -> list[TrackerStatus]:
@@ -343,12 +327,11 @@ class Quarantine:
 
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config
+        self._doing = f"writing to {config.quarantine_topic}"
         self._producer: IdempotentProducer | None = None
         self._pending: dict[tuple[int, int], _Kept] = {}
-        # A failure that waiting does not mend.
         self._failure: KafkaMQError | None = None
         self._refused: list[_Kept] = []
-        # Nothing is written again before this monotonic time.
         self._again_s = 0.0
         self._has_warned = False
         self.dropped = 0
@@ -377,14 +360,7 @@ class Quarantine:
                 del self._pending[place]
 
     def put(self, origin: Origin, *, key: bytes | None, value: bytes | None, error: str) -> None:
-        """Queue one record.
-
-        Args:
-            origin: Where it stands.
-            key: Its key.
-            value: Its value.
-            error: What is wrong with it.
-        """
+        """Queue one record, which stands at ``origin``; ``error`` says what is wrong with it."""
         kept = _Kept(origin, key, value, error)
         self._pending[kept.place] = kept
         self._send(kept)
@@ -448,20 +424,17 @@ class Quarantine:
         while self._pending:
             self.poll(0.1)
             if self._pending and time.monotonic() > deadline_s and self._producer is not None:
-                raise self._producer.watch.deadline(self._doing(), timeout_s)
+                raise self._producer.watch.deadline(self._doing, timeout_s)
 
     def close(self) -> None:
         """End the client; what is not confirmed is read again by the next tracker."""
         if self._producer is not None:
             self._producer.close(2.0)
 
-    def _doing(self) -> str:
-        return f"writing to {self._config.quarantine_topic}"
-
     def _delivered(self, kept: _Kept, error: KafkaError | BrokerError | None) -> None:
         if error is not None and meaning(error) is not Meaning.TOO_LARGE:
             self._refused.append(kept)
-            ours = broker_error(error, self._doing())
+            ours = broker_error(error, self._doing)
             if meaning(error) in REFUSALS:
                 self._failure = ours
             if not is_retriable(ours) and not self._has_warned:

@@ -61,17 +61,14 @@ from kafkamq.types import (
 
 _log = logging.getLogger(__name__)
 
-# Of a record and its batch, beyond key, value and headers.
 _OVERHEAD_BYTES = 128
 _HEADER_BYTES = 8
-# Preparing a part may take so long.
 _PART_S = 2.0
 # With an origin, which names a topic, and a count.
 _COPY_BYTES = _OVERHEAD_BYTES + 400
 _RowKey = tuple[int, int, MessageId]
 """A row's marker partition, the offset of its START, and its message."""
 
-# Stands for a START that is gone.
 _NOTHING = Marker(MarkerType.START)
 _LOST = DeadLetterReason.PAYLOAD_LOST
 
@@ -109,12 +106,11 @@ class Part:
         headers: Headers = (),
         size_bytes: int = 0,
     ) -> None:
-        """One record; 0: its size is not known yet."""
+        """Count one record; 0: its size is not known yet."""
         self.records.append((topic, partition, key, value, headers))
         self.size_bytes += size_bytes or _size(key, value, headers)
 
     def end_batch(self, outcome: Outcome, reason: str, first: MessageId, bits: int) -> None:
-        """Messages of one page, for an END of batches."""
         if bits:
             batch = MessageBatch(first.partition, *first.log, first.offset, bits)
             self.ended.setdefault((outcome, reason), []).append((batch, None))
@@ -176,9 +172,7 @@ class Rewriter:
         self._refused = place, 1 + (times if place == refused else 0)
 
     def _rewrite_action(self, part: Part, found: FoundAction) -> bool:
-        """Return the records of as many messages of an action as the part has room for; is there
-        more?
-        """
+        """Add the records of as many messages as the part has room for; whether it has more."""
         row, start, known = found.row, found.start, found.known
         if isinstance(row, Settle) and row.cause is DueCause.ALREADY_ENDED:
             for number in range(known):
@@ -187,7 +181,8 @@ class Rewriter:
             return part.size_bytes < self._max_bytes
         if (start.message_topic if start else "") != self._topic or self._topic:
             known = known if self._aim(start) else 0
-        before, usual = part.rows, self._usual(part, found) if known else None
+        of_batches = known and start is not None and start.batches
+        before, usual = part.rows, self._usual(part, found) if of_batches else None
         if usual is not None:
             self._copy_all(part, found, usual)
         else:
@@ -206,18 +201,16 @@ class Rewriter:
         return part.size_bytes < self._max_bytes
 
     def _await(self, part: Part, row: Settle | Carry) -> None:
-        """These messages are done without a record."""
+        """Count these messages as done, without a record."""
         # Its partition may have a leader again, or its topic be there.
         self._rereader.ask_again()
         part.awaited.append(row)
         part.rows += size_of(row)
 
     def _usual(self, part: Part, found: FoundAction) -> Copy | None:
-        """Return what becomes of those messages of a batch that say nothing by which they are
-        judged.
-        """
+        """Return what becomes of those messages of a batch that say nothing of deliveries."""
         row, start = found.row, found.start
-        if start is None or self._topic or not (start.batches and found.refers):
+        if start is None or self._topic or not found.refers:
             return None
         if self._is_refused(part, row.start_offset):
             return None
@@ -258,12 +251,11 @@ class Rewriter:
         return True
 
     def _is_refused(self, part: Part, start_offset: int) -> bool:
-        """Return whether one of the START's messages was too large."""
         place, _ = self._refused
         return place is not None and place[:2] == (part.partition, start_offset)
 
     def _copy_all(self, part: Part, found: FoundAction, usual: Copy) -> None:
-        """Messages of a batch; most of them say nothing that a delivery is judged by."""
+        """Copy messages of a batch, most of which say nothing that a delivery is judged by."""
         row = found.row
         first = row.message_id
         bits, other, copies = row.bits, 0, 0

@@ -35,22 +35,19 @@ _log = logging.getLogger(__name__)
 _MAX_ATTEMPTS = 8
 _FIRST_PAUSE_S = 0.05
 _MAX_PAUSE_S = 2.0
-# Between two looks for what holds up a settlement.
 _LOOK_S = 0.5
-# A transaction may take so long; it begins when its rows are ready (R22).
+# The longest transaction; it begins when its rows are ready (R22).
 _WRITE_S = 8.0
 # A full transaction takes a third of what it may take for the brokers.
 _FULL_S = 10.0 / 3
-# The bytes of a transaction before it is known what goes through, and the least, however slow the
-# others were.
+# A transaction's bytes before it is known what goes through, and the least of a slow link.
 _FIRST_BYTES = 4 * 1024 * 1024
 _LEAST_BYTES = 64 * 1024
 _MAX_GROWTH = 4
-# So many full transactions behind one that failed stay smaller.
+# Full transactions behind one that failed that stay smaller.
 _CAREFUL = 10
 _FIRST_ROW_BYTES = 1024.0
-# A window has so many rows at least, unless they take longer than this: a settlement may not take
-# much longer.
+# The least rows of a window, unless they take longer: a settlement may not.
 _LEAST_ROWS = 16
 _LEAST_S = 4.0
 _READ_S = 1.0
@@ -112,17 +109,14 @@ class WindowSize:
         self.bytes = min(_FIRST_BYTES, max_bytes)
         self._max_rows = max_rows
         self._max_bytes = max_bytes
-        # So many rows can be read in time, and one became so many bytes.
         self._rows = max_rows
         self._row_bytes = _FIRST_ROW_BYTES
         self._refused_rows = max_rows
-        # Of the last transaction that failed; so many more stay below that.
         self._failed_bytes = 0
         self._careful = 0
 
     @property
     def rows(self) -> int:
-        """Return how many rows the next window takes, at least one."""
         fitting = int(self.bytes / self._row_bytes)
         return max(1, min(self._rows, self._max_rows, self._refused_rows, fitting))
 
@@ -260,14 +254,10 @@ class Settlement:
     members: Sequence[bytes]
     deadline_s: float
     report: SettleReport = field(default_factory=SettleReport)
-    # Rows that are done, those that are awaited among them; and whether this settlement has begun.
     _done: int = 0
     _has_begun: bool = False
-    # What is awaited, each with the number of the row behind it.
     _awaited: list[tuple[int, Settle | Carry]] = field(default_factory=list)
-    # The last commit whose outcome is not known.
     _unknown: BrokerError | None = None
-    # The last transaction had a record that was too large.
     _is_behind_refusal: bool = False
 
     def left_s(self) -> float:
@@ -309,7 +299,6 @@ class Settlement:
         return None
 
     def _begin(self) -> None:
-        """Begin behind what the ledger says."""
         self._done = self.ledger.rows_done(self.batch)
         self._awaited = [(end, row) for end, row in self._awaited if end <= self._done]
         if not self.report.transactions:
@@ -350,7 +339,6 @@ class Settlement:
         return True
 
     def _wait(self) -> None:
-        """Wait for what holds up the settlement."""
         if time.monotonic() + _LOOK_S > self.deadline_s:
             where = f"{self.ledger.key.topic}[{self.ledger.key.partition}]"
             raise BrokerError(
@@ -386,9 +374,7 @@ class Settlement:
         return True
 
     def _is_too_large(self, part: Part, error: Exception) -> bool:
-        """Return whether a record was refused for its size, or for nothing but that one before it
-        was.
-        """
+        """Return whether a record was refused for its size, or only for one before it that was."""
         if isinstance(error, (FencedError, OutcomeUnknownError, DeadlineExceededError)):
             return False
         ledger = self.ledger
@@ -464,9 +450,7 @@ class SettlerPool:
             self._keep(settler)
 
     def close(self, ledgers: Iterable[Ledger]) -> None:
-        """End the settlers, these ledgers, and all that are kept: what is used now ends when it is
-        not any more. Idempotent.
-        """
+        """End the settlers, these ledgers and all that are kept, or when they are used no more."""
         self._is_closed = True
         self.ledgers.close_all(ledgers)
         self._close_idle()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable
 from contextlib import closing
 
 from kafkamq.config import ServiceConfig
@@ -25,7 +24,6 @@ SIGN_MS = 1_000
 """Between two signs of a tracker that is active."""
 _POLL_S = 0.1
 _AGAIN_S = 1.0
-# An owner that has not moved for so long gives no sign.
 _STILL_MS = 30_000
 _CLOSE_S = 10.0
 _log = logging.getLogger(__name__)
@@ -50,13 +48,11 @@ class Succession:
         self._gives: SignKind | None = None
         self._engine = engine
         self._epoch = 0
-        # The largest of any sign.
         self._seen_epoch = 0
         self._signed_ms = 0
         self._moved_ms = 0
         self._has_joined = False
         self._is_caught_up = False
-        # The engines of other starts that live.
         self._heard: set[str] = set()
         self._lock = threading.Lock()
         self._changed = threading.Event()
@@ -83,12 +79,10 @@ class Succession:
 
     @property
     def is_succeeded(self) -> bool:
-        """Return whether a later start than ours gives signs."""
         return self._rules.phase is Phase.SUCCEEDED
 
     @property
     def seen_epoch(self) -> int:
-        """Return the largest epoch of any sign; a start takes a larger one."""
         return self._seen_epoch
 
     @property
@@ -141,7 +135,6 @@ class Succession:
             self._engine = ""
 
     def moves(self) -> None:
-        """The owner is at work."""
         self._moved_ms = monotonic_ms()
 
     def close(self) -> None:
@@ -155,23 +148,19 @@ class Succession:
     def _run(self) -> None:
         with closing(Ticker(self._config)) as ticker:
             while not self._stopping.is_set():
-                self._try(self._watch if self._stands_by else self._only_give, ticker)
+                try:
+                    if self._stands_by:
+                        self._watch(ticker)
+                    else:
+                        self._give(ticker)
+                        self._stopping.wait(SIGN_MS / 2000)
+                except KafkaMQError as error:  # noqa: PERF203 - the loop is the repetition
+                    _log.warning("no signs of life just now: %s", error)
+                    self._stopping.wait(_AGAIN_S)
             if self._gives is SignKind.ACTIVE and not self.is_succeeded:
                 ticker.sign(self._sign(SignKind.ENDED))
 
-    def _try(self, what: Callable[[Ticker], None], ticker: Ticker) -> None:
-        try:
-            what(ticker)
-        except KafkaMQError as error:
-            _log.warning("no signs of life just now: %s", error)
-            self._stopping.wait(_AGAIN_S)
-
-    def _only_give(self, ticker: Ticker) -> None:
-        self._give(ticker)
-        self._stopping.wait(SIGN_MS / 2000)
-
     def _watch(self, ticker: Ticker) -> None:
-        """Read and write until something fails."""
         with closing(StatusReader(self._config)) as reader:
             reader.read_to_end()
             self._take(reader.take_signs())

@@ -60,7 +60,6 @@ class PartitionStarter:
         self._lock = threading.Lock()
         self._choosing = threading.Lock()
         self._telling = threading.Lock()
-        # What was told before this process; it is read once.
         self._told_positions: dict[int, int] | None = None
         # Of this process; 0: it has not started any partition yet.
         self._epoch = 0
@@ -95,7 +94,7 @@ class PartitionStarter:
         try:
             ledger.fence()
             last = ledger.last
-            if _is_of_another(last, epoch):
+            if ledger.is_anothers:
                 # Somebody was quicker: the epoch is chosen again.
                 ledger.close()
                 return None
@@ -168,13 +167,6 @@ class PartitionStarter:
             if self._told_positions is None:
                 self._told_positions = told_positions(self._config)
             return self._told_positions.get(number, default)
-
-
-def _is_of_another(last: Position | None, epoch: int) -> bool:
-    """Say whether a ledger holds a later start than ours, or another engine's of the same epoch."""
-    if last is None:
-        return False
-    return last.epoch > epoch or (last.epoch == epoch and last.engine != ENGINE)
 
 
 def told_positions(config: ServiceConfig) -> dict[int, int]:

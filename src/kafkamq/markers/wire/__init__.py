@@ -1,3 +1,1 @@
-"""Markers, positions, ledgers and statuses become bytes here: pure, and bounded against hostile
-input.
-"""
+"""Markers, positions, ledgers and statuses become bytes here, bounded against hostile input."""

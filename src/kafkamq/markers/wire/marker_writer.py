@@ -154,7 +154,6 @@ class StartEncoder:
         max_lease_ms: int = 0,
         message_topic: str = "",
     ) -> None:
-        # It is a version of its own (R37).
         self.names_topic = bool(message_topic)
         self._constant = pb.Marker(
             version=2 if message_topic else 0,
@@ -490,7 +489,6 @@ def _encode_batch(wire: pb.MessageBatch, batch: MessageBatch) -> None:
 
 
 def _members(bits: int) -> tuple[list[int], bytes]:
-    """Runs, or the bitmap where that is not longer."""
     size = (bits.bit_length() + 7) // 8
     if (bits ^ bits << 1).bit_count() <= size:
         # A run takes a byte at least.

@@ -95,24 +95,15 @@ def decode_marker(
     try:
         return _decode(data, False)
     except WireError as error:
-        raise _placed(error, topic, partition, offset) from None
+        raise type(error)(error.reason, topic=topic, partition=partition, offset=offset) from None
 
 
-def decode_slim(
-    data: bytes | None, *, topic: str = "", partition: int = -1, offset: int = -1
-) -> Marker:
+def decode_slim(data: bytes | None) -> Marker:
     """Decode a marker, but leave key, value, headers and reason empty (R18).
 
     For trackers, which fold a marker and read the START again when it is due.
     """
-    try:
-        return _decode(data, True)
-    except WireError as error:
-        raise _placed(error, topic, partition, offset) from None
-
-
-def _placed(error: WireError, topic: str, partition: int, offset: int) -> WireError:
-    return type(error)(error.reason, topic=topic, partition=partition, offset=offset)
+    return _decode(data, True)
 
 
 def _decode(data: bytes | None, slim: bool) -> Marker:

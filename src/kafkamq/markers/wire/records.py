@@ -43,9 +43,7 @@ class JsonForm:
         return text
 
     def read(self, text: str | bytes) -> dict[str, object]:
-        """Return the fields, unknown ones among them; a newer version is an
-        UnsupportedVersionError.
-        """
+        """Return the fields, also unknown ones; a newer version is an UnsupportedVersionError."""
         self._require_size(len(text))
         try:
             found: object = json.loads(text)
@@ -103,11 +101,8 @@ class TrackerStatus:
     partition: int
     engine: str
     epoch: int
-    # The partition's clock.
     clock_ms: int = 0
-    # The next offset that the tracker will fold.
     position: int = 0
-    # Where a restart begins (R20).
     committable_offset: int = 0
     # What is open: held, waiting or due; of these, what is due and not settled; and of these, what
     # waits for logs that do not answer, or are not known (R18).
@@ -127,7 +122,6 @@ class TrackerStatus:
     batch: int = 0
     # False: it only reads, as its own TICK was not read yet (R17).
     is_live: bool = True
-    # Of this batch, as the engine writes it for its own metrics.
     lateness: str = ""
 
 
@@ -192,7 +186,6 @@ _SIGN = JsonForm(name="a sign of life", version=1, version_field="version", max_
 
 class SignKind(Enum):
     ACTIVE = "active"
-    # It was active, and has stopped on purpose.
     ENDED = "ended"
     STANDBY = "standby"
     # It stood by, and takes over now, unless another bid is before this one.
@@ -207,7 +200,6 @@ class Sign:
     start: str
     # 0: the engine has none yet.
     epoch: int = 0
-    # Counts the signs of a start that stands by.
     number: int = 0
 
 
@@ -265,9 +257,7 @@ _ENTRY_TEXTS = {"source_hash": "s", "engine": "i"}
 class Position:
     """How far an engine is in one marker partition."""
 
-    # The tracker's ``next_offset``.
     position: int
-    # The later start of an engine has the larger one.
     epoch: int
     batch: int = 0
     # How many actions of the batch are settled; a retry goes on behind them (R16).

@@ -23,14 +23,13 @@ from dataclasses import dataclass
 from kafkamq.errors import ConfigError
 from kafkamq.parallel.rules.offsets import Progress
 
-# The weight of one record in the mean of their sizes.
 _SIZE_WEIGHT = 1 / 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowLimits:
     max_open: int = 10_000
-    # A paused partition is fetched again when no more than so many are open.
+    # From this number of open records down a paused partition is fetched again.
     resume_open: int = 5_000
     # The bytes of their values, by the mean of the latest.
     max_open_bytes: int = 256 * 1024 * 1024

@@ -31,14 +31,11 @@ from kafkamq.errors import StateError
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What to commit, all of one moment."""
-
     committable_offset: int
     # The last offset of the map; at least ``committable_offset`` - 1.
     highest_succeeded: int
     incompletes: tuple[int, ...]
     is_complete: bool
-    # Grows with every change: equal numbers are equal progress.
     version: int
 
     @property

@@ -42,7 +42,7 @@ from typing import Generic, Protocol, TypeVar
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.parallel.rules.offsets import OffsetTracker
 
-# So many records that are done stay referenced in front of a long shard.
+# Records that are done and stay referenced in front of a long shard.
 _MAX_CUT_OFF = 512
 DEFAULT_MAX_RUN = 64
 
@@ -75,7 +75,6 @@ class NullKeys(Enum):
 
     # They are handled one after another, as if they had one key in common.
     SERIAL = "serial"
-    # They are in no order.
     PARALLEL = "parallel"
 
 
@@ -92,7 +91,6 @@ class PartitionPhase(Enum):
 class ShardState(Enum):
     """A shard that is nowhere has no records and is forgotten."""
 
-    # It stands in its partition's line.
     READY = 0
     # It is serial, and a worker has a run of it, perhaps of an earlier assignment.
     OWNED = 1
@@ -108,7 +106,6 @@ class Shard(Generic[R]):
     key: Hashable
     is_serial: bool
     records: list[R]
-    # The first record that waits; those before it are in other hands.
     start: int = 0
     state: ShardState = ShardState.READY
 
@@ -162,7 +159,6 @@ class Run(Generic[R]):
     end: int | None = None
     # What is to be tried again, in order, with the times (monotonic ms) of the next attempts.
     failed: list[tuple[R, int]] | None = None
-    # What handlers returned, until it is published.
     outputs: list[tuple[R, object]] | None = None
 
     @property
@@ -199,14 +195,11 @@ class PartitionState(Generic[R]):
     """One assignment of a partition; read it freely, only the scheduler changes it."""
 
     place: Hashable
-    # Higher than that of every earlier assignment.
     epoch: int
     tracker: OffsetTracker
     phase: PartitionPhase = PartitionPhase.OPEN
-    # Nothing above this offset is handed out.
     ceiling: int | None = None
     waiting_count: int = 0
-    # Records in a worker's hands, or kept behind their runs.
     in_flight_count: int = 0
     is_in_line: bool = False
     serial: dict[Hashable, Shard[R]] = field(default_factory=dict)
@@ -244,8 +237,6 @@ class PartitionState(Generic[R]):
 
 
 class Scheduler(Generic[R]):
-    """All partitions of one consumer."""
-
     def __init__(
         self,
         *,
@@ -262,7 +253,6 @@ class Scheduler(Generic[R]):
         self._line: deque[PartitionState[R]] = deque()
         # Keys, or offsets of what is in no order, in workers' hands that are of closed partitions.
         self._busy: dict[Hashable, dict[Hashable, Shard[R]]] = {}
-        # No delayed shard is due before.
         self._due_ms: float = inf
         self._delays = 0
         self._epoch = 0
@@ -276,7 +266,6 @@ class Scheduler(Generic[R]):
 
     @property
     def has_ready(self) -> bool:
-        """Return whether ``take`` has something, apart from what becomes due."""
         return bool(self._line)
 
     @property
@@ -358,7 +347,7 @@ class Scheduler(Generic[R]):
     # Work comes in.
 
     def add(self, partition: PartitionState[R], records: Sequence[R]) -> int:
-        """Records polled for that partition, in order; those that are done already are left out."""
+        """Add records polled for that partition, in order; what is done already is left out."""
         if partition.phase is PartitionPhase.CLOSED:
             return 0
         offsets = [record.offset for record in records]
@@ -531,7 +520,7 @@ class Scheduler(Generic[R]):
         partition.tracker.complete(offsets)
 
     def keep(self, partition: PartitionState[R], count: int) -> None:
-        """So many records stay in flight behind their runs, until as many less are kept."""
+        """Count records that stay in flight behind their runs; below 0: no longer."""
         if partition.phase is not PartitionPhase.CLOSED:
             partition.in_flight_count += count
 

@@ -53,7 +53,6 @@ MAX_BODY_BYTES = 4 * 1024 * 1024
 MAX_INCOMPLETES = 4 * 1024 * 1024
 """A map with more incomplete offsets is refused."""
 
-# Plain bodies below this are not compressed.
 _SMALL_BYTES = 200
 _MAX_OFFSET = (1 << 63) - 1
 _KAFKA_STREAMS = (0x01, 0x02)
@@ -71,7 +70,6 @@ LEVEL = 3
 # Every zstd decoder should take this window; level 3 asks for 2 MiB.
 _MAX_WINDOW_BYTES = 8 * 1024 * 1024
 _MAX_BLOCK_BYTES = 128 * 1024
-# The magic number, the descriptor and the window.
 _HEADER_BYTES = 6
 # The smallest block has one byte, repeated.
 _SMALLEST_BLOCK_BYTES = 4
@@ -92,7 +90,6 @@ class OffsetMap:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    # The magic bytes of the plain and of the compressed form.
     plain: int
     compressed: int
     width: int
@@ -121,7 +118,6 @@ class _Range:
     longest_run: int
 
     def size(self, form: _Form) -> int | None:
-        """Return the bytes of its plain body; None where the form cannot hold it."""
         largest = MAX_INT16 if form.width == 2 else MAX_INT32
         if form.is_bits:
             fits = self.length <= largest

@@ -23,19 +23,16 @@ class Waiting(Generic[T]):
     """
 
     def __init__(self) -> None:
-        # What is handed out stands at the front of its shard.
         self._shards: dict[Hashable, deque[T]] = {}
         self._ready: deque[tuple[Hashable, T]] = deque()
         self._delayed: list[tuple[int, int, Hashable, T]] = []
         self._number = count()
 
     def __len__(self) -> int:
-        """Return messages that are not handed out, whether ready or not."""
         blocked = sum([len(shard) - 1 for shard in self._shards.values()])
         return len(self._ready) + len(self._delayed) + blocked
 
     def add(self, shard: Hashable, item: T) -> None:
-        """A message has come."""
         if shard is not None:
             waiting = self._shards.get(shard)
             if waiting is not None:

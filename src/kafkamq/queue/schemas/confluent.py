@@ -138,7 +138,6 @@ def _plain(value: Any, context: object) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Why, without what was in the payload."""
     cause = error.__context__
     rule, path = getattr(cause, "validator", None), getattr(cause, "json_path", None)
     if rule is not None and path is not None:

@@ -52,8 +52,6 @@ class BodyUnavailableError(SchemaRegistryError):
 
 
 class _Function:
-    """A function of the payload as a deserializer."""
-
     def __init__(self, function: Callable[[bytes], Any]) -> None:
         self._function = function
 
@@ -120,7 +118,6 @@ class SchemaRegistry:
         urls = str(self._settings["url"]).split(",")
         self._name = ",".join(each.strip().rpartition("@")[2] for each in urls)
         self._lock = threading.Lock()
-        # The client belongs to the process with this id.
         self._client: tuple[int, Any] | None = None
         self.outage = Outage(self._name)
 
@@ -169,11 +166,9 @@ class SchemaRegistry:
 
     @property
     def timeout_s(self) -> float:
-        """Return how long an answer to a request may take."""
         return float(self._settings["timeout"])
 
     def client(self) -> Any:
-        """This process's client, with errors of ours."""
         with self._lock:
             if self._client is None or self._client[0] != os.getpid():
                 self._client = os.getpid(), _confluent().make_client(self._settings)
@@ -216,7 +211,6 @@ class Schema:
 
     @property
     def registry(self) -> SchemaRegistry:
-        """Return the registry that made it."""
         registry: SchemaRegistry = self._given[0]
         return registry
 
@@ -330,7 +324,6 @@ def _made(kind: str, make: Callable[..., Any], *given: Any, **named: Any) -> Any
 
 
 def _frame(payload: bytes, headers: Headers) -> bytes:
-    """Return what says which schema a payload has."""
     for name, value in headers:
         if name == _HEADER and value is not None:
             return value

@@ -64,7 +64,6 @@ class Origin:
 
     @classmethod
     def decode(cls, value: bytes) -> Origin:
-        """Return the reverse of ``encode``."""
         parts = value.split(b"/") if len(value) <= _MAX_ORIGIN_BYTES else []
         if len(parts) != 4 or not parts[0] or not parts[0].isascii():
             raise WireError("an origin is topic/partition/offset/timestamp_ms")
@@ -78,7 +77,6 @@ class Origin:
 class MessageHeaders:
     """The headers of a message, ours read and the user's left as they were."""
 
-    # Empty: the sender gave none.
     id: str = ""
     delivery_count: int = 1
     ttl_ms: int | None = None
@@ -202,7 +200,6 @@ def dead_letter_headers(
 
 
 def redrive_headers(headers: Iterable[tuple[str, bytes | None]]) -> Headers:
-    """Return the headers of a dead letter that goes back into its queue."""
     return tuple([header for header in headers if header[0] not in _OF_A_DELIVERY])
 
 
@@ -252,7 +249,6 @@ OWN_HEADER_BYTES = len(ID) + _UUID_BYTES + len(TTL_MS) + _INT64_DIGITS + 2 * _HE
 
 
 def checked_id(id: str) -> bytes:
-    """Return the id as it travels."""
     encoded = utf8(id, name="id")
     if not 0 < len(encoded) <= MAX_ID_BYTES:
         raise ConfigError(f"id is {id!r:.80}: it must be a text of 1-{MAX_ID_BYTES} bytes of UTF-8")
@@ -353,7 +349,6 @@ def has_names_of_ours(headers: Sequence[Header]) -> bool:
 
 
 def stamped(theirs: Sequence[Header], stamp: bytes, ours: Sequence[Header]) -> Headers:
-    """Return the headers of a record of ours."""
     return (*theirs, (WRITTEN_FOR, stamp), *ours)
 
 

@@ -23,8 +23,9 @@ _BLOCKED_S = 3.0
 @dataclass(frozen=True, slots=True)
 class Call:
     began_s: float
-    # Topic, partition and offset of its message; of a list, those of the first.
     place: tuple[str, int, int]
+    # In what it runs: a thread's number, a task, or a text that says it.
+    caller: object = None
 
     def __str__(self) -> str:
         topic, partition, offset = self.place

@@ -31,12 +31,12 @@ _MEMORY_RECORDS = 1024.0
 _WINDOW_MS = 240.0
 _CALLS = 24
 _CYCLES = 3
-# After so long one call of each slot will do.
+# Behind this one call of each slot will do.
 _PATIENCE_MS = 2_000.0
-# Calls that began under another limit end within so many cycles.
+# Within these cycles calls end that began under another limit.
 _SETTLE_CYCLES = 1.5
 _SETTLE_MS = 20.0
-# Slots limit the rate while so much of them is at work, for so much of the time.
+# Slots limit the rate while this share of them is at work, for that share of the time.
 _FULL = 0.9
 _MOSTLY = 0.8
 # A limit that is x times as high must bring x ** _PRICE times the rate.
@@ -44,7 +44,7 @@ _PRICE = 0.05
 _FACTORS = (2.0, 1.5, 1.25)
 _REST_MS = 1_000.0
 _MAX_REST_MS = 16_000.0
-# When the rate has changed by so much, what was found does not hold any more.
+# Behind such a change of the rate, what was found does not hold any more.
 _CHANGE = log(1.4)
 # This is about what a batch takes from the log to the handlers.
 _AHEAD_MS = 30
@@ -54,12 +54,9 @@ _AHEAD_WINDOW_MS = 20
 @dataclass(frozen=True, slots=True)
 class Interval:
     elapsed_ms: float
-    # Calls that ended, and how long they took together, with what follows a call in its slot.
     completed: int
     spent_ms: float
-    # How many slots were at work.
     busy: float
-    # There was something to do for another slot.
     has_backlog: bool
 
 
@@ -77,7 +74,7 @@ class Adjustable(Protocol):
     """Slots with a limit that can be moved: of a queue, or of each of several processes."""
 
     def set_limit(self, limit: int) -> None:
-        """So many slots may be at work at once; what more are at goes on."""
+        """Change how many slots may be at work at once; what more are at goes on."""
 
     def totals(self) -> Totals:
         """Return the totals at this moment."""
@@ -85,7 +82,6 @@ class Adjustable(Protocol):
 
 @dataclass(slots=True)
 class _Window:
-    # The time until it begins.
     settle_ms: float
     elapsed_ms: float = 0.0
     completed: int = 0
@@ -106,7 +102,6 @@ class _Window:
 
     @property
     def is_full(self) -> bool:
-        """Return whether more slots could have done more."""
         return self.full_ms >= _MOSTLY * self.elapsed_ms
 
     def is_over(self, limit: int) -> bool:
@@ -143,7 +138,6 @@ class FanOut:
         self._minimum = minimum
         self.maximum = maximum
         self.limit = min(max(start, minimum), maximum)
-        # The best limit that is known.
         self._base = self.limit
         # Its rate as it was just now; None: not known.
         self._base_rate: float | None = None
@@ -281,7 +275,6 @@ class RunSize:
         self._spent_us += max(elapsed_us, 0.0)
         self._records += records
         if self._records > _MEMORY_RECORDS:
-            # What was long ago counts less and less.
             self._spent_us *= _MEMORY_RECORDS / self._records
             self._records = _MEMORY_RECORDS
 

@@ -24,6 +24,8 @@ def _prefer_folders() -> None:
 _prefer_folders()
 # Then the one that would have run without this one, as Debian has it.
 sys.path[:] = [entry for entry in sys.path if Path(entry) != Path(__file__).parent]
-sys.modules.pop("sitecustomize", None)
+_this = sys.modules.pop("sitecustomize", None)
 with suppress(ImportError):
     import_module("sitecustomize")
+if _this is not None:
+    sys.modules.setdefault("sitecustomize", _this)

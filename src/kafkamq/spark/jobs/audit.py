@@ -16,7 +16,7 @@ from kafkamq.spark.jobs.sql import sql_errors
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MAX_ATTEMPT_BARS = 10  # more attempts than that are one bar
+MAX_ATTEMPT_BARS = 10
 TIME_BARS = 48
 STEPS = ("times", "attempts", "poison", "consumers", "late", "times of attempts", "states",
          "letters", "queues")  # fmt: skip
@@ -145,39 +145,37 @@ class QueueAudit:
 
     queue_id: str
     messages: int
-    sent_again: int  # of these, under an id that the queue had had before: redriven, replayed
+    sent_again: int
     attempts: int
     acked: int
     nacked: int
     rejected: int
     released: int
-    leases_lost: int  # ended by a redelivery instead of a verdict
-    gave_up: int  # ended by a dead letter instead of a verdict
+    leases_lost: int
+    gave_up: int
     late_verdicts: int
     not_ended: int
     max_attempt: int
-    wait_p50_s: float | None  # from the broker's receipt of a copy to its first START
+    wait_p50_s: float | None
     wait_p99_s: float | None
-    took_p50_s: float | None  # from START to ACK
+    took_p50_s: float | None
     took_p99_s: float | None
-    late_p50_s: float | None  # from the end of a lease to its redelivery
+    late_p50_s: float | None
     late_p99_s: float | None
-    lateness: Sequence[int]  # redeliveries by LATENESS_BOUNDS_S, the last one above them all
+    lateness: Sequence[int]
     messages_by_attempts: Mapping[int, int]
     attempts_over_time: Sequence[int]
-    in_flight: Mapping[str, int]  # messages by state
-    dead_letters: Mapping[str, int]  # by reason
+    in_flight: Mapping[str, int]
+    dead_letters: Mapping[str, int]
     consumers: Sequence[Mapping[str, Any]]
-    poison: Sequence[Mapping[str, Any]]  # messages with the most attempts, by id
+    poison: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """All queues of a namespace."""
-
     namespace: str
-    begin_ms: int  # broker time of the first attempt
-    end_ms: int  # and of the last
+    begin_ms: int
+    end_ms: int
     queues: Sequence[QueueAudit]
 
 
@@ -191,7 +189,6 @@ def audit(
     top: int = 10,
     on_step: Callable[[], None] = lambda: None,
 ) -> Audit:
-    """Compute the audit."""
     from pyspark.sql import functions as fn
 
     with sql_errors("audit"):

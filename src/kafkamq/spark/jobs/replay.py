@@ -22,6 +22,7 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.markers.tracker.ledger import Ledger, LedgerKey
 from kafkamq.markers.wire.records import Position, decode_position, encode_position
+from kafkamq.queue.dead_letters import REPLAY_NAME, REPLAYED_FROM
 from kafkamq.queue.wire.headers import Origin, message_headers
 from kafkamq.queue.wire.keys import join_key, key_partition
 from kafkamq.spark.jobs.sql import sql_errors
@@ -33,14 +34,9 @@ from kafkamq.transport.transactions import NewRecord
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
 
-REPLAYED_FROM = "kafkamq-replayed-from"
-"""Header of a replayed message: the copy that was chosen, as an origin is written."""
-REPLAY_NAME = "kafkamq-replay"
-"""Header with the replay's name, by which it knows its own copies again."""
-
 MAX_TRANSACTION_RECORDS = 1000
 MAX_TRANSACTION_BYTES = 4 * 1024 * 1024
-MAX_ATTEMPTS = 5  # of one transaction that was aborted or whose outcome is unknown
+MAX_ATTEMPTS = 5
 _COLUMNS = (
     "queue_id", "id", "user_key", "value", "headers", "ttl_ms", "partition", "offset",
     "unix_millis(timestamp) AS timestamp_ms",
@@ -53,14 +49,15 @@ _FIRST_COPY = (
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """Which messages, where to, how fast."""
-
-    name: str  # a replay that is repeated under its name goes on
-    where: str = "true"  # a condition on the table messages; subqueries may ask the others
-    from_ms: int = 0  # broker time of the copies, half-open
-    to_ms: int | None = None  # None: now
-    into: str = ""  # queue id; empty: each message's own
-    rate: float | None = None  # messages per second; None: as fast as it goes
+    name: str
+    where: str = "true"
+    # The broker's time of the copies, half-open; None: until now.
+    from_ms: int = 0
+    to_ms: int | None = None
+    # A queue id; empty: each message's own.
+    into: str = ""
+    # Messages per second; None: as fast as it goes.
+    rate: float | None = None
 
     def __post_init__(self) -> None:
         if self.rate is not None and not self.rate > 0:
@@ -79,13 +76,11 @@ class Replay:
 
 @dataclass(slots=True)
 class ReplayReport:
-    """What a replay did, or would do."""
-
     name: str
-    to_ms: int  # copies below this broker time were looked at
+    to_ms: int
     selected: int = 0
     sent: int = 0
-    sent_before: int = 0  # by an earlier run of the same name
+    sent_before: int = 0
 
 
 def replay(
@@ -154,8 +149,6 @@ def _selection(spark: SparkSession, wanted: Replay, to_ms: int) -> DataFrame:
 
 
 class _Writer:
-    """Writes copies in transactions that also count them; one owner thread."""
-
     def __init__(self, config: ServiceConfig, wanted: Replay, report: ReplayReport) -> None:
         self._config = config
         self._wanted = wanted
@@ -170,11 +163,11 @@ class _Writer:
             ledgers = admin.require_topic(config.ledger_topic).partitions
         self._count_partition = key_partition(self._count_key, ledgers)
         self._skipped = 0
-        self._places = 0  # running check sum of what was chosen
+        self._places = 0
         self._expected = 0
         self._pending: list[NewRecord] = []
         self._bytes = 0
-        self._begin_s = 0.0  # monotonic
+        self._begin_s = 0.0
 
     def open(self) -> None:
         """Fence an earlier run, and learn what it has sent."""
@@ -272,7 +265,7 @@ class _Writer:
 
     def flush(self, *, is_last: bool = True) -> None:
         if is_last and self._skipped < self._report.sent_before:
-            self._check()  # fewer are chosen now than were sent
+            self._check()
         pending, self._pending, self._bytes = self._pending, [], 0
         if not pending:
             return
@@ -310,5 +303,4 @@ class _Writer:
             raise
 
     def close(self) -> None:
-        """Abort what was not committed; idempotent."""
         self._ledger.close()

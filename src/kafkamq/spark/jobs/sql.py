@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -11,15 +11,18 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.spark.failures import QueryFailedError, is_spark_gone, query_failure, spark_failure
 from kafkamq.spark.session import build_session, end_session, has_session
-from kafkamq.spark.views import VIEWS, register_views
+from kafkamq.spark.views import VIEWS, Views, register_views
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _PLACE = re.compile(r"[;(] ?line (\d+),? pos (\d+)\)?")
-_WRONG_SQL = ("22", "42", "21", "0A")  # classes of SQLSTATE: data, syntax, cardinality, unsupported
+_WRONG_SQL = ("22", "42", "21", "0A")
 _STATE = re.compile(r"\s*SQLSTATE: \w+")
-_CONTEXTS = ("SQL", "DataFrame")  # of PySpark's loggers
+_CONTEXTS = ("SQL", "DataFrame")
+_NO_TABLE = "TABLE_OR_VIEW_NOT_FOUND"
+# Spark's own 200 tasks, each for some rows, take longer than all the rest of a question.
+_LOCAL = {"spark.sql.shuffle.partitions": "8"}
 MAX_LETTERS = 1_000_000
 
 
@@ -30,18 +33,58 @@ def view_session(
     master: str,
     app_name: str = "kafkamq",
     settings: Mapping[str, str] | None = None,
+    has_tables: bool = True,
 ) -> Iterator[SparkSession]:
-    """Yield a session in which a namespace's views are tables; it ends with the block if it began
-    so.
+    """Yield a session in which a namespace's views are tables; one of its own ends behind it.
+
+    Without ``has_tables`` they are what ``Tables`` makes of it.
     """
     is_own = not has_session()
+    settings = settings or {}
+    if is_own and settings.get("spark.master", master).startswith("local"):
+        settings = {**_LOCAL, **settings}
     spark = build_session(app_name=app_name, master=master, settings=settings)
     try:
-        register_views(spark, config)
+        if has_tables:
+            register_views(spark, config)
         yield spark
     finally:
         if is_own:
             end_session(spark)
+
+
+class Tables:
+    """The views of a namespace, each made a table when a question first names it.
+
+    Making one takes processes of Python's, and a question asks one or two.
+    """
+
+    def __init__(self, spark: SparkSession, config: ServiceConfig) -> None:
+        self._spark = spark
+        self._config = config
+        self._unknown = set(VIEWS)
+
+    def ask(self, statement: str) -> DataFrame:
+        from pyspark.errors import AnalysisException
+
+        words = set(re.findall(r"\w+", statement.lower()))
+        self._make(VIEWS if "show" in words else words)
+        try:
+            return self._spark.sql(statement)
+        except AnalysisException as error:
+            if not self._unknown or error.getCondition() != _NO_TABLE:
+                raise
+        # It may make a name out of parts, or Spark says what was meant.
+        self._make(VIEWS)
+        return self._spark.sql(statement)
+
+    def _make(self, names: Iterable[str]) -> None:
+        wanted = self._unknown.intersection(names)
+        if wanted:
+            views = Views(self._spark, self._config)
+            for name in wanted:
+                views.view(name).createOrReplaceTempView(name)
+            self._unknown -= wanted
 
 
 @contextmanager
@@ -98,12 +141,6 @@ def _shortened(error_text: str) -> str:
     text = _STATE.sub("", _PLACE.sub("", lines[0])).rstrip(" ;.")
     where = f" (line {place[1]}, column {int(place[2]) + 1})" if place else ""
     return f"{text}{where}."
-
-
-def ask(spark: SparkSession, statement: str, *, option: str) -> DataFrame:
-    """Return a statement's result, not computed yet; see ``sql_errors``."""
-    with sql_errors(option):
-        return spark.sql(statement)
 
 
 def chosen_letters(spark: SparkSession, where: str) -> frozenset[tuple[int, int]]:

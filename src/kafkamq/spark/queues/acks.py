@@ -31,7 +31,6 @@ from kafkamq.queue.wire.headers import cut_text
 from kafkamq.queue.wire.keys import marker_key
 from kafkamq.spark.marker_log import MarkerLog, marker_log
 from kafkamq.spark.options import parse_service
-from kafkamq.transport.record import LOG_APPEND_TIME
 from kafkamq.types import MessageId, Outcome
 
 if TYPE_CHECKING:
@@ -49,12 +48,14 @@ ACK_COLUMNS: Mapping[str, str] = {
 RESULT_SCHEMA = "ends BIGINT, written BIGINT, skipped BIGINT, late BIGINT, places ARRAY<STRING>"
 """What a task reports: ENDs, rows written and passed over, late messages, some of their places."""
 
-ENDED = -1  # as start_offset: the message has its verdict and was not STARTed again
-NACKED = -2  # so, and the verdict was a nack
+# Stands in place of a start_offset: the message has its verdict and was not STARTed again.
+ENDED = -1
+# The same, where the verdict was a nack.
+NACKED = -2
 
-_VERSION = "1"  # its batch's markers are single
-_OF_BATCHES = "2"  # with one part more, the message's time
-_PLANNED = 3  # parts of a consumer_id that names its batch's plan
+_VERSION = "1"
+_OF_BATCHES = "2"
+_PLANNED = 3
 _SHOWN = 40
 
 _MAX_NAMED = 100
@@ -69,12 +70,13 @@ class AckToken:
     """One delivery of one message; opaque to users, readable to people."""
 
     message_id: MessageId
-    marker_partition: int  # where its START is, and its END must go (R7, R26)
+    # Where its START is, and its END must go (R7, R26).
+    marker_partition: int
     consumer_id: str
     delivery_count: int
-    timeout_ms: int  # redelivery timeout
-    start_offset: int  # or ENDED, NACKED
-    start_ms: int  # of the broker
+    timeout_ms: int
+    start_offset: int
+    start_ms: int
     # Broker time of a message whose START refers to it (R28), -1 of another one; None: markers of
     # its batch are of one message each.
     message_ms: int | None = None
@@ -141,7 +143,7 @@ class AckSettings:
 class End:
     token: AckToken
     outcome: Outcome
-    delay_ms: int | None = None  # of a NACK; None: the back-off
+    delay_ms: int | None = None
     reason: str = ""
 
     @property
@@ -213,7 +215,6 @@ def report(
 
 
 def check_columns(schema: StructType) -> None:
-    """Refuse rows that cannot be acknowledged."""
     types = {field.name: field.dataType.simpleString().upper() for field in schema.fields}
     if "ack_token" not in types:
         raise ConfigError(
@@ -270,24 +271,30 @@ def find_late(log: MarkerLog, ends: Sequence[End], ended_ms: int = 0) -> list[Ac
         return []
     at_ms = min(token.start_ms + token.timeout_ms // 2 for token in tokens)
     reached = log.reached(sorted({token.marker_partition for token in tokens}), at_ms)
-    late: set[tuple[int, int]] = set()
-    oldest: dict[int, int] = {}
-    for token in tokens:
-        if token.marker_partition in reached:
-            first = oldest.get(token.marker_partition, token.start_offset)
-            oldest[token.marker_partition] = min(first, token.start_offset)
-        elif token.start_ms + token.timeout_ms < ended_ms:
-            late.add(token.place)
+    late = {
+        token.place
+        for token in tokens
+        if token.marker_partition not in reached and token.start_ms + token.timeout_ms < ended_ms
+    }
+    oldest = first_starts(token for token in tokens if token.marker_partition in reached)
     for partition, upto in log.ends(sorted(oldest)).items():
         attempts = Attempts(RedeliveryTracker(oldest[partition], partition=partition))
         known_ms = 0
-        for offset, timestamp_ms, kind, marker in log.read(partition, oldest[partition], upto):
-            log_ms = timestamp_ms if kind == LOG_APPEND_TIME else -1
+        for offset, timestamp_ms, log_ms, marker in log.read(partition, oldest[partition], upto):
             known_ms = max(known_ms, log_ms)
             attempts.apply(offset, timestamp_ms, log_ms, marker)
             late |= _late(attempts)
         late |= _due(attempts, max(0, ended_ms - known_ms))
     return [end.token for end in ends if end.token.place in late]
+
+
+def first_starts(tokens: Iterable[AckToken]) -> dict[int, int]:
+    """Return the offset of the first START of these, by marker partition."""
+    found: dict[int, int] = {}
+    for token in tokens:
+        known = found.get(token.marker_partition, token.start_offset)
+        found[token.marker_partition] = min(known, token.start_offset)
+    return found
 
 
 def _late(attempts: Attempts) -> set[tuple[int, int]]:
@@ -310,7 +317,6 @@ def _due(attempts: Attempts, passed_ms: int) -> set[tuple[int, int]]:
 
 
 def parse_ack_options(options: Mapping[str, str], service: ServiceConfig | None) -> AckSettings:
-    """Options of a query that writes verdicts."""
     given = {name.lower(): value for name, value in options.items()}
     if given.get("mode") != "ack":
         raise ConfigError(
@@ -323,18 +329,15 @@ def parse_ack_options(options: Mapping[str, str], service: ServiceConfig | None)
     return AckSettings(config=parse_service(given, service))
 
 
-def _rows_of(batch: pa.RecordBatch) -> list[dict[str, object]]:
-    """Return the columns that matter of each row."""
-    wanted = [name for name in batch.schema.names if name in ACK_COLUMNS]
-    rows: list[dict[str, object]] = batch.select(wanted).to_pylist()
-    return rows
-
-
 def write_ends(
     batches: Iterable[pa.RecordBatch], settings: AckSettings
 ) -> Iterator[pa.RecordBatch]:
     """Write, in a worker, ENDs without a transaction; writing them twice changes nothing."""
-    ends = read_verdicts(row for batch in batches for row in _rows_of(batch))
+    rows: list[dict[str, object]] = []
+    for batch in batches:
+        wanted = [name for name in batch.schema.names if name in ACK_COLUMNS]
+        rows += batch.select(wanted).to_pylist()
+    ends = read_verdicts(rows)
     log = marker_log(settings.config)
     log.write(end_records(ends, settings, log))
     yield report(len(ends), find_late(log, ends))
@@ -346,48 +349,33 @@ class _Ended(WriterCommitMessage):
     named: list[str]
 
 
-def _write(iterator: Iterator[pa.RecordBatch], settings: AckSettings) -> _Ended:
-    """The output of the query is written elsewhere and before."""
-    (done,) = next(write_ends(iterator, settings)).to_pylist()
-    return _Ended(done["late"], done["places"])
+class _EndWriter:
+    """Writes the ENDs of rows whose output is written elsewhere and before."""
 
-
-def _report(messages: Iterable[WriterCommitMessage | None]) -> None:
-    done = [message for message in messages if isinstance(message, _Ended)]
-    late = sum(message.late for message in done)
-    if late:
-        named = [place for message in done for place in message.named]
-        _log.warning(
-            "%d verdicts came after their leases' ends: these messages are delivered again "
-            "(partition/offset: %s)",
-            late,
-            ", ".join(named),
-        )
-
-
-class StreamEndWriter(DataSourceStreamArrowWriter):
     def __init__(self, settings: AckSettings, schema: StructType) -> None:
         check_columns(schema)
         self._settings = settings
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return _write(iterator, self._settings)
+        (done,) = next(write_ends(iterator, self._settings)).to_pylist()
+        return _Ended(done["late"], done["places"])
 
     def commit(
         self,
-        messages: list[WriterCommitMessage | None],
-        batchId: int,  # noqa: N803 - Spark's
+        messages: Iterable[WriterCommitMessage | None],
+        batchId: int = 0,  # noqa: N803
     ) -> None:
-        _report(messages)
+        done = [message for message in messages if isinstance(message, _Ended)]
+        if late := sum(message.late for message in done):
+            _log.warning(
+                "%d verdicts came after their leases' ends: these messages are delivered again "
+                "(partition/offset: %s)",
+                late,
+                ", ".join(place for message in done for place in message.named),
+            )
 
 
-class BatchEndWriter(DataSourceArrowWriter):
-    def __init__(self, settings: AckSettings, schema: StructType) -> None:
-        check_columns(schema)
-        self._settings = settings
+class StreamEndWriter(_EndWriter, DataSourceStreamArrowWriter): ...
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return _write(iterator, self._settings)
 
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        _report(messages)
+class BatchEndWriter(_EndWriter, DataSourceArrowWriter): ...

@@ -28,7 +28,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, StateError
@@ -37,7 +37,7 @@ from kafkamq.markers.wire.records import Position
 from kafkamq.queue.wire.keys import key_partition
 from kafkamq.spark.checkpoint import CheckpointNote
 from kafkamq.spark.marker_log import marker_log
-from kafkamq.spark.parallelism import group_key
+from kafkamq.spark.parallelism import in_slots, with_columns
 from kafkamq.spark.queues.acks import (
     ACK_COLUMNS,
     ENDED,
@@ -48,6 +48,7 @@ from kafkamq.spark.queues.acks import (
     decode_token,
     end_records,
     find_late,
+    first_starts,
     read_verdicts,
     report,
 )
@@ -57,14 +58,15 @@ from kafkamq.transport.errors import KafkaError, OutcomeUnknownError, Transactio
 from kafkamq.transport.log_reader import log_reader
 from kafkamq.transport.record import Record
 from kafkamq.transport.transactions import NewRecord
-from kafkamq.types import MarkerType, MessageId, Outcome, expand
+from kafkamq.types import MarkerType, Outcome, expand
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 _SLOT = "_slot"
-_OPEN = 0  # beside ENDED and NACKED: a message without a verdict of this batch
+# Beside ENDED and NACKED: a message without a verdict of this batch.
+_OPEN = 0
 _TIMEOUT_S = 30.0
 _TRIES = 3
 _log = logging.getLogger(__name__)
@@ -73,22 +75,14 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, kw_only=True)
 class CommitSettings:
     ack: AckSettings
-    topic: str  # for rows that name none
+    topic: str
     engine: str
     epoch: int
     slots: int
 
-    def key(self, slot: int) -> LedgerKey:
-        """Return the ledger of a slot."""
-        return _key(self.ack.config, self.engine, slot)
 
-
-@dataclass(frozen=True, slots=True)
-class _Output:
-    """A row of output, and whose it is."""
-
-    token: AckToken
-    record: NewRecord
+_Output: TypeAlias = "tuple[AckToken, NewRecord]"
+"""A row of output, and whose it is."""
 
 
 def _key(config: ServiceConfig, engine: str, slot: int) -> LedgerKey:
@@ -116,20 +110,14 @@ def with_slots(frame: DataFrame, slots: int) -> DataFrame:
     """Verdicts and output of each row, those of a slot together in one task."""
     from pyspark.sql import functions as fn
 
-    columns: list[Column] = [
-        (fn.col(name) if name in frame.columns else fn.lit(None)).cast(kind).alias(name)
-        for name, kind in {**ACK_COLUMNS, **SINK_COLUMNS}.items()
-    ]
-    rows = frame.select(*columns)
     # The message's place in the token: partition and offset.
     place = fn.concat_ws(
         "/",
         fn.element_at(fn.split("ack_token", "/"), 2),
         fn.element_at(fn.split("ack_token", "/"), 3),
     )
-    rows = rows.withColumn(_SLOT, fn.pmod(fn.xxhash64(place), fn.lit(slots)).cast("int"))
-    keys = fn.array(*(fn.lit(group_key("slot", slot, slots)) for slot in range(slots)))
-    return rows.repartition(slots, fn.element_at(keys, fn.col(_SLOT) + 1))
+    rows = with_columns(frame, {**ACK_COLUMNS, **SINK_COLUMNS})
+    return in_slots(rows, _SLOT, fn.xxhash64(place), slots)
 
 
 def commit_slots(
@@ -173,13 +161,8 @@ def _transact(
     log = marker_log(config)
     # A ledger of its own for each batch: workers take turns, and a producer that was kept could
     # have been fenced by the worker that had the slot in between.
-    ledger = Ledger(
-        config,
-        settings.key(number),
-        engine=settings.engine,
-        epoch=settings.epoch,
-        reports=True,
-    )
+    key = _key(config, settings.engine, number)
+    ledger = Ledger(config, key, engine=settings.engine, epoch=settings.epoch, reports=True)
     try:
         last = ledger.open()
         late: set[AckToken] = set()
@@ -188,8 +171,8 @@ def _transact(
             before = _before(last, timely, settings, batch, number)
             # An ack of what was nacked would be one without its output, which is not written again.
             left = [end for end in timely if before(end.token) != NACKED]
-            own = [each for each in records if each.token not in late]
-            output = [each.record for each in own if before(each.token) == _OPEN]
+            own = [each for each in records if each[0] not in late]
+            output = [record for token, record in own if before(token) == _OPEN]
             ledger.begin()
             ended_ms = _write(ledger, output, end_records(left, settings.ack, log), config)
             found = find_late(log, left, ended_ms)
@@ -236,7 +219,8 @@ def _before(
     last: Position | None, ends: Sequence[End], settings: CommitSettings, batch: int, number: int
 ) -> Callable[[AckToken], int]:
     """Return what an earlier transaction of the batch said of a message: ENDED or NACKED."""
-    if last is None or last.batch < batch:  # or Kafka has forgotten it: the log has not
+    if last is None or last.batch < batch:
+        # Or Kafka has forgotten it, and the log has not.
         return lambda token: token.start_offset if token.start_offset < 0 and token.plan else _OPEN
     digest, *plans = last.source_hash.split(" ")
     is_whole = last.batch == batch and digest == _digest(ends)
@@ -264,11 +248,7 @@ def _verdicts_since(ends: Sequence[End], config: ServiceConfig) -> dict[tuple[in
 
     Call it when earlier runs are fenced. It waits for transactions that are open there.
     """
-    first: dict[int, int] = {}
-    for token in (end.token for end in ends):
-        if token.start_offset >= 0:
-            known = first.get(token.marker_partition, token.start_offset)
-            first[token.marker_partition] = min(known, token.start_offset)
+    first = first_starts(end.token for end in ends if end.token.start_offset >= 0)
     if not first:
         return {}
     log = marker_log(config)
@@ -282,13 +262,10 @@ def _verdicts_since(ends: Sequence[End], config: ServiceConfig) -> dict[tuple[in
                 continue
             for one in (each.message_id for each in expand(marker)):
                 if one is not None:
-                    is_nack = marker.outcome is Outcome.NACK and found.get(_place(one)) != ENDED
-                    found[_place(one)] = NACKED if is_nack else ENDED
+                    place = one.partition, one.offset
+                    is_nack = marker.outcome is Outcome.NACK and found.get(place) != ENDED
+                    found[place] = NACKED if is_nack else ENDED
     return found
-
-
-def _place(one: MessageId) -> tuple[int, int]:
-    return one.partition, one.offset
 
 
 def _plans(ends: Sequence[End]) -> list[str]:
@@ -297,9 +274,7 @@ def _plans(ends: Sequence[End]) -> list[str]:
 
 
 def _digest(ends: Sequence[End]) -> str:
-    """Return a digest of the messages, in whatever order; their verdicts may differ when a batch
-    is repeated.
-    """
+    """Return a digest of the messages; verdicts may differ when a batch is repeated."""
     places = " ".join(
         f"{partition}/{offset}" for partition, offset in sorted(end.token.place for end in ends)
     )
@@ -327,5 +302,5 @@ def _records(
         if partition is None:
             partition = -1 if key is None else key_partition(key, counts[topic])
         headers = tuple((each["key"], each["value"]) for each in row["headers"] or ())
-        records.append(_Output(token, (topic, partition, key, value, headers)))
+        records.append((token, (topic, partition, key, value, headers)))
     return records

@@ -29,14 +29,12 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
+from kafkamq.config import QueueConfig
 from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.markers.membership import warn_of_mqgo_workers
 from kafkamq.markers.rules.handout import is_last_delivery
 from kafkamq.markers.rules.leases import NEW_PARTITION_MS
-from kafkamq.markers.wire.markers import (
-    encode_keepalive,
-    encode_known_keepalive,
-)
+from kafkamq.markers.wire.markers import encode_keepalive, encode_known_keepalive
 from kafkamq.queue.names import group_of
 from kafkamq.queue.namespace import NamespaceFacts
 from kafkamq.queue.topics import require_topics
@@ -44,7 +42,7 @@ from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.keys import join_key
 from kafkamq.spark.backlog import Backlog
 from kafkamq.spark.marker_log import MarkerLog, marker_log
-from kafkamq.spark.options import AcknowledgeOptions, SourceOptions
+from kafkamq.spark.options import SourceOptions
 from kafkamq.spark.queues.acks import AckToken
 from kafkamq.spark.queues.owner import QueueOwner, QueuePosition
 from kafkamq.spark.queues.starting import (
@@ -70,12 +68,12 @@ MAX_ROWS = 10_000
 """Messages of a batch, where ``maxRowsPerTrigger`` says nothing."""
 
 RENEWALS_PER_TIMEOUT = 3  # R7
-_MARKERS = ":markers"  # {marker partition: its end when the batch was planned}
-_PLAN = ":plan"  # {queue: what tells this batch from another one of its number}
+_MARKERS = ":markers"
+_PLAN = ":plan"
 _PLAN_BYTES = 4
-_FROM = ":from"  # {partition: where the batch begins, at the last one's end or behind it}
+_FROM = ":from"
 _FACTS_S = 5.0
-PASS_S = 10.0  # the group's position passes other queues' messages this often
+PASS_S = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -103,7 +101,7 @@ class KeepAlive:
         log: MarkerLog,
         consumer_id: str,
         partitions: Iterable[int],
-        options: AcknowledgeOptions,
+        options: QueueConfig,
         named_until_s: float,
     ) -> None:
         self.named: Mapping[int, Sequence[Waiting]] = {}
@@ -138,15 +136,13 @@ class KeepAlive:
 
 
 class QueueReader(StreamReader):
-    """The stream reader of ``read_queue``."""
-
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         super().__init__(options, schema)
         acknowledge = options.acknowledge
         assert acknowledge is not None, "a stream that acknowledges"
-        self._acknowledge: AcknowledgeOptions = acknowledge
-        self._schema_of_rows = schema
-        self._planned: StreamOffsets | None = None  # by this process
+        self._acknowledge: QueueConfig = acknowledge
+        # By this process.
+        self._planned: StreamOffsets | None = None
         # What was STARTed last: where the batch begins and ends, and its tasks.
         self._batch: tuple[StreamOffsets, StreamOffsets, Sequence[QueuePartition]] = {}, {}, []
         self._keep_alive: KeepAlive | None = None
@@ -156,14 +152,14 @@ class QueueReader(StreamReader):
         self._position = QueuePosition(
             options.config, options.queue_id, self._group, self._is_own, self._owner
         )
-        self._moved_on: dict[int, int] = {}  # positions of the group, at the first look
-        self._begins: dict[int, int] = {}  # where the batch begins that was looked for last
-        self._done: StreamOffsets | None = None  # when they were committed
-        self._pass_s = 0.0  # monotonic; when they are the next time, if no batch is done before
+        self._moved_on: dict[int, int] = {}
+        self._begins: dict[int, int] = {}
+        self._done: StreamOffsets | None = None
+        self._pass_s = 0.0
         self._facts_of: NamespaceFacts | None = None
-        self._asked_s = 0.0  # monotonic; when the facts were asked for
+        self._asked_s = 0.0
         self._is_owner = False
-        self._gained_s: float | None = None  # monotonic; when it planned its first batch
+        self._gained_s: float | None = None
         self._own = join_key(options.queue_id)
         self._prefix = self._own + b"\0"
 
@@ -208,7 +204,7 @@ class QueueReader(StreamReader):
 
     def _require_own(self, offsets: StreamOffsets) -> None:
         super()._require_own(offsets)
-        planned = offsets.get(_PLAN, {})  # no batch yet: nothing
+        planned = offsets.get(_PLAN, {})
         if planned and self.options.queue_id not in planned:
             raise of_another("queue", ", ".join(planned), self.options.queue_id)
 
@@ -242,10 +238,10 @@ class QueueReader(StreamReader):
         if not self._is_same(start) or any(
             at < int(known.get(str(n), 0)) for n, at in starts.items()
         ):
-            self._backlog.clear()  # of the log that was replaced
+            self._backlog.clear()
             self._moved_on = {}
         untold = [number for number in ends if str(number) not in known]
-        if known and untold and self._is_same(start):  # added, or a broker knew nothing of them
+        if known and untold and self._is_same(start):
             self._moved_on |= self._position.find(untold, self._facts().message_topic_id)
         return {number: max(at, self._moved_on.get(number, 0)) for number, at in starts.items()}
 
@@ -270,7 +266,8 @@ class QueueReader(StreamReader):
             return self._batch[2]
         ranges = self._ranges(start, end)
         if not ranges:
-            return []  # as at a restart, of the batch before
+            # There is nothing to read, as at a restart, of the batch before.
+            return []
         self._check()
         self._renew_no_more()
         plan = self._plan_of(end, is_repeated=self._planned != end)
@@ -324,8 +321,9 @@ class QueueReader(StreamReader):
         from pyspark.sql.pandas.types import to_arrow_schema
 
         if not isinstance(partition, QueuePartition):
-            return  # Spark's placeholder for "no partitions"
-        schema = to_arrow_schema(self._schema_of_rows, timezone="UTC")
+            # It is Spark's placeholder for "no partitions".
+            return
+        schema = to_arrow_schema(self._schema, timezone="UTC")
         starts = {offset: start for start, offsets in partition.starts for offset in offsets}
 
         def batch(records: list[Record]) -> pa.RecordBatch | None:
@@ -375,7 +373,8 @@ class QueueReader(StreamReader):
             return
         topic_id = self._facts().message_topic_id.hex()
         if topic_id and self._id_of(end) not in ("", topic_id):
-            return  # the offsets say nothing of the topic that was recreated
+            # The offsets say nothing of the topic that was recreated.
+            return
         known = _numbers(end.get(self.options.topic, {}))
         ranges = []
         for number, at in _numbers(end.get(_FROM, {})).items():

@@ -76,7 +76,8 @@ class QueueOwner:
         """Raise FencedError if another query on the queue was started later."""
         last = read_ledgers(self._opened(), [self._key]).get(self._key)
         if last is None:
-            self.take()  # Kafka forgets what was committed once and never again
+            # Kafka forgets what was committed once and never again.
+            self.take()
         elif (last.epoch, last.engine) != (self._epoch, self._name):
             raise FencedError(
                 f"queue {self._queue_id!r}: another query started on it later (epoch {last.epoch}, "
@@ -160,7 +161,8 @@ class QueuePosition:
         self._queue_id = queue_id
         self._is_own = is_own
         self._group = group
-        self._positions: Positions | None = None  # Spark pickles a reader before it is used
+        # Spark pickles a reader before it is used.
+        self._positions: Positions | None = None
         self._owner = owner
         self._committed: dict[int, int] = {}
 
@@ -172,7 +174,6 @@ class QueuePosition:
 
     @property
     def is_known(self) -> bool:
-        """Return whether this start has committed it."""
         return bool(self._committed)
 
     def find(self, numbers: Iterable[int], topic_id: bytes) -> dict[int, int]:
@@ -202,9 +203,7 @@ class QueuePosition:
         }
 
     def _behind(self, started: MessageSet, number: int, offset: int, topic_id: bytes) -> int:
-        """Return a place behind the messages that a killed worker had begun: they are the
-        tracker's.
-        """
+        """Return a place behind what a killed worker had begun: it is the tracker's."""
         last = started.end(number)
         if not last:
             return offset
@@ -217,7 +216,6 @@ class QueuePosition:
         return max(offset, end)
 
     def commit(self, offsets: Mapping[int, int], topic_id: bytes) -> None:
-        """Everything before these offsets is done."""
         news = {number: at for number, at in offsets.items() if self._committed.get(number) != at}
         if news:
             self._require_alone()
@@ -225,7 +223,7 @@ class QueuePosition:
             self._owner.commit({(topic, number): at for number, at in news.items()})
             self._committed.update(news)
             self._kept.note(news, topic_id)
-        self._kept.write()  # also what was refused before
+        self._kept.write()
 
     def _require_alone(self) -> None:
         """A transaction commits for a group whatever members it has, so these are asked for.

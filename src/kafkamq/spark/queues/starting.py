@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from kafkamq.config import QueueConfig
 from kafkamq.markers.rules.batching import gather, oldest_by_reference_ms
 from kafkamq.markers.rules.handout import expires_at_ms, has_expired, is_last_delivery
 from kafkamq.markers.rules.hold import DUE
@@ -42,17 +43,19 @@ from kafkamq.queue.namespace import NamespaceFacts
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.keys import CHUNK_OFFSETS, join_key, marker_key, marker_partition
 from kafkamq.spark.marker_log import MarkerLog, RecordMetadata
-from kafkamq.spark.options import AcknowledgeOptions, SourceOptions
+from kafkamq.spark.options import SourceOptions
 from kafkamq.spark.queues.acks import ENDED, NACKED
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.log_reader import LogRange, Record, log_reader
 from kafkamq.transport.record import LOG_APPEND_TIME, headers_of
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome, expand
 
-BATCH = "spark-"  # begins the consumer_id of every batch; its plan and what is of one run follow
-LEFT = "-left"  # ends the consumer_id of what a run STARTs and does not hand out: nobody renews it
-EXPIRED = "expired"  # R10: the reason of a REJECT that nobody was asked for
-VOID = "void"  # who ends what nobody was handed: no verdict on the message
+BATCH = "spark-"
+# Ends the consumer_id of what a run STARTs and does not hand out: nobody renews it.
+LEFT = "-left"
+# The reason of a REJECT that nobody was asked for (R10).
+EXPIRED = "expired"
+VOID = "void"
 MAX_INLINE_BYTES = 65_536  # R11
 _SETTLED = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
 VERDICTS = (Outcome.ACK, Outcome.NACK, Outcome.REJECT)
@@ -64,12 +67,12 @@ class Waiting:
 
     partition: int
     offset: int
-    log: tuple[bytes, int]  # topic id, which the plan of its batch tells, and leader epoch
+    log: tuple[bytes, int]
     timestamp_ms: int
     delivery_count: int
     expiry_ms: int
-    is_broker_time: bool  # the timestamp is
-    route: int = -1  # its marker partition
+    is_broker_time: bool
+    route: int = -1
 
     def outlives(self, oldest_ms: int) -> bool:
         """Say whether its START may refer to it (R28), and it is told from others there (R13)."""
@@ -103,12 +106,10 @@ def identity_of(record: Record, topic_id: bytes) -> MessageId:
 
 @dataclass(frozen=True, kw_only=True)
 class StartPlan:
-    """What holds for one run of a batch."""
-
-    consumer_id: str  # of this run alone (R7)
-    facts: NamespaceFacts  # as of now; marker partitions may have been added since it was planned
-    marker_ends: dict[int, int]  # by marker partition, when the batch was planned
-    is_repeated: bool  # planned by another process than this driver's
+    consumer_id: str
+    facts: NamespaceFacts
+    marker_ends: dict[int, int]
+    is_repeated: bool
 
     @property
     def marker_partitions(self) -> int:
@@ -128,22 +129,18 @@ class StartPlan:
         }
 
     def is_of_topic(self, one: MessageId) -> bool:
-        """Return whether it is of no other topic of this name (R13); brokers that are upgraded
-        begin to tell ids.
-        """
+        """Return whether it is of no other topic of this name (R13)."""
         known = self.facts.message_topic_id
         return not one.topic_id or not known or one.topic_id == known
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """It says where messages of one partition were STARTed, by one record; or that they have a
-    verdict.
-    """
+    """It says where one record STARTed messages of a partition, or that they have a verdict."""
 
     topic_id: bytes
     marker_partition: int
-    start_offset: int  # or ENDED, NACKED
+    start_offset: int
     start_ms: int
     is_reference: bool
 
@@ -181,12 +178,12 @@ class _History:
 
     started: dict[tuple[int, int], tuple[int, bytes]] = field(default_factory=dict)
     """Whatever is STARTed: marker partition and topic id of its first START."""
-    settled: dict[tuple[int, int], int] = field(default_factory=dict)  # offset of the marker
-    verdicts: dict[tuple[int, int], bool] = field(default_factory=dict)  # whether it was a nack
-    given_back: set[tuple[int, int]] = field(default_factory=set)  # others' nacks and rejects
+    settled: dict[tuple[int, int], int] = field(default_factory=dict)
+    verdicts: dict[tuple[int, int], bool] = field(default_factory=dict)
+    given_back: set[tuple[int, int]] = field(default_factory=set)
     expired: set[tuple[int, int]] = field(default_factory=set)
-    runs: set[str] = field(default_factory=set)  # earlier ones of the batch
-    trackers: dict[int, RedeliveryTracker] = field(default_factory=dict)  # by marker partition
+    runs: set[str] = field(default_factory=set)
+    trackers: dict[int, RedeliveryTracker] = field(default_factory=dict)
 
     def is_elsewhere(self, place: tuple[int, int]) -> bool:
         """Return whether it is done, or its copy is what will be handed out."""
@@ -199,7 +196,7 @@ class _History:
         return hold is not None and bool(hold.flags & DUE)
 
 
-_Started = tuple[Waiting, RecordMetadata, bool]  # whether its START refers to it
+_Started = tuple[Waiting, RecordMetadata, bool]
 
 
 class Starter:
@@ -230,7 +227,7 @@ class Starter:
         self._plan = plan
         self._ranges = {each.partition: each for each in ranges}
         self._options = options
-        self._acknowledge: AcknowledgeOptions = acknowledge
+        self._acknowledge: QueueConfig = acknowledge
         self._log = log
         self._check = check
         # Of all runs of this batch.
@@ -238,8 +235,8 @@ class Starter:
         self._queue_key = join_key(options.queue_id)
         self._history = _History()
         self._read_to: dict[int, int] = {}
-        self._looked_ms = 0  # monotonic; no later than the last look at all markers
-        self._has_read_on = False  # since the messages were sorted by it
+        self._looked_ms = 0
+        self._has_read_on = False
         self._handed: Handed = {}
         self._logs: dict[tuple[bytes, int], tuple[bytes, int]] = {}
 
@@ -276,9 +273,7 @@ class Starter:
         return open_
 
     def _still_open(self, messages: Sequence[Waiting]) -> list[Waiting]:
-        """Return what is still open: no START is written by an old look (R5). What was acked
-        since may be forgotten (R12) by now.
-        """
+        """Return what is still open: an ack behind an old look may be forgotten by now (R12)."""
         if messages and monotonic_ms() - self._looked_ms > MAX_AGE_MS:
             self._looked_ms = monotonic_ms()
             self._check()
@@ -288,13 +283,15 @@ class Starter:
 
     def _name(self, one: Waiting) -> None:
         begun = self._history.started.get(one.place)
-        if begun is not None:  # its markers stay together (R26), under the name of its first START
+        if begun is not None:
+            # Its markers stay together (R26), under the name of its first START.
             one.route, topic_id = begun
         else:
             topic_id = self._plan.facts.message_topic_id
             one.route = marker_partition(*one.place, self._plan.marker_partitions)
         log = topic_id, one.log[1]
-        one.log = self._logs.setdefault(log, log)  # one object: batches are gathered by it
+        # It is one object: batches are gathered by it.
+        one.log = self._logs.setdefault(log, log)
 
     def _verdict(self, one: Waiting) -> RecordMetadata:
         return RecordMetadata(NACKED if self._history.verdicts[one.place] else ENDED, 0)
@@ -311,7 +308,8 @@ class Starter:
         history = self._history
         places = {one.place for one, *_ in started}
         if not self._plan.is_repeated and history.started.keys().isdisjoint(places):
-            return list(started)  # for the first time: nothing else can have been said of them
+            # It is the first time: nothing else can have been said of them.
+            return list(started)
         # Up to the STARTs, beyond whatever transaction is still open there.
         behind: dict[int, int] = {}
         for one, place, _ in started:
@@ -355,7 +353,6 @@ class Starter:
     # ---- what is written
 
     def _start(self, messages: Sequence[Waiting], consumer_id: str) -> list[_Started]:
-        """Write the STARTs of these."""
         acknowledge = self._acknowledge
         encoder = StartEncoder(
             consumer_id=consumer_id,
@@ -402,7 +399,6 @@ class Starter:
         return alone, named
 
     def _start_alone(self, messages: Sequence[Waiting], encoder: StartEncoder) -> list[_Started]:
-        """Write a START for each, with its payload, which is read for that."""
         of_partition: dict[int, dict[int, Waiting]] = {}
         for one in messages:
             of_partition.setdefault(one.partition, {})[one.offset] = one
@@ -457,9 +453,8 @@ class Starter:
             begin = begins.get(route, 0)
             trackers = self._history.trackers
             tracker = trackers.setdefault(route, RedeliveryTracker(begin, partition=route))
-            for offset, timestamp_ms, kind, marker in self._log.read(route, begin, end):
-                is_log_time = kind == LOG_APPEND_TIME
-                tracker.apply(offset, timestamp_ms if is_log_time else -1, marker)
+            for offset, _, log_ms, marker in self._log.read(route, begin, end):
+                tracker.apply(offset, log_ms, marker)
                 for each in () if marker is None else expand(marker):
                     self._note(route, offset, each)
         return ends
@@ -480,7 +475,8 @@ class Starter:
             return
         elif marker.outcome in _SETTLED:
             history.settled.setdefault(place, offset)
-        elif marker.consumer_id == VOID:  # a handler's own reason may be "expired" too
+        elif marker.consumer_id == VOID:
+            # A handler's own reason may be "expired", too.
             if marker.outcome is Outcome.REJECT:
                 history.expired.add(place)
         elif marker.outcome in VERDICTS and not is_own:

@@ -31,23 +31,21 @@ from kafkamq.transport.transactions import TransactionalProducer
 TASKS = "tasks"
 """Name of a cut by tasks; a cut into n slots is called ``slots=n``."""
 
-MAX_RUNS = 16  # that a worker process remembers of a sink
+MAX_RUNS = 16
 
-_TRANSACTION_MS = 60_000  # the longest that one task may take to write its rows
-_PATIENCE_S = 30.0  # for cells of an earlier run to be found again
+_TRANSACTION_MS = 60_000
+_PATIENCE_S = 30.0
 _POLL_S = 0.2
-_HASTE_S = 6.0  # a transaction whose producer lives is committed by then
-_MAX_BITS = 24  # of a cell's number
+_HASTE_S = 6.0
+_MAX_BITS = 24
 _MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class CellEntry:
-    """What was written last for a cell."""
-
     batch: int
     rows: int
-    digest: int  # sum of the identities, 64 bits
+    digest: int
     cut: str
     run: str
 
@@ -58,7 +56,6 @@ class CellEntry:
 
 
 def is_written(entry: CellEntry | None, batch: int, *, where: str) -> bool:
-    """Return whether a cell's entry is of this batch."""
     if entry is None or entry.batch < batch:
         return False
     if entry.batch > batch:
@@ -73,9 +70,7 @@ def is_written(entry: CellEntry | None, batch: int, *, where: str) -> bool:
 def unconfirmed(
     entries: Mapping[int, CellEntry], *, batch: int, run: str, cut: str
 ) -> dict[int, CellEntry]:
-    """Cells of this batch that an earlier run wrote, cut otherwise, and this one has not found
-    again.
-    """
+    """Return cells of this batch that an earlier run wrote and this one has not found again."""
     return {
         number: entry
         for number, entry in entries.items()
@@ -128,43 +123,42 @@ class SinkLedger:
         self._admin = Admin(config)
         self._hasty_admin = Admin(config, timeout_s=_HASTE_S)
         self.is_alone = is_alone
-        self.settled_runs = deque[str](maxlen=MAX_RUNS)  # a worker sees one after the other
+        # A worker sees one after the other.
+        self.settled_runs = deque[str](maxlen=MAX_RUNS)
 
     def group(self, cell: int) -> str:
-        """Return the group of a cell's entry, and its transactional id."""
         return f"{self.prefix}.{cell}"
 
     @property
     def last_group(self) -> str:
-        """Return the group of the newest entry."""
         return f"{self.prefix}.last"
 
     def range_group(self, cell: int) -> str:
-        """Return the group that exists once there are cells as large as this one, to a power of
-        two.
-        """
+        """Return the group that exists once there are cells of so many bits."""
         return f"{self.prefix}.range.{cell.bit_length()}"
 
     def entry(self, cell: int) -> CellEntry | None:
         return self._read([self.group(cell)])[0]
 
     def groups(self) -> list[str]:
-        ranges = [f"{self.prefix}.range.{bits}" for bits in range(_MAX_BITS + 1)]
-        found = self._read(ranges)
-        highest = max((bits for bits, entry in enumerate(found) if entry is not None), default=-1)
-        cells = range(1 << highest if highest >= 0 else 0)
-        return [*(self.group(cell) for cell in cells), self.last_group, *ranges]
+        return [*self._cells(), self.last_group, *self._ranges()]
 
     def entries(self) -> dict[int, CellEntry]:
-        groups = [group for group in self.groups() if group.rpartition(".")[2].isdigit()]
-        cells = [group for group in groups if ".range." not in group[len(self.prefix) :]]
-        found = self._read(cells)
-        return {number: entry for number, entry in enumerate(found) if entry is not None}
+        found = enumerate(self._read(self._cells()))
+        return {number: entry for number, entry in found if entry is not None}
+
+    def _ranges(self) -> list[str]:
+        return [f"{self.prefix}.range.{bits}" for bits in range(_MAX_BITS + 1)]
+
+    def _cells(self) -> list[str]:
+        found = enumerate(self._read(self._ranges()))
+        highest = max((bits for bits, entry in found if entry is not None), default=-1)
+        return [self.group(cell) for cell in range(1 << highest if highest >= 0 else 0)]
 
     def await_confirmation(self, *, batch: int, run: str, cut: str) -> None:
         """Return when nothing that an earlier run wrote of this batch is in question."""
         if self.is_alone or run in self.settled_runs:
-            return  # only the first batch of a run can be a repetition
+            return
         deadline_s = time.monotonic() + _PATIENCE_S
         last = self._read([self.last_group])[0]
         while last is not None and last.batch == batch and last.run != run:
@@ -220,7 +214,8 @@ class Cell:
             partitioner="murmur2_random",
         )
         try:
-            self.producer.init()  # what an earlier task had under way is committed or aborted now
+            # What an earlier task had under way is committed or aborted now.
+            self.producer.init()
             self._before = ledger.entry(number)
             where = f"{cut} {number} of sink {ledger.sink}"
             self.is_repeated = is_written(self._before, batch, where=where)
@@ -279,7 +274,6 @@ class Cell:
                 raise TransactionAbortedError(f"{error}: it was not", is_retriable=True) from error
 
     def close(self) -> None:
-        """Abort what was not committed; idempotent."""
         self.producer.close()
 
 

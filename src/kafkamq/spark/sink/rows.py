@@ -42,19 +42,16 @@ MESSAGE_COLUMNS: Mapping[str, str] = {
 }
 """Columns that rows may have which are messages of a queue; ``payload`` they must."""
 
-MAX_SLOTS = 4096  # of a frame that is cut by its rows' content
+MAX_SLOTS = 4096
 IDENTITY = "_identity"
 _SLOT = "_slot_of_"
 _OPTIONS = {"topic", "queue", "namespace", "ledgertopic", "sinkid", "guarantee"}
 _SPARKS = {"checkpointlocation", "path", "queryname"}
-_MAX_ID = 100  # letters
+_MAX_ID = 100
 _TYPES = {
     "value": ("binary", "string"),
     "key": ("binary", "string"),
-    "headers": (
-        "array<struct<key:string,value:binary>>",
-        "array<struct<key:string,value:string>>",
-    ),
+    "headers": ("array<struct<key:string,value:binary>>", "array<struct<key:string,value:string>>"),
     "partition": ("tinyint", "smallint", "int", "bigint"),
     "topic": ("string",),
     IDENTITY: ("bigint",),
@@ -77,7 +74,8 @@ _LABELS = ("id", "delay", "ttl")
 _ROW = 0x243F_6A88_85A3_08D3
 _HEADER = 0x1319_8A2E_0370_7344
 _MESSAGE = 0xA409_3822_299F_31D0
-_MIX = 0x9E37_79B9_7F4A_7C15  # odd, so that nothing is lost by multiplying
+# It is odd, so that nothing is lost by multiplying.
+_MIX = 0x9E37_79B9_7F4A_7C15
 
 
 def slot_column(slots: int) -> str:
@@ -136,10 +134,8 @@ def check_types(types: Mapping[str, str], known: Mapping[str, Sequence[str]] = _
 
 
 class Guarantee(Enum):
-    """How often a row may be in the topic."""
-
     EXACTLY_ONCE = "exactly-once"
-    AT_LEAST_ONCE = "at-least-once"  # each row with a header that readers can drop copies by
+    AT_LEAST_ONCE = "at-least-once"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,9 +149,7 @@ class SinkOptions:
 
 
 def sink_name(sink_id: str, queue_id: str) -> str:
-    """Return what a sink is called in its ledger: queues share one, and a query may send to
-    several.
-    """
+    """Return what a sink is called in its ledger, which the sinks of several queues share."""
     if not queue_id:
         return sink_id
     return f"{sink_id}-{hashlib.blake2b(queue_id.encode(), digest_size=6).hexdigest()}"
@@ -227,8 +221,8 @@ class Rows:
     headers: list[Headers] | None
     partitions: list[int | None] | None
     topics: list[str | None] | None
-    identities: np.ndarray[Any, Any]  # uint64
-    labels: Sequence[Sequence[Any]] | None = None  # of messages: ids, delays, TTLs
+    identities: np.ndarray[Any, Any]
+    labels: Sequence[Sequence[Any]] | None = None
 
     def __len__(self) -> int:
         return len(self.values)
@@ -282,7 +276,7 @@ def _headers(column: pa.Array | None) -> tuple[list[Headers] | None, np.ndarray[
     ends = np.cumsum(counts, dtype=np.int64)
     starts = ends - counts
     entries = column.flatten()
-    coded = entries.field(0).dictionary_encode()  # a few names, again and again
+    coded = entries.field(0).dictionary_encode()
     known = coded.dictionary.to_pylist()
     indices = coded.indices.to_numpy(zero_copy_only=False)
     names = np.array(known, object)[indices].tolist()
@@ -309,7 +303,7 @@ def _identities(
 ) -> np.ndarray[Any, Any]:
     import numpy as np
 
-    nothing = np.zeros(len(values), np.uint64)  # as a column of nulls, see _hashes
+    nothing = np.zeros(len(values), np.uint64)
     places = [0 if each is None else each + 1 for each in partitions or ()]
     return _mixed(
         [

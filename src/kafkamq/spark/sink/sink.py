@@ -14,21 +14,14 @@ and what is not, in ``docs/sink.md``.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
-from kafkamq.spark.checkpoint import (
-    CheckpointNote,
-    is_settled,
-    last_batch,
-    read_note,
-    write_note,
-)
+from kafkamq.spark.checkpoint import CheckpointNote, is_settled, last_batch, read_note, write_note
 from kafkamq.spark.formats import register_source
-from kafkamq.spark.parallelism import cores, group_key
-from kafkamq.spark.session import activate
+from kafkamq.spark.parallelism import cores, in_slots, with_columns
+from kafkamq.spark.session import active
 from kafkamq.spark.sink.ledger import SinkLedger, is_deleted
 from kafkamq.spark.sink.rows import (
     IDENTITY,
@@ -72,19 +65,10 @@ def by_slot(frame: DataFrame, slots: int) -> DataFrame:
     if "payload" in frame.columns:
         kinds, check = MESSAGE_COLUMNS, check_message_columns
     check(dict(frame.dtypes))
-    rows = frame.select(
-        *(
-            (fn.col(name) if name in frame.columns else fn.lit(None)).cast(kind).alias(name)
-            for name, kind in kinds.items()
-        )
-    )
+    rows = with_columns(frame, kinds)
     parts = [fn.col(name) for name in reversed(list(kinds)) if name != "headers"]
     rows = rows.withColumn(IDENTITY, fn.xxhash64(*parts, fn.to_json(fn.col("headers"))))
-    slot = slot_column(slots)
-    rows = rows.withColumn(slot, fn.pmod(fn.col(IDENTITY), fn.lit(slots)).cast("int"))
-    # One slot is one task, by keys that Spark's hash sends there (``spark/parallelism.py``).
-    keys = fn.array(*(fn.lit(group_key("slot", each, slots)) for each in range(slots)))
-    return rows.repartition(slots, fn.element_at(keys, fn.col(slot) + 1))
+    return in_slots(rows, slot_column(slots), fn.col(IDENTITY), slots)
 
 
 def write_stream(
@@ -132,8 +116,7 @@ def write_stream(
         )
     note = _note(spark, config, checkpoint, slots, queue)
     name = f"kafkamq_{note.engine.replace('-', '_')}"
-    register_source(spark, replace(config, kafka=dict(config.kafka)), name=name)
-    activate(spark)
+    register_source(spark, config, name=name)
     writer = (
         by_slot(frame, note.tasks)
         .writeStream.format(name)
@@ -143,9 +126,10 @@ def write_stream(
     )
     for option, value in (("topic", topic), ("queue", queue)):
         writer = writer.option(option, value) if value else writer
-    return start_query(
-        writer, trigger_s=trigger_s, available_now=available_now, query_name=query_name
-    )
+    with active(spark):
+        return start_query(
+            writer, trigger_s=trigger_s, available_now=available_now, query_name=query_name
+        )
 
 
 def start_query(
@@ -167,7 +151,6 @@ def start_query(
 def _note(
     spark: SparkSession, config: ServiceConfig, checkpoint: str, slots: int | None, queue: str
 ) -> CheckpointNote:
-    """Return the checkpoint's note, written when it is new."""
     note = read_note(spark, checkpoint, topic=config.ledger_topic)
     there = min(MAX_SLOTS, cores(spark))
     if note is None:

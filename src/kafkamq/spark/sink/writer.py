@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import uuid
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
@@ -36,7 +36,7 @@ from kafkamq.transport.log_reader import log_reader
 from kafkamq.transport.producer import IdempotentProducer
 from kafkamq.transport.record import Record
 from kafkamq.transport.settings import producer_settings
-from kafkamq.transport.transactions import NewRecord
+from kafkamq.transport.transactions import NewRecord, TransactionalProducer
 from kafkamq.types import Headers
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ DEDUP_HEADER = "kafkamq-sink-row"
 """With ``guarantee=at-least-once``: ``sink/batch/cell/identity/n``, equal on copies of one row."""
 
 _FLUSH_S = 120.0
-_MAX_LEDGERS = 8  # of sinks that a worker process writes for
-_MAX_AHEAD_BYTES = 64 * 1024 * 1024  # of rows that a task makes before a queue's transaction opens
+_MAX_LEDGERS = 8
+_MAX_AHEAD_BYTES = 64 * 1024 * 1024
 
 
 @dataclass
@@ -66,7 +66,8 @@ class _Task:
     batch: int
     run: str
     task: int
-    is_alone: bool = False  # outside of streams and without a name: no other run repeats it
+    # Outside of streams and without a name no other run repeats it.
+    is_alone: bool
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -80,13 +81,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 f"Spark does not tell the batch (task properties {BATCH_ID}, {QUERY_ID}, {RUN_ID}"
                 "): exactly-once writing needs a streaming query on PySpark 4.2"
             )
-        place = _Task(
-            sink=sink_name(self._options.sink_id or query, self._options.queue_id),
-            batch=int(batch),
-            run=run,
-            task=_task(),
-        )
-        return _write(self._options, place, iterator)
+        name = self._options.sink_id or query
+        return _write(self._options, _task(self._options, name, int(batch), run), iterator)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -94,25 +90,21 @@ class BatchWriter(DataSourceArrowWriter):
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
-        self._token = uuid.uuid4().hex  # made on the driver: of this write
+        self._token = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         batch = task_property(BATCH_ID)
         name = self._options.sink_id or (task_property(QUERY_ID) if batch else "")
-        place = _Task(
-            sink=sink_name(name or f"write-{self._token}", self._options.queue_id),
-            batch=int(batch or 0),
-            run=self._token,
-            task=_task(),
-            is_alone=not name,
-        )
-        return _write(self._options, place, iterator)
+        task = _task(self._options, name, int(batch or 0), self._token)
+        return _write(self._options, task, iterator)
 
 
-def _task() -> int:
+def _task(options: SinkOptions, name: str, batch: int, run: str) -> _Task:
     context = TaskContext.get()
     assert context is not None, "Spark writes in tasks"
-    return context.partitionId()
+    sink = sink_name(name or f"write-{run}", options.queue_id)
+    number = context.partitionId()
+    return _Task(sink=sink, batch=batch, run=run, task=number, is_alone=not name)
 
 
 def _write(
@@ -177,23 +169,13 @@ def _by_cell(
             yield number, f"slots={slots}", rows
 
 
-class _Sender(Protocol):
-    """What takes records: the transactional producer, or the plain one below."""
-
-    def produce_many(
-        self, topic: str, partition: int, messages: Sequence[dict[str, Any]]
-    ) -> None: ...
-
-    def produce_records(self, records: Iterable[NewRecord]) -> None: ...
-
-
 class _Targets:
     def __init__(self, options: SinkOptions) -> None:
         self._config = options.config
         self._topic = options.topic
         self._counts: dict[str, int] = {}
 
-    def send(self, rows: Rows, sender: _Sender) -> None:
+    def send(self, rows: Rows, sender: TransactionalProducer) -> None:
         if rows.headers is None and rows.topics is None and self._topic:
             messages = [
                 {"value": value, "partition": partition}
@@ -208,7 +190,6 @@ class _Targets:
             sender.produce_records(self.records(rows))
 
     def records(self, rows: Rows) -> Iterator[NewRecord]:
-        """Return all of them as records, in their order."""
         return zip(
             self._topics(rows),
             self._partitions(rows),
@@ -225,9 +206,7 @@ class _Targets:
         return topics
 
     def _partitions(self, rows: Rows) -> list[int]:
-        """Return the partitions as given; -1 with a key (murmur2, by librdkafka); else by the
-        row's content.
-        """
+        """Return the given ones; -1 with a key (librdkafka's murmur2); else by the content."""
         given = rows.partitions or repeat(None)
         if rows.partitions is None and rows.keys is not None and None not in rows.keys:
             return [-1] * len(rows)
@@ -279,7 +258,7 @@ class _Messages:
         """Take what the producer has made of a message, or of a delayed one."""
         self._made.append((topic, partition, key, value, headers or ()))
 
-    def send(self, rows: Rows, sender: _Sender) -> None:
+    def send(self, rows: Rows, sender: TransactionalProducer) -> None:
         keys, headers = rows.keys or repeat(None), rows.headers or repeat(())
         for payload, key, of_row, id, delay, ttl in zip(
             rows.values, keys, headers, *rows.labels or (), strict=False
@@ -320,7 +299,20 @@ def _write_marked(
     config: ServiceConfig, place: _Task, targets: _Targets, batches: Iterable[pa.RecordBatch]
 ) -> WriterCommitMessage:
     """Write at least once: each row with a header that is equal on all its copies."""
-    sender = _Plain(config)
+    settings = producer_settings(config, linger_ms=20, partitioner="murmur2_random")
+    producer = IdempotentProducer(config, settings, max_block_s=_FLUSH_S)
+    reported, failed = 0, list[KafkaError]()
+
+    def told(error: KafkaError | None, message: Record) -> None:
+        nonlocal reported
+        reported += 1
+        if error is not None:
+            failed.append(error)
+
+    def check() -> None:
+        if failed:
+            raise broker_error(failed[0], "writing rows")
+
     seen: Counter[int] = Counter()
     done = Written(0, 0)
     for number, _, batch in _by_cell(place.task, batches):
@@ -332,37 +324,11 @@ def _write_marked(
             seen[identity] += 1
         headers = rows.headers or [()] * len(rows)
         rows.headers = [(*each, mark) for each, mark in zip(headers, marks, strict=True)]
-        sender.produce_records(targets.records(rows))
+        for topic, partition, key, value, of_row in targets.records(rows):
+            producer.produce(topic, value, key, partition, of_row, told)
+            check()
         done.rows += len(rows)
-    sender.flush()
+    producer.confirm(lambda: reported == producer.queued, "writing rows", _FLUSH_S)
+    check()
+    producer.close()
     return done
-
-
-class _Plain:
-    """An idempotent producer without transactions."""
-
-    def __init__(self, config: ServiceConfig) -> None:
-        settings = producer_settings(config, linger_ms=20, partitioner="murmur2_random")
-        self._producer = IdempotentProducer(config, settings, max_block_s=_FLUSH_S)
-        self._reported = 0
-        self._error: KafkaError | None = None
-
-    def produce_records(self, records: Iterable[NewRecord]) -> None:
-        for topic, partition, key, value, headers in records:
-            self._producer.produce(topic, value, key, partition, headers, self._report)
-            self._check()
-
-    def flush(self) -> None:
-        producer = self._producer
-        producer.confirm(lambda: self._reported == producer.queued, "writing rows", _FLUSH_S)
-        self._check()
-        producer.close()
-
-    def _check(self) -> None:
-        if self._error is not None:
-            raise broker_error(self._error, "writing rows")
-
-    def _report(self, error: KafkaError | None, message: Record) -> None:
-        self._reported += 1
-        if error is not None:
-            self._error = self._error or error

@@ -21,7 +21,7 @@ from kafkamq.queue.wire.keys import split_key
 from kafkamq.spark.blocks import FoldRow
 from kafkamq.transport.log_reader import Record
 from kafkamq.transport.record import LOG_APPEND_TIME, all_headers
-from kafkamq.types import Headers, Marker, MarkerType
+from kafkamq.types import Marker, MarkerType
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,6 +36,16 @@ _ORIGIN = (
     ("origin_partition", "INT"),
     ("origin_offset", "BIGINT"),
     ("origin_timestamp", "TIMESTAMP"),
+)
+_MESSAGE = (
+    ("queue_id", "STRING"),
+    ("id", "STRING"),
+    ("user_key", "BINARY"),
+    ("delivery_count", "INT"),  # which attempt it was; 0: SCHEDULE
+    ("partition", "INT"),  # of the message; of a SCHEDULE: of the markers topic
+    ("offset", "BIGINT"),
+    ("topic_id", "STRING"),
+    ("leader_epoch", "INT"),
 )
 COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
     "records": (
@@ -94,21 +104,11 @@ COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
         ("by_reference", "BOOLEAN"),  # START
         ("reason", "STRING"),  # NACK, REJECT, DEAD_LETTERED
         ("engine_epoch", "BIGINT"),  # TICK
-        (
-            "batches",
-            _BATCHES,
-        ),  # of these messages; null: of that at partition, offset
+        ("batches", _BATCHES),  # of these messages; null: of that at partition, offset
         ("error", "STRING"),  # why the record could not be decoded
     ),
     "deliveries": (
-        ("queue_id", "STRING"),
-        ("id", "STRING"),
-        ("user_key", "BINARY"),
-        ("delivery_count", "INT"),  # which attempt it was
-        ("partition", "INT"),  # of the message
-        ("offset", "BIGINT"),
-        ("topic_id", "STRING"),
-        ("leader_epoch", "INT"),
+        *_MESSAGE,
         *_ORIGIN,
         ("consumer_id", "STRING"),  # who STARTed it, the last one if there were several
         ("started_at", "TIMESTAMP"),  # first START
@@ -125,14 +125,7 @@ COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
         ("end_offset", "BIGINT"),
     ),
     "in_flight": (
-        ("queue_id", "STRING"),
-        ("id", "STRING"),
-        ("user_key", "BINARY"),
-        ("delivery_count", "INT"),  # 0: SCHEDULE
-        ("partition", "INT"),  # of the message; of a SCHEDULE: of the markers topic
-        ("offset", "BIGINT"),
-        ("topic_id", "STRING"),
-        ("leader_epoch", "INT"),
+        *_MESSAGE,
         ("state", "STRING"),  # held, waiting (nacked with a delay), scheduled, due
         ("consumer_id", "STRING"),  # who holds it, or held it last
         ("started_at", "TIMESTAMP"),
@@ -293,7 +286,7 @@ def _dead_letters(records: Sequence[Record]) -> list[Column]:
     ]
 
 
-def _decoded(record: Record) -> tuple[Marker | None, str | None]:
+def decoded(record: Record) -> tuple[Marker | None, str | None]:
     """Return the marker, or what is wrong with the record."""
     try:
         return decode_marker(
@@ -308,13 +301,9 @@ def _decoded(record: Record) -> tuple[Marker | None, str | None]:
         return None, error.reason
 
 
-def _message_id_of(headers: Headers) -> str | None:
-    return _last(headers, names.ID)
-
-
 def _markers(records: Sequence[Record]) -> list[Column]:
-    decoded = [_decoded(record) for record in records]
-    markers = [marker for marker, _ in decoded]
+    read = [decoded(record) for record in records]
+    markers = [marker for marker, _ in read]
 
     def column(read: Callable[[Marker], Any], *kinds: MarkerType) -> Column:
         """Return a value for markers of these types (none named: of every type), else null."""
@@ -339,24 +328,20 @@ def _markers(records: Sequence[Record]) -> list[Column]:
         column(lambda marker: marker.carried_forward),
         column(lambda marker: marker.consumer_id),
         column(lambda marker: marker.redeliver_after_ms),
-        column(_told_count, start),
+        column(lambda marker: None if marker.batches else marker.delivery_count, start),
         column(lambda marker: marker.max_deliveries, start),
         column(lambda marker: marker.max_lease_ms, start),
         [None if queue_id is None else text(queue_id) for queue_id, _ in split],
         [user_key for _, user_key in split],
-        column(lambda marker: _message_id_of(marker.headers), start, schedule),
+        column(lambda marker: _last(marker.headers, names.ID), start, schedule),
         column(lambda marker: micros(marker.message_timestamp_ms), start),
         column(lambda marker: micros(marker.expires_at_ms), start, schedule),
         column(lambda marker: marker.by_reference, start),
         column(lambda marker: marker.reason or None),
         column(lambda marker: marker.engine_epoch, MarkerType.TICK),
         column(_batches_of),
-        [error for _, error in decoded],
+        [error for _, error in read],
     ]
-
-
-def _told_count(marker: Marker) -> int | None:
-    return None if marker.batches else marker.delivery_count
 
 
 def _batches_of(marker: Marker) -> list[dict[str, object]] | None:

@@ -22,20 +22,20 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import DeadlineExceededError, KafkaMQError, UnsupportedVersionError, WireError
+from kafkamq.errors import DeadlineExceededError, KafkaMQError
 from kafkamq.markers.rules.attempts import Attempt, Attempts, OpenAttempt
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.rules.snapshot import restore_tracker, take_snapshot
 from kafkamq.markers.tracker.reading import MessageLookup
-from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.keys import split_key
-from kafkamq.spark.source.columns import Column, arrow_batch, micros, text
+from kafkamq.spark.batches import of_process
+from kafkamq.spark.source.columns import Column, arrow_batch, decoded, micros, text
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.log_reader import END_GRACE_S, LogRange, Patience, log_reader
 from kafkamq.transport.record import LOG_APPEND_TIME, headers_of
@@ -47,40 +47,28 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 UNKNOWN = -1
 _MAX_BYTES = 16 * 1024 * 1024
-_LOOK_S = 0.5  # between two looks for what brokers do not know yet
+_LOOK_S = 0.5
 TIMEOUT_S = 120.0
-_VERSION = 2
-_MAX_ENDED = 10_000  # attempts at a time; one record may exceed it. Rows take memory
-_UNUSED_S = 7 * 86_400.0  # a stream that stood still for so long folds again
-_WRITE_S = 30.0  # between two files of a fold, at least: each has all that is open
-_SHARE = 20  # ... and so many times as long as one takes
-_MAX_KEPT = 16  # folds in a process's memory
-
-
-@dataclass(frozen=True, slots=True)
-class _FoldKey:
-    servers: str
-    topic: str
-    topic_id: str  # hexadecimal; empty: unknown, then nothing is kept
-    partition: int
-    begin: int
-    query: str  # of Spark; streams of one log do not touch each other's folds
-
-    def name(self) -> str:
-        place = [_VERSION, self.servers, self.topic, self.topic_id, self.partition, self.query]
-        return f"{hashlib.sha256(json.dumps(place).encode()).hexdigest()[:32]}-{self.begin}"
-
-    def path(self, next_offset: int) -> Path:
-        return _folder() / f"{self.name()}-{next_offset}.json"
-
-    def kept(self) -> dict[Path, int]:
-        """Return what is kept of it: up to which offset each goes."""
-        paths = _folder().glob(f"{self.name()}-*.json")
-        return {path: int(path.stem.rpartition("-")[2]) for path in paths}
+_VERSION = 3
+# Attempts at a time; one record may exceed it. Rows take memory.
+_MAX_ENDED = 10_000
+_UNUSED_S = 7 * 86_400.0
+_WRITE_S = 30.0
+_SHARE = 20
+_MAX_KEPT = 16
 
 
 class FoldedLog:
-    """The attempts of one marker partition from ``begin`` on; one owner thread."""
+    """The attempts of one marker partition from ``begin`` on; one owner thread.
+
+    Args:
+        config: The namespace.
+        wanted: The range whose attempts are shown.
+        begin: Where folding begins.
+        topic_id: Hexadecimal; empty: unknown, then nothing is kept.
+        query: Of Spark; streams of one log do not touch each other's folds.
+        skips_lost: Whether records that retention has deleted are passed over.
+    """
 
     def __init__(
         self,
@@ -95,18 +83,26 @@ class FoldedLog:
         self._config = config
         self._skips_lost = skips_lost
         self._wanted = wanted
-        self._place = _FoldKey(
-            config.bootstrap_servers, wanted.topic, topic_id, wanted.partition, begin, query
-        )
+        self._topic_id = topic_id
+        self._begin = begin
+        servers = config.bootstrap_servers
+        place = [_VERSION, servers, wanted.topic, topic_id, wanted.partition, query]
+        self._name = f"{hashlib.sha256(json.dumps(place).encode()).hexdigest()[:32]}-{begin}"
         self._chunks: dict[str, bytes] = {}
-        self._due_s = 0.0  # monotonic; when a file is due
-        self.attempts = self._found() if topic_id and begin < wanted.start else self._fresh()
+        self._due_s = 0.0
+        self.attempts = self._found() if topic_id and begin < wanted.start else self._fresh(begin)
 
-    def _fresh(self, begin: int | None = None) -> Attempts:
+    def _fresh(self, begin: int) -> Attempts:
         self._chunks = {}
-        place = self._place
-        first = place.begin if begin is None else begin
-        return Attempts(RedeliveryTracker(first, partition=place.partition))
+        return Attempts(RedeliveryTracker(begin, partition=self._wanted.partition))
+
+    def _path(self, next_offset: int) -> Path:
+        return _folder() / f"{self._name}-{next_offset}.json"
+
+    def _paths(self) -> dict[Path, int]:
+        """Return what is kept of it: up to which offset each goes."""
+        paths = _folder().glob(f"{self._name}-*.json")
+        return {path: int(path.stem.rpartition("-")[2]) for path in paths}
 
     def _skip_deleted(self) -> None:
         """Begin with the log where retention has deleted what lies before the range."""
@@ -133,17 +129,8 @@ class FoldedLog:
         for records in log_reader(self._config).read(whole, skips_lost=self._skips_lost):
             for record in records:
                 kind, timestamp_ms = record.timestamp()
-                try:
-                    marker = decode_marker(
-                        record.value(),
-                        topic=wanted.topic,
-                        partition=wanted.partition,
-                        offset=record.offset(),
-                    )
-                except UnsupportedVersionError:
-                    raise
-                except WireError:
-                    marker = None  # the view `markers` shows it
+                # The view `markers` shows what is none.
+                marker, _ = decoded(record)
                 log_time_ms = timestamp_ms if kind == LOG_APPEND_TIME else -1
                 attempts.apply(record.offset(), timestamp_ms, log_time_ms, marker)
                 ended = attempts.take_ended()
@@ -164,7 +151,7 @@ class FoldedLog:
         In the process's memory, and now and then in a file: another process, or a batch that is
         repeated, goes on from there, and reads what has come since.
         """
-        if not self._place.topic_id:
+        if not self._topic_id:
             return
         began_s = time.monotonic()
         if began_s >= self._due_s:
@@ -172,7 +159,7 @@ class FoldedLog:
             ended_s = time.monotonic()
             self._due_s = ended_s + max(_WRITE_S, _SHARE * (ended_s - began_s))
         with suppress(OSError):
-            _kept[self._place.path(0)] = self.attempts, self._chunks, self._due_s
+            _kept[self._path(0)] = self.attempts, self._chunks, self._due_s
         while len(_kept) > _MAX_KEPT:
             del _kept[next(iter(_kept))]
 
@@ -184,14 +171,14 @@ class FoldedLog:
             self._chunks.pop(name, None)
         state = {
             "index": snapshot.index.decode(),
-            "chunks": {name: _text(data) for name, data in self._chunks.items()},
-            "attempts": [_dump(each) for each in attempts.attempts.values()],
-            "schedules": [_dump(each) for each in attempts.schedules.values()],
+            "chunks": self._chunks,
+            "attempts": [asdict(each) for each in attempts.attempts.values()],
+            "schedules": [asdict(each) for each in attempts.schedules.values()],
         }
         try:
-            path = self._place.path(self._wanted.end)
+            path = self._path(self._wanted.end)
             draft = path.with_suffix(f".{os.getpid()}")
-            draft.write_text(json.dumps(state))
+            draft.write_text(json.dumps(state, default=_dump))
             draft.replace(path)
             self._forget(path)
         except OSError as error:
@@ -199,46 +186,45 @@ class FoldedLog:
 
     def _forget(self, newest: Path) -> None:
         """Delete what no batch will ask for, and what ended queries have left."""
-        older = [
-            (upto, path) for path, upto in self._place.kept().items() if upto <= self._wanted.start
-        ]
-        for _, path in sorted(older)[:-1]:  # the last one serves a batch that is repeated
+        older = [(upto, path) for path, upto in self._paths().items() if upto <= self._wanted.start]
+        # The last one serves a batch that is repeated.
+        for _, path in sorted(older)[:-1]:
             path.unlink(missing_ok=True)
         long_ago_s = time.time() - _UNUSED_S
         for path in newest.parent.glob("*.json"):
-            with suppress(FileNotFoundError):  # its owner was quicker
+            with suppress(FileNotFoundError):
                 if path.stat().st_mtime < long_ago_s:
                     path.unlink()
 
     def _found(self) -> Attempts:
         """Return the newest that does not go beyond the range's beginning."""
         try:
-            remembered = _kept.pop(self._place.path(0), None)  # until this batch is done
+            remembered = _kept.pop(self._path(0), None)
             if remembered and remembered[0].tracker.next_offset <= self._wanted.start:
                 attempts, self._chunks, self._due_s = remembered
                 return attempts
-            kept = self._place.kept()
+            kept = self._paths()
             useful = [path for path, upto in kept.items() if upto <= self._wanted.start]
             if not useful:
-                return self._fresh()
-            state = json.loads(max(useful, key=kept.__getitem__).read_text())
-            self._chunks = {name: _bytes(text) for name, text in state["chunks"].items()}
-            tracker = restore_tracker(
-                state["index"].encode(),
-                self._chunks.__getitem__,
-                partition=self._place.partition,
+                return self._fresh(self._begin)
+            text = max(useful, key=kept.__getitem__).read_text()
+            state = json.loads(text, object_hook=_load)
+            self._chunks = state["chunks"]
+            attempts = Attempts(
+                restore_tracker(
+                    state["index"].encode(),
+                    self._chunks.__getitem__,
+                    partition=self._wanted.partition,
+                )
             )
-            attempts = Attempts(tracker)
             self._due_s = time.monotonic() + _WRITE_S
             for into, kind in ((attempts.attempts, "attempts"), (attempts.schedules, "schedules")):
-                for dumped in state[kind]:
-                    attempt = _load(dumped)
-                    into[attempt.message_id] = attempt
+                into |= {each.message_id: each for each in map(_attempt, state[kind])}
         except FileNotFoundError:
-            return self._fresh()
+            return self._fresh(self._begin)
         except (OSError, ValueError, KeyError, TypeError, KafkaMQError) as error:
             _log.info("a fold that was kept cannot be used", extra={"error": str(error)})
-            return self._fresh()
+            return self._fresh(self._begin)
         return attempts
 
 
@@ -255,50 +241,26 @@ def _folder() -> Path:
     return folder
 
 
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
+def _dump(data: bytes) -> dict[str, str]:
+    return {"bytes": base64.b64encode(data).decode("ascii")}
 
 
-def _bytes(text: str) -> bytes:
-    return base64.b64decode(text)
+def _load(found: dict[str, Any]) -> Any:
+    return base64.b64decode(found["bytes"]) if found.keys() == {"bytes"} else found
 
 
-def _dump(attempt: Attempt) -> dict[str, Any]:
-    one = attempt.message_id
-    return asdict(attempt) | {
-        "message_id": [one.partition, one.offset, one.topic_id.hex(), one.leader_epoch],
-        "key": _text(attempt.key),
-        "headers": [
-            [name, None if value is None else _text(value)] for name, value in attempt.headers
-        ],
-    }
-
-
-_NAMES = {each.name for each in fields(Attempt)}
-
-
-def _load(dumped: dict[str, Any]) -> Attempt:
-    partition, offset, topic_id, leader_epoch = dumped["message_id"]
+def _attempt(dumped: dict[str, Any]) -> Attempt:
     outcome = dumped["outcome"]
-    values = {name: value for name, value in dumped.items() if name in _NAMES}
-    return Attempt(
-        **values
-        | {
-            "message_id": MessageId(partition, offset, bytes.fromhex(topic_id), leader_epoch),
-            "key": _bytes(dumped["key"]),
-            "headers": tuple(
-                (name, None if value is None else _bytes(value))
-                for name, value in dumped["headers"]
-            ),
-            "outcome": None if outcome is None else Outcome(outcome),
-        }
-    )
+    read = {
+        "message_id": MessageId(**dumped["message_id"]),
+        "headers": tuple((name, value) for name, value in dumped["headers"]),
+        "outcome": None if outcome is None else Outcome(outcome),
+    }
+    return Attempt(**{**dumped, **read})
 
 
 def _known(attempts: Sequence[Attempt], read: Callable[[Attempt], Any]) -> Column:
-    """Return what the message says; null where retention has deleted it, and its START does not say
-    it.
-    """
+    """Return what the message or its START says; null where neither does."""
     return [None if each.delivery_count == UNKNOWN else read(each) for each in attempts]
 
 
@@ -408,7 +370,8 @@ class MessageFacts:
             bare = [each for each in attempts if not each.headers and not each.message_timestamp_ms]
             self._read(bare)
         except BaseException:
-            self.close()  # the next task of this process has another client
+            # The next task of this process has another client.
+            self.close()
             raise
 
     def _read(self, bare: list[Attempt]) -> None:
@@ -428,7 +391,7 @@ class MessageFacts:
                     attempt.headers = headers_of(message)
                     attempt.delivery_count = read_message_headers(attempt.headers).delivery_count
                     attempt.message_timestamp_ms = message.timestamp()[1]
-                elif attempt.delivery_count:  # of a SCHEDULE it is 0
+                elif attempt.delivery_count:
                     attempt.delivery_count = UNKNOWN
             bare = awaited + bare[len(read) :]
             if awaited and time.monotonic() + _LOOK_S > deadline_s:
@@ -444,12 +407,5 @@ class MessageFacts:
             self._lookup = None
 
 
-_facts: dict[tuple[object, ...], MessageFacts] = {}
-
-
 def message_facts(config: ServiceConfig) -> MessageFacts:
-    """This process's: a query has a task for each partition, an audit some dozen queries."""
-    key = os.getpid(), config.bootstrap_servers, config.message_topic, *sorted(config.kafka.items())
-    if key not in _facts:
-        _facts[key] = MessageFacts(config)
-    return _facts[key]
+    return of_process(MessageFacts, config)

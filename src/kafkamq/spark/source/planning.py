@@ -7,18 +7,12 @@ to the rows. So a filter that is not understood, or that a view cannot use, cost
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from kafkamq.markers.tracker.ledger import LedgerKey, read_ledgers
-from kafkamq.spark.options import (
-    EARLIEST,
-    LATEST,
-    Offsets,
-    SourceOptions,
-    chosen_partitions,
-)
+from kafkamq.spark.options import EARLIEST, LATEST, Offsets, SourceOptions, chosen_partitions
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.log_reader import LogRange, LogReader, log_reader
 
@@ -39,22 +33,18 @@ class Pushed:
     """What rows must satisfy; None: anything. Bounds are inclusive."""
 
     queue_ids: frozenset[str] | None = None
-    partitions: frozenset[int] | None = None  # of the topic that is read
+    partitions: frozenset[int] | None = None
     min_offset: int = 0
     max_offset: int = _MAX_OFFSET
-    min_ms: int | None = None  # of the records' times
+    min_ms: int | None = None
     max_ms: int | None = None
-
-    def keeps(self, partition: int) -> bool:
-        """Return whether a partition has to be read."""
-        return self.partitions is None or partition in self.partitions
 
 
 NOTHING_PUSHED = Pushed()
 
 # By view: columns that are the partition, offset and time of the records that are read.
 _PLACES = {
-    "records": ("partition", "offset", "timestamp", ""),  # senders' times may be in any order
+    "records": ("partition", "offset", "timestamp", ""),
     "messages": ("partition", "offset", "timestamp", "timestamp"),
     "dead_letters": ("partition", "offset", "timestamp", "timestamp"),
     "markers": ("marker_partition", "marker_offset", "timestamp", "timestamp"),
@@ -66,10 +56,12 @@ _PLACES = {
 
 def push(filters: Iterable[Filter], options: SourceOptions) -> Pushed:
     """Return what the filters leave to read."""
-    result = NOTHING_PUSHED
     if options.view not in _PLACES:
-        return result
+        return NOTHING_PUSHED
     partition, offset, lower_time, upper_time = _PLACES[options.view]
+    queue_ids, partitions = list[frozenset[str]](), list[frozenset[int]]()
+    offsets_from, offsets_to = [0], [_MAX_OFFSET]
+    times_from, times_to = list[int](), list[int]()
     for each in filters:
         kind = type(each).__name__
         name, value = ".".join(getattr(each, "attribute", ())), getattr(each, "value", None)
@@ -78,20 +70,25 @@ def push(filters: Iterable[Filter], options: SourceOptions) -> Pushed:
         if not name:
             continue
         if name == "queue_id" and values is not None:
-            if any(_UNREADABLE in str(each) for each in values):
-                continue  # how the view shows bytes that are no text: any key may be meant
-            result = replace(result, queue_ids=_both(result.queue_ids, map(str, values)))
+            # How the view shows bytes that are no text: any key may be meant.
+            if not any(_UNREADABLE in str(one) for one in values):
+                queue_ids.append(frozenset(map(str, values)))
         elif name == partition and values is not None:
-            result = replace(result, partitions=_both(result.partitions, map(int, values)))
+            partitions.append(frozenset(map(int, values)))
         elif name == offset:
-            result = _with_offsets(result, low, high)
-        elif name in (lower_time, upper_time):
-            result = _with_times(
-                result,
-                low if name == lower_time else None,
-                high if name == upper_time else None,
-            )
-    return result
+            offsets_from += [] if low is None else [int(low)]
+            offsets_to += [] if high is None else [int(high)]
+        else:
+            times_from += _ms(low) if name == lower_time else []
+            times_to += _ms(high) if name == upper_time else []
+    return Pushed(
+        queue_ids=frozenset.intersection(*queue_ids) if queue_ids else None,
+        partitions=frozenset.intersection(*partitions) if partitions else None,
+        min_offset=max(offsets_from),
+        max_offset=min(offsets_to),
+        min_ms=max(times_from, default=None),
+        max_ms=min(times_to, default=None),
+    )
 
 
 def _values(kind: str, value: Any) -> Sequence[Any] | None:
@@ -111,41 +108,18 @@ def _range(kind: str, value: Any) -> tuple[Any, Any]:
     return None, None
 
 
-def _both(known: frozenset[Any] | None, more: Iterable[Any]) -> frozenset[Any]:
-    found = frozenset(more)
-    return found if known is None else known & found
-
-
-def _with_offsets(before: Pushed, low: Any, high: Any) -> Pushed:
-    return replace(
-        before,
-        min_offset=before.min_offset if low is None else max(before.min_offset, int(low)),
-        max_offset=before.max_offset if high is None else min(before.max_offset, int(high)),
-    )
-
-
-def _with_times(before: Pushed, low: Any, high: Any) -> Pushed:
-    min_ms, max_ms = _ms(low), _ms(high)
-    if before.min_ms is not None:
-        min_ms = before.min_ms if min_ms is None else max(min_ms, before.min_ms)
-    if before.max_ms is not None:
-        max_ms = before.max_ms if max_ms is None else min(max_ms, before.max_ms)
-    return replace(before, min_ms=min_ms, max_ms=max_ms)
-
-
-def _ms(value: Any) -> int | None:
+def _ms(value: Any) -> list[int]:
+    """Return a time in milliseconds; nothing for what is none."""
     if not isinstance(value, datetime):
-        return None
+        return []
     moment = value if value.tzinfo is not None else value.replace(tzinfo=timezone.utc)
-    return int(moment.timestamp() * 1000)
+    return [int(moment.timestamp() * 1000)]
 
 
 def resolve(
     reader: LogReader, topic: str, numbers: Sequence[int], wanted: str | Offsets | int
 ) -> dict[int, int]:
-    """Return offsets for names, times and JSON; partitions that the JSON leaves out begin with the
-    log.
-    """
+    """Return offsets for names, times and JSON, which may leave partitions out."""
     if wanted == LATEST:
         return reader.log_ends(topic, numbers)
     if isinstance(wanted, int):
@@ -165,11 +139,9 @@ def batch_ranges(options: SourceOptions, pushed: Pushed = NOTHING_PUSHED) -> lis
     """Ranges between the offsets that hold now; large ones split into ``minPartitions``."""
     reader = log_reader(options.config)
     topic = options.topic
-    numbers = [
-        number
-        for number in chosen_partitions(options, reader.partition_count(topic))
-        if pushed.keeps(number)
-    ]
+    numbers = chosen_partitions(options, reader.partition_count(topic))
+    if pushed.partitions is not None:
+        numbers = [number for number in numbers if number in pushed.partitions]
     starts = _starts(options, reader, numbers, pushed)
     ends = resolve(reader, topic, numbers, options.ending)
     if pushed.max_ms is not None:
@@ -218,9 +190,7 @@ def topic_id(options: SourceOptions) -> str:
 
 
 def shared_out(starts: dict[int, int], ends: dict[int, int], limit: int | None) -> dict[int, int]:
-    """Ends that lie about ``limit`` offsets behind the starts, shared out by backlog, and all
-    advance.
-    """
+    """Return ends about ``limit`` offsets behind the starts, by backlog; all advance."""
     backlogs = {partition: max(0, end - starts[partition]) for partition, end in ends.items()}
     total = sum(backlogs.values())
     if limit is None or total <= limit:

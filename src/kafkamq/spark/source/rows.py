@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from kafkamq.config import ServiceConfig
 from kafkamq.errors import WireError
 from kafkamq.markers.rules.attempts import Attempt
 from kafkamq.markers.tracker.records import Quarantine
 from kafkamq.queue.wire.headers import Origin
 from kafkamq.queue.wire.keys import split_key
-from kafkamq.spark.batches import QUERY_ID, task_property
+from kafkamq.spark.batches import QUERY_ID, of_process, task_property
 from kafkamq.spark.blocks import encode_block
 from kafkamq.spark.options import SourceOptions
 from kafkamq.spark.parallelism import group_key
@@ -31,7 +28,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _Made = TypeVar("_Made")
-_MAX_MARKERS = 512  # records in one Arrow batch of the view: each may name thousands of messages
+# Records in one Arrow batch of the view: each may name thousands of messages.
+_MAX_MARKERS = 512
 
 
 class RangePartition(InputPartition):
@@ -42,20 +40,13 @@ class RangePartition(InputPartition):
         self.wanted = wanted
 
 
-@dataclass(frozen=True, slots=True)
-class FoldedFrom:
-    """It says where the fold of a stream's range begins, and of which topic."""
-
-    begin: int
-    topic_id: str
-
-
 class FoldedPartition(RangePartition):
-    """A range of a stream of ``deliveries``."""
+    """A range of a stream of ``deliveries``; where its fold begins, and of which topic."""
 
-    def __init__(self, wanted: LogRange, folded: FoldedFrom) -> None:
+    def __init__(self, wanted: LogRange, begin: int, topic_id: str) -> None:
         super().__init__(wanted)
-        self.folded = folded
+        self.begin = begin
+        self.topic_id = topic_id
 
 
 def read_rows(
@@ -68,7 +59,8 @@ def read_rows(
     from pyspark.sql.pandas.types import to_arrow_schema
 
     if not isinstance(partition, RangePartition):
-        return  # Spark's placeholder for "no partitions"
+        # It is Spark's placeholder for "no partitions".
+        return
     wanted = partition.wanted
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
     if options.view == "blocks":
@@ -128,7 +120,8 @@ def _chooser(options: SourceOptions, pushed: Pushed) -> Callable[[bytes | None],
     queue_ids = _queue_ids(options, pushed)
     if options.view != "messages" or queue_ids is None:
         return None
-    keys = frozenset(queue_id.encode() for queue_id in queue_ids)  # b"": records without a key
+    # An empty one stands for records without a key.
+    keys = frozenset(queue_id.encode() for queue_id in queue_ids)
     return lambda key: key in keys or split_key(key)[0] in keys
 
 
@@ -137,15 +130,12 @@ def _read_folded(
 ) -> Iterator[pa.RecordBatch]:
     """``deliveries``: what ended in the range, in a batch also what is open; ``in_flight``."""
     wanted = partition.wanted
-    is_stream = isinstance(partition, FoldedPartition)
-    folded = FoldedFrom(wanted.start, "")
-    if isinstance(partition, FoldedPartition):
-        folded = partition.folded
+    stream = partition if isinstance(partition, FoldedPartition) else None
     log = FoldedLog(
         options.config,
         wanted,
-        begin=folded.begin,
-        topic_id=folded.topic_id,
+        begin=wanted.start if stream is None else stream.begin,
+        topic_id="" if stream is None else stream.topic_id,
         query=task_property(QUERY_ID),
         skips_lost=not options.fail_on_data_loss,
     )
@@ -170,7 +160,7 @@ def _read_folded(
     for ended in log.ended():
         if options.view == "deliveries" and (found := chosen(ended, lambda each: each)):
             yield rows(found)
-    if is_stream:
+    if stream is not None:
         log.keep()
     elif options.view == "in_flight":
         yield in_flight_batch(
@@ -186,9 +176,7 @@ def _read_folded(
 def _read_blocks(
     wanted: LogRange, options: SourceOptions, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Yield one row for some thousand markers; one without markers when there are none in the
-    range.
-    """
+    """Yield one row for some thousand markers; where there are none, one without."""
     import pyarrow as pa
 
     key = group_key(wanted.topic, wanted.partition, options.tasks)
@@ -200,7 +188,7 @@ def _read_blocks(
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    quarantine = _quarantine(options.config)
+    quarantine = of_process(Quarantine, options.config)
 
     def packed(records: list[Record]) -> pa.RecordBatch:
         rows = fold_rows(records, partial(_refuse, quarantine))
@@ -219,15 +207,3 @@ def _refuse(quarantine: Quarantine, record: Record, error: WireError) -> None:
     """A record that is no marker: kept in the quarantine, passed by the tracker (R21)."""
     place = Origin(record.topic(), record.partition(), record.offset(), record.timestamp()[1])
     quarantine.put(place, key=record.key(), value=record.value(), error=error.reason)
-
-
-_quarantines: dict[tuple[int, str], Quarantine] = {}
-
-
-def _quarantine(config: ServiceConfig) -> Quarantine:
-    """This process's; a worker reads many ranges in its life."""
-    key = (os.getpid(), config.quarantine_topic)
-    found = _quarantines.get(key)
-    if found is None:
-        found = _quarantines[key] = Quarantine(config)
-    return found

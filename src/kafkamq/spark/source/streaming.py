@@ -25,23 +25,23 @@ from pyspark.sql.types import StructType
 from kafkamq.errors import ConfigError, DataLossError
 from kafkamq.spark.options import SourceOptions, chosen_partitions
 from kafkamq.spark.source.planning import resolve, shared_out, topic_id
-from kafkamq.spark.source.rows import FoldedFrom, FoldedPartition, RangePartition, read_rows
+from kafkamq.spark.source.rows import FoldedPartition, RangePartition, read_rows
 from kafkamq.transport.follower import Follower
 from kafkamq.transport.log_reader import LogRange, LogReader, log_reader
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.streaming.datasource import ReadLimit
 
-TOPOLOGY_S = 5.0  # how often a stream looks for added partitions, and for a recreated one
-_WAIT_S = 1.0  # then Spark asks again: it may have been stopped
+TOPOLOGY_S = 5.0
+# Then Spark asks again: it may have been stopped.
+_WAIT_S = 1.0
 _log = logging.getLogger(__name__)
 
 StreamOffsets = Mapping[str, Mapping[str, "int | str"]]
 """``{topic: {partition: next offset}}``, and under names that no topic can have (``_TOPIC_ID``,
 ``_BEGIN``) what else the checkpoint remembers."""
-_TOPIC_ID = ":topic-id"  # {topic: id in hexadecimal}
-_BEGIN = ":begin"  # {partition: offset}, of deliveries: where folding began
+_TOPIC_ID = ":topic-id"
+_BEGIN = ":begin"
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -54,18 +54,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options = options
         self._schema = schema
-        self._is_checked = False  # the checkpoint, by what is read of it first
-        self._count = 0  # partitions, as a broker said last
-        self._topic_id = ""  # empty: no broker has told it yet
-        self._looked_s = 0.0  # monotonic; when the topic was looked at
+        self._is_checked = False
+        self._count = 0
+        # Empty: no broker has told it yet.
+        self._topic_id = ""
+        self._looked_s = 0.0
         self._known_ends: dict[int, int] = {}
-        self._final_ends: dict[int, int] | None = None  # of Trigger.AvailableNow
+        self._final_ends: dict[int, int] | None = None
 
     def initialOffset(self) -> dict[str, dict[str, int | str]]:  # noqa: N802
         reader = log_reader(self.options.config)
         numbers = self._partitions(reader, {})
         found = resolve(reader, self.options.topic, numbers, self.options.starting)
-        if isinstance(self.options.starting, dict):  # it knows more than a broker's old metadata
+        if isinstance(self.options.starting, dict):
+            # It knows more than a broker's old metadata.
             named = self.options.starting.get(self.options.topic, {})
             found = {int(number): at for number, at in named.items() if at >= 0} | found
         return self._offsets(found, {str(number): at for number, at in found.items()})
@@ -113,7 +115,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ",".join(map(str, sorted(numbers)))
             for numbers in (map(int, start.get(topic, {})), options.partitions)
         )
-        if known != wanted:  # one that it does not name would be read from offset 0
+        if known != wanted:
+            # One that it does not name would be read from offset 0.
             raise of_another("partitions", known, wanted)
         # A queue begins where its group is, wherever that is.
         starting = None if options.acknowledge else options.starting
@@ -133,7 +136,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return shared_out(starts, ends, rows)
 
     def _is_same(self, start: StreamOffsets) -> bool:
-        """Return whether the topic still is the one that the offsets are of."""
         known = self._id_of(start)
         return not known or not self._topic_id or known == self._topic_id
 
@@ -204,7 +206,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._final_ends = reader.log_ends(self.options.topic, numbers)
 
     def partitions(self, start: StreamOffsets, end: StreamOffsets) -> Sequence[InputPartition]:
-        """Return one task for each partition with news."""
         self._require_own(end)
         self._require_same_claims(start)
         return [self._task(wanted, end) for wanted in self._ranges(start, end)]
@@ -214,11 +215,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         known, ends = start.get(topic, {}), end.get(topic, {})
         before, after = self._id_of(start), self._id_of(end)
         if before and after and before != after:
-            known = {}  # failOnDataLoss=false, and another topic of that name
+            known = {}
         result = []
         for number, until in ends.items():
             begin = int(known.get(number, 0))
-            begin = 0 if begin > int(until) else begin  # truncated, as above
+            begin = 0 if begin > int(until) else begin
             if int(until) > begin:
                 result.append(LogRange(topic, int(number), begin, int(until)))
         return result
@@ -227,7 +228,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self.options.is_folded:
             return RangePartition(wanted)
         begin = int(end.get(_BEGIN, {}).get(str(wanted.partition), 0))
-        return FoldedPartition(wanted, FoldedFrom(min(begin, wanted.start), self._id_of(end)))
+        return FoldedPartition(wanted, min(begin, wanted.start), self._id_of(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_rows(partition, self.options, self._schema)
@@ -242,8 +243,6 @@ def of_another(kind: str, known: str, wanted: str) -> ConfigError:
 
 @dataclass
 class _Ranges(InputPartition):
-    """What a task reads, one range after the other."""
-
     wanted: Sequence[LogRange]
 
 
@@ -277,7 +276,8 @@ class WaitingReader(StreamReader):
             log.drop(log.places)
             log.place(places)
         has_come = bool(log.poll(1, _WAIT_S)) or bool(log.outside)
-        if has_come:  # what was fetched is read by the batch
+        if has_come:
+            # What was fetched is read by the batch.
             log.drop(log.places)
         return has_come
 

@@ -40,15 +40,14 @@ def most_actions(tracker: TrackerConfig, partitions: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class FoldSettings:
-    """What the driver tells the workers when a query starts."""
-
-    engine: str  # id of this engine: of the checkpoint
-    epoch: int  # of this start (R22); 0: it stands by, its TICK will tell (R36)
-    max_lease_ms: int  # for STARTs that name none
-    carry_after_ms: int  # R19: a quarter of the markers' retention
-    longest_ms: int  # R23: half of it
+    engine: str
+    # Of this start (R22); 0: it stands by, and its TICK will tell (R36).
+    epoch: int
+    max_lease_ms: int
+    carry_after_ms: int
+    longest_ms: int
     max_actions: int  # R16
-    starting: dict[int, int] = field(default_factory=dict)  # first offsets; absent: added later, 0
+    starting: dict[int, int] = field(default_factory=dict)
     # Of this start alone: epochs begin again where Kafka has forgotten the ledgers.
     token: str = field(default_factory=lambda: secrets.token_hex(8))
 
@@ -104,30 +103,12 @@ class PartitionFold:
             redelivered += block.count(Outcome.REDELIVERED)
             dead_lettered += block.count(Outcome.DEAD_LETTERED)
         if _epoch(tracker) != before:
-            redelivered = dead_lettered = 0  # of the time when it stood by
-        tracker.next_offset = range_end  # what is left up to there are control records
+            redelivered = dead_lettered = 0
+        tracker.next_offset = range_end
         actions = tracker.plan(self._settings.max_actions)
         self._keep(tracker, redelivered, dead_lettered)
-        status = self._status(tracker, topic, partition, redelivered, dead_lettered)
-        return (
-            topic,
-            partition,
-            range_end,
-            status.committable_offset,
-            encode_status(status),
-            encode_actions(actions),
-        )
-
-    def _status(
-        self,
-        tracker: RedeliveryTracker,
-        topic: str,
-        partition: int,
-        redelivered: int,
-        dead_lettered: int,
-    ) -> TrackerStatus:
         wake = tracker.next_wake()
-        return TrackerStatus(
+        status = TrackerStatus(
             topic=topic,
             partition=partition,
             engine=self._settings.engine,
@@ -145,28 +126,21 @@ class PartitionFold:
             dead_lettered=dead_lettered,
             is_live=tracker.is_live,
         )
+        place = topic, partition, range_end, status.committable_offset
+        return (*place, encode_status(status), encode_actions(actions))
 
     def _tracker(self, index: bytes | None, partition: int) -> RedeliveryTracker:
         settings = self._settings
-        engine = (settings.token, settings.epoch)
+        known: dict[str, Any] = {
+            "partition": partition,
+            "max_lease_ms": settings.max_lease_ms,
+            "longest_ms": settings.longest_ms,
+            "carry_after_ms": settings.carry_after_ms,
+            "engine": (settings.token, settings.epoch),
+        }
         if index is None:
-            return RedeliveryTracker(
-                settings.starting.get(partition, 0),
-                partition=partition,
-                max_lease_ms=settings.max_lease_ms,
-                longest_ms=settings.longest_ms,
-                carry_after_ms=settings.carry_after_ms,
-                engine=engine,
-            )
-        return restore_tracker(
-            bytes(index),
-            self._load,
-            partition=partition,
-            max_lease_ms=settings.max_lease_ms,
-            longest_ms=settings.longest_ms,
-            carry_after_ms=settings.carry_after_ms,
-            engine=engine,
-        )
+            return RedeliveryTracker(settings.starting.get(partition, 0), **known)
+        return restore_tracker(bytes(index), self._load, **known)
 
     def _load(self, name: str) -> bytes:
         found = self._chunks.getValue((name,))

@@ -11,13 +11,12 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import chain
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.streaming.stateful_processor import (
-    StatefulProcessor,
-    StatefulProcessorHandle,
-)
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.spark.checkpoint import CheckpointNote
@@ -38,11 +37,11 @@ class QueryPlan:
     tracker: TrackerConfig
     note: CheckpointNote
     epoch: int
-    checkpoint: str  # where Spark's own files are
+    checkpoint: str
     partitions: int
     carry_after_ms: int
-    max_markers: int  # per batch: back-pressure when the log is far ahead
-    token: str = field(default_factory=lambda: secrets.token_hex(8))  # of this start's TICKs (R17)
+    max_markers: int
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
 # Where the session says nothing. A batch reads each row once: a cache would only grow, 8 MB a task.
@@ -70,8 +69,7 @@ def start_query(
 def _start(
     spark: SparkSession, plan: QueryPlan, on_batch: Callable[[DataFrame, int], None]
 ) -> StreamingQuery:
-    note = plan.note
-    config = replace(plan.config, kafka=dict(plan.config.kafka))
+    note, config = plan.note, plan.config
     source = register_source(spark, config, name=f"kafkamq_source_{note.engine[-8:]}")
     starting = {str(number): at for number, at in note.starting.items()}
     blocks = (
@@ -103,23 +101,21 @@ def _start(
         .queryName(f"kafkamq tracker of {config.marker_topic} ({note.engine})")
         .outputMode("append")
         .option("checkpointLocation", plan.checkpoint)
-        .trigger(processingTime="0 seconds")  # the batch before has waited until it is wanted
+        # The batch before has waited until it is wanted.
+        .trigger(processingTime="0 seconds")
         .start()
     )
 
 
-_CELL = ("topic", "partition", "range_start", "range_end", "first_offset", "block")
+_CELL = ["topic", "partition", "range_start", "range_end", "first_offset", "block"]
 _OUTPUT = [column.split()[0] for column in FOLDED_COLUMNS.split(", ")]
 
 
 class FoldProcessor(StatefulProcessor):
-    """Folds the batches of one marker partition and says what is due."""
-
     def __init__(self, settings: FoldSettings) -> None:
         self._settings = settings
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the state."""
         calm_worker()
         index = handle.getValueState(
             "index", "index BINARY, epoch BIGINT, redelivered BIGINT, dead_lettered BIGINT"
@@ -136,15 +132,6 @@ class FoldProcessor(StatefulProcessor):
         """Fold a batch: rows of mode ``blocks``, all of one marker partition."""
         import pandas as pd
 
-        cells = sorted(
-            (
-                row
-                for frame in rows
-                for row in frame[list(_CELL)].itertuples(index=False, name=None)
-            ),
-            key=lambda row: row[4],
-        )
+        parts = (frame[_CELL].itertuples(index=False, name=None) for frame in rows)
+        cells = sorted(chain.from_iterable(parts), key=itemgetter(_CELL.index("first_offset")))
         yield pd.DataFrame([self._fold.fold(cells)], columns=_OUTPUT)
-
-    def close(self) -> None:
-        """Nothing is held open."""

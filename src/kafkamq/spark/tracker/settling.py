@@ -49,7 +49,7 @@ from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import REFUSALS, meaning
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row
+    from pyspark.sql import DataFrame
 
 _log = logging.getLogger(__name__)
 _THREADS = 4
@@ -57,18 +57,16 @@ SETTLE_S = 20.0
 _CLOSE_S = 5.0
 MAX_REST_MS = 3_600_000
 _UNKNOWN = Wake(None, None, False)
-_LEAD_MS = 150  # between a TICK and the batch that reads it
-_STATUS_S = 1.0  # between two statuses of a partition
+_LEAD_MS = 150
+_STATUS_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class FoldedRow:
-    """What a batch has folded of one marker partition."""
-
-    read_ms: int  # monotonic: about when
-    position: int  # the committable one
-    status: TrackerStatus  # with the batch's number
-    actions: bytes  # as ``encode_actions`` packed them; empty: there are none
+    read_ms: int
+    position: int
+    status: TrackerStatus
+    actions: bytes
 
     @property
     def partition(self) -> int:
@@ -77,14 +75,12 @@ class FoldedRow:
 
 @dataclass(slots=True)
 class _Partition:
-    """One marker partition; only the owner thread touches it."""
-
     awaited: Awaited
     ledger: Ledger | None = None
     is_busy: bool = False
-    row: FoldedRow | None = None  # it waits
-    left: list[Settle | Carry] = field(default_factory=list)  # known not to be done
-    written_s: float = 0.0  # monotonic; when a position was written
+    row: FoldedRow | None = None
+    left: list[Settle | Carry] = field(default_factory=list)
+    written_s: float = 0.0
 
 
 class RowSettling:
@@ -93,13 +89,13 @@ class RowSettling:
     def __init__(
         self, config: ServiceConfig, tracker: TrackerConfig, *, engine: str, trigger_ms: int
     ) -> None:
-        self.is_reading = False  # a batch is under way; what is written now is not read by it
-        self.is_waiting = False  # ... or over, until the next one is wanted
+        self.is_reading = False
+        self.is_waiting = False
         self._config = config
         self._tracker = tracker
         self._engine = engine
         self._trigger_ms = trigger_ms
-        self._epoch = 0  # it stands by, and owns nothing (R36)
+        self._epoch = 0
         self._partitions: dict[int, _Partition] = {}
         first = LedgerKey.of_markers(config, 0).transactional_id
         self._admin = Admin(config, kept_groups={first})
@@ -108,14 +104,13 @@ class RowSettling:
         for _ in range(_THREADS):
             self._workers.submit(self._settlers.add, lambda _: None, _raise)
         self._offered: SimpleQueue[tuple[int, Sequence[FoldedRow]]] = SimpleQueue()
-        self._taken = self._next = -1  # batch that came, and behind which another one is wanted
-        self._waiting: set[int] = set()  # partitions with a row that has not begun
+        self._taken = self._next = -1
+        self._waiting: set[int] = set()
         self._changed = threading.Condition()
         self._is_closed = False
 
     @property
     def kept(self) -> tuple[OpenLedgers, Admin]:
-        """Return where a claim keeps its ledgers."""
         return self._settlers.ledgers, self._admin
 
     def own(self, claimed: Claim) -> None:
@@ -160,12 +155,21 @@ class RowSettling:
         began_ms = monotonic_ms()
         self.is_reading = True
         try:
-            rows = [_folded(row, batch, began_ms) for row in frame.collect()]
+            rows = [
+                FoldedRow(
+                    read_ms=began_ms,
+                    position=row["position"],
+                    status=replace(decode_status(bytes(row["status"])), batch=batch),
+                    actions=bytes(row["actions"]),
+                )
+                for row in frame.collect()
+            ]
         finally:
             self.is_reading = False
         self.offer(rows, batch)
         if any(row.actions for row in rows):
-            return  # the owner would want the next one for their ENDs, as soon as it has its turn
+            # The owner would want the next one for their ENDs, as soon as it has its turn.
+            return
         self.is_waiting = True
         with self._changed:
             until_ms = began_ms + self._trigger_ms
@@ -228,7 +232,7 @@ class RowSettling:
         if ledger is None or not row.status.epoch:
             return
         more, part.left = [*part.left, *part.awaited.take()], []
-        turns = -(-len(self._partitions) // MAX_OPEN)  # so many share the place of an open ledger
+        turns = -(-len(self._partitions) // MAX_OPEN)
         since_ms = 1000 * (time.monotonic() - part.written_s)
         if row.actions or more or since_ms >= turns * self._tracker.position_interval_ms:
             self._submit(part, ledger, row, more)
@@ -250,15 +254,9 @@ class RowSettling:
         self, ledger: Ledger, row: FoldedRow, more: Sequence[Settle | Carry]
     ) -> tuple[Sequence[Settle | Carry], SettleReport | SettlementError]:
         actions = [*decode_actions(row.actions), *more]
-        settle = methodcaller(
-            "settle",
-            ledger,
-            actions,
-            position=row.position,
-            batch=row.status.batch,
-            timeout_s=SETTLE_S,
-        )
+        known = {"position": row.position, "batch": row.status.batch, "timeout_s": SETTLE_S}
         try:
+            settle = methodcaller("settle", ledger, actions, **known)
             return actions, self._settlers.run(ledger, settle)
         except SettlementError as error:
             return actions, error
@@ -275,12 +273,13 @@ class RowSettling:
         part.is_busy = False
         if isinstance(outcome, SettlementError):
             _require_no_refusal(outcome, row.partition)
-            left = outcome.actions[len(outcome.awaited) :]  # known not to be done (R15)
+            # They are known not to be done (R15).
+            left = outcome.actions[len(outcome.awaited) :]
         else:
             took_s = (monotonic_ms() - row.read_ms) / 1000
             before = actions if unsettled is None else unsettled
             observe_lateness(row.partition, before, outcome, took_s)
-            left = tuple(outcome.left)  # there was no time for them
+            left = tuple(outcome.left)
             if outcome.transactions:
                 part.written_s = time.monotonic()
         part.awaited.add(outcome.awaited)
@@ -293,17 +292,17 @@ class RowSettling:
             part.left += left
 
     def close(self) -> None:
-        """End all clients. What is under way is as good as if it had been quicker; what is not
-        begun the next start plans again. Idempotent.
-        """
+        """End all clients; what has not begun the next start plans again. Idempotent."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
         deadline_s = time.monotonic() + _CLOSE_S
         while self._workers.running and time.monotonic() < deadline_s:
-            with suppress(KafkaMQError):  # one for each partition, when another start owns them
+            with suppress(KafkaMQError):
+                # Each partition has an error when another start owns them.
                 self._workers.deliver(0.1)
-        while self.is_reading and time.monotonic() < deadline_s:  # else Spark logs how it breaks
+        # Without this Spark logs how the batch breaks.
+        while self.is_reading and time.monotonic() < deadline_s:
             time.sleep(0.05)
         self._workers.close()
         ledgers = (part.ledger for part in self._partitions.values())
@@ -322,15 +321,6 @@ def _require_no_refusal(error: SettlementError, partition: int) -> None:
     )
 
 
-def _folded(row: Row, batch: int, read_ms: int) -> FoldedRow:
-    return FoldedRow(
-        read_ms=read_ms,
-        position=row["position"],
-        status=replace(decode_status(bytes(row["status"])), batch=batch),
-        actions=bytes(row["actions"]),
-    )
-
-
 def _raise(error: KafkaMQError) -> None:
     raise error
 
@@ -344,12 +334,12 @@ class TickKeeper:
         self._config = config
         self._max_silence_ms = tracker.max_silence_ms
         self._epoch = epoch
-        self._token = token  # in the TICKs: which of them this start waits for
+        self._token = token
         self._ticker = Ticker(config)
         self._policies: dict[int, TickPolicy] = {}
-        self._rests_since_ms: dict[int, int] = {}  # the last TICK, or batch
+        self._rests_since_ms: dict[int, int] = {}
         self._unpublished: set[int] = set()
-        self._publish_s = 0.0  # monotonic: not before
+        self._publish_s = 0.0
         self.latest: dict[int, TrackerStatus] = {}
 
     def begin(
@@ -385,7 +375,8 @@ class TickKeeper:
         """What a batch has folded of a partition, which was read at this time (monotonic)."""
         policy = self._policies.get(status.partition)
         if policy is None:
-            return  # its TICK of the start comes first
+            # Its TICK of the start comes first.
+            return
         self.latest[status.partition] = status
         self._unpublished.add(status.partition)
         self._rests_since_ms[status.partition] = monotonic_ms()
@@ -443,7 +434,6 @@ class TickKeeper:
             policy.on_delivered(offset)
 
     def close(self) -> None:
-        """Publish what is new, and end the client; idempotent."""
         self._publish()
         self._ticker.close()
 

@@ -31,13 +31,7 @@ from kafkamq.errors import (
     WireError,
 )
 from kafkamq.markers.rules.hold import NEVER
-from kafkamq.markers.tracker.ledger import (
-    Claim,
-    LedgerKey,
-    claim,
-    is_later_start,
-    read_ledgers,
-)
+from kafkamq.markers.tracker.ledger import Claim, LedgerKey, claim, is_later_start, read_ledgers
 from kafkamq.markers.tracker.metrics import TrackerMetrics
 from kafkamq.markers.tracker.records import Ticker
 from kafkamq.markers.tracker.succession import SIGN_MS, Succession
@@ -52,23 +46,25 @@ from kafkamq.spark.parallelism import cores, tracker_tasks
 from kafkamq.spark.progress import watching
 from kafkamq.spark.session import build_session, end_session, has_session
 from kafkamq.spark.tracker.query import QueryPlan, start_query
-from kafkamq.spark.tracker.run import Run, Stages, pause_s
 from kafkamq.spark.tracker.settling import RowSettling, TickKeeper, take_turn
 from kafkamq.transport.admin import Admin, TopicInfo
-from kafkamq.transport.log_reader import log_reader
+from kafkamq.transport.log_reader import LogReader, log_reader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 _log = logging.getLogger(__name__)
 
 MAX_TASKS = 10_000
-_STEP_S = 0.1  # a batch that comes is taken at once
-MAX_FAILURES = 20  # in a row, without a batch in between
-_SHARED_S = 2.5 * SIGN_MS / 1000  # as long as signs of a tracker on the same checkpoint may take
-_MAX_TURN_S = 90.0  # a restart of the query, with its pause, is one turn
-LONG_BATCH_S = 60.0  # then it is not ready
-MAX_BATCH_S = 600.0  # then it hangs
+_STEP_S = 0.1
+MAX_FAILURES = 20
+_SHARED_S = 2.5 * SIGN_MS / 1000
+_MAX_TURN_S = 90.0
+LONG_BATCH_S = 60.0
+MAX_BATCH_S = 600.0
+_MAX_PAUSE_S = 30.0
+_TOPOLOGY_S = 10.0
 # What no restart mends, or where a restart would do harm.
 _FINAL = (ConfigError, DataLossError, WireError, SparkGoneError, StateError)
 
@@ -76,6 +72,84 @@ _FINAL = (ConfigError, DataLossError, WireError, SparkGoneError, StateError)
 def _query_label(name: str) -> str:
     """The tracker's own query is always ``tracker``: its name has the engine's id in it."""
     return "tracker" if name.startswith("kafkamq tracker of ") else name
+
+
+class Stages:
+    """The stages of one start, one after the other; begins when it is made."""
+
+    def __init__(self) -> None:
+        self._began_s = self._last_s = time.monotonic()
+        self.took_s: dict[str, float] = {}
+
+    def done(self, name: str) -> None:
+        now_s = time.monotonic()
+        self.took_s[name] = round(now_s - self._last_s, 2)
+        self._last_s = now_s
+        _log.debug("%s: done after %.2f s", name, now_s - self._began_s)
+
+
+class Run:
+    """One start of the engine, while it runs; used by the minding thread."""
+
+    def __init__(
+        self,
+        plan: QueryPlan,
+        keeper: TickKeeper,
+        settling: RowSettling,
+        query: StreamingQuery,
+        *,
+        stages: Stages,
+    ) -> None:
+        self.plan = plan
+        self.keeper = keeper
+        self.settling = settling
+        self.query = query
+        self.reader = LogReader(plan.config)
+        self.has_progressed = False
+        self.is_turning = True
+        self._batch = -1
+        self._stages = stages
+        self._looked_s = time.monotonic()
+        self._counted_s = time.monotonic()
+
+    def note_progress(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._looked_s < 1.0:
+            return
+        self._looked_s = now_s
+        progress: Mapping[str, Any] | None = self.query.lastProgress
+        if progress is None or progress["batchId"] == self._batch:
+            # While nothing comes Spark waits in the source, a second at a time; where nothing falls
+            # due, inside of a batch that is over.
+            status = self.query.status
+            is_busy = status["isTriggerActive"] and status["isDataAvailable"]
+            self.is_turning = self.settling.is_waiting or not is_busy
+            return
+        self.is_turning = True
+        if not self.has_progressed:
+            self._stages.done("first batch")
+        self._batch = progress["batchId"]
+        self.has_progressed = True
+        took_ms = progress["durationMs"].get("triggerExecution", 0)
+        _log.debug("batch", extra={"batch": self._batch, "took_ms": took_ms})
+
+    def is_topology_due(self) -> bool:
+        now_s = time.monotonic()
+        if now_s - self._counted_s < _TOPOLOGY_S:
+            return False
+        self._counted_s = now_s
+        return True
+
+    def end(self) -> None:
+        """Stop what runs; total."""
+        # Otherwise a batch would wait.
+        self.settling.close()
+        try:
+            self.query.stop()
+        except Exception:  # noqa: BLE001 - py4j raises anything when the JVM is gone
+            _log.info("the query could not be stopped, the JVM may be gone")
+        self.keeper.close()
+        self.reader.close()
 
 
 class SparkTracker:
@@ -131,8 +205,8 @@ class SparkTracker:
         self._spark: SparkSession | None = None
         self._run: Run | None = None
         self._partitions = 0
-        self._claimed = Claim()  # a start that failed goes on behind what it has claimed
-        self._settling: RowSettling | None = None  # of the start that is under way
+        self._claimed = Claim()
+        self._settling: RowSettling | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._mind, name="kafkamq-tracker", daemon=True)
         self._error: BaseException | None = None
@@ -182,13 +256,12 @@ class SparkTracker:
         return self
 
     def _launch(self, *, takeover: bool) -> None:
-        """Start the engine once: claim, TICKs, query."""
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # no hints
         from pyspark.errors import PySparkException
 
         try:
             self._begin(takeover=takeover)
-        except (Py4JError, PySparkException, OSError) as error:  # of reading the checkpoint
+        except (Py4JError, PySparkException, OSError) as error:
             raise advised(spark_failure(error), self._checkpoint) from error
         finally:
             settling, self._settling = self._settling, None
@@ -211,7 +284,8 @@ class SparkTracker:
                 settling.own(self._claimed)
                 keeper.begin(range(self._partitions))
             self._stages.done("ticks")
-            self._claimed = Claim()  # the next start has an epoch of its own
+            # The next start has an epoch of its own.
+            self._claimed = Claim()
             query = start_query(spark, plan, settling.run)
             self._stages.done("query")
         except BaseException:
@@ -260,7 +334,8 @@ class SparkTracker:
         elif is_moving:
             old, note = note, note.moved(wanted, self._first_offsets(claimed, is_lost=False))
             write_note(spark, self._checkpoint, note)
-            for number, position in claimed.positions.items():  # its batches are of that folder
+            # The batch of a position is one of the old folder.
+            for number, position in claimed.positions.items():
                 claimed.positions[number] = replace(position, batch=0)
             drop_folder(spark, self._checkpoint, old)
         else:
@@ -271,9 +346,7 @@ class SparkTracker:
     def _look(
         self, spark: SparkSession
     ) -> tuple[TopicInfo, dict[int, Position], CheckpointNote | None, int]:
-        """Return the markers' topic, the ledgers by partition, the checkpoint's note, and how many
-        tasks a new one has.
-        """
+        """Return the markers' topic, its ledgers, the checkpoint's note, and tasks of a new one."""
         config, topic = self.config, self.config.marker_topic
         with Admin(config) as admin:
             info = admin.require_topic(topic)
@@ -324,8 +397,8 @@ class SparkTracker:
 
     def _mind(self) -> None:
         """The thread beside the query: TICKs, added partitions, restarts."""
-        failures = 0  # runs in a row that ended before a batch
-        refusals = 0  # starts in a row that did not come about: brokers may be away for days
+        failures = 0
+        refusals = 0
         assert self._loop is not None, "it was started"
         assert self._batches is not None, "it was started"
         try:
@@ -339,7 +412,7 @@ class SparkTracker:
                     if run.is_turning:
                         self._batches.beat()
                     continue
-                self._batches.beat()  # batches are not what is wrong
+                self._batches.beat()
                 if error is not None:
                     failures += 1
                     if run is not None and not run.has_progressed:
@@ -353,7 +426,8 @@ class SparkTracker:
                         error,
                         extra={"failures": failures},
                     )
-                self._stopping.wait(pause_s(failures + refusals))
+                tries = min(failures + refusals, 10)
+                self._stopping.wait(min(_MAX_PAUSE_S, 0.25 * 2.0**tries))
                 if not self._stopping.is_set():
                     refusals = 0 if self._relaunch() else refusals + 1
         except BaseException as error:  # noqa: BLE001 - handed to wait() and stop()
@@ -390,7 +464,8 @@ class SparkTracker:
         self._stages = Stages()
         try:
             self._launch(takeover=False)
-        except ConfigError as error:  # claim(takeover=False): another engine's epoch is the latest
+        except ConfigError as error:
+            # Another engine's epoch is the latest, and this start takes nothing over.
             failed: KafkaMQError = FencedError(
                 f"another engine took over: {error}", code="LATER_START", is_fatal=True
             )
@@ -427,7 +502,6 @@ class SparkTracker:
 
     @property
     def is_running(self) -> bool:
-        """Return whether it was started and has neither failed nor been stopped."""
         return self._thread.is_alive()
 
     @property
@@ -461,9 +535,7 @@ class SparkTracker:
         return True
 
     def stop(self) -> None:
-        """End the query and the session that it made; what a batch had under way is repeated by
-        the next start. Idempotent.
-        """
+        """End the query, and the session that it made; idempotent."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(60.0)
@@ -508,7 +580,7 @@ class StandbyTracker(SparkTracker):
         super().__init__(config, tracker, checkpoint=checkpoint, **others)
         self._succession = Succession(config, stands_by=True)
         self._is_passive = True
-        self._is_warm = False  # its query has done a batch
+        self._is_warm = False
 
     @property
     def stands_by(self) -> bool:
@@ -525,7 +597,8 @@ class StandbyTracker(SparkTracker):
         self._is_warm = False
         plan = self._plan_beside(self._spark)
         self._start_run(self._spark, plan)
-        with closing(Ticker(self.config)) as ticker:  # on a silent log, too, it has a first batch
+        with closing(Ticker(self.config)) as ticker:
+            # On a silent log, too, it has a first batch.
             ticker.tick_all(range(self._partitions), engine=plan.note.engine, epoch=0)
 
     def _plan_beside(self, spark: SparkSession) -> QueryPlan:
@@ -625,7 +698,7 @@ class StandbyTracker(SparkTracker):
     def _relaunch(self) -> bool:
         self._is_passive = self._is_passive or self._succession.is_succeeded
         if not self._is_passive:
-            return super()._relaunch()  # where a later start exists it stands by from then on
+            return super()._relaunch()
         try:
             self._launch(takeover=False)
         except KafkaMQError as error:
@@ -636,7 +709,7 @@ class StandbyTracker(SparkTracker):
         return True
 
     def _add_partitions(self, run: Run) -> None:
-        if not self._is_passive:  # else the claim will find them
+        if not self._is_passive:
             super()._add_partitions(run)
 
     def _is_ready(self) -> bool:
@@ -647,29 +720,17 @@ def run_spark_tracker(
     config: ServiceConfig,
     tracker: TrackerConfig | None = None,
     *,
-    checkpoint: str,
-    master: str = "local[2]",
-    trigger_s: float = 1.0,
-    tasks: int | None = None,
-    settings: Mapping[str, str] | None = None,
     stop: threading.Event | None = None,
     standby: bool = False,
+    **others: Any,
 ) -> None:
-    """Run a tracker until ``stop`` is set; for the command line.
+    """Run a tracker until ``stop`` is set; ``others`` are arguments of ``SparkTracker``.
 
     Raises:
         KafkaMQError: Why it could not start, or ended.
     """
     stop = stop or threading.Event()
     kind = StandbyTracker if standby else SparkTracker
-    with kind(
-        config,
-        tracker,
-        checkpoint=checkpoint,
-        master=master,
-        trigger_s=trigger_s,
-        tasks=tasks,
-        settings=settings,
-    ) as running:
+    with kind(config, tracker, **others) as running:
         while not stop.is_set() and not running.wait(0.2):
             pass

@@ -48,7 +48,6 @@ class AdminClient(Client):
         return self._serve_errors()
 
     def _ask(self, effect: Callable[[], Any], options: Mapping[str, Any]) -> Future[Any]:
-        """Return the answer to one question, waited for."""
         future: Future[Any] = Future()
         try:
             timeout_s = float(options.get("request_timeout", _TIMEOUT_S))

@@ -85,7 +85,6 @@ class Client:
         return answer
 
     def _topic(self, name: str) -> Topic | None:
-        """Return the topic, if this client may hear of it."""
         is_hidden = (self, name) in self.cluster.faults.hidden
         return None if is_hidden else self.cluster.topics.get(name)
 
@@ -264,11 +263,9 @@ class Transactional:
         self._partitions: set[Partition] = set()
         self._has_offsets = False
         self._skipped: set[Partition] = set()
-        # How many deliveries of the transaction have failed.
         self._failed = 0
         self._abortable: KafkaError | None = None
         self._fatal: KafkaError | None = None
-        # A fatal error that poll or flush has to raise.
         self._unraised: KafkaError | None = None
 
     @property
@@ -302,7 +299,6 @@ class Transactional:
         return is_joined
 
     def _produce_failed(self, error: KafkaError, text: str) -> None:
-        """The broker has refused a record."""
         if self.transactional_id is not None and self._state in (_State.OPEN, _State.COMMITTING):
             self._set_abortable(kafka_error(error.code(), text, abort=True))
 
@@ -377,7 +373,6 @@ class Transactional:
             self.cluster.transactions.begun_again(self.transactional_id or "", self._epoch)
 
     def _joined(self, partition: Partition) -> Transaction:
-        """Return the transaction, with the partition in it."""
         transaction = self.cluster.transactions.current(self.transactional_id or "", self._epoch)
         self._partitions.add(partition)
         return transaction
@@ -457,7 +452,6 @@ class Transactional:
         try:
             left = self.flush(max(0.0, deadline_s - time.monotonic()))
         except KafkaException:
-            # It is fatal: ``_require`` raises it.
             left = 0
         if left:
             text = (

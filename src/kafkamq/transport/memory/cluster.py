@@ -95,7 +95,6 @@ class MemoryKafka(State):
             return topic
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic, and what groups have committed for it."""
         with self.changed:
             if self.topics.pop(name, None) is None:
                 raise failure(KafkaError.UNKNOWN_TOPIC_OR_PART)
@@ -179,18 +178,12 @@ class Member:
     def __init__(self, client: GroupClient, member_id: str) -> None:
         self.id = member_id or f"{client.client_id}-{uuid.uuid4()}"
         self.client = client
-        # The topics that it wants.
         self.topics: list[str] = []
-        # It holds these until it says otherwise.
         self.owned: set[PartitionId] = set()
-        # What it is to hold; by the consumer protocol, what it may hold.
         self.assigned: set[PartitionId] = set()
-        # The generation that it has been told of.
         self.epoch = 0
         self.has_joined = False
-        # The coordinator has dropped it, which it does not know yet.
         self.is_removed = False
-        # When its next heartbeat tells it what is new.
         self.hears_s = math.inf
         self.silent_since_s = math.inf
 
@@ -255,7 +248,10 @@ class Group:
             self._tell(member)
         self.generation += 1
         self.state = "STABLE" if self.members else "EMPTY"
-        strategy = self._strategy()
+        # The first one of the first member that all members know.
+        lists = [member.client.strategies for member in self.members.values()]
+        common = [name for name in lists[0] if all(name in each for each in lists)] if lists else []
+        strategy = common[0] if common else "range"
         owned = {member.id: member.owned for member in self.members.values()}
         found = assign(strategy, self._counts(), self._topics(), owned)
         for member in self.members.values():
@@ -268,12 +264,6 @@ class Group:
                         member.assigned -= places
         for member in list(self.members.values()):
             member.client.take_assignment(member, strategy)
-
-    def _strategy(self) -> str:
-        """Return the first one of the first member that all members know."""
-        lists = [member.client.strategies for member in self.members.values()]
-        common = [name for name in lists[0] if all(name in each for each in lists)] if lists else []
-        return common[0] if common else "range"
 
     def _counts(self) -> dict[str, int]:
         """Return partitions by topic, as the leader knows them: a partition that is new may be
@@ -323,7 +313,6 @@ class Group:
     # ---- time
 
     def _is_silent(self, member: Member) -> bool:
-        """Return whether its heartbeats do not arrive."""
         client = member.client
         is_gone = client.is_closed or not client.is_member(member)
         return is_gone or client in self._cluster.faults.cut
@@ -368,7 +357,6 @@ class Groups:
     # ---- offsets
 
     def keep(self, group: str, place: PartitionId, committed: Committed) -> None:
-        """Commit one offset."""
         self.offsets.setdefault(group, {})[place] = committed
         if self.on_kept is not None:
             self.on_kept(group, place, committed)
@@ -393,7 +381,6 @@ class Groups:
     def refusal(
         self, name: str, generation: int, member_id: str, *, is_transactional: bool = False
     ) -> KafkaError | None:
-        """Why this member may not commit."""
         group = self.groups.get(name)
         is_empty = group is None or not group.members
         if generation < 0 and (is_empty or (is_transactional and not member_id)):
@@ -408,7 +395,6 @@ class Groups:
         return kafka_error(KafkaError.STALE_MEMBER_EPOCH)
 
     def forget_topic(self, topic: str) -> None:
-        """A deleted topic takes what was committed for it along."""
         for offsets in self.offsets.values():
             for place in [each for each in offsets if each[0] == topic]:
                 del offsets[place]
@@ -476,7 +462,6 @@ class Groups:
                 group.retarget()
 
     def tick(self, now_s: float) -> None:
-        """Do what is due."""
         for group in list(self.groups.values()):
             if group.members:
                 group.tick(now_s)
@@ -494,7 +479,6 @@ def assign(
     topics: Mapping[str, Sequence[str]],
     owned: Mapping[str, set[PartitionId]],
 ) -> Assignment:
-    """Spread partitions over members."""
     if strategy == "range":
         return _range(counts, topics)
     if strategy == "roundrobin":
@@ -610,7 +594,6 @@ class Transactions:
                 self._cluster.due(each.open.began_s + each.timeout_s)
 
     def has_pending_offset(self, group: str, place: PartitionId) -> bool:
-        """Return whether an open transaction holds an offset for it."""
         wanted = group, place
         return any(
             each.open is not None and wanted in each.open.offsets for each in self._ids.values()

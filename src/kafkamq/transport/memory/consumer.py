@@ -37,13 +37,11 @@ class _Reading:
     __slots__ = ("asks_s", "eof_at", "first", "offset", "position", "ready_s")
 
     def __init__(self, first: int) -> None:
-        # The offset as it was assigned.
         self.first = first
         # When a broker is asked for the partition; negative: it is known.
         self.asks_s = -1.0
         # When the first fetch comes back; negative: none was sent.
         self.ready_s = -1.0
-        # None: it stands still.
         self.offset: int | None = first
         self.position = OFFSET_INVALID
         self.eof_at = -1
@@ -63,7 +61,6 @@ class Consumer(Membership, Commits):
         self._readings: dict[PartitionId, _Reading] = {}
         self._paused: set[PartitionId] = set()
         self._events: deque[Message] = deque()
-        # As the last fetch told.
         self._bounds: dict[PartitionId, tuple[int, int]] = {}
         self._turn = 0
 
@@ -237,7 +234,7 @@ class Consumer(Membership, Commits):
         end = partition.stable if self._is_committed else partition.end
         self._bounds[place] = partition.start, end
         if not partition.start <= offset <= partition.end:
-            self._out_of_range(place, reading, offset)
+            self._reset_to(place, reading, offset, _OUT_OF_RANGE)
             if self._events:
                 found.append(self._events.popleft())
             return
@@ -281,7 +278,7 @@ class Consumer(Membership, Commits):
         return is_led and reading.offset is not None
 
     def _ask_for(self, topic: str, reading: _Reading) -> None:
-        """Of what is assigned and unknown the client asks a broker every second."""
+        """Ask a broker every second for what is assigned and unknown."""
         now_s = time.monotonic()
         is_asked = 0 <= reading.asks_s <= now_s
         if is_asked and self._topic(topic) is not None:
@@ -302,7 +299,6 @@ class Consumer(Membership, Commits):
         return reading.ready_s <= now_s
 
     def _start(self, place: PartitionId, reading: _Reading, partition: Partition) -> None:
-        """Turn a logical offset into a place in the log."""
         wanted = reading.offset
         if wanted == OFFSET_BEGINNING:
             reading.offset = partition.start
@@ -315,11 +311,7 @@ class Consumer(Membership, Commits):
             else:
                 self._reset_to(place, reading, OFFSET_INVALID, _NO_COMMIT)
 
-    def _out_of_range(self, place: PartitionId, reading: _Reading, offset: int) -> None:
-        self._reset_to(place, reading, offset, _OUT_OF_RANGE)
-
     def _reset_to(self, place: PartitionId, reading: _Reading, offset: int, text: str) -> None:
-        """``auto.offset.reset``."""
         partition = self.cluster.partition(place)
         if self._reset == "error" or partition is None:
             reading.offset = None
@@ -376,7 +368,6 @@ class Consumer(Membership, Commits):
 
         faults = self.cluster.faults
         if place in faults.offline and not faults.separates(self):
-            # Brokers tell of no leader.
             raise failure(KafkaError._UNKNOWN_PARTITION, prefix + "Local: Unknown partition")
 
         def ask() -> tuple[int, int]:
@@ -408,7 +399,6 @@ class Consumer(Membership, Commits):
         return self._request("list_offsets", ask, timeout, prefix)
 
     def _known_partition(self, place: PartitionId, prefix: str) -> Partition:
-        """Return the partition, as far as this client has heard of it."""
         found = self.cluster.partition(place)
         if found is None and self.known.get(place[0], 0) > place[1]:
             self._learn(place[0])

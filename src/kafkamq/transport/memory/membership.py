@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, Message, TopicPartition
 
 from kafkamq.transport.memory.client import Client, encode_member, int_of
-from kafkamq.transport.memory.cluster import Group, Member
+from kafkamq.transport.memory.cluster import Member
 from kafkamq.transport.memory.state import Fault, failure, kafka_error
 from kafkamq.transport.settings import is_new_protocol
 from kafkamq.types import PartitionId
@@ -25,9 +25,8 @@ from kafkamq.types import PartitionId
 if TYPE_CHECKING:
     from kafkamq.transport.memory.cluster import MemoryKafka
 
-# An outage ends without a word: it is looked for so often.
+# The pause between looks for the end of an outage, which comes without a word.
 _AGAIN_S = 0.25
-# Topics that are missing are looked for so often.
 _MISSING_S = 1.0
 _log = logging.getLogger(__name__)
 
@@ -57,7 +56,6 @@ class Membership:
         self.max_poll_s = int_of(settings, 300_000, "max.poll.interval.ms") / 1000
         self._session_s = int_of(settings, 45_000, "session.timeout.ms") / 1000
         self._heartbeat_s = int_of(settings, 3000, "heartbeat.interval.ms") / 1000
-        # The partitions of each topic at the last join.
         self._joined_counts: dict[str, int] = {}
         self._refresh_s = int_of(settings, 300_000, "topic.metadata.refresh.interval.ms") / 1000
         self._has_assigned = False
@@ -75,7 +73,6 @@ class Membership:
         self._refreshes_s = self._away_since_s = math.inf
         self._missing: set[str] = set()
         self._is_calling = False
-        # The paused partitions of what was revoked last.
         self._went_paused: set[PartitionId] = set()
 
     @property
@@ -276,7 +273,6 @@ class Membership:
         return self._member is member
 
     def next_heartbeat_s(self) -> float:
-        """Return when it asks the coordinator next."""
         since_s = time.monotonic() - self._began_s
         interval_s = self._heartbeat_s
         if not self._is_classic:
@@ -312,12 +308,10 @@ class Membership:
         error = kafka_error(KafkaError._MAX_POLL_EXCEEDED, text)
         self._announce(error, None)
         self._steps.clear()
-        # This is told once.
         self._polled_s = math.inf
         self._steps.append(("lost", sorted(self._owned), self._leave))
 
     def _announce(self, error: KafkaError, topic: str | None) -> None:
-        """Put an event among the records."""
         self._events.append(
             Message(
                 topic=topic,
@@ -329,7 +323,7 @@ class Membership:
         )
 
     def _refresh(self, now_s: float) -> None:
-        """Metadata of what is subscribed to; a change of it asks for a new round."""
+        """Look at the metadata of what is subscribed to; a change of it asks for a new round."""
         counts = {topic: self._learn(topic) for topic in self._topics()}
         missing = {
             topic for topic in self._wanted if not topic.startswith("^") and topic not in counts
@@ -400,13 +394,10 @@ class Membership:
             self._is_joining = True
             group.join(member, set() if self._is_eager else set(self._owned))
         else:
-            self._enter(group, member)
-
-    def _enter(self, group: Group, member: Member) -> None:
-        group.members[member.id] = member
-        group.retarget()
-        member.hears_s = 0.0
-        self.cluster.due(0.0)
+            group.members[member.id] = member
+            group.retarget()
+            member.hears_s = 0.0
+            self.cluster.due(0.0)
 
     def take_assignment(self, member: Member, strategy: str) -> None:
         """The round is complete; the coordinator says what this member gets."""
@@ -536,7 +527,6 @@ class Commits(Client):
         generation, member = self._generation, self._member_id
         self._finish_joining(self._request_s, "Commit failed: ")
 
-        # The coordinator is waited for.
         is_away = self.cluster.faults.separates(self)
         timeout_s = self.session_s if is_away else self._request_s
         answer = self._request(

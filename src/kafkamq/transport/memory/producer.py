@@ -25,7 +25,6 @@ from kafkamq.transport.memory.state import (
 )
 from kafkamq.types import PartitionId
 
-# The bytes of a batch and a record besides what is in it.
 _BATCH_BYTES = 70
 _HEADER_BYTES = 4
 _NO_TIMESTAMP = (0, -1)
@@ -50,7 +49,6 @@ class _Queued:
 
     @property
     def size(self) -> int:
-        """Return about its size in a batch of its own."""
         size = _BATCH_BYTES + len(self.value or b"") + len(self.key or b"")
         for name, value in self.headers or ():
             size += _HEADER_BYTES + len(name) + len(value or b"")
@@ -87,16 +85,13 @@ class Producer(Transactional, Client):
         self._is_murmur2 = "murmur2" in str(settings.get("partitioner", ""))
         propagation_ms = int_of(settings, 30_000, "topic.metadata.propagation.max.ms")
         self._propagation_s = propagation_ms / 1000
-        # Topics, and since when they are missing.
         self._missing: dict[str, float] = {}
         self._queues: dict[PartitionId, deque[_Queued]] = {}
-        # What is appended, though nobody will tell.
         self._unanswered: list[_Queued] = []
         self._reports: deque[_Queued] = deque()
         self._count = 0
 
     def __len__(self) -> int:
-        """Return records that are not reported yet."""
         return self._count
 
     def __bool__(self) -> bool:
@@ -213,7 +208,6 @@ class Producer(Transactional, Client):
 
     @property
     def waiting(self) -> set[str]:
-        """Topics of records that are not sent yet."""
         return {topic for topic, _ in self._queues}
 
     def pump(self, now_s: float) -> None:

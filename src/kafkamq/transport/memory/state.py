@@ -50,11 +50,9 @@ class State:
         return topic.partitions[place[1]]
 
     def due(self, at_s: float) -> None:
-        """Something is to be done then (monotonic)."""
         self._due_s = min(self._due_s, at_s)
 
     def tick(self) -> float:
-        """Do what is due; the monotonic time."""
         now_s = time.monotonic()
         # Faults begin without a word.
         is_disturbed = bool(self.faults.cut) or self.faults.is_down
@@ -75,7 +73,6 @@ class State:
         self.changed.wait(max(0.0, until_s - now_s))
 
     def keep(self, producer: _Pumped, *, has_backlog: bool) -> None:
-        """Whether a producer has records that wait for something."""
         if has_backlog:
             self._backlog[producer] = None
         else:
@@ -191,7 +188,7 @@ class Partition:
         return -1
 
     def newest(self) -> tuple[int, int]:
-        """Offset and time of the record with the latest time; -1: there is none."""
+        """Return offset and time of the record with the latest time; -1: there is none."""
         best = (-1, -1)
         for index, record in enumerate(self.records):
             if record is not None and record.timestamp_ms > best[1]:
@@ -212,7 +209,6 @@ class Topic:
 
     @property
     def timestamp_kind(self) -> int:
-        """Return the kind of its records, as ``Message.timestamp`` tells it."""
         if self.settings["message.timestamp.type"] == "LogAppendTime":
             return TIMESTAMP_LOG_APPEND_TIME
         return TIMESTAMP_CREATE_TIME
@@ -234,8 +230,6 @@ REFUSALS = (
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What becomes of one request."""
-
     latency_s: float = 0.0
     """It takes so long to arrive."""
     error: KafkaError | None = None
@@ -302,7 +296,6 @@ class Faults:
         return self.is_down or client in self.cut or place in self.offline
 
     def of(self, kind: str, client: object, place: PartitionId | None = None) -> Fault | None:
-        """Return what becomes of a request."""
         return None if self.plan is None else self.plan(kind, client, place)
 
 

@@ -42,13 +42,13 @@ from kafkamq.web.index.rows import (
     place_of,
 )
 
-STARTED, END_BASE = 1, 10  # kinds of events: a START, or 10 and the END's outcome
+STARTED, END_BASE = 1, 10
 MAX_NAMES = 200_000
 OTHER = "(other)"
 _SENT, _STARTED, _ACKED, _FAILED, _DEAD, _TIMED, _HELD_MS = range(7)
 _MESSAGES, _BEGUN, _LETTERS, _REDRIVEN = range(4)
 _COLUMN = {Outcome.ACK: _ACKED, Outcome.NACK: _FAILED, Outcome.REJECT: _FAILED}
-MAX_CHUNKS = 2048  # in memory: 16 KiB each
+MAX_CHUNKS = 2048
 _EMPTY = bytes(4 * CHUNK_OFFSETS)
 _MASK = CHUNK_OFFSETS - 1
 _WHOLE = (1 << CHUNK_OFFSETS) - 1
@@ -66,12 +66,11 @@ class Chunk:
 
     def __init__(self, started: int = 0, last_ms: int = 0) -> None:
         self.queues = array("I", _EMPTY)
-        self.known = 0  # bits of messages that were read
+        self.known = 0
         self.started = started
         self.last_ms = last_ms
 
     def add(self, bits: int, queues: Sequence[int]) -> None:
-        """Take in messages of these queues, in the order of their bits."""
         self.known |= bits
         end = bits.bit_length()
         begin = end - len(queues)
@@ -105,16 +104,13 @@ class Chunk:
 
 
 class Chunks:
-    """It has chunks by their numbers, the last used of them in memory."""
-
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._chunks: OrderedDict[int, Chunk] = OrderedDict()
         self._changed: set[int] = set()
-        self._last = -1, Chunk()  # the last one that was to change
+        self._last = -1, Chunk()
 
     def get(self, number: int, *, changes: bool = True) -> Chunk:
-        """Return the chunk; a new one if nothing is known of it."""
         if number == self._last[0] and changes:
             return self._last[1]
         chunk = self._chunks.get(number)
@@ -143,7 +139,6 @@ class Chunks:
         return chunk
 
     def write(self) -> None:
-        """Write what has changed; the caller commits."""
         rows = []
         for number in self._changed:
             chunk = self._chunks[number]
@@ -156,7 +151,6 @@ class Chunks:
             self._chunks.popitem(last=False)
 
     def drop(self, number: int) -> None:
-        """Forget a chunk whose rows are deleted."""
         self._last = -1, Chunk()
         self._chunks.pop(number, None)
         self._changed.discard(number)
@@ -177,19 +171,20 @@ class Fold:
         self.connection = connection
         self.chunks = Chunks(connection)
         self.markers: dict[int, MarkerLog] = {}
-        self.topic_id = b""  # of the messages topic now: others' messages are gone (R13)
+        # The id of the messages topic now: messages of others are gone (R13).
+        self.topic_id = b""
         self._rows = Rows(config)
         self._names: dict[str, int] = dict(connection.execute("SELECT text, number FROM name"))
         self._queue_number = lru_cache(MAX_NAMES)(self._queue_number_of)
         self._new_names: list[tuple[int, str]] = []
-        self._packs: dict[int, Pack] = {}  # those that grow, by log and partition
-        self._events: defaultdict[int, bytearray] = defaultdict(bytearray)  # by chunk
+        self._packs: dict[int, Pack] = {}
+        self._events: defaultdict[int, bytearray] = defaultdict(bytearray)
         self._queues: list[Counter[int]] = [Counter() for _ in range(4)]
         self._groups: dict[tuple[int, int, int], list[int]] = {}
         self._minutes: defaultdict[int, list[Counter[int]]] = defaultdict(
             lambda: [Counter() for _ in range(7)]
         )
-        self.pending = 0  # events that are not written
+        self.pending = 0
 
     def name(self, text: str) -> int:
         """Return the number of a name, which is written once."""
@@ -204,11 +199,11 @@ class Fold:
     # ---- the messages topic
 
     def messages(self, partition: int, records: Sequence[Record]) -> None:
-        """Take in messages of one partition, in their order."""
         first = place_of(MESSAGES, partition, 0)
         begin, end = (first + (records[at].offset() or 0) for at in (0, -1))
         places: Sequence[int] = range(begin, end + 1)
-        if len(places) != len(records):  # some offsets are no message's
+        if len(places) != len(records):
+            # Some offsets are no message's.
             places = [first + (record.offset() or 0) for record in records]
         begin = 0
         while begin < len(records):
@@ -236,7 +231,7 @@ class Fold:
         bits = (1 << len(places)) - 1
         if places[-1] - first >= len(places):
             bits = sum([1 << place - first for place in places])
-        ends = [len(key) if (at := key.find(b"\0")) < 0 else at for key in keys]  # of queue ids
+        ends = [len(key) if (at := key.find(b"\0")) < 0 else at for key in keys]
         queues = [self._queue_number(key[:end]) for key, end in zip(keys, ends, strict=True)]
         pack = self._pack_at(first)
         pack.is_written = False
@@ -255,7 +250,7 @@ class Fold:
         last_ms = max(times)
         chunk.last_ms = max(chunk.last_ms, last_ms)
         chunk.add(bits, queues)
-        if is_scheduled:  # a tracker takes it, nobody STARTs it
+        if is_scheduled:
             chunk.started |= bits
         _count(self._queues[_BEGUN], chunk.queues_of(bits & chunk.started))
         if min(times) // 60_000 == last_ms // 60_000:
@@ -299,7 +294,8 @@ class Fold:
         if marker is not None and offset >= log.next_offset:
             named = self._named(marker)
             if marker.type is MarkerType.END and not marker.of_schedule:
-                self._time(log.tracker, at_ms, marker, named)  # what it ends is open as yet
+                # What it ends is open as yet.
+                self._time(log.tracker, at_ms, marker, named)
         log.tracker.apply(offset, at_ms if kind == LOG_APPEND_TIME else -1, marker)
         if offset < log.next_offset:
             return
@@ -364,7 +360,6 @@ class Fold:
     # ---- dead letters and the ledger
 
     def letter(self, record: Record) -> None:
-        """Take in one record of the dead letters topic."""
         letter = dead_letter_of(record, frozenset(), b"")
         place = place_of(LETTERS, letter.partition, letter.offset)
         queue, reason = self.name(letter.queue_id), self.name(letter.reason)
@@ -477,7 +472,7 @@ class Fold:
             for table in ("event", "chunk"):
                 execute(f"DELETE FROM {table} WHERE chunk = ?", (number,))
             self.chunks.drop(number)
-            self._packs.pop(first >> OFFSET_BITS, None)  # which is written
+            self._packs.pop(first >> OFFSET_BITS, None)
 
     def forget_letters(self, most: int) -> None:
         """Delete the oldest dead letters beyond so many."""
@@ -501,7 +496,6 @@ class Fold:
 
 
 def _count(counter: Counter[int], queues: Sequence[int], each: int = 1) -> None:
-    """Add so much for each of these messages."""
     if len(queues) == 1:
         counter[queues[0]] += each
     elif each == 1:

@@ -36,9 +36,13 @@ MAX_POLLED = 5000
 _WAIT_S = 0.25
 _WRITE_EVENTS = 500_000
 _WRITE_S = 0.5
-_FIRST_WRITE_S = 5.0  # of the first reading: each write has a price for each queue
-_PICTURE_S = 0.5  # at most so often; and at most a tenth of the time
-_LOOK_S = 15.0  # for topics that were recreated, partitions that were added, what is too old
+# Of the first reading: each write has a price for each queue.
+_FIRST_WRITE_S = 5.0
+# The least time between two pictures, which take at most a tenth of the time.
+_PICTURE_S = 0.5
+# The pause between looks for topics that were recreated, partitions that were added, and what is
+# too old.
+_LOOK_S = 15.0
 _RETRY_S = 5.0
 _AGAIN_S = 0.5
 _log = logging.getLogger(__name__)
@@ -49,7 +53,7 @@ class IndexOptions:
     """These say where the index lies and how much it keeps."""
 
     path: Path
-    keep_ms: int = 7 * 86_400_000  # messages that are older are not indexed
+    keep_ms: int = 7 * 86_400_000
     max_bytes: int = 4 * 1024**3
     max_letters: int = 2_000_000
 
@@ -68,7 +72,6 @@ class Index:
         self._thread.start()
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """End the thread; closing twice is fine."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
@@ -81,7 +84,7 @@ class Index:
         """Follow, and return how many seconds to wait before the next attempt."""
         try:
             self._follow()
-        except sqlite3.OperationalError as error:  # no room, or no right to write
+        except sqlite3.OperationalError as error:
             _log.warning("the index cannot be written", extra={"error": str(error)})
             self._fail(f"the index {self.options.path} cannot be written: {error}")
         except sqlite3.DatabaseError as error:
@@ -146,8 +149,8 @@ class Following:
         self.fold.topic_id = topics[config.message_topic].topic_id
         self._letters_id = topics[config.dead_letter_topic].topic_id
         self._statuses: dict[int, TrackerStatus] = {}
-        self._moved_s: dict[int, float] = {}  # when each marker partition's clock was
-        self._ends: dict[PartitionId, int] = {}  # what was there at the start
+        self._moved_s: dict[int, float] = {}
+        self._ends: dict[PartitionId, int] = {}
         self._next: dict[PartitionId, int] = {}
         self._is_indexed = False
         self._read = 0
@@ -207,7 +210,8 @@ class Following:
     def _restart(self, place: PartitionId) -> int:
         """Return where reading begins after the next start."""
         if place[0] == self._config.tracker_topic:
-            return 0  # a status is kept in memory alone
+            # A status is kept in memory alone.
+            return 0
         log = self.fold.markers.get(place[1])
         if place[0] != self._config.marker_topic or log is None:
             return self._next[place]
@@ -283,7 +287,6 @@ class Following:
         self._follower.place(positions)
 
     def write(self) -> None:
-        """Commit rows and positions."""
         try:
             is_there = self._options.path.stat().st_ino == self._inode
         except FileNotFoundError:
@@ -294,7 +297,8 @@ class Following:
             [(*place, offset, self._restart(place)) for place, offset in self._next.items()]
         )
         self._connection.commit()
-        self._has_changed |= self._is_unwritten  # pages are made again when they can see it
+        # Pages are made again when they can see it.
+        self._has_changed |= self._is_unwritten
         self._is_unwritten = False
         self._written_s = time.monotonic()
 
@@ -303,7 +307,8 @@ class Following:
     def forget(self) -> None:
         """Delete what is too old, or what is more than there is room for."""
         options, connection = self._options, self._connection
-        self.write()  # rows of what is deleted do not come later
+        # So rows of what is deleted do not come later.
+        self.write()
         oldest_ms = round(time.time() * 1000) - options.keep_ms
         old = [
             number

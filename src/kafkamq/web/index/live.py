@@ -13,7 +13,7 @@ from kafkamq.markers.wire.records import TrackerStatus
 from kafkamq.web.index.fold import Fold
 from kafkamq.web.index.rows import CHUNK_OFFSETS, MARKERS, MESSAGES, place_of
 
-MAX_RUNS = 200_000  # of one picture; what is beyond is counted and not listed
+MAX_RUNS = 200_000
 STATES = ("in flight", "delayed", "due")
 _IN_FLIGHT, _DELAYED, _DUE = STATES
 
@@ -23,16 +23,17 @@ class Run:
     """Messages of one queue are open and share all facts."""
 
     queue: int
-    place: int  # of the first offset of their page
-    bits: int  # bit i: the message at ``place`` + i
-    state: str  # one of STATES
-    consumer_id: str  # who holds them; empty: nobody
-    begin_ms: int  # when their first START, or the SCHEDULE, was written
-    left_ms: int  # of the lease or the wait when the picture was made; negative: over
+    place: int
+    bits: int
+    state: str
+    # The worker that holds them; empty: nobody does.
+    consumer_id: str
+    begin_ms: int
+    # What was left of the lease or the wait when the picture was made; negative: it is over.
+    left_ms: int
     is_schedule: bool
 
     def places(self) -> Iterator[int]:
-        """Return the places of the messages."""
         for number in range(self.bits.bit_length()):
             if self.bits >> number & 1:
                 yield self.place + number
@@ -40,12 +41,10 @@ class Run:
 
 @dataclass(slots=True)
 class Counts:
-    """It counts the messages of a queue in each state."""
-
     in_flight: int = 0
     delayed: int = 0
     due: int = 0
-    oldest_ms: int = 0  # when the oldest of them began; 0: there is none
+    oldest_ms: int = 0
 
     def add(self, run: Run) -> None:
         number = run.bits.bit_count()
@@ -64,7 +63,7 @@ class MarkerLag:
     """It has a marker partition, and what its tracker last said of it; None: nothing yet."""
 
     partition: int
-    position: int  # the next record that the index reads
+    position: int
     clock_ms: int
     open: int
     status: TrackerStatus | None
@@ -74,16 +73,17 @@ class MarkerLag:
 class Picture:
     """It has all that pages show beside the database."""
 
-    made_ms: int = 0  # wall time
-    version: int = 0  # another one: something may have changed
-    is_caught_up: bool = False  # False: the logs are being read for the first time
-    error: str = ""  # why nothing can be read; empty: it can
-    counts: Mapping[int, Counts] = field(default_factory=dict)  # by queue
+    made_ms: int = 0
+    version: int = 0
+    is_caught_up: bool = False
+    # Why nothing can be read; empty: it can.
+    error: str = ""
+    counts: Mapping[int, Counts] = field(default_factory=dict)
     runs: tuple[Run, ...] = ()
-    is_whole: bool = True  # False: there are more runs
+    is_whole: bool = True
     markers: tuple[MarkerLag, ...] = ()
-    read: int = 0  # records since the start
-    behind: int = 0  # records that are not read yet, at most
+    read: int = 0
+    behind: int = 0
     size_bytes: int = 0
 
 

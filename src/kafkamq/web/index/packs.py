@@ -1,6 +1,6 @@
 """Messages and events packed: one row of SQLite has many, as it costs more than to read a record.
 
-Ids and keys are found by a search through all packs: some 50 ms for a million messages.
+Ids and keys are found by a search through all packs: some 40 ms for a million messages.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, compress, count, pairwise
 from struct import Struct
 
-PACK_OFFSETS = 1024  # each write has all of a pack that has grown
+# Each write has all of a pack that has grown, be it by one message.
+PACK_OFFSETS = 512
 _BITS = bytes.maketrans(b"01", b"\0\1")
 _EVENT = Struct("<qqHBIIQH")
 
@@ -29,7 +30,7 @@ def bytes_of(bits: int) -> bytes:
 
 
 class Pack:
-    """Messages of 1024 offsets, in columns side by side; what a message lacks is an empty text."""
+    """Messages of 512 offsets, in columns side by side; what a message lacks is an empty text."""
 
     __slots__ = ("bits", "headers", "ids", "is_written", "keys", "place", "queues", "times")
 
@@ -37,7 +38,8 @@ class Pack:
         """Read a row, or make a pack without messages."""
         bits, queues, times, ids, keys, headers = columns or (b"",) * 6
         self.place = place
-        self.bits = int.from_bytes(bits, "little")  # bit i: there is a message at ``place`` + i
+        # Bit i: there is a message at ``place`` + i.
+        self.bits = int.from_bytes(bits, "little")
         self.queues, self.times = array("I", queues), array("q", times)
         self.ids, self.keys = (_unpack_texts(each, messages) for each in (ids, keys))
         self.headers = _unpack_texts(headers, messages) or [b""] * messages

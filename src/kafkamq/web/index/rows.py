@@ -25,7 +25,7 @@ OFFSET_BITS = 42
 _PARTITION_BITS = 16
 MAX_OFFSET = (1 << OFFSET_BITS) - 1
 MAX_PARTITION = (1 << _PARTITION_BITS) - 1
-MAX_KEY_BYTES = 1024  # what is longer is cut, here and below
+MAX_KEY_BYTES = 1024
 MAX_HEADERS_BYTES = 2048
 MAX_PLAIN_ID_BYTES = 256
 MAX_ERROR_CHARACTERS = 500
@@ -43,7 +43,6 @@ def place_of(log: int, partition: int, offset: int) -> int:
 
 
 def split_place(place: int) -> tuple[int, int, int]:
-    """Return log, partition and offset."""
     log_and_partition = place >> OFFSET_BITS
     return (
         log_and_partition >> _PARTITION_BITS,
@@ -97,7 +96,8 @@ def pack_headers(headers: Sequence[Header]) -> bytes:
     room, kept = MAX_HEADERS_BYTES, []
     for name, value in headers:
         text = None if value is None else value[:room].decode("utf-8", "backslashreplace")
-        room -= 4 + len(name) + len(value or b"")  # none is for nothing, as they are many then
+        # None is for nothing, as they are many then.
+        room -= 4 + len(name) + len(value or b"")
         if room < 0:
             break
         kept.append([name, text])

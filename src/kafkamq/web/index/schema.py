@@ -106,7 +106,6 @@ def delete_index(path: Path) -> None:
 
 
 def size_bytes(path: Path) -> int:
-    """Return how large the files of an index are."""
     total = 0
     for suffix in SUFFIXES:
         with suppress(FileNotFoundError):
@@ -116,9 +115,11 @@ def size_bytes(path: Path) -> int:
 
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=5.0)
-    path.chmod(0o600)  # ids, keys and headers of messages are in it
+    # Ids, keys and headers of messages are in it.
+    path.chmod(0o600)
     connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = OFF")  # damaged by a power cut, it is made again
+    # A database that a power cut damages is made again.
+    connection.execute("PRAGMA synchronous = OFF")
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     connection.execute(f"PRAGMA cache_size = -{2 * CACHE_KIB}")
     connection.execute("PRAGMA wal_autocheckpoint = 4000")

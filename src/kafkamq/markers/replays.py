@@ -1,0 +1,102 @@
+"""The messages that a replay sends again, read from the logs themselves.
+
+A message that was copied is meant once: where it is to be done its copy that was acknowledged, else
+the record that its sender wrote.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import WireError
+from kafkamq.markers.wire.markers import decode_slim
+from kafkamq.queue.dead_letters import REPLAYED_FROM, DeadLetter, Source, dead_letter_of
+from kafkamq.queue.wire.keys import CHUNK_OFFSETS
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.log_reader import scan
+from kafkamq.types import MarkerType, MessageBatch, Outcome
+
+_Bits = Mapping[tuple[int, int], int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Messages(Source):
+    """The messages that are meant, of those that were there at one moment.
+
+    Args:
+        means: Says of a message, as a letter without reason, whether it is.
+        since_ms: None is older.
+        is_done: Only those that a worker has acknowledged.
+        ends: Where their topic ended at that moment, by partition.
+        marker_ends: The same of the markers topic.
+        check: Called at each record; what it raises ends the reading.
+    """
+
+    means: Callable[[DeadLetter], bool]
+    since_ms: int
+    is_done: bool
+    ends: Mapping[int, int]
+    marker_ends: Mapping[int, int]
+    check: Callable[[], None]
+    link: str = REPLAYED_FROM
+
+    def read(self, config: ServiceConfig) -> Iterator[DeadLetter]:
+        """Yield them as letters that have no reason."""
+        with Admin(config) as admin:
+            topic_id, starts = admin.require_topic(self.topic).topic_id, None
+            if self.since_ms:
+                times = dict.fromkeys(self.ends, self.since_ms)
+                found = admin.offsets_for_times(self.topic, times)
+                starts = {number: at for number, at in found.items() if at < self.ends[number]}
+        acked = self._acknowledged(config, topic_id) if self.is_done else {}
+        copied = set()
+        for record in scan(config, self.topic, starts, ends=self.ends):
+            self.check()
+            letter = dead_letter_of(record, frozenset(), b"")
+            place, origin = (letter.partition, letter.offset), letter.origin
+            if place[1] >= self.ends.get(place[0], 0) or letter.raw_key != record.key():
+                continue
+            first = None
+            if origin is not None and origin.topic == self.topic:
+                first = (origin.partition, origin.offset)
+            if self.is_done:
+                # The first one goes where both were acknowledged.
+                is_meant = _has(acked, place) and not (first is not None and _has(acked, first))
+            else:
+                is_meant = first is None
+            message = replace(letter, reason="", error="", origin=None, payload_at=None)
+            if is_meant and origin not in copied and self.means(message):
+                if origin is not None:
+                    copied.add(origin)
+                yield message
+
+    def _acknowledged(self, config: ServiceConfig, topic_id: bytes) -> _Bits:
+        """Return which messages were acknowledged, as bits by partition and chunk."""
+        found: defaultdict[tuple[int, int], int] = defaultdict(int)
+        for record in scan(config, config.marker_topic, ends=self.marker_ends):
+            self.check()
+            if (record.offset() or 0) >= self.marker_ends.get(record.partition() or 0, 0):
+                continue
+            try:
+                marker = decode_slim(record.value())
+            except WireError:
+                continue
+            is_end = marker.type is MarkerType.END and not marker.of_schedule
+            if not is_end or marker.outcome is not Outcome.ACK:
+                continue
+            batches = list(marker.batches)
+            if (one := marker.message_id) is not None:
+                batches.append(MessageBatch(one.partition, one.topic_id, 0, one.offset, 1))
+            for batch in batches:
+                if batch.topic_id in (b"", topic_id):
+                    chunk, at = divmod(batch.base_offset, CHUNK_OFFSETS)
+                    found[batch.partition, chunk] |= batch.bits << at
+        return found
+
+
+def _has(bits: _Bits, place: tuple[int, int]) -> bool:
+    chunk, at = divmod(place[1], CHUNK_OFFSETS)
+    return bool(bits.get((place[0], chunk), 0) >> at & 1)
