@@ -406,6 +406,14 @@ def test_old_messages_are_forgotten_and_their_waiting_with_them(tmp_path: Path) 
     assert len(logs.rows("letter")) == 5
 
 
+def test_markers_that_are_read_before_their_messages_are_not_old(tmp_path: Path) -> None:
+    logs = Logs(tmp_path / "i")
+    start = Marker(MarkerType.START, MessageId(0, 5), 1000, b"q", consumer_id="w")
+    logs.marker(FakeRecord(0, None, encode_marker(start), at_ms=NOW_MS))
+    logs.commit()
+    assert [last_ms for *_, last_ms in logs.rows("chunk")] == [NOW_MS], "by it chunks are forgotten"
+
+
 @pytest.mark.parametrize("harm", ["damaged", "empty", "older", "other"])
 def test_an_index_that_cannot_be_used_is_built_again(tmp_path: Path, harm: str) -> None:
     logs = Logs(tmp_path / "i")

@@ -341,6 +341,8 @@ class Fold:
         number, first = divmod(place_of(log, batch.partition, batch.base_offset), CHUNK_OFFSETS)
         bits = batch.bits << first & _WHOLE
         chunk = self.chunks.get(number)
+        # Its messages may be read later, and it is not older than they are.
+        chunk.last_ms = max(chunk.last_ms, at_ms)
         queues = chunk.queues_of(bits)
         if marker.type is MarkerType.START:
             kind, column = STARTED, _STARTED
