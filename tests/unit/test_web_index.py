@@ -414,6 +414,15 @@ def test_markers_that_are_read_before_their_messages_are_not_old(tmp_path: Path)
     assert [last_ms for *_, last_ms in logs.rows("chunk")] == [NOW_MS], "by it chunks are forgotten"
 
 
+def test_a_pack_that_another_process_has_written_into_is_damaged(tmp_path: Path) -> None:
+    for _ in range(2):
+        logs = Logs(tmp_path / "i")
+        logs.messages(FakeRecord(0, b"q"), FakeRecord(1, b"q"))
+        logs.commit()
+    with pytest.raises(sqlite3.DatabaseError, match="twice"):
+        Logs(tmp_path / "i").messages(FakeRecord(2, b"q"))
+
+
 @pytest.mark.parametrize("harm", ["damaged", "empty", "older", "other"])
 def test_an_index_that_cannot_be_used_is_built_again(tmp_path: Path, harm: str) -> None:
     logs = Logs(tmp_path / "i")

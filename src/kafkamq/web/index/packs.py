@@ -5,6 +5,7 @@ Ids and keys are found by a search through all packs: some 40 ms for a million m
 
 from __future__ import annotations
 
+import sqlite3
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, compress, count, pairwise
@@ -41,6 +42,8 @@ class Pack:
         # Bit i: there is a message at ``place`` + i.
         self.bits = int.from_bytes(bits, "little")
         self.queues, self.times = array("I", queues), array("q", times)
+        if not messages == len(self.queues) == self.bits.bit_count():
+            raise sqlite3.DatabaseError(f"the pack at {place} has its messages twice, or not")
         self.ids, self.keys = (_unpack_texts(each, messages) for each in (ids, keys))
         self.headers = _unpack_texts(headers, messages) or [b""] * messages
         self.is_written = True
