@@ -7,7 +7,6 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from heapq import nlargest
-from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -167,14 +166,15 @@ def waiting(connection: sqlite3.Connection, queue: int, limit: int) -> list[dict
 
 def messages_at(connection: sqlite3.Connection, places: Sequence[int]) -> dict[int, dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
-    for first, wanted in groupby(sorted(places), lambda place: place & -PACK_OFFSETS):
-        row = connection.execute("SELECT * FROM pack WHERE place = ?", (first,)).fetchone()
-        if row is not None:
+    wanted = set(places)
+    for first in sorted({place & -PACK_OFFSETS for place in places}):
+        for row in connection.execute(
+            "SELECT * FROM pack WHERE place BETWEEN ? AND ?", (first, first + PACK_OFFSETS - 1)
+        ):
             pack = Pack(*row)
-            indexes = {place: index for index, place in enumerate(pack.places())}
-            for place in wanted:
-                if place in indexes:
-                    found[place] = _message(connection, pack, place, indexes[place])
+            for index, place in enumerate(pack.places()):
+                if place in wanted:
+                    found[place] = _message(connection, pack, place, index)
     return found
 
 
