@@ -371,6 +371,25 @@ def test_a_strange_awaitable_ends_no_answer() -> None:
     assert [re.split(r"[ .]", line)[-1] for line in call["stack"]] == ["handle"]
 
 
+def test_what_a_coroutine_within_its_time_had_is_held_no_longer() -> None:
+    service, held = MemoryService(), list[Any]()
+    queue = service.queue("within")
+
+    @queue.handler(concurrency=1, timeout=60.0)
+    async def handle(_: str) -> None:
+        held.append(weakref.ref(asyncio.current_task()))
+
+    with Worker(service) as worker:
+        queue.producer().send(b"x")
+        wait_until(lambda: worker.handled == 1)
+
+        def is_gone() -> bool:
+            gc.collect()
+            return held[0]() is None
+
+        wait_until(is_gone, "its task")
+
+
 def test_an_answer_holds_no_frames() -> None:
     class Payload:
         """It is a local of a handler."""
