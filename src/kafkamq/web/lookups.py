@@ -72,10 +72,8 @@ def where_of(place: int) -> str:
 
 
 def names_of(connection: sqlite3.Connection, numbers: Sequence[int]) -> dict[int, str]:
-    marks = ",".join("?" * len(numbers))
-    return dict(
-        connection.execute(f"SELECT number, text FROM name WHERE number IN ({marks})", numbers)
-    )
+    asked = f"SELECT number, text FROM name WHERE number IN ({_marks(numbers)})"
+    return dict(connection.execute(asked, numbers))
 
 
 def names_are_full(connection: sqlite3.Connection) -> bool:
@@ -271,22 +269,13 @@ def letter_groups(
 ) -> list[dict[str, Any]]:
     """Return groups of dead letters that are alike, the most numerous first."""
     where, values = ("", ()) if queue is None else ("WHERE queue = ?", (queue,))
-    return [
-        {
-            "queue": name,
-            "reason": reason,
-            "form": form,
-            "letters": letters,
-            "redriven": redriven,
-            "first_ms": first_ms,
-            "last_ms": last_ms,
-        }
-        for name, reason, form, letters, redriven, first_ms, last_ms in connection.execute(
-            "SELECT q.text, r.text, f.text, letters, redriven, first_ms, last_ms FROM letter_group"
-            f" {_LETTER_FROM} {where} ORDER BY letters - redriven DESC LIMIT ?",
-            (*values, limit),
-        )
-    ]
+    names = ("queue", "reason", "form", "letters", "redriven", "first_ms", "last_ms")
+    rows = connection.execute(
+        "SELECT q.text, r.text, f.text, letters, redriven, first_ms, last_ms FROM letter_group"
+        f" {_LETTER_FROM} {where} ORDER BY letters - redriven DESC LIMIT ?",
+        (*values, limit),
+    )
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def letters(

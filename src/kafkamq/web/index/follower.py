@@ -319,30 +319,24 @@ class Following:
 
     def forget(self) -> None:
         """Delete what is too old, or what is more than there is room for."""
-        options, connection = self._options, self._connection
+        options, execute = self._options, self._connection.execute
         # So rows of what is deleted do not come later.
         self.write()
         oldest_ms = round(time.time() * 1000) - options.keep_ms
-        old = [
-            number
-            for (number,) in connection.execute(
-                "SELECT chunk FROM chunk WHERE last_ms < ? ORDER BY last_ms LIMIT 500", (oldest_ms,)
-            )
-        ]
+        old = execute(
+            "SELECT chunk FROM chunk WHERE last_ms < ? ORDER BY last_ms LIMIT 500", (oldest_ms,)
+        ).fetchall()
         if not old and size_bytes(options.path) > options.max_bytes:
-            old = [
-                number
-                for (number,) in connection.execute(
-                    "SELECT chunk FROM chunk ORDER BY last_ms LIMIT"
-                    " (SELECT max(1, count(*) / 20) FROM chunk)"
-                )
-            ]
-        self.fold.forget_chunks(old)
+            old = execute(
+                "SELECT chunk FROM chunk ORDER BY last_ms LIMIT"
+                " (SELECT max(1, count(*) / 20) FROM chunk)"
+            ).fetchall()
+        self.fold.forget_chunks(number for (number,) in old)
         self.fold.forget_letters(options.max_letters)
-        connection.execute("DELETE FROM minute WHERE minute < ?", (oldest_ms // 60_000,))
+        execute("DELETE FROM minute WHERE minute < ?", (oldest_ms // 60_000,))
         self.write()
         if old:
-            connection.execute("PRAGMA incremental_vacuum")
+            execute("PRAGMA incremental_vacuum")
 
     # ---- the picture
 
