@@ -61,7 +61,7 @@ def serving(
     """Follow the logs and serve the pages while the block runs, and yield their address.
 
     Raises:
-        ConfigError: The address cannot be listened on.
+        ConfigError: The address cannot be listened on, or another process has this index.
     """
     listening = _listen(options.host, options.port)
     index = Index(config, index_options)
@@ -84,7 +84,11 @@ def serving(
     thread = threading.Thread(
         target=server.run, kwargs={"sockets": [listening]}, name="kafkamq-web", daemon=True
     )
-    index.start()
+    try:
+        index.start()
+    except ConfigError:
+        listening.close()
+        raise
     actions.start()
     if not options.read_only:
         runner.start()
