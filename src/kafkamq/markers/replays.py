@@ -1,7 +1,10 @@
 """The messages that a replay sends again, read from the logs themselves.
 
-A message that was copied is meant once: where it is to be done its copy that was acknowledged, else
-the record that its sender wrote.
+A message is a first record and the tracker's copies of it, which name it as their origin. One
+record of each message goes: the one that its sender wrote, or, where only what is done is meant,
+the first acknowledged one that is read, whichever that is in this run. So the ledger knows a
+message by its first record. A redriven or replayed record has no origin: it is a message of its
+own.
 """
 
 from __future__ import annotations
@@ -52,26 +55,30 @@ class Messages(Source):
                 found = admin.offsets_for_times(self.topic, times)
                 starts = {number: at for number, at in found.items() if at < self.ends[number]}
         acked = self._acknowledged(config, topic_id) if self.is_done else {}
-        copied = set()
+        gone: defaultdict[tuple[int, int], int] = defaultdict(int)
         for record in scan(config, self.topic, starts, ends=self.ends):
             self.check()
             letter = dead_letter_of(record, frozenset(), b"")
             place, origin = (letter.partition, letter.offset), letter.origin
             if place[1] >= self.ends.get(place[0], 0) or letter.raw_key != record.key():
                 continue
-            first = None
-            if origin is not None and origin.topic == self.topic:
-                first = (origin.partition, origin.offset)
+            if origin is not None and origin.topic != self.topic:
+                origin = None
+            message = replace(letter, reason="", error="", origin=origin, payload_at=None)
+            first = self.place_of(message)
             if self.is_done:
-                # The first one goes where both were acknowledged.
-                is_meant = _has(acked, place) and not (first is not None and _has(acked, first))
+                is_meant = _has(acked, place) and not _has(gone, first)
             else:
-                is_meant = first is None
-            message = replace(letter, reason="", error="", origin=None, payload_at=None)
-            if is_meant and origin not in copied and self.means(message):
-                if origin is not None:
-                    copied.add(origin)
+                is_meant = origin is None
+            if is_meant and self.means(message):
+                chunk, at = divmod(first[1], CHUNK_OFFSETS)
+                gone[first[0], chunk] |= 1 << at
                 yield message
+
+    def place_of(self, letter: DeadLetter) -> tuple[int, int]:
+        """Return where the message's first record is."""
+        origin = letter.origin or letter
+        return origin.partition, origin.offset
 
     def _acknowledged(self, config: ServiceConfig, topic_id: bytes) -> _Bits:
         """Return which messages were acknowledged, as bits by partition and chunk."""

@@ -203,6 +203,10 @@ def _change(job: Job, action: Action) -> None:
         job.why = str(more.get("why", ""))
         if job.kind == "resend" and not job.done and _count(more.get("already_redriven")):
             job.why = _REDRIVEN_BEFORE
+        fewer = job.expected - job.done - job.refused
+        if job.kind == "replay" and fewer > 0:
+            # Retention has deleted them, maybe between two runs.
+            job.why = "; ".join(filter(None, (job.why, f"{fewer:,} fewer than expected")))
         refusals = more.get("refusals")
         job.refusals = [str(each) for each in refusals] if isinstance(refusals, list) else []
     else:
