@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ from tests.waiting import wait_until, within
 
 from kafkamq import Service
 from kafkamq.config import ServiceConfig
+from kafkamq.errors import DeadlineExceededError, StateError
 from kafkamq.markers.replays import Messages
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.markers.wire.markers import encode_marker
@@ -40,8 +43,12 @@ from kafkamq.transport.admin import Admin
 from kafkamq.transport.log_reader import scan
 from kafkamq.transport.record import headers_of
 from kafkamq.types import DeadLetterReason, Headers, Marker, MarkerType, MessageId, Outcome
+from kafkamq.web import acting
+from kafkamq.web.acting import Operations
+from kafkamq.web.actions import Actions
 from kafkamq.web.app import serving
-from kafkamq.web.index.follower import IndexOptions
+from kafkamq.web.filters import LetterFilter
+from kafkamq.web.index.follower import Index, IndexOptions
 from kafkamq.web.jobs import Action, decode
 from kafkamq.web.options import WebOptions
 
@@ -304,6 +311,48 @@ def test_what_was_redriven_or_replayed_is_a_message_of_its_own(letters: Letters,
         assert sorted((each.partition, each.offset) for each in source.read(config)) == wanted
 
 
+def test_a_dry_run_of_a_replay_ends_in_time_and_the_job_can_be_started(
+    letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = letters.config
+    _copied(config, 0, (0, 0))
+    with pytest.raises(DeadlineExceededError):
+        # No reader comes to this end.
+        [*_replayed(config, {0: 2}, is_done=False, until_s=time.monotonic() + 0.5).read(config)]
+    monkeypatch.setattr(acting, "MAX_DRY_RUN_S", 0.0)
+    with client(config, tmp_path / "index") as web:
+        assert not web.get("replay?queue=q")["is_whole"]
+        page = web.page("replay?queue=q")
+        assert ("At least 0" in page, "Replay them" in page) == (True, True)
+        id = web.post("jobs", kind="replay", filter={"queue": "q"})["id"]
+        assert web.wait_for(id, "done")["done"] == 1
+
+
+def test_one_dry_run_of_a_replay_is_under_way_at_a_time(letters: Letters, tmp_path: Path) -> None:
+    config = letters.config
+    _copied(config, 0, (0, 0))
+    reached, go = threading.Event(), threading.Event()
+
+    class Slow(LetterFilter):
+        def means(self, letter: DeadLetter) -> bool:
+            reached.set()
+            return go.wait(within(30))
+
+    operations = Operations(Index(config, IndexOptions(path=tmp_path / "index")), Actions(config))
+    counts: list[int] = []
+    thread = threading.Thread(
+        target=lambda: counts.append(operations.dry_run("replay", Slow(queue="q"))["count"])
+    )
+    thread.start()
+    assert reached.wait(within(30))
+    with pytest.raises(StateError, match="under way"):
+        operations.dry_run("replay", LetterFilter(queue="q"))
+    go.set()
+    thread.join(within(30))
+    assert counts == [1]
+    assert operations.dry_run("replay", LetterFilter(queue="q"))["count"] == 1
+
+
 def _copied(
     config: ServiceConfig,
     first_offset: int,
@@ -346,7 +395,7 @@ def _replayed(
         is_done=is_done,
         ends=ends,
         marker_ends=marker_ends,
-        check=lambda: None,
+        until_s=until_s,
     )
 
 

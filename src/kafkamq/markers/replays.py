@@ -9,6 +9,7 @@ own.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ class Messages(Source):
         ends: Where their topic ended at that moment, by partition.
         marker_ends: The same of the markers topic.
         check: Called at each record; what it raises ends the reading.
+        until_s: Monotonic: reading that takes longer ends with ``DeadlineExceededError``.
     """
 
     means: Callable[[DeadLetter], bool]
@@ -43,7 +45,8 @@ class Messages(Source):
     is_done: bool
     ends: Mapping[int, int]
     marker_ends: Mapping[int, int]
-    check: Callable[[], None]
+    check: Callable[[], None] = lambda: None
+    until_s: float = math.inf
     link: str = REPLAYED_FROM
 
     def read(self, config: ServiceConfig) -> Iterator[DeadLetter]:
@@ -56,7 +59,7 @@ class Messages(Source):
                 starts = {number: at for number, at in found.items() if at < self.ends[number]}
         acked = self._acknowledged(config, topic_id) if self.is_done else {}
         gone: defaultdict[tuple[int, int], int] = defaultdict(int)
-        for record in scan(config, self.topic, starts, ends=self.ends):
+        for record in scan(config, self.topic, starts, ends=self.ends, until_s=self.until_s):
             self.check()
             letter = dead_letter_of(record, frozenset(), b"")
             place, origin = (letter.partition, letter.offset), letter.origin
@@ -83,9 +86,10 @@ class Messages(Source):
     def _acknowledged(self, config: ServiceConfig, topic_id: bytes) -> _Bits:
         """Return which messages were acknowledged, as bits by partition and chunk."""
         found: defaultdict[tuple[int, int], int] = defaultdict(int)
-        for record in scan(config, config.marker_topic, ends=self.marker_ends):
+        ends, until_s = self.marker_ends, self.until_s
+        for record in scan(config, config.marker_topic, ends=ends, until_s=until_s):
             self.check()
-            if (record.offset() or 0) >= self.marker_ends.get(record.partition() or 0, 0):
+            if (record.offset() or 0) >= ends.get(record.partition() or 0, 0):
                 continue
             try:
                 marker = decode_slim(record.value())

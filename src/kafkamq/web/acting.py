@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar
-from urllib.parse import parse_qs
+from urllib.parse import parse_qsl
 
 from litestar import Request, post
 from litestar.di import NamedDependency
@@ -122,10 +122,6 @@ class Written:
         return Redirect(f"/jobs?written={self.offset}", status_code=303)
 
 
-class _EnoughError(Exception):
-    """A dry run has read for as long as it may."""
-
-
 class Operations:
     """It does what operators want, and writes each action before its effect; thread-safe."""
 
@@ -135,6 +131,8 @@ class Operations:
         self._path = index.options.path
         self._actions = actions
         self._lock = threading.Lock()
+        # A dry run of a replay reads Kafka for long, in a thread that pages wait for.
+        self._reading = threading.Lock()
         self._made: Service | None = None
 
     def close(self) -> None:
@@ -162,7 +160,14 @@ class Operations:
         """Return how many dead letters or messages are meant, and the newest of them."""
         said = {"kind": kind, "id": uuid7(), "filter": asdict(chosen.of_kind(kind))}
         if kind == "replay":
-            return said | {"is_everything": False} | self._dry_run_of_replay(chosen)
+            if not self._reading.acquire(blocking=False):
+                raise StateError(
+                    f"another dry run of a replay is under way: ask again in {MAX_DRY_RUN_S:g} s"
+                )
+            try:
+                return said | {"is_everything": False} | self._dry_run_of_replay(chosen)
+            finally:
+                self._reading.release()
         wanted = replace(chosen, redriven="no")
         with reading(self._path) as connection:
             if OTHER in (chosen.queue, chosen.reason, chosen.form) and names_are_full(connection):
@@ -183,17 +188,15 @@ class Operations:
         """Read the messages themselves, for some seconds at most."""
         last_s, ends = time.monotonic() + MAX_DRY_RUN_S, self._ends(of_messages=True)
         count, newest, is_whole = 0, deque[DeadLetter](maxlen=MAX_SAMPLES), True
-
-        def check() -> None:
-            if time.monotonic() > last_s:
-                raise _EnoughError
-
+        logs = ends["ends"], ends["marker_ends"]
         try:
-            source = messages_of(self._config, chosen, ends["ends"], ends["marker_ends"], check)
-            for each in source.read(self._config):
+            source = messages_of(self._config, chosen, *logs)
+            for each in replace(source, until_s=last_s).read(self._config):
                 count += 1
                 newest.append(each)
-        except _EnoughError:
+        except DeadlineExceededError:
+            if time.monotonic() < last_s:
+                raise
             is_whole = False
         samples = [
             {
@@ -376,9 +379,15 @@ def _headers(text: str) -> dict[str, str]:
     return found
 
 
+def _yes(text: str) -> bool:
+    if text != "yes":
+        raise ConfigError(f"everything is {text[:80]!r}: it must be yes")
+    return True
+
+
 _READ: Mapping[str, Callable[[str], Any]] = {
     "rate": _number,
-    "everything": bool,
+    "everything": _yes,
     "headers": _headers,
 }
 """What fields of forms mean that are no texts."""
@@ -387,13 +396,14 @@ _READ: Mapping[str, Callable[[str], Any]] = {
 def _of_form(kind: type[_New], body: bytes, **more: Any) -> _New:
     """Make it of the fields of a form, with the line ends that their sender has."""
     try:
-        found = parse_qs(body.decode("utf-8", "replace"), max_num_fields=MAX_FIELDS)
+        pairs = parse_qsl(body.decode("utf-8", "replace"), max_num_fields=MAX_FIELDS)
     except ValueError as error:
         raise ConfigError(f"the form cannot be read: {error}") from None
     known = {each.name for each in fields(kind)} - more.keys()
-    require_known(found, (*known, TOKEN_FIELD))
-    for name in known & found.keys():
-        more[name] = _READ.get(name, str)(found[name][0].replace("\r\n", "\n"))
+    require_known([name for name, _ in pairs], (*known, TOKEN_FIELD))
+    for name, text in pairs:
+        if name in known:
+            more[name] = _READ.get(name, str)(text.replace("\r\n", "\n"))
     return kind(**more)
 
 

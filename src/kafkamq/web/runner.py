@@ -84,11 +84,10 @@ def messages_of(
     chosen: LetterFilter,
     ends: Mapping[int, int],
     marker_ends: Mapping[int, int],
-    check: Callable[[], None],
     *,
     name: str = "",
 ) -> Messages:
-    """Return the messages that a replay of this name means; ``check`` is asked at each record."""
+    """Return the messages that a replay of this name means."""
     return Messages(
         topic=config.message_topic,
         prefix=f"replay-{name}",
@@ -98,7 +97,6 @@ def messages_of(
         is_done=chosen.state == "done",
         ends=ends,
         marker_ends=marker_ends,
-        check=check,
     )
 
 
@@ -270,7 +268,8 @@ class Runner:
         source = None
         if job.kind == "replay":
             ends = job.ends, job.marker_ends
-            source = messages_of(self._config, job.filter, *ends, check, name=job.id)
+            source = messages_of(self._config, job.filter, *ends, name=job.id)
+            source = replace(source, check=check)
         return redrive(
             self._config,
             _Meant(job=job, check=check) if source is None else Selection(),
