@@ -86,9 +86,11 @@ class Fence:
 
     def init(self, timeout_s: float) -> None:
         """Fence former owners, once."""
-        if not self._is_initialised:
-            self.producer.init(timeout_s=timeout_s)
-            self._is_initialised = True
+        with self._in_turn():
+            if not self._is_initialised:
+                self._require()
+                self.producer.init(timeout_s=timeout_s)
+                self._is_initialised = True
 
     def commit(self, offset: int, ticket: int) -> None:
         """Commit the partition's position for the group, unless a later ticket was."""
