@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import math
 import re
 import threading
 import time
@@ -38,7 +37,7 @@ from kafkamq.web.index import fold
 from kafkamq.web.index.fold import OTHER
 from kafkamq.web.index.follower import Index
 from kafkamq.web.index.rows import LETTERS, MARKERS, MESSAGES, place_of
-from kafkamq.web.jobs import MAX_JOBS, STATES_AFTER, Action
+from kafkamq.web.jobs import MAX_JOBS, MAX_RATE, STATES_AFTER, Action
 from kafkamq.web.lookups import names_are_full, reading
 from kafkamq.web.runner import messages_of
 
@@ -46,7 +45,6 @@ MAX_SAMPLES = 20
 MAX_DRY_RUN_S = 20.0
 MAX_NAME_CHARACTERS = 200
 MAX_PAYLOAD_BYTES = 600_000
-MAX_RATE = 1e6
 _SENT_S = 30.0
 _ID = re.compile(r"[A-Za-z0-9_-]{0,64}")
 PLACE = "{log:int}/{partition:int}/{offset:int}"
@@ -188,9 +186,8 @@ class Operations:
         """Read the messages themselves, for some seconds at most."""
         last_s, ends = time.monotonic() + MAX_DRY_RUN_S, self._ends(of_messages=True)
         count, newest, is_whole = 0, deque[DeadLetter](maxlen=MAX_SAMPLES), True
-        logs = ends["ends"], ends["marker_ends"]
         try:
-            source = messages_of(self._config, chosen, *logs)
+            source = messages_of(self._config, chosen, ends["ends"], ends["marker_ends"])
             for each in replace(source, until_s=last_s).read(self._config):
                 count += 1
                 newest.append(each)
@@ -272,7 +269,7 @@ class Operations:
         _, partition, offset = where
         if len(payload) > MAX_PAYLOAD_BYTES:
             raise ConfigError(f"the payload has {len(payload):,} bytes: {MAX_PAYLOAD_BYTES:,}")
-        place = _place(where, LETTERS)
+        place = place_of(*where) if where[0] == LETTERS else None
         with reading(self._path) as connection:
             letter = None if place is None else lookups.letter_at(connection, place)
         if letter is None:
@@ -316,7 +313,7 @@ class Operations:
     def cancel(self, user: str, where: Where) -> dict[str, Any]:
         """Take back a delayed message."""
         _, partition, offset = where
-        place = _place(where, MARKERS)
+        place = place_of(*where) if where[0] == MARKERS else None
         with reading(self._path) as connection:
             found = None if place is None else lookups.messages_at(connection, [place]).get(place)
         if found is None:
@@ -353,19 +350,11 @@ class Operations:
         return done
 
 
-def _place(where: Where, log: int) -> int | None:
-    """Return the place; None: no record of this log can be there."""
-    return place_of(*where) if where[0] == log else None
-
-
 def _number(text: str) -> float:
     try:
-        number = float(text)
+        return float(text)
     except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise ConfigError(f"rate is {text[:80]!r}: it must be a number")
-    return number
+        raise ConfigError(f"rate is {text[:80]!r}: it must be a number") from None
 
 
 def _headers(text: str) -> dict[str, str]:
