@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafkamq.errors import ConfigError
 from kafkamq.queue.wire.headers import Origin, read_message_headers
-from kafkamq.spark.failures import spark_errors
+from kafkamq.spark.failures import first_line, spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,6 +49,8 @@ _CONFLICT = re.compile(
     r"io\.delta\S*Concurrent\w*Exception|\[DELTA_CONCURRENT_"
     r"|org\.apache\.iceberg\.exceptions\.(Validation|CommitFailed|CommitStateUnknown)Exception"
 )
+# Iceberg takes a last part of a name like these for a reference, as behind '#' of a path.
+_REFERENCE = re.compile(r"[.#`](branch|tag)_[^.#`]*`?$", re.IGNORECASE)
 _SAME = " AND ".join(f"done.{name} <=> new.{name}" for name in ORIGIN)
 _NO_ICEBERG = (
     "Iceberg has no runtime for Spark 4.2 yet: use a Delta table, or write_once() on Spark 4.1 "
@@ -70,6 +72,8 @@ def check_table(frame: DataFrame, table: str) -> Table:
         ConfigError: It cannot be merged into, or the rows do not fit it.
     """
     columns, is_iceberg = _described(frame.sparkSession, table)
+    if is_iceberg:
+        _check_stage(frame.sparkSession, table)
     for owner, kinds, advice in (
         (f"table {table} has", columns, "the messages in it are known by them"),
         ("the rows have", dict(frame.dtypes), "keep them through your transformations"),
@@ -87,16 +91,32 @@ def check_table(frame: DataFrame, table: str) -> Table:
     return Table(table, tuple(columns), is_iceberg)
 
 
+def _check_stage(spark: SparkSession, table: str) -> None:
+    """A batch is compared with a table's main branch, so it must be written there, too."""
+    if _REFERENCE.search(table):
+        raise ConfigError(
+            f"table {table} is a branch or a tag by its name: a batch is compared with the main "
+            "branch of an Iceberg table, and is written there only; name the table"
+        )
+    for name in ("spark.wap.id", "spark.wap.branch"):
+        if spark.conf.get(name, None):
+            raise ConfigError(
+                f"{name} is set: what is staged is not in table {table}, and would be written once "
+                "more for each copy; unset it for this session"
+            )
+
+
 def _described(spark: SparkSession, table: str) -> tuple[dict[str, str], bool]:
+    lacks_iceberg = spark.version.startswith("4.2")
     try:
         rows = spark.sql(f"DESCRIBE TABLE EXTENDED {table}").collect()
         columns = dict(spark.table(table).dtypes)
     except spark_errors() as error:
-        text = str(error).partition("\n")[0]
-        advice = f". {_NO_ICEBERG}" if "iceberg" in str(error).lower() else ""
+        text = first_line(error).rstrip(" ;.")
+        advice = f". {_NO_ICEBERG}" if lacks_iceberg and "iceberg" in str(error).lower() else ""
         raise ConfigError(f"table {table} cannot be read: {text}{advice}") from error
     kinds = {row.data_type.lower() for row in rows if row.col_name == "Provider"}
-    if "iceberg" in kinds and spark.version.startswith("4.2"):
+    if "iceberg" in kinds and lacks_iceberg:
         raise ConfigError(f"table {table} is of Iceberg. {_NO_ICEBERG}")
     if kinds.isdisjoint(("delta", "iceberg")):
         raise ConfigError(
