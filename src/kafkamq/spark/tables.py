@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
-from kafkamq.errors import ConfigError
+from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.queue.wire.headers import Origin, read_message_headers
 from kafkamq.spark.failures import first_line, spark_errors
 
@@ -44,7 +44,9 @@ _NUMBERS = ("int", "bigint")
 _KINDS = dict(zip(ORIGIN, (("string",), _NUMBERS, _NUMBERS, ("timestamp",)), strict=True))
 _CHUNK = 10_000
 _MAX_RANGES = 64
-_MERGES = 5
+_PATIENCE_S = 60.0
+_FIRST_PAUSE_S = 0.3
+_MAX_PAUSE_S = 5.0
 _CONFLICT = re.compile(
     r"io\.delta\S*Concurrent\w*Exception|\[DELTA_CONCURRENT_"
     r"|org\.apache\.iceberg\.exceptions\.(Validation|CommitFailed|CommitStateUnknown)Exception"
@@ -167,6 +169,7 @@ def write_once(frame: DataFrame, table: str) -> None:
 
     Raises:
         ConfigError: The table cannot be merged into, or the rows do not fit it.
+        KafkaMQError: Another writer was first each time, for a minute.
     """
     insert_once(frame, check_table(frame, table))
 
@@ -199,19 +202,30 @@ def _insert(frame: DataFrame, table: Table) -> None:
     rows = _accepted(frame).select(*table.columns)
     if ranges := origin_ranges(frame):
         write = _append if table.is_iceberg else _merge
-        repeated(lambda: write(rows, table.name, ranges))
+        repeated(lambda: write(rows, table.name, ranges), table.name)
 
 
-def repeated(write: Callable[[], None]) -> None:
-    """Write again where it is refused for what another writer or ``OPTIMIZE`` has committed."""
-    for left in reversed(range(_MERGES)):
+def repeated(write: Callable[[], None], table: str) -> None:
+    """Write again where it is refused for what another writer or ``OPTIMIZE`` has committed.
+
+    Raises:
+        KafkaMQError: Another writer was first each time, for a minute.
+    """
+    ends, pause_s = time.monotonic() + _PATIENCE_S, _FIRST_PAUSE_S
+    while True:
         try:
             write()
             return
-        except spark_errors() as error:  # noqa: PERF203 - a merge takes seconds
-            if not left or not _CONFLICT.search(str(error)):
+        except spark_errors() as error:
+            if not (found := _CONFLICT.search(str(error))):
                 raise
-            time.sleep(random.uniform(0.1, 0.5))
+            if time.monotonic() + pause_s > ends:
+                raise KafkaMQError(
+                    f"table {table}: another writer was first each time for {_PATIENCE_S:g} s "
+                    f"({found[0]}); let fewer write at once, or each of them larger batches"
+                ) from error
+        time.sleep(random.uniform(pause_s / 2, pause_s))
+        pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
 
 def _merge(rows: DataFrame, table: str, ranges: str) -> None:
@@ -246,7 +260,9 @@ def _append(rows: DataFrame, table: str, ranges: str) -> None:
                 writer = writer.option("validate-from-snapshot-id", known.value)
             writer.overwrite(fn.lit(False))
     finally:
-        new._jdf.queryExecution().logical().rdd().unpersist(False)
+        # Spark Connect's server does it when the frame is collected.
+        if (made := getattr(new, "_jdf", None)) is not None:
+            made.queryExecution().logical().rdd().unpersist(False)
 
 
 def _accepted(frame: DataFrame) -> DataFrame:
