@@ -75,6 +75,7 @@ QUEUE = {"view": "messages", "queue": "q", "acknowledge": "true"}
         ({**QUEUE, "maxDeliveries": "0"}, "maxDeliveries is 0: it must be a whole number >= 1"),
         ({**QUEUE, "redeliveryTimeout": "0.5"}, "redeliveryTimeout is '0.5': it must be seconds"),
         ({**QUEUE, "redeliveryTimeout": "86400"}, "redeliveryTimeout is '86400'.*<= 43,200"),
+        ({**QUEUE, "maxLease": "31622401"}, "maxLease is '31622401'.*<= 31,622,400"),
         ({**QUEUE, "maxLease": "soon"}, "maxLease is 'soon': it must be seconds >= 1"),
         ({**QUEUE, "batchMarkers": "on"}, "batchMarkers is 'on'"),
         (

@@ -32,7 +32,7 @@ class QueueOptions:
 
     redelivery_timeout = replace(Options.redelivery_timeout, default=60.0, least=1)
     max_deliveries = Options.max_deliveries
-    max_lease = replace(Options.max_lease, least=1)
+    max_lease = replace(Options.max_lease, least=1, most=366 * 86_400)
     group = Options.group
     batch_markers = Options.batch_markers
 
