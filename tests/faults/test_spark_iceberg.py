@@ -37,7 +37,10 @@ PATIENCE_S = 200.0
 REFUSED = (
     "table ice.shop.short has no column origin_topic, origin_partition, origin_offset, ",
     "table ice.shop.worded has origin_partition as string: it must be bigint",
-    "table ice.shop.nowhere cannot be read: .*nowhere",
+    r"table ice.shop.nowhere cannot be read: .*nowhere[^.]*\. Verify [^.]*[^.]$",
+    r"table ice.shop.no-table cannot be read: \[INVALID_IDENTIFIER\] .*no-table.*[^.]$",
+    "table ice.shop.done.branch_next is a branch or a tag by its name: .*; name the table$",
+    "spark.wap.branch is set: .*; unset it",
     "the rows have no column ack_token: keep",
     "a row has no origin",
     r"pyspark is 4\.1\.\d+: it must be >=4\.2,<4\.3",

@@ -200,9 +200,15 @@ def refused(spark: SparkSession) -> list[str]:
             return str(error)
         return "nothing"
 
-    names = "ice.shop.short", "ice.shop.worded", "ice.shop.nowhere"
-    frames = frame.drop("ack_token"), none
-    said = [*map(said_of, names), *(said_of(TABLE, frame) for frame in frames)]
+    util: Any = spark._jvm.org.apache.iceberg.spark.Spark3Util  # type: ignore[union-attr]  # JVM
+    done = util.loadIcebergTable(spark._jsparkSession, TABLE)
+    done.manageSnapshots().createBranch("next").commit()
+    names = "short", "worded", "nowhere", "no-table", "done.branch_next"
+    said = [said_of(f"ice.shop.{name}") for name in names]
+    spark.conf.set("spark.wap.branch", "next")
+    said.append(said_of(TABLE))
+    spark.conf.unset("spark.wap.branch")
+    said += [said_of(TABLE, frame) for frame in (frame.drop("ack_token"), none)]
     try:
         kafkamq.spark.read_queue(spark, "work")
     except ConfigError as error:

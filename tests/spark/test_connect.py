@@ -43,6 +43,17 @@ views = spark.read.format("kafkamq").option("view", "deliveries").load()
 print(json.dumps([[row.outcome for row in views.collect()], refusal]))
 """
 
+_APPENDING = """
+import sys
+from pyspark.sql import SparkSession
+from kafkamq.spark.tables import ORIGIN, Table, insert_once
+
+spark = SparkSession.builder.remote(f"sc://127.0.0.1:{sys.argv[1]}").getOrCreate()
+rows = spark.table("appended").selectExpr("*", "'x' AS ack_token")
+insert_once(rows, Table("appended", ORIGIN, is_iceberg=True))
+print(spark.table("appended").count())
+"""
+
 
 @pytest.fixture
 def port(spark: SparkSession) -> Iterator[int]:
@@ -60,22 +71,42 @@ def port(spark: SparkSession) -> Iterator[int]:
         service.stop(nothing, nothing)
 
 
-def test_a_queue_is_acknowledged_through_a_server(
-    bootstrap: str, namespace: str, tmp_path: Path, port: int
-) -> None:
-    logs = Logs(bootstrap, namespace)
-    logs.send(3, key=b"work")
-    program = tmp_path / "client.py"  # PySpark takes `python -c` for a doctest
-    program.write_text(_CLIENT)
+def run(program: Path, text: str, *arguments: object) -> str:
+    """Run a program that has no JVM; return the last line that it prints."""
+    program.write_text(text)  # PySpark takes `python -c` for a doctest
     done = subprocess.run(
-        [sys.executable, program, str(port), bootstrap, namespace, str(tmp_path / "checkpoint")],
+        [sys.executable, program, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
         timeout=within(200),
     )
-    outcomes, refusal = json.loads(done.stdout.splitlines()[-1])
+    return done.stdout.splitlines()[-1]
+
+
+def test_a_queue_is_acknowledged_through_a_server(
+    bootstrap: str, namespace: str, tmp_path: Path, port: int
+) -> None:
+    logs = Logs(bootstrap, namespace)
+    logs.send(3, key=b"work")
+    client = tmp_path / "client.py"
+    said = run(client, _CLIENT, port, bootstrap, namespace, tmp_path / "checkpoint")
+    outcomes, refusal = json.loads(said)
     assert outcomes == ["ACK"] * 3
     assert len(logs.ends(Outcome.ACK)) == 3
     assert refusal.startswith("topic needs a session of this process")
+
+
+def test_rows_that_a_table_has_are_not_appended_through_a_server(
+    spark: SparkSession, tmp_path: Path, port: int
+) -> None:
+    """As into a table of Iceberg's, for which this Spark has no runtime."""
+    spark.sql(
+        "CREATE TABLE appended USING parquet AS SELECT 't' AS origin_topic, 0 AS origin_partition,"
+        " 1L AS origin_offset, now() AS origin_timestamp"
+    )
+    try:
+        assert run(tmp_path / "client.py", _APPENDING, port) == "1"
+    finally:
+        spark.sql("DROP TABLE appended")

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 import pytest
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import AnalysisException
 from pyspark.logger import PySparkLogger
 from tests.integration.cli_tools import Commands
 from tests.integration.queue_logs import delete_group
@@ -21,12 +23,14 @@ from tests.waiting import within
 
 from kafkamq.cli.page import chart
 from kafkamq.cli.spark.jobs import _bounds, parse_moment
+from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.queue.dead_letters import REPLAY_NAME, REPLAYED_FROM
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.spark import register, write_stream
 from kafkamq.spark.jobs.replay import Replay, replay
+from kafkamq.spark.jobs.sql import Tables, view_session
 from kafkamq.spark.views import VIEWS, register_views
 from kafkamq.transport.transactions import TransactionalProducer
 from kafkamq.types import DeadLetterReason, Marker, MarkerType, MessageId, Outcome
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 ID = "kafkamq-id"
+NOWHERE = ServiceConfig(bootstrap_servers="127.0.0.1:1", namespace="ns")
 
 
 class MessageHistory:
@@ -128,6 +133,50 @@ def test_tables_are_made_when_a_question_names_them(
     assert made() == {"messages"}
     assert asked("SELECT count(*) AS n FROM IDENTIFIER('mess' || 'ages')") == [{"n": 5}]
     assert {row["tableName"] for row in asked("SHOW TABLES")} >= set(VIEWS)
+    assert asked("EXECUTE IMMEDIATE 'SELECT count(*) AS n FROM mess' || 'ages'") == [{"n": 5}]
+
+
+def test_a_script_that_fails_has_run_once(spark: SparkSession) -> None:
+    session = spark.newSession()
+    session.sql("CREATE TABLE scripted (a INT) USING parquet")
+    try:
+        with pytest.raises(AnalysisException, match="nowhere"):
+            Tables(session, NOWHERE).ask(
+                "BEGIN INSERT INTO scripted VALUES (2); SELECT * FROM nowhere; END"
+            )
+        assert session.table("scripted").count() == 1
+    finally:
+        session.sql("DROP TABLE scripted")
+
+
+def test_the_format_is_known_before_a_question_names_a_table(spark: SparkSession) -> None:
+    session = spark.newSession()
+    tables = Tables(session, NOWHERE)
+    tables.ask("CREATE TEMPORARY VIEW others USING kafkamq OPTIONS (topic 'orders')")
+    assert "offset" in tables.ask("SELECT * FROM others").columns
+
+
+@pytest.mark.parametrize(
+    ("has_tables", "is_set", "tasks"), [(False, False, "8"), (True, False, "2"), (False, True, "2")]
+)
+def test_only_questions_are_shared_out_to_few_tasks_unless_settings_say_more(
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    has_tables: bool,
+    is_set: bool,
+    tasks: str,
+) -> None:
+    session = spark.newSession()
+    for name, value in (
+        ("has_session", lambda: False),
+        ("end_session", lambda ended: None),
+        ("build_session", lambda **given: session),
+    ):
+        monkeypatch.setattr(f"kafkamq.spark.jobs.sql.{name}", value)
+    if not is_set:
+        monkeypatch.setattr(SparkContext, "getConf", lambda self: SparkConf(loadDefaults=False))
+    with view_session(NOWHERE, master="local[2]", has_tables=has_tables):
+        assert session.conf.get("spark.sql.shuffle.partitions") == tasks
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import inspect
 import grimp
 import pytest
 
+import kafkamq.spark
 from kafkamq.queue.backend import QueueBackend, load
 from kafkamq.types import Backend
 
@@ -40,3 +41,7 @@ def test_each_backend_is_found_by_its_name(backend: Backend) -> None:
             own = inspect.signature(getattr(found, name))
             parameters = list(inspect.signature(wanted).parameters.values())[1:]  # without self
             assert list(own.parameters.values()) == parameters, name
+
+
+def test_the_names_of_spark_are_listed_before_they_are_loaded() -> None:
+    assert dir(kafkamq.spark) == sorted(kafkamq.spark.__all__)

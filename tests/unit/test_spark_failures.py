@@ -6,7 +6,6 @@ import copy
 import pickle
 import subprocess
 from collections.abc import Callable
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +13,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # no hints
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 
-from kafkamq.errors import FencedError
+from kafkamq.errors import FencedError, KafkaMQError
 from kafkamq.spark.batches import Batch
 from kafkamq.spark.failures import QueryFailedError, SparkGoneError, advised, query_failure
 from kafkamq.spark.jobs.sql import sql_errors
@@ -88,29 +87,60 @@ FOUND = (
 )
 
 
-@pytest.mark.parametrize(
-    ("text", "failures", "calls"),
-    [
-        (CONFLICT, 4, 5),
-        (CONFLICT, 9, 5),
-        (FOUND, 4, 5),
-        ("java.util.ConcurrentModificationException", 9, 1),
-    ],
-)
-def test_a_merge_is_repeated_where_another_writer_was_first(
-    monkeypatch: pytest.MonkeyPatch, text: str, failures: int, calls: int
-) -> None:
-    said: list[str] = []
+class Clock:
+    """A merge takes a second of it."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.pauses: list[float] = []
+
+    def monotonic(self) -> float:
+        self.now_s += 1.0
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.pauses.append(seconds)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("kafkamq.spark.tables.time", made)
+    return made
+
+
+@pytest.mark.parametrize("text", [CONFLICT, FOUND])
+def test_a_merge_is_repeated_where_another_writer_was_first(clock: Clock, text: str) -> None:
+    refusals = [text] * 9
 
     def write() -> None:
-        said.append("MERGE")
-        if len(said) <= failures:
-            raise PySparkException(text)
+        if refusals:
+            raise PySparkException(refusals.pop())
 
-    monkeypatch.setattr("kafkamq.spark.tables.time.sleep", lambda seconds: None)
-    with nullcontext() if failures < calls else pytest.raises(PySparkException):
-        repeated(write)
-    assert said == ["MERGE"] * calls
+    repeated(write, "shop.done")
+    assert len(clock.pauses) == 9
+
+
+def test_a_merge_at_which_another_writer_is_always_first_says_so_after_a_minute(
+    clock: Clock,
+) -> None:
+    def write() -> None:
+        raise PySparkException(FOUND)
+
+    with pytest.raises(KafkaMQError, match=r"table shop\.done: another writer was first .* 60 s"):
+        repeated(write, "shop.done")
+    assert 50 < clock.now_s <= 62
+    assert 2 < max(clock.pauses) <= 5
+
+
+def test_a_merge_that_fails_for_another_reason_is_not_repeated(clock: Clock) -> None:
+    def write() -> None:
+        raise PySparkException("java.util.ConcurrentModificationException")
+
+    with pytest.raises(PySparkException):
+        repeated(write, "shop.done")
+    assert not clock.pauses
 
 
 @pytest.mark.parametrize("copied", [copy.copy, lambda one: pickle.loads(pickle.dumps(one))])

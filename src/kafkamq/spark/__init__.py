@@ -65,3 +65,7 @@ def __getattr__(name: str) -> object:
 
         check_packages()
         raise
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -40,10 +40,13 @@ def query_failure(error: BaseException) -> KafkaMQError:
         found = error_named(name, text)
         if found is not None:
             return found
-    first_line = _CALLING.sub("", str(error)).strip().partition("\n")[0]
-    first_line = "".join(one if one.isprintable() else "?" for one in first_line)
     advice = _NO_ROOM if "No space left on device" in str(error) else ""
-    return QueryFailedError(f"the Spark query ended: {first_line}{advice}")
+    return QueryFailedError(f"the Spark query ended: {first_line(error)}{advice}")
+
+
+def first_line(error: BaseException) -> str:
+    line = _CALLING.sub("", str(error)).strip().partition("\n")[0]
+    return "".join(one if one.isprintable() else "?" for one in line)
 
 
 def spark_failure(error: BaseException) -> KafkaMQError:

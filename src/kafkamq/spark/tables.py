@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
-from kafkamq.errors import ConfigError
+from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.queue.wire.headers import Origin, read_message_headers
-from kafkamq.spark.failures import spark_errors
+from kafkamq.spark.failures import first_line, spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,11 +44,15 @@ _NUMBERS = ("int", "bigint")
 _KINDS = dict(zip(ORIGIN, (("string",), _NUMBERS, _NUMBERS, ("timestamp",)), strict=True))
 _CHUNK = 10_000
 _MAX_RANGES = 64
-_MERGES = 5
+_PATIENCE_S = 60.0
+_FIRST_PAUSE_S = 0.3
+_MAX_PAUSE_S = 5.0
 _CONFLICT = re.compile(
     r"io\.delta\S*Concurrent\w*Exception|\[DELTA_CONCURRENT_"
     r"|org\.apache\.iceberg\.exceptions\.(Validation|CommitFailed|CommitStateUnknown)Exception"
 )
+# Iceberg takes a last part of a name like these for a reference, as behind '#' of a path.
+_REFERENCE = re.compile(r"[.#`](branch|tag)_[^.#`]*`?$", re.IGNORECASE)
 _SAME = " AND ".join(f"done.{name} <=> new.{name}" for name in ORIGIN)
 _NO_ICEBERG = (
     "Iceberg has no runtime for Spark 4.2 yet: use a Delta table, or write_once() on Spark 4.1 "
@@ -70,6 +74,8 @@ def check_table(frame: DataFrame, table: str) -> Table:
         ConfigError: It cannot be merged into, or the rows do not fit it.
     """
     columns, is_iceberg = _described(frame.sparkSession, table)
+    if is_iceberg:
+        _check_stage(frame.sparkSession, table)
     for owner, kinds, advice in (
         (f"table {table} has", columns, "the messages in it are known by them"),
         ("the rows have", dict(frame.dtypes), "keep them through your transformations"),
@@ -87,16 +93,32 @@ def check_table(frame: DataFrame, table: str) -> Table:
     return Table(table, tuple(columns), is_iceberg)
 
 
+def _check_stage(spark: SparkSession, table: str) -> None:
+    """A batch is compared with a table's main branch, so it must be written there, too."""
+    if _REFERENCE.search(table):
+        raise ConfigError(
+            f"table {table} is a branch or a tag by its name: a batch is compared with the main "
+            "branch of an Iceberg table, and is written there only; name the table"
+        )
+    for name in ("spark.wap.id", "spark.wap.branch"):
+        if spark.conf.get(name, None):
+            raise ConfigError(
+                f"{name} is set: what is staged is not in table {table}, and would be written once "
+                "more for each copy; unset it for this session"
+            )
+
+
 def _described(spark: SparkSession, table: str) -> tuple[dict[str, str], bool]:
+    lacks_iceberg = spark.version.startswith("4.2")
     try:
         rows = spark.sql(f"DESCRIBE TABLE EXTENDED {table}").collect()
         columns = dict(spark.table(table).dtypes)
     except spark_errors() as error:
-        text = str(error).partition("\n")[0]
-        advice = f". {_NO_ICEBERG}" if "iceberg" in str(error).lower() else ""
+        text = first_line(error).rstrip(" ;.")
+        advice = f". {_NO_ICEBERG}" if lacks_iceberg and "iceberg" in str(error).lower() else ""
         raise ConfigError(f"table {table} cannot be read: {text}{advice}") from error
     kinds = {row.data_type.lower() for row in rows if row.col_name == "Provider"}
-    if "iceberg" in kinds and spark.version.startswith("4.2"):
+    if "iceberg" in kinds and lacks_iceberg:
         raise ConfigError(f"table {table} is of Iceberg. {_NO_ICEBERG}")
     if kinds.isdisjoint(("delta", "iceberg")):
         raise ConfigError(
@@ -147,6 +169,7 @@ def write_once(frame: DataFrame, table: str) -> None:
 
     Raises:
         ConfigError: The table cannot be merged into, or the rows do not fit it.
+        KafkaMQError: Another writer was first each time, for a minute.
     """
     insert_once(frame, check_table(frame, table))
 
@@ -179,19 +202,30 @@ def _insert(frame: DataFrame, table: Table) -> None:
     rows = _accepted(frame).select(*table.columns)
     if ranges := origin_ranges(frame):
         write = _append if table.is_iceberg else _merge
-        repeated(lambda: write(rows, table.name, ranges))
+        repeated(lambda: write(rows, table.name, ranges), table.name)
 
 
-def repeated(write: Callable[[], None]) -> None:
-    """Write again where it is refused for what another writer or ``OPTIMIZE`` has committed."""
-    for left in reversed(range(_MERGES)):
+def repeated(write: Callable[[], None], table: str) -> None:
+    """Write again where it is refused for what another writer or ``OPTIMIZE`` has committed.
+
+    Raises:
+        KafkaMQError: Another writer was first each time, for a minute.
+    """
+    ends, pause_s = time.monotonic() + _PATIENCE_S, _FIRST_PAUSE_S
+    while True:
         try:
             write()
             return
-        except spark_errors() as error:  # noqa: PERF203 - a merge takes seconds
-            if not left or not _CONFLICT.search(str(error)):
+        except spark_errors() as error:
+            if not (found := _CONFLICT.search(str(error))):
                 raise
-            time.sleep(random.uniform(0.1, 0.5))
+            if time.monotonic() + pause_s > ends:
+                raise KafkaMQError(
+                    f"table {table}: another writer was first each time for {_PATIENCE_S:g} s "
+                    f"({found[0]}); let fewer write at once, or each of them larger batches"
+                ) from error
+        time.sleep(random.uniform(pause_s / 2, pause_s))
+        pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
 
 def _merge(rows: DataFrame, table: str, ranges: str) -> None:
@@ -226,7 +260,9 @@ def _append(rows: DataFrame, table: str, ranges: str) -> None:
                 writer = writer.option("validate-from-snapshot-id", known.value)
             writer.overwrite(fn.lit(False))
     finally:
-        new._jdf.queryExecution().logical().rdd().unpersist(False)
+        # Spark Connect's server does it when the frame is collected.
+        if (made := getattr(new, "_jdf", None)) is not None:
+            made.queryExecution().logical().rdd().unpersist(False)
 
 
 def _accepted(frame: DataFrame) -> DataFrame:

@@ -21,8 +21,9 @@ _WRONG_SQL = ("22", "42", "21", "0A")
 _STATE = re.compile(r"\s*SQLSTATE: \w+")
 _CONTEXTS = ("SQL", "DataFrame")
 _NO_TABLE = "TABLE_OR_VIEW_NOT_FOUND"
-# Spark's own 200 tasks, each for some rows, take longer than all the rest of a question.
-_LOCAL = {"spark.sql.shuffle.partitions": "8"}
+# These name tables that their text does not, or run before all of it is understood.
+_BLIND = {"show", "begin", "execute", "call"}
+_SHUFFLE = "spark.sql.shuffle.partitions"
 MAX_LETTERS = 1_000_000
 
 
@@ -40,17 +41,22 @@ def view_session(
     Without ``has_tables`` they are what ``Tables`` makes of it.
     """
     is_own = not has_session()
-    settings = settings or {}
-    if is_own and settings.get("spark.master", master).startswith("local"):
-        settings = {**_LOCAL, **settings}
     spark = build_session(app_name=app_name, master=master, settings=settings)
     try:
         if has_tables:
             register_views(spark, config)
+        elif is_own and str(spark.sparkContext.master).startswith("local"):
+            _share_out(spark)
         yield spark
     finally:
         if is_own:
             end_session(spark)
+
+
+def _share_out(spark: SparkSession) -> None:
+    """Spark's own 200 tasks, each for some rows, take longer than all the rest of a question."""
+    if not spark.sparkContext.getConf().contains(_SHUFFLE):
+        spark.conf.set(_SHUFFLE, "8")
 
 
 class Tables:
@@ -61,14 +67,14 @@ class Tables:
 
     def __init__(self, spark: SparkSession, config: ServiceConfig) -> None:
         self._spark = spark
-        self._config = config
+        self._views = Views(spark, config)
         self._unknown = set(VIEWS)
 
     def ask(self, statement: str) -> DataFrame:
         from pyspark.errors import AnalysisException
 
         words = set(re.findall(r"\w+", statement.lower()))
-        self._make(VIEWS if "show" in words else words)
+        self._make(words if words.isdisjoint(_BLIND) else VIEWS)
         try:
             return self._spark.sql(statement)
         except AnalysisException as error:
@@ -79,12 +85,9 @@ class Tables:
         return self._spark.sql(statement)
 
     def _make(self, names: Iterable[str]) -> None:
-        wanted = self._unknown.intersection(names)
-        if wanted:
-            views = Views(self._spark, self._config)
-            for name in wanted:
-                views.view(name).createOrReplaceTempView(name)
-            self._unknown -= wanted
+        for name in self._unknown.intersection(names):
+            self._views.view(name).createOrReplaceTempView(name)
+            self._unknown.remove(name)
 
 
 @contextmanager
