@@ -183,7 +183,9 @@ class Option(Generic[Value]):
     def check_in(self, settings: object) -> None:
         """Refuse settings that have what it cannot be."""
         value = getattr(settings, self.field)
-        if self.is_time and _is_number(value):
+        if self.is_time:
+            fits = _is_number(value) and isinstance(value, int) and abs(value) < 10**15
+            _require(fits, self.field, value, "a whole number, of milliseconds, below 10^15")
             value = value / 1000 if value or self.default is not None else None
         self.check(value)
 
@@ -203,10 +205,12 @@ class Option(Generic[Value]):
             fits, limit = isinstance(value, str), "a text"
         else:
             is_whole = self.kind is int
-            most = MAX_COUNT if is_whole and self.most == math.inf else self.most
+            most = self.most
+            if most == math.inf:
+                most = MAX_COUNT if is_whole else _MAX_WAIT_S
             limit = f"{'a whole number' if is_whole else self.unit} >= {self.least:g}"
-            if most < math.inf:
-                limit += " and < 2^31" if most == MAX_COUNT else f" and <= {most:,.15g}"
+            shown = f"{most:,}" if is_whole else f"{most:,.15g}"
+            limit += " and < 2^31" if most == MAX_COUNT else f" and <= {shown}"
             number: Any = value
             is_number = isinstance(value, int) if is_whole else _is_number(value)
             fits = is_number and not isinstance(value, bool) and self.least <= number <= most
@@ -234,7 +238,7 @@ class Options:
     group = Option(str, "", "The consumer group; default: the queue's own.")
     max_in_flight = Option(int, 1000)
     receive_buffer = Option(int, 100)
-    next_message_timeout = Option(float, 1.0, least=0.001)
+    next_message_timeout = Option(float, 1.0, least=0.001, most=MAX_COUNT / 1000)
     max_messages_per_commit = Option(int, 1000)
     max_inline_payload_bytes = Option(int, 65_536, least=0)
     exactly_once = Option(bool, False)
@@ -262,12 +266,12 @@ class Options:
     )
     max_rate = Option[float | None](
         float, None, "Process at most this many records a second.",
-        least=1e-6, most=1e12, unit="a number",
+        least=1e-6, most=1e12, unit="records a second",
     )  # fmt: skip
     hung_after = Option(
         float, 43_200.0, "Seconds that all handlers may hang until /live answers no.", least=0.001
     )
-    drain = Option(float, 30.0, least=0)
+    drain = Option(float, 30.0, least=0, most=1e12)
 
     # Of claims.
     heartbeat_interval = Option(

@@ -100,6 +100,8 @@ def test_the_index_follows_restarts_and_is_built_again(
         wanted = {"letters": 2, "delayed": 2, "messages": 21}
         wanted |= {"waiting": 0, "in_flight": 0, "due": 0}
         wait_until(lambda: shows(views, lambda row: wanted.items() <= row.items()), "all of it")
+        with pytest.raises(ConfigError, match="--index"):
+            following(config, path)
         wait_until(lambda: views.queue("quiet") is not None)
         (unseen,) = views.queue("quiet")["waiting_messages"]  # type: ignore[index]
         assert unseen["id"] == "unseen"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
+import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,25 +19,36 @@ from confluent_kafka import Producer
 from tests.integration.cli_tools import Commands
 from tests.integration.test_cli_redrive import Letters
 from tests.integration.web_client import WebClient
+from tests.sure_producer import SureProducer
 from tests.waiting import wait_until, within
 
 from kafkamq import Service
 from kafkamq.config import ServiceConfig
+from kafkamq.errors import DeadlineExceededError, StateError
+from kafkamq.markers.replays import Messages
 from kafkamq.markers.tracker.local import LocalTracker
+from kafkamq.markers.wire.markers import encode_marker
 from kafkamq.queue.dead_letters import (
     REDRIVEN_FROM,
     REPLAY_NAME,
     REPLAYED_FROM,
+    DeadLetter,
     Selection,
     read_dead_letters,
     redrive,
 )
 from kafkamq.queue.names import actions_topic
+from kafkamq.queue.wire.headers import Origin
+from kafkamq.transport.admin import Admin
 from kafkamq.transport.log_reader import scan
 from kafkamq.transport.record import headers_of
-from kafkamq.types import DeadLetterReason
+from kafkamq.types import DeadLetterReason, Headers, Marker, MarkerType, MessageId, Outcome
+from kafkamq.web import acting
+from kafkamq.web.acting import Operations
+from kafkamq.web.actions import Actions
 from kafkamq.web.app import serving
-from kafkamq.web.index.follower import IndexOptions
+from kafkamq.web.filters import LetterFilter
+from kafkamq.web.index.follower import Index, IndexOptions
 from kafkamq.web.jobs import Action, decode
 from kafkamq.web.options import WebOptions
 
@@ -262,6 +276,131 @@ def test_messages_that_are_chosen_go_again_once(letters: Letters, tmp_path: Path
         assert "Replay them" in page
         shown = web.send_form("jobs?queue=none&state=done", kind="replay", name="by form")
         assert "by form" in shown
+
+
+def test_a_message_goes_again_once_whichever_of_its_records_a_run_reads(letters: Letters) -> None:
+    """Of two acknowledged copies each run of a replay may read another one first, and alone."""
+    config = letters.config
+    _copied(config, 0, (0, 0), (1, 0), (0, 1))
+    report = redrive(config, Selection(), source=_replayed(config, {0: 2, 1: 0}))
+    assert (report.redriven, _sent_again(config)) == (1, [b"0:1"])
+    report = redrive(config, Selection(), source=_replayed(config, {0: 1, 1: 1}))
+    assert (report.redriven, report.already_redriven, _sent_again(config)) == (0, 1, [b"0:1"])
+    alone = [*_replayed(config, {0: 2, 1: 0}, is_done=False).read(config)]
+    assert [(each.partition, each.offset) for each in alone] == [(0, 0)], "the sender's own"
+
+
+def test_a_done_message_goes_again_if_one_of_its_acknowledged_records_is_meant(
+    letters: Letters,
+) -> None:
+    """Its sender's record was acknowledged too, late, and is of another time, or was deleted."""
+    config = letters.config
+    _copied(config, 0, (0, 0), (0, 1), acked=((0, 0), (0, 1)))
+    source = _replayed(config, {0: 2}, means=lambda letter: letter.offset > 0)
+    assert [each.offset for each in source.read(config)] == [1]
+    assert [each.offset for each in _replayed(config, {0: 2}).read(config)] == [0], "one goes"
+
+
+@pytest.mark.parametrize("link", [REDRIVEN_FROM, REPLAYED_FROM])
+def test_what_was_redriven_or_replayed_is_a_message_of_its_own(letters: Letters, link: str) -> None:
+    config = letters.config
+    _copied(config, 0, (0, 0), acked=((0, 0),))
+    _copied(config, 1, (0, 1), (1, 0), headers=((link, f"{config.message_topic}/0/0/1".encode()),))
+    for is_done, wanted in ((False, [(0, 0), (0, 1)]), (True, [(0, 0), (1, 0)])):
+        source = _replayed(config, {0: 2, 1: 1}, is_done=is_done)
+        assert sorted((each.partition, each.offset) for each in source.read(config)) == wanted
+
+
+def test_a_dry_run_of_a_replay_ends_in_time_and_the_job_can_be_started(
+    letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = letters.config
+    _copied(config, 0, (0, 0))
+    with pytest.raises(DeadlineExceededError):
+        # No reader comes to this end.
+        [*_replayed(config, {0: 2}, is_done=False, until_s=time.monotonic() + 0.5).read(config)]
+    monkeypatch.setattr(acting, "MAX_DRY_RUN_S", 0.0)
+    with client(config, tmp_path / "index") as web:
+        assert not web.get("replay?queue=q")["is_whole"]
+        page = web.page("replay?queue=q")
+        assert ("At least 0" in page, "Replay them" in page) == (True, True)
+        id = web.post("jobs", kind="replay", filter={"queue": "q"})["id"]
+        assert web.wait_for(id, "done")["done"] == 1
+
+
+def test_one_dry_run_of_a_replay_is_under_way_at_a_time(letters: Letters, tmp_path: Path) -> None:
+    config = letters.config
+    _copied(config, 0, (0, 0))
+    reached, go = threading.Event(), threading.Event()
+
+    class Slow(LetterFilter):
+        def means(self, letter: DeadLetter) -> bool:
+            reached.set()
+            return go.wait(within(30))
+
+    operations = Operations(Index(config, IndexOptions(path=tmp_path / "index")), Actions(config))
+    counts: list[int] = []
+    thread = threading.Thread(
+        target=lambda: counts.append(operations.dry_run("replay", Slow(queue="q"))["count"])
+    )
+    thread.start()
+    assert reached.wait(within(30))
+    with pytest.raises(StateError, match="under way"):
+        operations.dry_run("replay", LetterFilter(queue="q"))
+    go.set()
+    thread.join(within(30))
+    assert counts == [1]
+    assert operations.dry_run("replay", LetterFilter(queue="q"))["count"] == 1
+
+
+def _copied(
+    config: ServiceConfig,
+    first_offset: int,
+    *places: tuple[int, int],
+    acked: Sequence[tuple[int, int]] = (),
+    headers: Headers = (),
+) -> None:
+    """Write a message's first record and its copies; ``acked``: empty for all copies."""
+    origin = Origin(config.message_topic, 0, first_offset, 1000).encode()
+    producer = SureProducer({"bootstrap.servers": config.bootstrap_servers})
+    for number, (partition, offset) in enumerate(places):
+        own = [*headers, ("kafkamq-id", b"a")] + [("kafkamq-origin", origin)] * (number > 0)
+        value = b"%d:%d" % (partition, offset)
+        producer.produce(config.message_topic, value, b"q", partition, headers=own)
+        producer.confirm(30)
+    for place in acked or places[1:]:
+        end = Marker(MarkerType.END, MessageId(*place), outcome=Outcome.ACK)
+        producer.produce(config.marker_topic, encode_marker(end), None, 0)
+    producer.confirm(30)
+
+
+def _replayed(
+    config: ServiceConfig,
+    ends: Mapping[int, int],
+    *,
+    is_done: bool = True,
+    means: Callable[[DeadLetter], bool] = lambda letter: True,
+    until_s: float = math.inf,
+) -> Messages:
+    with Admin(config) as admin:
+        marker_ends = {
+            number: end for number, (end, _) in admin.log_ends(config.marker_topic).items()
+        }
+    return Messages(
+        topic=config.message_topic,
+        prefix="replay-mine",
+        headers=((REPLAY_NAME, b"mine"),),
+        means=means,
+        since_ms=0,
+        is_done=is_done,
+        ends=ends,
+        marker_ends=marker_ends,
+        until_s=until_s,
+    )
+
+
+def _sent_again(config: ServiceConfig) -> list[bytes]:
+    return [value for (_, value), _ in replayed(config, "mine")]
 
 
 @pytest.mark.slow

@@ -200,9 +200,8 @@ def refused(spark: SparkSession) -> list[str]:
             return str(error)
         return "nothing"
 
-    util: Any = spark._jvm.org.apache.iceberg.spark.Spark3Util  # type: ignore[union-attr]  # JVM
-    done = util.loadIcebergTable(spark._jsparkSession, TABLE)
-    done.manageSnapshots().createBranch("next").commit()
+    done: Any = spark.table(TABLE)._jdf.queryExecution().analyzed().collectLeaves().head()
+    done.table().table().manageSnapshots().createBranch("next").commit()
     names = "short", "worded", "nowhere", "no-table", "done.branch_next"
     said = [said_of(f"ice.shop.{name}") for name in names]
     spark.conf.set("spark.wap.branch", "next")

@@ -59,7 +59,7 @@ QUEUE = {"view": "messages", "queue": "q", "acknowledge": "true"}
         ({"maxRowsPerTrigger": "0"}, "maxRowsPerTrigger"),
         (
             {"maxRowsPerTrigger": "1e3"},
-            "maxRowsPerTrigger is '1e3': .*<= 9,223,372,036,854,775,807",
+            "maxRowsPerTrigger is '1e3': .*<= 9,223,372,036,854,775,808",
         ),
         ({"includeHeaders": "yes"}, "includeHeaders is 'yes': it must be true or false"),
         ({"view": "messages", "queue": "q", "group": "g"}, "group is for queues.*read_queue"),
@@ -79,6 +79,7 @@ QUEUE = {"view": "messages", "queue": "q", "acknowledge": "true"}
         ({**QUEUE, "maxDeliveries": "0"}, "maxDeliveries is 0: it must be a whole number >= 1"),
         ({**QUEUE, "redeliveryTimeout": "0.5"}, "redeliveryTimeout is '0.5': it must be seconds"),
         ({**QUEUE, "redeliveryTimeout": "86400"}, "redeliveryTimeout is '86400'.*<= 43,200"),
+        ({**QUEUE, "maxLease": "31622401"}, "maxLease is '31622401'.*<= 31,622,400"),
         ({**QUEUE, "maxLease": "soon"}, "maxLease is 'soon': it must be seconds >= 1"),
         ({**QUEUE, "maxLease": "1e12"}, "maxLease is '1e12'.*>= 1 and <= 31,622,400"),
         ({**QUEUE, "batchMarkers": "on"}, "batchMarkers is 'on'"),

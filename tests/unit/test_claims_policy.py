@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import threading
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.unit.claim_fold import GROUP, TOPIC
@@ -15,12 +16,13 @@ from tests.waiting import wait_until, within
 
 from kafkamq.claims import Admin, Cluster, RangeClaims, init_topic
 from kafkamq.claims.audit import ClaimAudit, ClaimEventKind, ClaimHistory
-from kafkamq.claims.engine import ClaimSession
+from kafkamq.claims.engine import ClaimSession, Engine, OffsetService
 from kafkamq.claims.holding import ClaimOptions, Holding
 from kafkamq.claims.rules.claimant import Claimant
 from kafkamq.claims.rules.log import ClaimLog
 from kafkamq.claims.rules.policy import ClaimMode, ClaimPolicy, Prospect
 from kafkamq.claims.rules.steps import ClaimantConfig, End, Fetch, Stop
+from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.clock import monotonic_ms
@@ -172,6 +174,29 @@ def test_closing_during_an_outage_tells_of_each_fenced_partition() -> None:
     cluster.close(timeout=1.0)
     assert {*lost} == {0, 1}
     cluster_of(servers).faults.is_down = False
+    forget_cluster(name)
+
+
+def test_a_fence_that_ends_with_the_interpreter_raises_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No thread starts then."""
+    name = uuid.uuid4().hex
+    cluster_of(f"memory://{name}")
+    config = ServiceConfig(bootstrap_servers=f"memory://{name}")
+    service = OffsetService(cast("Engine", SimpleNamespace(config=config, admin=None)), "group")
+    fence = service.fence("a", 0)
+    service.close(within(10))
+    asked: list[threading.Thread] = []
+
+    def refuse(thread: threading.Thread) -> None:
+        asked.append(thread)
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    service.end(fence)
+    monkeypatch.undo()
+    assert len(asked) == 1
     forget_cluster(name)
 
 

@@ -707,3 +707,62 @@ def test_a_close_sees_what_is_being_ended_through(
         found = heir.next_range(within(30))
         assert found is not None
         assert found.first == 20
+
+
+def test_rc8_a_batch_that_meets_a_close_is_not_done(
+    work: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = {"group_id": "g", "delivery": "at-most-once", "size": 20, "ahead": 0}
+    claims = RangeClaims(work, "work", client_id="a", heartbeat_interval=10, **ids)
+    claimed = claims.next_range(within(30))
+    assert claimed is not None
+    is_read, goes_on, handed_out = threading.Event(), threading.Event(), list[int]()
+    done, leave = claims.done, claims.engine.leave
+
+    def end_late(*of: Any) -> None:
+        is_read.set()
+        assert goes_on.wait(within(30))
+        done(*of)
+
+    def leave_behind(timeout_s: float) -> None:
+        claims.engine.stop()
+        goes_on.set()
+        handed_out.append(working.result(within(30)))
+        leave(timeout_s)
+
+    monkeypatch.setattr(claims, "done", end_late)
+    monkeypatch.setattr(claims.engine, "leave", leave_behind)
+    with ThreadPoolExecutor(1) as threads:
+        working = threads.submit(lambda: sum(map(len, claimed.batches())))
+        assert is_read.wait(within(30))
+        claims.close()
+    with RangeClaims(work, "work", client_id="b", heartbeat_interval=10, **ids) as heir:
+        found = heir.next_range(within(30))
+        assert found is not None
+        assert (handed_out, found.first) == ([0], 0)
+
+
+def test_a_range_that_is_done_waits_for_no_other_one(
+    work: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = {"client_id": "a", "group_id": "g"}
+    with RangeClaims(work, "work", size=20, ahead=1, heartbeat_interval=20, **ids) as claims:
+        first, second = claims.next_range(within(30)), claims.next_range(within(30))
+        assert first is not None
+        assert second is not None
+        send, withheld = claims.engine.send, list[RangeWrite]()
+
+        def send_first(write: RangeWrite) -> None:
+            if write.record.type is DONE and write.record.first == second.first:
+                withheld.append(write)
+            else:
+                send(write)
+
+        monkeypatch.setattr(claims.engine, "send", send_first)
+        with ThreadPoolExecutor(1) as threads:
+            other = threads.submit(second.done, second.next)
+            wait_until(lambda: withheld)
+            first.done(first.next)
+            assert not other.done()
+            send(withheld[0])
+            other.result(within(30))

@@ -103,6 +103,15 @@ def test_a_command_has_the_defaults_and_limits_of_the_table() -> None:
     assert failed is not None
 
 
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--max-lease", "0"), ("--redelivery-timeout", "43201")]
+)
+def test_a_refusal_of_a_time_names_its_flag(flag: str, value: str) -> None:
+    found = CliRunner().invoke(app, ["doctor", flag, value])
+    assert found.exit_code == 2
+    assert flag in found.output
+
+
 def test_every_line_of_help_is_a_sentence_that_stands_alone() -> None:
     """Nobody reads the lines above it first."""
     lines = dict(lines_of(get_command(app)))

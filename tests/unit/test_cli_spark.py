@@ -13,71 +13,7 @@ from typer.testing import CliRunner
 from kafkamq.cli.app import app
 from kafkamq.cli.spark import jobs
 from kafkamq.cli.spark.options import spark_settings
-from kafkamq.cli.spark.sql_check import TABLES, check_condition, check_statement, split_statements
 from kafkamq.errors import ConfigError
-from kafkamq.spark.views import VIEWS
-
-
-@pytest.mark.parametrize(
-    ("statement", "said"),
-    [
-        ("", "is empty"),
-        ("-- nothing", "is empty"),
-        (
-            "SELCT 1",
-            r"cannot begin with 'SELCT' \(line 1, column 1\): did you mean SELECT\? Tables are m",
-        ),
-        ("SELECT 'a FROM messages", r"the quote ' does not close \(line 1, column 8\)"),
-        ("SELECT (1", r"\) is missing for the one \(line 1, column 8\)"),
-        ("SELECT 1)", r"\) closes nothing"),
-        ("SELECT id\nFROM delivries", "no table delivries: did you mean deliveries"),
-        ("SELECT * FROM messages m JOIN nothing USING (id)", "no table nothing. Tables are"),
-        ("SELECT (SELECT max(id) FROM `mesages`)", "did you mean messages"),
-        ("WITH a AS (SELECT 1) SELECT * FROM b", "no table b"),
-    ],
-)
-def test_a_statement_that_cannot_be_right_is_refused(statement: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=f"^SQL: .*{said}"):
-        check_statement(statement, option="SQL")
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "select 1",
-        "(SELECT 1) UNION ALL (SELECT 2)",
-        "SELECT * FROM deliveries -- it's a comment (",
-        "SELECT extract(YEAR FROM started_at), trim(BOTH 'x' FROM id) FROM deliveries",
-        "SELECT a IS NOT DISTINCT FROM b FROM VALUES (1, 2) AS t(a, b)",
-        "WITH a (x) AS (SELECT 1), b AS (SELECT x FROM a) SELECT * FROM b JOIN a USING (x)",
-        "SELECT * FROM range(10)",
-        "SELECT * FROM some.catalog.tbl JOIN Dead_Letters ON true",
-        "SELECT id, 'it''s', \"a\\\"b\", `c)` FROM in_flight, LATERAL explode(headers)",
-        "FROM markers |> SELECT type",
-        "DESCRIBE nothing",
-        "SHOW TABLES",
-        "SELECT * FROM (SELECT 1)",
-    ],
-)
-def test_what_may_be_right_is_spark_s_to_judge(statement: str) -> None:
-    check_statement(statement, option="SQL")
-
-
-def test_a_condition_is_looked_at_as_well() -> None:
-    check_condition("id IN (SELECT id FROM deliveries WHERE outcome = 'ACK')", option="--where")
-    with pytest.raises(ConfigError, match=r"^--where: there is no table delivery"):
-        check_condition("id IN (SELECT id FROM delivery)", option="--where")
-    with pytest.raises(ConfigError, match="is empty"):
-        check_condition(" ", option="--where")
-
-
-def test_its_tables_are_those_of_spark() -> None:
-    assert TABLES == VIEWS
-
-
-def test_statements_end_with_semicolons_outside_of_quotes() -> None:
-    found = split_statements("SELECT ';' -- ;\n; ;SELECT 2;\nSELECT")
-    assert found == (["SELECT ';' -- ;", "SELECT 2"], "\nSELECT")
 
 
 def test_properties_of_spark_come_from_a_file_and_from_options(tmp_path: Path) -> None:
@@ -133,6 +69,7 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise ConfigError("SQL: it is wrong")
 
     monkeypatch.setattr(jobs, "view_tables", view_tables)
+    monkeypatch.setattr("kafkamq.spark.jobs.sql.Tables", lambda *_: None)
     monkeypatch.setattr(jobs, "_answer", answer)
     return found
 
@@ -140,8 +77,8 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("stdin", "expected", "code"),
     [
-        ("SELECT 1;\nSELECT\n 2; SELECT 3\n", ["SELECT 1", "SELECT\n 2", "SELECT 3"], 0),
-        ("SELECT wrong;SELECT 2;\n", ["SELECT wrong", "SELECT 2"], 1),
+        ("SELECT ';';\n;\nSELECT\n 2;\n SELECT 3\n", ["SELECT ';'", "SELECT\n 2", "SELECT 3"], 0),
+        ("SELECT wrong;\nSELECT 2; \n", ["SELECT wrong", "SELECT 2"], 1),
         ("", [], 0),
     ],
 )
@@ -168,12 +105,3 @@ def test_a_prompt_goes_on_behind_an_error_until_it_is_left(
     assert jobs._converse(None, 10, as_json=False) is False  # type: ignore[arg-type]  # not asked
     assert answered == ["SELECT wrong", "SELECT\n2"]
     assert prompts == ["sql> ", "sql> ", "... ", "sql> "]
-
-
-def test_a_wrong_statement_opens_no_session(answered: list[str]) -> None:
-    failed = CliRunner().invoke(app, ["sql", "-b", "x:1", "SELECT 1 FROM mesages"]).exception
-    assert isinstance(failed, ConfigError)
-    for command in ("replay", "dlq redrive"):
-        arguments = [*command.split(), "-b", "x:1", "--where", "(id = 'x'"]
-        assert isinstance(CliRunner().invoke(app, arguments).exception, ConfigError)
-    assert answered == []

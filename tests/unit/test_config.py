@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -45,6 +46,7 @@ from kafkamq.errors import ConfigError
         ("receive_buffer", 0),
         ("max_messages_per_commit", [1]),
         ("max_inline_payload_bytes", -1),
+        ("next_message_timeout_ms", 1000.0),
         ("backoff", None),
         ("backoff", 1.0),
         ("exactly_once", "no"),
@@ -91,7 +93,8 @@ def test_services_that_cannot_be(field: str, value: object) -> None:
     [
         ("max_silence_ms", "5"), ("max_transaction_bytes", 0), ("position_interval_ms", True),
         ("max_offsets_per_commit", 50_001), ("max_deliveries", 0), ("max_lease_ms", 0),
-        ("max_lease_ms", "10"),
+        ("max_lease_ms", "10"), ("max_lease_ms", 10.5), ("max_lease_ms", float("inf")),
+        ("max_lease_ms", 10**30), ("max_lease_ms", 10**400),
     ],
 )  # fmt: skip
 def test_trackers_that_cannot_be(field: str, value: object) -> None:
@@ -121,12 +124,20 @@ def test_an_option_may_be_its_default_and_nothing_beyond_its_limits(option: Opti
         assert default_ms == round(option.default * 1000)
     wrong: list[Any] = ["nothing that it can be", [1]]
     if option.kind in (int, float):
-        wrong += [option.least - 1, min(option.most, 1e12) * 2, True, float("nan")]
+        beyond = 2 * (option.most if option.most < math.inf else 1_500_000_000)
+        wrong += [option.least - 1, beyond, True, float("nan")]
     if option.kind is str and not option.choices:
         wrong = [None, b"text"]
     for value in wrong:
         with pytest.raises(ConfigError, match=f"^here: {option.name} is .*: it must be"):
             option.convert(value, of="here: ")
+
+
+def test_a_limit_is_told_whole() -> None:
+    with pytest.raises(ConfigError, match=r"a whole number >= 1 and <= 4,611,686,018,427,387,904"):
+        Option(int, 1, name="bytes", most=1 << 62).check(0)
+    with pytest.raises(ConfigError, match=r"^max_rate is 0: it must be records a second >= 1e-06"):
+        Options.max_rate.check(0)
 
 
 def test_what_settings_have_of_options() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 import sys
 import threading
 import urllib.request
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,12 +23,13 @@ from tests.unit.test_parallel_work_queue import Room
 from tests.waiting import wait_until, within
 
 from kafkamq import ConfigError, Worker
-from kafkamq.metrics import serve_metrics
+from kafkamq.metrics import serve_metrics, stacks
 from kafkamq.metrics.health import Handlers, Health, LoopState, health
 from kafkamq.metrics.stacks import MAX_CALLS, MAX_CALLS_OF_POOL, MAX_FRAMES, MAX_POOLS
 from kafkamq.parallel.config import make_config
 from kafkamq.runtime.rules.hanging import Call, Slots
 from kafkamq.testing import MemoryService
+from kafkamq.web.workers import MAX_ANSWER_BYTES
 
 HOUR_S = 3600.0
 
@@ -290,6 +293,127 @@ def test_what_is_said_of_handlers_is_bounded() -> None:
     assert [call["offset"] for call in said[0]["calls"]] == list(range(MAX_CALLS_OF_POOL))
     assert (said[0]["busy"], said[0]["slots"]) == (1000, 2000), "all are counted"
     assert {len(call["stack"]) for call in shown} == {MAX_FRAMES}
+
+
+def test_long_stacks_are_cut_to_what_readers_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, leave = threading.Semaphore(0), threading.Event()
+    name = "\u00fc" * 110
+    scope: dict[str, Any] = {"entered": entered, "leave": leave}
+    # As code that is generated has.
+    exec(
+        f"def {name}(left):\n"
+        f"    return {name}(left - 1) if left else entered.release() or leave.wait(60)\n",
+        scope,
+    )
+    thread = threading.Thread(target=scope[name], args=(MAX_FRAMES,))
+    thread.start()
+    assert entered.acquire(timeout=within(60))
+    calls = [Call(float(at), ("t", 0, at), thread.ident) for at in range(MAX_CALLS_OF_POOL)]
+    pools = [Handlers("of a test", HOUR_S, lambda: Slots(20, calls), queue="q") for _ in range(5)]
+    try:
+        for pool in pools:
+            health.watch(pool)
+        with serve_metrics(0, host="127.0.0.1") as server:
+            address = f"http://127.0.0.1:{server.port}/handlers"
+            with urllib.request.urlopen(address, timeout=within(10)) as answer:
+                said = answer.read()
+    finally:
+        for pool in pools:
+            health.remove(pool)
+        leave.set()
+        thread.join()
+    assert len(said) < MAX_ANSWER_BYTES - 1000
+    stacks = [call["stack"] for pool in json.loads(said)["pools"] for call in pool["calls"]]
+    assert {len(stack) for stack in stacks} == {MAX_FRAMES // 4}
+    assert all("threading.py" in stack[-1] for stack in stacks), "the innermost are left"
+
+
+class Strange:
+    """It has each attribute, as mocks and proxies do."""
+
+    def __await__(self) -> Any:
+        return self
+
+    def __iter__(self) -> Strange:
+        return self
+
+    def __next__(self) -> None:
+        return None
+
+    def send(self, _: object) -> None:
+        return None
+
+    def throw(self, error: BaseException) -> None:
+        raise error
+
+    def __getattr__(self, name: str) -> Strange:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Strange()
+
+
+def test_a_strange_awaitable_ends_no_answer() -> None:
+    async def handle() -> None:
+        await Strange()
+
+    async def ask() -> Any:
+        task = asyncio.ensure_future(handle())
+        await asyncio.sleep(0)
+        pool = Handlers("of a test", HOUR_S, lambda: Slots(1, [Call(0.0, ("t", 0, 0), task)]))
+        health.watch(pool)
+        try:
+            return json.loads(stacks.handlers())["pools"]
+        finally:
+            health.remove(pool)
+            task.cancel()
+
+    ((call,),) = (each["calls"] for each in asyncio.run(ask()))
+    assert [re.split(r"[ .]", line)[-1] for line in call["stack"]] == ["handle"]
+
+
+def test_what_a_coroutine_within_its_time_had_is_held_no_longer() -> None:
+    service, held = MemoryService(), list[Any]()
+    queue = service.queue("within")
+
+    @queue.handler(concurrency=1, timeout=60.0)
+    async def handle(_: str) -> None:
+        held.append(weakref.ref(asyncio.current_task()))
+
+    with Worker(service) as worker:
+        queue.producer().send(b"x")
+        wait_until(lambda: worker.handled == 1)
+
+        def is_gone() -> bool:
+            gc.collect()
+            return held[0]() is None
+
+        wait_until(is_gone, "its task")
+
+
+def test_an_answer_holds_no_frames() -> None:
+    class Payload:
+        """It is a local of a handler."""
+
+    held: list[weakref.ref[Payload]] = []
+    entered, leave = threading.Event(), threading.Event()
+
+    def handle() -> None:
+        payload = Payload()
+        held.append(weakref.ref(payload))
+        entered.set()
+        leave.wait(within(60))
+
+    thread = threading.Thread(target=handle)
+    thread.start()
+    assert entered.wait(within(60))
+    gc.disable()
+    try:
+        stacks.handlers()
+        leave.set()
+        thread.join()
+        assert held[0]() is None
+    finally:
+        gc.enable()
 
 
 def pools_at(port: int) -> list[dict[str, Any]]:

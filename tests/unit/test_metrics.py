@@ -333,3 +333,28 @@ def test_a_consumer_that_cannot_be_opened_leaves_nothing_that_scrapes_ask() -> N
         with pytest.raises(ConfigError):
             service.queue("q").consumer()
         assert kept() == before
+
+
+class _Aged:
+    """A message of which the time of its record alone is asked."""
+
+    def __init__(self, written_ms: int) -> None:
+        self._record, self._written_ms = self, written_ms
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, self._written_ms
+
+
+@pytest.mark.parametrize("size", [1, 2, 15, 16, 17, 33, 1000])
+def test_ages_of_batches_count_each_message_and_pass_none_over(size: int) -> None:
+    ages = HandOutAges(f"sampled {size}")
+    ages.wall_ms = lambda: 10_000_000
+    batch: Any = [_Aged(9_999_000)] * size
+    batch[size // 3] = _Aged(6_400_000)
+    rounds = 640
+    for number in range(rounds):
+        ages.note(batch, number)
+    ages.watch()()
+    found = catalog.SEND_TO_RECEIVE_SECONDS.distributions()[f"sampled {size}",]
+    assert sum(found.counts) == size * rounds
+    assert found.total / rounds == pytest.approx(3600 + (size - 1), rel=0.1)

@@ -117,8 +117,8 @@ class Commits:
 class Hall(Room):
     """A work queue with a committer of transactions."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__()
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        super().__init__(**settings)
         monkeypatch.setattr(transactions, "TransactionalProducer", Producer)
         self.queue.is_deferred = True
         self.rewinds = 0
@@ -137,7 +137,7 @@ class Hall(Room):
         self.producer.commits = self.commits
 
     def assignment_of(self) -> Assignment:
-        flow, stalls = PartitionFlow(FlowLimits()), StallDetector(stall_after_ms=1000)
+        flow, stalls = PartitionFlow(self.queue.config.limits), StallDetector(stall_after_ms=1000)
         return Assignment(self.partition, flow, stalls, 0, self.partition.tracker.version)
 
     def send(self, worker: PoolWorker) -> None:
@@ -184,6 +184,27 @@ def test_results_and_offsets_go_together(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not hall.committer._commit()
     assert hall.producer.committed == [b"0", b"1", b"2"]
     assert [each.offset for each in hall.producer.offsets] == [3]
+
+
+def test_results_without_new_offsets_are_refused_of_a_former_member(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is done lies beyond the end of a map that is cut."""
+    limits = FlowLimits(max_free_map_chars=1, max_map_chars=1)
+    hall = Hall(monkeypatch, limits=limits)
+    send_offsets = hall.producer.send_offsets
+
+    def late(*args: Any, **more: Any) -> None:
+        hall.commits.generation = b"2"
+        send_offsets(*args, **more)
+
+    monkeypatch.setattr(hall.producer, "send_offsets", late)
+    worker = hall.handled("abc")
+    del worker.finished[0]
+    refused(hall, worker)
+    hall.send(worker)
+    assert hall.committer._commit()
+    assert (hall.producer.committed, hall.producer.aborts) == ([], 1)
 
 
 def test_a_transaction_does_not_go_without_its_map(monkeypatch: pytest.MonkeyPatch) -> None:

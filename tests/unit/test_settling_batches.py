@@ -169,7 +169,7 @@ class Logs:
         try:
             ledger.open()
             tracker = self.fold()  # behind the start, which may have committed (R17)
-            return settler.settle(
+            report = settler.settle(
                 ledger,
                 tracker.plan(),
                 position=tracker.committable_offset(),
@@ -177,13 +177,17 @@ class Logs:
                 reopen=False,
                 timeout_s=timeout_s,
             )
-        except _KilledError:  # which ends nothing in order
+            settler.close()
+            ledger.close()
+        except _KilledError:
+            # It ends nothing in order, also when it strikes while that ends.
             self.left = [settler.close, ledger.close]
             raise
-        finally:
-            if not self.left:
-                settler.close()
-                ledger.close()
+        except BaseException:
+            settler.close()
+            ledger.close()
+            raise
+        return report
 
 
 def place(one: MessageId) -> tuple[int, int]:

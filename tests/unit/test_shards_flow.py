@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.shard_records import partition_with, scheduler
 
+from kafkamq.config import Options
 from kafkamq.errors import ConfigError
 from kafkamq.parallel.rules.flow import (
     FlowLimits,
@@ -213,6 +214,7 @@ def test_a_slow_rate_lets_one_start_at_a_time() -> None:
     limit.spend(1)
     assert limit.available(1_000.0) == 0
     assert limit.available(2_000.0) == 1
+    assert RateLimit(Options.max_rate.most).available(0.0) == 1
     for wrong in (0.0, -1.0, float("nan"), 1e13):
         with pytest.raises(ConfigError, match="max_rate"):
             RateLimit(wrong)

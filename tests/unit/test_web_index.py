@@ -192,6 +192,41 @@ def test_messages_are_the_same_however_they_are_cut(tmp_path: Path, seed: int) -
         )[: lookups.MAX_FOUND]
 
 
+def test_a_pack_ends_by_bytes_and_each_message_is_found(tmp_path: Path) -> None:
+    logs = Logs(tmp_path / "i")
+    values = {1: b"x" * 2000, 2: b"\xff" * 600, 3: bytes(600)}
+
+    def message(offset: int, partition: int = 0) -> FakeRecord:
+        headers = [("kafkamq-id", b"id-%d" % offset), ("trace", values.get(partition))]
+        return FakeRecord(offset, b"q", None, headers, number=partition)
+
+    for begin in range(0, 512, 8):
+        for partition in range(4):
+            logs.messages(*(message(offset, partition) for offset in range(begin, begin + 8)))
+        logs.commit()
+    sizes = [
+        [
+            bytes_
+            for (bytes_,) in logs.connection.execute(
+                "SELECT length(ids) + length(keys) + length(headers) FROM pack"
+                " WHERE place BETWEEN ? AND ?",
+                (place_of(MESSAGES, partition, 0), place_of(MESSAGES, partition, 511)),
+            )
+        ]
+        for partition in range(4)
+    ]
+    assert len(sizes[0]) == 1, "it goes on"
+    assert max(map(max, sizes)) < 100_000
+    assert sum(sizes[1]) > 1_000_000
+    assert sum(sizes[3]) < 50_000, "they are bounded as they are kept"
+    with lookups.reading(logs.path) as connection:
+        places = [place_of(MESSAGES, 1, offset) for offset in (0, 63, 64, 511)]
+        found = lookups.messages_at(connection, places)
+        assert [found[place]["id"] for place in places] == ["id-0", "id-63", "id-64", "id-511"]
+        assert found[places[-1]]["headers"] == [("trace", "x" * 2000)]
+        assert len(lookups.find_messages(connection, "id-300")) == 4
+
+
 def test_a_start_shows_the_same_lives_and_numbers_no_name_twice(tmp_path: Path) -> None:
     logs = Logs(tmp_path / "i")
     name = "<b>'\x00\u2028 \U0001f9a1"
@@ -404,6 +439,23 @@ def test_old_messages_are_forgotten_and_their_waiting_with_them(tmp_path: Path) 
     assert len(logs.rows("pack")) == 10
     assert logs.rows("event") == []
     assert len(logs.rows("letter")) == 5
+
+
+def test_markers_that_are_read_before_their_messages_are_not_old(tmp_path: Path) -> None:
+    logs = Logs(tmp_path / "i")
+    start = Marker(MarkerType.START, MessageId(0, 5), 1000, b"q", consumer_id="w")
+    logs.marker(FakeRecord(0, None, encode_marker(start), at_ms=NOW_MS))
+    logs.commit()
+    assert [last_ms for *_, last_ms in logs.rows("chunk")] == [NOW_MS], "by it chunks are forgotten"
+
+
+def test_a_pack_that_another_process_has_written_into_is_damaged(tmp_path: Path) -> None:
+    for _ in range(2):
+        logs = Logs(tmp_path / "i")
+        logs.messages(FakeRecord(0, b"q"), FakeRecord(1, b"q"))
+        logs.commit()
+    with pytest.raises(sqlite3.DatabaseError, match="twice"):
+        Logs(tmp_path / "i").messages(FakeRecord(2, b"q"))
 
 
 @pytest.mark.parametrize("harm", ["damaged", "empty", "older", "other"])

@@ -122,6 +122,17 @@ def test_a_replay_means_messages_of_a_queue() -> None:
     assert not folded(("redrive", "ann", {**JOB, "filter": {"state": "done"}})).jobs
 
 
+def test_a_replay_says_how_many_fewer_went_than_were_counted() -> None:
+    """Retention has deleted them; a redrive leaves out what others have redriven."""
+    begun = ("replay", "ann", {**JOB, "marker_ends": {}})
+    went = ("progress", "one", {"count": 90, "refused": 2})
+    end = ("end", "one", {"refused": 2, "why": "2 stay"})
+    job = folded(begun, BEGUN[1], went, end).jobs["job"]
+    assert (job.state, job.why) == (ENDED, "2 stay; 8 fewer than expected")
+    assert folded(begun, BEGUN[1], went, went, end).jobs["job"].why == "2 stay"
+    assert folded(*BEGUN, went, end).jobs["job"].why == "2 stay"
+
+
 def test_what_names_nothing_means_nothing() -> None:
     for what, name in (("redrive", "filter"), ("resend", "place"), ("redrive", "ends")):
         more = {**JOB, "place": [0, 1], "payload": ""}

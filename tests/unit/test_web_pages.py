@@ -521,6 +521,40 @@ def test_a_job_with_a_field_that_is_not_known_is_refused(path: Path) -> None:
         assert (answer.status_code, f"no {name}" in answer.text) == (400, True), answer.text
 
 
+def test_a_field_that_is_there_twice_and_everything_but_yes_are_refused(path: Path) -> None:
+    """One of the two would choose, and ``no`` would mean all."""
+    site = pages(path)
+    known = {**LOCAL, "x-csrf-token": token_of(site)}
+    for query in ("queue=a&queue=b", "queue=a&place=0:1&place=0:2&queue=a"):
+        for address in ("redrive", "api/redrive", "replay", "api/dead-letters"):
+            assert site.get(f"/{address}?{query}").status_code == 400, (address, query)
+        form = {"everything": "yes"}
+        assert site.get(f"/jobs?{query}", known, method="POST", data=form).status_code == 400
+    for form in ({"queue": ["a", "b"]}, {"queue": ["a", "a"], "payload": "x"}):
+        answer = site.get("/send", known, method="POST", data=form)
+        assert (answer.status_code, "twice" in answer.text) == (400, True), answer.text
+    for text in ("no", "false", "0", "Yes"):
+        answer = site.get("/jobs", known, method="POST", data={"everything": text})
+        assert (answer.status_code, "must be yes" in answer.text) == (400, True), answer.text
+    assert site.get("/redrive?place=0:1&place=0:2").status_code == 200
+
+
+def test_a_dry_run_that_another_site_asks_for_is_refused(path: Path) -> None:
+    """As pictures of any site in an operator's browser would ask for many, each for seconds."""
+    site = pages(path)
+    for address in (
+        "/redrive?queue=q",
+        "/api/redrive?queue=q",
+        "/replay?queue=q",
+        "/redrive/?queue=q",
+    ):
+        for where in ("cross-site", "same-site"):
+            assert site.get(address, {**LOCAL, "sec-fetch-site": where}).status_code == 403
+    for where in ("same-origin", "none"):
+        answer = site.get("/redrive?queue=q", {**LOCAL, "sec-fetch-site": where})
+        assert answer.status_code == 200
+
+
 def test_what_a_replay_does_not_choose_by_is_refused(path: Path) -> None:
     """Before any broker is asked."""
     site = pages(path)

@@ -146,6 +146,30 @@ def test_one_that_never_ends_is_left_and_holds_up_no_other(
         wait_until(lambda: asked.slots() == {"q": (1, 2)})
 
 
+def test_names_that_nobody_resolves_hold_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    find, leave = socket.getaddrinfo, threading.Event()
+
+    def slow(host: Any, *more: Any, **options: Any) -> Any:
+        if str(host).startswith("dead"):
+            leave.wait(within(60))
+            raise socket.gaierror(-3, "Temporary failure in name resolution")
+        return find(host, *more, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    monkeypatch.setattr(workers, "PATIENCE_S", 0.3)
+    dead = [f"http://dead{number}:9400" for number in range(MAX_WORKERS - 1)]
+    with answering(answer({"pools": [POOL]})) as fine:
+        fine = fine.replace("127.0.0.1", "localhost")
+        try:
+            with asking(*dead, fine) as asked:
+                wait_until(lambda: all("nothing within" in said_of(asked, url) for url in dead))
+                wait_until(lambda: asked.slots() == {"q": (1, 2)})
+                leave.set()
+                wait_until(lambda: all("resolution" in said_of(asked, url) for url in dead))
+        finally:
+            leave.set()
+
+
 def test_nobody_is_asked_whom_the_operator_has_not_named() -> None:
     """A redirect leads nowhere."""
     with answering(answer({"pools": [POOL]})) as other:

@@ -278,8 +278,10 @@ class OffsetService:
         try:
             self._fences.submit(fence.close)
         except RuntimeError:
-            # The pool has ended before the claim did. A fence that nobody closes keeps its thread.
-            threading.Thread(target=fence.close, name="kafkamq-fence", daemon=True).start()
+            # The pool has ended before the claim did. A fence that nobody closes keeps its thread;
+            # no thread starts when the interpreter ends.
+            with suppress(RuntimeError):
+                threading.Thread(target=fence.close, name="kafkamq-fence", daemon=True).start()
 
     # ---- looking up
 

@@ -347,11 +347,11 @@ class RangeClaims:
         self._skips = on_data_loss == "skip"
         self._is_stopped = self._is_closed = False
         # By their tokens: what the application has, and its positions in ranges that wait; up to
-        # where ranges were written as done, without an answer, and what ``done`` waits for.
+        # where ranges were written as done, without an answer. Then what ``done`` waits for.
         self._given: set[int] = set()
         self._waiting: dict[int, int] = {}
         self._ending: dict[int, int] = {}
-        self._under_way: dict[int, RangeWrite] = {}
+        self._under_way: list[RangeWrite] = []
         self._polling = threading.Lock()
         interval_ms = Options.heartbeat_interval.convert(heartbeat_interval)
         config = ServiceConfig(bootstrap_servers=bootstrap_servers, kafka=dict(kafka or {}))
@@ -448,9 +448,11 @@ class RangeClaims:
     def close(self, timeout: float | timedelta = 10.0) -> None:
         """Give back what is not done, and end the clients. Idempotent."""
         timeout_s = wait_seconds(timeout, may_be_endless=True)
-        if self._is_closed:
-            return
-        self._is_closed = self._is_stopped = True
+        with self.engine.lock:
+            # From here on no other thread says that anything is done.
+            if self._is_closed:
+                return
+            self._is_closed = self._is_stopped = True
         health.remove(self._loop)
         self._forget_metrics()
         # What another thread, or this one below a signal's handler, has said to be done is so:
@@ -589,32 +591,36 @@ class RangeClaims:
                 claimed.first = next_offset
                 return
             self._require(claimed)
+            if self._is_closed:
+                # Nothing is read back behind this.
+                raise StateError("this RangeClaims is closed")
             write = self.engine.end(RangeType.DONE, *place)
             if next_offset < claimed.next:
                 before = (claimed.first, claimed.next)
                 self.engine.member.shorten(claimed.partition, before, next_offset)
-            self._under_way[claimed.token] = write
+            self._under_way.append(write)
             try:
                 interval_s = self.engine.interval_ms / 1000
-                self.engine.wait_until(self._are_known, interval_s, f"ending {claimed!r}")
+                is_known = partial(self._is_known, write)
+                self.engine.wait_until(is_known, interval_s, f"ending {claimed!r}")
             except (DeadlineExceededError, StateError) as error:
                 self._ending[claimed.token] = next_offset
                 error_text = f"{claimed!r} could not be written as done"
                 raise DeadlineExceededError(error_text) from error
             finally:
-                del self._under_way[claimed.token]
+                self._under_way.remove(write)
             if self._is_open(*place) or (self.is_once and not write.has_ended):
                 # It was another one's before that stood in the log.
                 self._lost(claimed)
             claimed.first = next_offset
             DONE.add(1, *self._labels)
 
+    def _is_known(self, write: RangeWrite) -> bool:
+        """Return whether what was written as done is read back."""
+        return write.has_ended or 0 <= write.offset < self.engine.state.next_offset
+
     def _are_known(self) -> bool:
-        """Return whether all that was written as done is read back."""
-        return all(
-            write.has_ended or 0 <= write.offset < self.engine.state.next_offset
-            for write in self._under_way.values()
-        )
+        return all(map(self._is_known, self._under_way))
 
     def _is_open(self, partition: int, first: int, end: int) -> bool:
         """Return whether a part of it is not done; other members may have done the rest."""

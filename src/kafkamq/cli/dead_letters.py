@@ -14,7 +14,6 @@ from kafkamq.cli.options import DryRun, Json, command_group, connected
 from kafkamq.cli.queues import warn_of_unused
 from kafkamq.cli.spark.jobs import view_tables
 from kafkamq.cli.spark.options import SparkChoice, with_spark
-from kafkamq.cli.spark.sql_check import check_condition
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.queue.dead_letters import (
@@ -204,8 +203,6 @@ def redrive_command(
     if not (queue_id or reason or identity or where or everything or dry_run):
         raise ConfigError("choose with --queue, --reason, --id or --where, or say --everything")
     selection = _selection(queue_id, reason, identity)
-    if where:
-        check_condition(where, option="--where")
     require_brokers(config)
     if where:
         from kafkamq.spark.jobs.sql import chosen_letters

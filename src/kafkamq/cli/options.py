@@ -398,7 +398,7 @@ def with_table(
     for each in options:
         kind: Any = each.kind if each.default is not None else each.kind | None
         limits: dict[str, Any] = {}
-        if each.kind is int:
+        if each.kind in (int, float):
             limits = {"min": each.least, "max": each.most if each.most < math.inf else None}
         metavar = "|".join(each.choices) or None
         told = typer.Option(help=each.says, metavar=metavar, **limits)

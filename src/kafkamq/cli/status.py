@@ -17,8 +17,15 @@ import typer
 
 from kafkamq import __version__
 from kafkamq.cli import output
-from kafkamq.cli.options import TRACKER_HERE, Json, Topic, connected, connected_if_named
-from kafkamq.config import Options, ServiceConfig
+from kafkamq.cli.options import (
+    TRACKER_HERE,
+    Json,
+    Topic,
+    connected,
+    connected_if_named,
+    with_table,
+)
+from kafkamq.config import Options, ServiceConfig, converted
 from kafkamq.dev.environment import java_command, java_from
 from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, KafkaMQError
 from kafkamq.markers.overview import MAX_SCANNED, Check, MarkerPartition, cluster_checks, overview
@@ -249,15 +256,20 @@ def not_ours(port: int) -> ConfigError:
     return ConfigError(f"--port {port}: what answers there is no --metrics-port of kafkamq")
 
 
+_OF_QUEUES = (
+    replace(Options.max_lease, says="The longest lease of your queues, in seconds."),
+    replace(
+        Options.redelivery_timeout,
+        says="The shortest redelivery timeout of your queues, in seconds.",
+    ),
+)
+
+
 @connected_if_named
+@with_table("of_queues", *_OF_QUEUES)
 def doctor(
     config: ServiceConfig | None,
-    max_lease: Annotated[
-        float, typer.Option(help="The longest lease of your queues, in seconds.")
-    ] = Options.max_lease.default,
-    redelivery_timeout: Annotated[
-        float, typer.Option(help="The shortest redelivery timeout of your queues, in seconds.")
-    ] = Options.redelivery_timeout.default,
+    of_queues: dict[str, Any],
     topic: Topic = "",
     as_json: Json = False,
 ) -> None:
@@ -265,15 +277,12 @@ def doctor(
 
     Without a broker's address only this machine is checked.
     """
-    max_lease_ms = Options.max_lease.convert(max_lease)
-    timeout_ms = Options.redelivery_timeout.convert(redelivery_timeout)
+    leases = converted(_OF_QUEUES, of_queues)
     checks = [*_machine()]
     if config is not None:
-        checks += cluster_checks(
-            config, max_lease_ms=max_lease_ms, redelivery_timeout_ms=timeout_ms
-        )
+        checks += cluster_checks(config, **leases)
         if topic:
-            checks += _of_queue(config, topic, max_lease_ms=max_lease_ms)
+            checks += _of_queue(config, topic, max_lease_ms=leases["max_lease_ms"])
     refused = any(check.level == "refuse" for check in checks)
     if as_json:
         output.print_json({"ok": not refused, "checks": [asdict(check) for check in checks]})

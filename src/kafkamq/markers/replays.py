@@ -1,11 +1,15 @@
 """The messages that a replay sends again, read from the logs themselves.
 
-A message that was copied is meant once: where it is to be done its copy that was acknowledged, else
-the record that its sender wrote.
+A message is a first record and the tracker's copies of it, which name it as their origin. One
+record of each message goes: the one that its sender wrote, or, where only what is done is meant,
+the first acknowledged one that is read, whichever that is in this run. So the ledger knows a
+message by its first record. A redriven or replayed record has no origin: it is a message of its
+own.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -33,6 +37,7 @@ class Messages(Source):
         ends: Where their topic ended at that moment, by partition.
         marker_ends: The same of the markers topic.
         check: Called at each record; what it raises ends the reading.
+        until_s: Monotonic: reading that takes longer ends with ``DeadlineExceededError``.
     """
 
     means: Callable[[DeadLetter], bool]
@@ -40,7 +45,8 @@ class Messages(Source):
     is_done: bool
     ends: Mapping[int, int]
     marker_ends: Mapping[int, int]
-    check: Callable[[], None]
+    check: Callable[[], None] = lambda: None
+    until_s: float = math.inf
     link: str = REPLAYED_FROM
 
     def read(self, config: ServiceConfig) -> Iterator[DeadLetter]:
@@ -52,33 +58,38 @@ class Messages(Source):
                 found = admin.offsets_for_times(self.topic, times)
                 starts = {number: at for number, at in found.items() if at < self.ends[number]}
         acked = self._acknowledged(config, topic_id) if self.is_done else {}
-        copied = set()
-        for record in scan(config, self.topic, starts, ends=self.ends):
+        gone: defaultdict[tuple[int, int], int] = defaultdict(int)
+        for record in scan(config, self.topic, starts, ends=self.ends, until_s=self.until_s):
             self.check()
             letter = dead_letter_of(record, frozenset(), b"")
             place, origin = (letter.partition, letter.offset), letter.origin
             if place[1] >= self.ends.get(place[0], 0) or letter.raw_key != record.key():
                 continue
-            first = None
-            if origin is not None and origin.topic == self.topic:
-                first = (origin.partition, origin.offset)
+            if origin is not None and origin.topic != self.topic:
+                origin = None
+            message = replace(letter, reason="", error="", origin=origin, payload_at=None)
+            first = self.place_of(message)
             if self.is_done:
-                # The first one goes where both were acknowledged.
-                is_meant = _has(acked, place) and not (first is not None and _has(acked, first))
+                is_meant = _has(acked, place) and not _has(gone, first)
             else:
-                is_meant = first is None
-            message = replace(letter, reason="", error="", origin=None, payload_at=None)
-            if is_meant and origin not in copied and self.means(message):
-                if origin is not None:
-                    copied.add(origin)
+                is_meant = origin is None
+            if is_meant and self.means(message):
+                chunk, at = divmod(first[1], CHUNK_OFFSETS)
+                gone[first[0], chunk] |= 1 << at
                 yield message
+
+    def place_of(self, letter: DeadLetter) -> tuple[int, int]:
+        """Return where the message's first record is."""
+        origin = letter.origin or letter
+        return origin.partition, origin.offset
 
     def _acknowledged(self, config: ServiceConfig, topic_id: bytes) -> _Bits:
         """Return which messages were acknowledged, as bits by partition and chunk."""
         found: defaultdict[tuple[int, int], int] = defaultdict(int)
-        for record in scan(config, config.marker_topic, ends=self.marker_ends):
+        ends, until_s = self.marker_ends, self.until_s
+        for record in scan(config, config.marker_topic, ends=ends, until_s=until_s):
             self.check()
-            if (record.offset() or 0) >= self.marker_ends.get(record.partition() or 0, 0):
+            if (record.offset() or 0) >= ends.get(record.partition() or 0, 0):
                 continue
             try:
                 marker = decode_slim(record.value())

@@ -56,7 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
             is_fine = health.is_live() if path == "/live" else health.is_ready()
             self._answer(200 if is_fine else 503, "application/json", _described(is_fine))
         elif path == "/handlers":
-            self._answer(200, "application/json", json.dumps(handlers()).encode() + b"\n")
+            self._answer(200, "application/json", handlers() + b"\n")
         else:
             self._answer(404, "text/plain", b"/metrics, /live, /ready or /handlers\n")
 

@@ -7,11 +7,12 @@ told, never a value.
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import dropwhile, islice
-from types import FrameType
+from types import CoroutineType, FrameType, GeneratorType
 from typing import Any
 
 from kafkamq.metrics.health import HandlerCall, health
@@ -21,18 +22,39 @@ MAX_CALLS, MAX_CALLS_OF_POOL = 100, 20
 """The oldest calls of each pool are told, so many of all pools."""
 MAX_FRAMES = 24
 """The innermost frames of a stack are told."""
+MAX_BYTES = 250_000
 _MAX_DEPTH = 1000
 _MAX_CHARACTERS = 120
 _OURS = ("kafkamq.runtime.", "kafkamq.parallel.", "kafkamq.queue.", "threading", "asyncio.")
 
 
-def handlers() -> dict[str, Any]:
-    """Return each pool of handlers: its queue, its slots, and what the oldest of its calls are at.
+def handlers() -> bytes:
+    """Return as JSON each pool of handlers: its queue, its slots, and what its oldest calls are at.
 
     ``for_ms`` is for how long a call goes on. The stack of a thread or a coroutine has its
-    innermost frame last; that of a handler in another process is not known here.
+    innermost frame last; that of a handler in another process is not known here. Where the answer
+    would be too long, all stacks have fewer frames.
     """
     now_s, threads = time.monotonic(), sys._current_frames()
+    try:
+        pools = _pools(now_s, threads)
+    finally:
+        # The frame of this function is in it, which would hold all frames until they are collected.
+        threads.clear()
+    frames = MAX_FRAMES
+    while len(answer := _encoded(pools)) > MAX_BYTES and frames:
+        frames //= 2
+        for pool in pools:
+            for call in pool["calls"]:
+                del call["stack"][: -frames or None]
+    return answer
+
+
+def _encoded(pools: Sequence[dict[str, Any]]) -> bytes:
+    return json.dumps({"pools": pools}, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _pools(now_s: float, threads: Mapping[int, FrameType]) -> list[dict[str, Any]]:
     pools, left = [], MAX_CALLS
     for each in health.handlers()[:MAX_POOLS]:
         slots = each.slots()
@@ -49,7 +71,7 @@ def handlers() -> dict[str, Any]:
                 "calls": [_shown(call, now_s, threads) for call in shown],
             }
         )
-    return {"pools": pools}
+    return pools
 
 
 def _shown(call: HandlerCall, now_s: float, threads: Mapping[int, FrameType]) -> dict[str, Any]:
@@ -85,19 +107,24 @@ def _frames(frame: FrameType | None) -> list[FrameType]:
 
 def _frames_of(coroutine: Any, threads: Mapping[int, FrameType]) -> Iterable[FrameType]:
     """Return the same of a coroutine, which waits, or runs in one of these threads."""
-    if getattr(coroutine, "cr_running", False):
+    if type(coroutine) is CoroutineType and coroutine.cr_running:
         for found in map(_frames, threads.values()):
             if coroutine.cr_frame in found:
                 return found
     return islice(_awaited(coroutine), _MAX_DEPTH)
 
 
-def _awaited(coroutine: Any) -> Iterator[FrameType]:
-    while coroutine is not None:
-        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
+def _awaited(awaited: Any) -> Iterator[FrameType]:
+    """Return the frames of what is Python's own: an awaitable of others may answer anything."""
+    while True:
+        if type(awaited) is CoroutineType:
+            frame, awaited = awaited.cr_frame, awaited.cr_await
+        elif type(awaited) is GeneratorType:
+            frame, awaited = awaited.gi_frame, awaited.gi_yieldfrom
+        else:
+            return
         if frame is not None:
             yield frame
-        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "gi_yieldfrom", None)
 
 
 def _is_ours(frame: FrameType) -> bool:

@@ -74,6 +74,13 @@ class Plan:
     parts: list[tuple[Assignment, Progress, MapVerdict]] = field(default_factory=list)
     commits: list[OffsetCommit] = field(default_factory=list)
 
+    def known(self) -> list[OffsetCommit]:
+        """Return commits of its parts that Kafka has already, where there is no other one."""
+        return [
+            OffsetCommit(*assignment.place, progress.committable_offset, assignment.metadata)
+            for assignment, progress, _ in self.parts
+        ]
+
     def is_current(self) -> bool:
         """Return whether all of its assignments last, with the logs that they are of."""
         return all(

@@ -215,8 +215,9 @@ class TransactionCommitter(Committer):
                     raise self._failure
                 self._begin()
                 timeout_s = self._config.commit_timeout_ms / 1000
-                if plan.commits:
-                    targets = [each.target for each in plan.commits]
+                # Kafka refuses a former member by its offsets, so results go with some always.
+                if commits := plan.commits or plan.known():
+                    targets = [each.target for each in commits]
                     self._producer.send_offsets(targets, member, timeout_s=timeout_s)
                 if not self._is_current(plan):
                     raise StateError("it is of a partition that has gone")

@@ -43,6 +43,8 @@ class HandOutAges:
         self._noted: deque[int] = deque()
         self._noted_ms = -1
         self._noted_wall_ms = 0
+        # Each batch is looked at from another message on, so that none is always passed over.
+        self._turn = 0
 
     def watch(self) -> Callable[[], None]:
         """Count what is noted whenever somebody looks; what it returns does so a last time."""
@@ -58,8 +60,10 @@ class HandOutAges:
         """Note what is handed out at a monotonic time; the consumer's one thread calls it."""
         if len(messages) > 1:
             step = -(-len(messages) // 16)
-            written = [each._record.timestamp()[1] for each in messages[::step]]
-            weights = [step] * (len(written) - 1) + [(len(messages) - 1) % step + 1]
+            self._turn += 1
+            written = [each._record.timestamp()[1] for each in messages[self._turn % step :: step]]
+            weights = [step] * len(written)
+            weights[-1] += len(messages) - step * len(written)
             self._count(zip(written, weights, strict=True), self.wall_ms())
         elif messages:
             if now_ms != self._noted_ms:

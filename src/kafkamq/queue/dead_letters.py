@@ -145,6 +145,10 @@ class Source:
         for record in scan(config, self.topic):
             yield dead_letter_of(record, frozenset(), b"")
 
+    def place_of(self, letter: DeadLetter) -> tuple[int, int]:
+        """Return the partition and offset under which the ledger has it."""
+        return letter.partition, letter.offset
+
 
 def redrive_transactional_id(config: ServiceConfig) -> str:
     """Under which all redrives of a namespace write, one at a time."""
@@ -458,7 +462,8 @@ class _Writer:
         return self._partitions[topic]
 
     def _done_key(self, letter: DeadLetter) -> bytes:
-        return done_key(self._topic_id, letter.partition, letter.offset, prefix=self._source.prefix)
+        source = self._source
+        return done_key(self._topic_id, *source.place_of(letter), prefix=source.prefix)
 
     def _done_record(self, letter: DeadLetter) -> NewRecord:
         key = self._done_key(letter)

@@ -298,7 +298,8 @@ class LoopExecutor(Generic[R]):
         timeout_ms = self._call.timeout_ms
         if not timeout_ms:
             return await self._call.function(record)
-        task = slot.caller = asyncio.ensure_future(self._caught(record))
+        own, task = slot.caller, asyncio.ensure_future(self._caught(record))
+        slot.caller = task
         try:
             await asyncio.wait((task,), timeout=timeout_ms / 1000)
             if task.done():
@@ -309,6 +310,9 @@ class LoopExecutor(Generic[R]):
             task.cancel()
             await asyncio.wait((task,), timeout=_CANCEL_S)
             raise
+        finally:
+            # A slot that waits must hold no message.
+            slot.caller = own
         if not task.done():
             _log.warning(
                 "a handler goes on although it was cancelled; it is left alone: %s", self._call.name

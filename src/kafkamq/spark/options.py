@@ -26,21 +26,20 @@ VIEWS = ("messages", "deliveries", "in_flight", "dead_letters", "markers")
 
 _BOOTSTRAP = "kafka.bootstrap.servers"
 
-_YEAR_S = 366 * 86_400
-_MAX_ROWS = (1 << 63) - 1
-
 
 class QueueOptions:
     """What ``read_queue`` may say of its queue, whose leases have to last for whole batches."""
 
     redelivery_timeout = replace(Options.redelivery_timeout, default=60.0, least=1)
     max_deliveries = Options.max_deliveries
-    max_lease = replace(Options.max_lease, least=1, most=_YEAR_S)
+    max_lease = replace(Options.max_lease, least=1, most=366 * 86_400)
     group = Options.group
     batch_markers = Options.batch_markers
 
 
 class _Own:
+    max_rows_per_trigger = Option[int | None](int, None, most=1 << 63)
+    max_offsets_per_trigger = Option[int | None](int, None, most=1 << 63)
     include_headers = Option(bool, False)
     min_partitions = Option(int, 1)
     fail_on_data_loss = Option(bool, True)
@@ -58,8 +57,7 @@ def _spelled(option: Option[Any]) -> str:
 
 _SPELLED = (
     "topic", "view", "mode", "namespace", "queue", "startingOffsets", "endingOffsets",
-    "startingTimestamp", "endingTimestamp", "partitions", "maxRowsPerTrigger",
-    "maxOffsetsPerTrigger",
+    "startingTimestamp", "endingTimestamp", "partitions",
     *map(_spelled, (*options_of(_Own), *_OF_QUEUE)),
 )  # fmt: skip
 _KNOWN = {name.lower() for name in _SPELLED}
@@ -182,25 +180,13 @@ def _topic_of(config: ServiceConfig, view: str) -> str:
 
 
 def _max_rows(given: Mapping[str, str]) -> int | None:
-    rows, offsets = (
-        _row_limit(name, given) for name in ("maxRowsPerTrigger", "maxOffsetsPerTrigger")
-    )
+    rows: int | None = _parsed(_Own.max_rows_per_trigger, given)
+    offsets: int | None = _parsed(_Own.max_offsets_per_trigger, given)
     if rows and offsets:
         raise ConfigError(
             "maxRowsPerTrigger and maxOffsetsPerTrigger mean the same: give one of them"
         )
     return rows or offsets
-
-
-def _row_limit(name: str, given: Mapping[str, str]) -> int | None:
-    text = given.get(name.lower())
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= _MAX_ROWS:
-        raise ConfigError(
-            f"{name} is {text!r}: it must be a whole number >= 1 and <= {_MAX_ROWS:,}"
-        )
-    return int(text)
 
 
 def _headers(view: str, given: Mapping[str, str]) -> bool:

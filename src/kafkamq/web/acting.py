@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import math
 import re
 import threading
 import time
@@ -16,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar
-from urllib.parse import parse_qs
+from urllib.parse import parse_qsl
 
 from litestar import Request, post
 from litestar.di import NamedDependency
@@ -38,7 +37,7 @@ from kafkamq.web.index import fold
 from kafkamq.web.index.fold import OTHER
 from kafkamq.web.index.follower import Index
 from kafkamq.web.index.rows import LETTERS, MARKERS, MESSAGES, place_of
-from kafkamq.web.jobs import MAX_JOBS, STATES_AFTER, Action
+from kafkamq.web.jobs import MAX_JOBS, MAX_RATE, STATES_AFTER, Action
 from kafkamq.web.lookups import names_are_full, reading
 from kafkamq.web.runner import messages_of
 
@@ -46,7 +45,6 @@ MAX_SAMPLES = 20
 MAX_DRY_RUN_S = 20.0
 MAX_NAME_CHARACTERS = 200
 MAX_PAYLOAD_BYTES = 600_000
-MAX_RATE = 1e6
 _SENT_S = 30.0
 _ID = re.compile(r"[A-Za-z0-9_-]{0,64}")
 PLACE = "{log:int}/{partition:int}/{offset:int}"
@@ -122,10 +120,6 @@ class Written:
         return Redirect(f"/jobs?written={self.offset}", status_code=303)
 
 
-class _EnoughError(Exception):
-    """A dry run has read for as long as it may."""
-
-
 class Operations:
     """It does what operators want, and writes each action before its effect; thread-safe."""
 
@@ -135,6 +129,8 @@ class Operations:
         self._path = index.options.path
         self._actions = actions
         self._lock = threading.Lock()
+        # A dry run of a replay reads Kafka for long, in a thread that pages wait for.
+        self._reading = threading.Lock()
         self._made: Service | None = None
 
     def close(self) -> None:
@@ -162,7 +158,14 @@ class Operations:
         """Return how many dead letters or messages are meant, and the newest of them."""
         said = {"kind": kind, "id": uuid7(), "filter": asdict(chosen.of_kind(kind))}
         if kind == "replay":
-            return said | {"is_everything": False} | self._dry_run_of_replay(chosen)
+            if not self._reading.acquire(blocking=False):
+                raise StateError(
+                    f"another dry run of a replay is under way: ask again in {MAX_DRY_RUN_S:g} s"
+                )
+            try:
+                return said | {"is_everything": False} | self._dry_run_of_replay(chosen)
+            finally:
+                self._reading.release()
         wanted = replace(chosen, redriven="no")
         with reading(self._path) as connection:
             if OTHER in (chosen.queue, chosen.reason, chosen.form) and names_are_full(connection):
@@ -183,17 +186,14 @@ class Operations:
         """Read the messages themselves, for some seconds at most."""
         last_s, ends = time.monotonic() + MAX_DRY_RUN_S, self._ends(of_messages=True)
         count, newest, is_whole = 0, deque[DeadLetter](maxlen=MAX_SAMPLES), True
-
-        def check() -> None:
-            if time.monotonic() > last_s:
-                raise _EnoughError
-
         try:
-            source = messages_of(self._config, chosen, ends["ends"], ends["marker_ends"], check)
-            for each in source.read(self._config):
+            source = messages_of(self._config, chosen, ends["ends"], ends["marker_ends"])
+            for each in replace(source, until_s=last_s).read(self._config):
                 count += 1
                 newest.append(each)
-        except _EnoughError:
+        except DeadlineExceededError:
+            if time.monotonic() < last_s:
+                raise
             is_whole = False
         samples = [
             {
@@ -269,7 +269,7 @@ class Operations:
         _, partition, offset = where
         if len(payload) > MAX_PAYLOAD_BYTES:
             raise ConfigError(f"the payload has {len(payload):,} bytes: {MAX_PAYLOAD_BYTES:,}")
-        place = _place(where, LETTERS)
+        place = place_of(*where) if where[0] == LETTERS else None
         with reading(self._path) as connection:
             letter = None if place is None else lookups.letter_at(connection, place)
         if letter is None:
@@ -313,7 +313,7 @@ class Operations:
     def cancel(self, user: str, where: Where) -> dict[str, Any]:
         """Take back a delayed message."""
         _, partition, offset = where
-        place = _place(where, MARKERS)
+        place = place_of(*where) if where[0] == MARKERS else None
         with reading(self._path) as connection:
             found = None if place is None else lookups.messages_at(connection, [place]).get(place)
         if found is None:
@@ -350,19 +350,11 @@ class Operations:
         return done
 
 
-def _place(where: Where, log: int) -> int | None:
-    """Return the place; None: no record of this log can be there."""
-    return place_of(*where) if where[0] == log else None
-
-
 def _number(text: str) -> float:
     try:
-        number = float(text)
+        return float(text)
     except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise ConfigError(f"rate is {text[:80]!r}: it must be a number")
-    return number
+        raise ConfigError(f"rate is {text[:80]!r}: it must be a number") from None
 
 
 def _headers(text: str) -> dict[str, str]:
@@ -376,9 +368,15 @@ def _headers(text: str) -> dict[str, str]:
     return found
 
 
+def _yes(text: str) -> bool:
+    if text != "yes":
+        raise ConfigError(f"everything is {text[:80]!r}: it must be yes")
+    return True
+
+
 _READ: Mapping[str, Callable[[str], Any]] = {
     "rate": _number,
-    "everything": bool,
+    "everything": _yes,
     "headers": _headers,
 }
 """What fields of forms mean that are no texts."""
@@ -387,13 +385,14 @@ _READ: Mapping[str, Callable[[str], Any]] = {
 def _of_form(kind: type[_New], body: bytes, **more: Any) -> _New:
     """Make it of the fields of a form, with the line ends that their sender has."""
     try:
-        found = parse_qs(body.decode("utf-8", "replace"), max_num_fields=MAX_FIELDS)
+        pairs = parse_qsl(body.decode("utf-8", "replace"), max_num_fields=MAX_FIELDS)
     except ValueError as error:
         raise ConfigError(f"the form cannot be read: {error}") from None
     known = {each.name for each in fields(kind)} - more.keys()
-    require_known(found, (*known, TOKEN_FIELD))
-    for name in known & found.keys():
-        more[name] = _READ.get(name, str)(found[name][0].replace("\r\n", "\n"))
+    require_known([name for name, _ in pairs], (*known, TOKEN_FIELD))
+    for name, text in pairs:
+        if name in known:
+            more[name] = _READ.get(name, str)(text.replace("\r\n", "\n"))
     return kind(**more)
 
 

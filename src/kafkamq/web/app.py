@@ -34,7 +34,7 @@ from kafkamq.errors import ConfigError, KafkaMQError, StateError
 from kafkamq.web.acting import PLACE, Operations, Where, api_routes, form_routes, where_of
 from kafkamq.web.actions import Actions
 from kafkamq.web.filters import LetterFilter
-from kafkamq.web.guard import MAX_BODY_BYTES, Guard
+from kafkamq.web.guard import MAX_BODY_BYTES, Guard, is_of_our_page
 from kafkamq.web.index.follower import Index, IndexOptions
 from kafkamq.web.index.rows import LETTERS
 from kafkamq.web.options import OPERATOR, User, WebOptions
@@ -61,7 +61,7 @@ def serving(
     """Follow the logs and serve the pages while the block runs, and yield their address.
 
     Raises:
-        ConfigError: The address cannot be listened on.
+        ConfigError: The address cannot be listened on, or another process has this index.
     """
     listening = _listen(options.host, options.port)
     index = Index(config, index_options)
@@ -84,7 +84,11 @@ def serving(
     thread = threading.Thread(
         target=server.run, kwargs={"sockets": [listening]}, name="kafkamq-web", daemon=True
     )
-    index.start()
+    try:
+        index.start()
+    except ConfigError:
+        listening.close()
+        raise
     actions.start()
     if not options.read_only:
         runner.start()
@@ -230,9 +234,11 @@ class Site:
         return data | {"payload": payload, "may_look": may_look, "form": form}
 
     def require_operator(self, request: _Request) -> None:
-        """Refuse viewers what is only there to be done."""
+        """Refuse viewers what is only there to be done, and other sites what takes long."""
         if not request.scope["state"]["csrf"]:
             raise HTTPException(status_code=403, detail="this is for operators alone")
+        if not is_of_our_page(request.scope, self._options.allowed_hosts):
+            raise HTTPException(status_code=403, detail="another page asks: open it from this one")
 
     def resend(self, request: _Request, where: Where) -> _Data | None:
         """Return a dead letter's payload as text to be edited, for those who may send it."""
@@ -383,9 +389,8 @@ def _action_pages(site: Site) -> list[Any]:
         them.
         """
         site.require_operator(request)
-        texts = dict(request.query_params)
-        texts.pop("place", None)
-        marked = request.query_params.getall("place", [])
+        texts = request.query_params.copy()
+        marked = texts.popall("place", [])
         if marked:
             # Checkboxes send them; an empty one says that there are some.
             texts["places"] = ",".join(filter(None, marked))

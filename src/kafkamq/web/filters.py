@@ -7,7 +7,7 @@ the topic. Both mean the same dead letters.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime, timezone
 from functools import lru_cache
@@ -69,8 +69,8 @@ class LetterFilter:
         """Read what an address says: ``since_ms`` in milliseconds, or ``since`` in UTC.
 
         Raises:
-            ConfigError: A time cannot be read, or a name is not known and not one of ``beside``;
-                without it others would be meant.
+            ConfigError: A time cannot be read, or a name is there twice, or not known and not one
+                of ``beside``; without it others would be meant.
         """
         known = [each.name for each in fields(cls)]
         require_known(texts, (*known, "since", "until", *beside))
@@ -173,10 +173,12 @@ class LetterFilter:
         )
 
 
-def require_known(names: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse what is not known here: what it was to choose would be left out."""
+def require_known(names: Collection[str], known: Iterable[str]) -> None:
+    """Refuse what is not known here, or is there twice: what it was to choose would be left out."""
     if unknown := sorted(set(names) - set(known)):
         raise ConfigError(f"there is no {', '.join(unknown)[:200]} here")
+    if len(names) > len(set(names)):
+        raise ConfigError("a name is there twice: say it once")
 
 
 @lru_cache(maxsize=64)

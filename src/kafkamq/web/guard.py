@@ -141,7 +141,7 @@ class Guard:
     def _refusal_to_act(self, scope: Any, user: User, body: bytes | None) -> tuple[int, str] | None:
         if user.role != OPERATOR:
             return 403, "viewers may look, and not act"
-        if not _is_of_our_page(scope, self._options.allowed_hosts):
+        if not is_of_our_page(scope, self._options.allowed_hosts):
             return 403, "this comes from another page"
         if body is not None:
             given = _token_of(scope, body)
@@ -190,7 +190,7 @@ def _host_of(value: bytes) -> str:
     return text.partition(":")[0]
 
 
-def _is_of_our_page(scope: Any, allowed_hosts: frozenset[str]) -> bool:
+def is_of_our_page(scope: Any, allowed_hosts: frozenset[str]) -> bool:
     """Return whether the browser says so; other clients say nothing, and need the token alone."""
     if any(site not in (b"same-origin", b"none") for site in _all(scope, b"sec-fetch-site")):
         return False

@@ -27,13 +27,13 @@ from kafkamq.web.filters import LetterFilter
 RUNNING, PAUSED, CANCELLED, ENDED = "running", "paused", "cancelled", "done"
 STATES_AFTER = {"pause": PAUSED, "resume": RUNNING, "cancel": CANCELLED}
 MAX_JOBS = 1000
+MAX_RATE = 1e6
 MAX_ENTRIES = 2000
 MAX_RECORD_BYTES = 900_000
 _KINDS = ("redrive", "replay", "resend")
 _SILENT = ("progress", "run")
 _UNSHOWN = ("payload", "ends", "marker_ends", "topic_id")
 _OWN = ("payload", "place", "ends", "marker_ends", "topic_id", "runner")
-_MAX_RATE = 1e6
 _REDRIVEN_BEFORE = "it was redriven before: nothing was sent"
 
 
@@ -167,7 +167,7 @@ def _job(action: Action) -> Job | None:
             filter=chosen,
             place=(int(place[0]), int(place[1])) if action.what == "resend" else None,
             payload=str(more["payload"]) if action.what == "resend" else "",
-            rate=min(_MAX_RATE, max(0.0, float(more.get("rate", 0.0)))),
+            rate=min(MAX_RATE, max(0.0, float(more.get("rate", 0.0)))),
             expected=_count(more.get("expected")),
             ends=_ends(more["ends"]),
             marker_ends=_ends(more["marker_ends"]) if action.what == "replay" else {},
@@ -203,6 +203,10 @@ def _change(job: Job, action: Action) -> None:
         job.why = str(more.get("why", ""))
         if job.kind == "resend" and not job.done and _count(more.get("already_redriven")):
             job.why = _REDRIVEN_BEFORE
+        fewer = job.expected - job.done - job.refused
+        if job.kind == "replay" and fewer > 0:
+            # Retention has deleted them, maybe between two runs.
+            job.why = "; ".join(filter(None, (job.why, f"{fewer:,} fewer than expected")))
         refusals = more.get("refusals")
         job.refusals = [str(each) for each in refusals] if isinstance(refusals, list) else []
     else:

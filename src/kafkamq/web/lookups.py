@@ -7,7 +7,6 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from heapq import nlargest
-from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -73,10 +72,8 @@ def where_of(place: int) -> str:
 
 
 def names_of(connection: sqlite3.Connection, numbers: Sequence[int]) -> dict[int, str]:
-    marks = ",".join("?" * len(numbers))
-    return dict(
-        connection.execute(f"SELECT number, text FROM name WHERE number IN ({marks})", numbers)
-    )
+    asked = f"SELECT number, text FROM name WHERE number IN ({_marks(numbers)})"
+    return dict(connection.execute(asked, numbers))
 
 
 def names_are_full(connection: sqlite3.Connection) -> bool:
@@ -167,14 +164,15 @@ def waiting(connection: sqlite3.Connection, queue: int, limit: int) -> list[dict
 
 def messages_at(connection: sqlite3.Connection, places: Sequence[int]) -> dict[int, dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
-    for first, wanted in groupby(sorted(places), lambda place: place & -PACK_OFFSETS):
-        row = connection.execute("SELECT * FROM pack WHERE place = ?", (first,)).fetchone()
-        if row is not None:
+    wanted = set(places)
+    for first in sorted({place & -PACK_OFFSETS for place in places}):
+        for row in connection.execute(
+            "SELECT * FROM pack WHERE place BETWEEN ? AND ?", (first, first + PACK_OFFSETS - 1)
+        ):
             pack = Pack(*row)
-            indexes = {place: index for index, place in enumerate(pack.places())}
-            for place in wanted:
-                if place in indexes:
-                    found[place] = _message(connection, pack, place, indexes[place])
+            for index, place in enumerate(pack.places()):
+                if place in wanted:
+                    found[place] = _message(connection, pack, place, index)
     return found
 
 
@@ -271,22 +269,13 @@ def letter_groups(
 ) -> list[dict[str, Any]]:
     """Return groups of dead letters that are alike, the most numerous first."""
     where, values = ("", ()) if queue is None else ("WHERE queue = ?", (queue,))
-    return [
-        {
-            "queue": name,
-            "reason": reason,
-            "form": form,
-            "letters": letters,
-            "redriven": redriven,
-            "first_ms": first_ms,
-            "last_ms": last_ms,
-        }
-        for name, reason, form, letters, redriven, first_ms, last_ms in connection.execute(
-            "SELECT q.text, r.text, f.text, letters, redriven, first_ms, last_ms FROM letter_group"
-            f" {_LETTER_FROM} {where} ORDER BY letters - redriven DESC LIMIT ?",
-            (*values, limit),
-        )
-    ]
+    names = ("queue", "reason", "form", "letters", "redriven", "first_ms", "last_ms")
+    rows = connection.execute(
+        "SELECT q.text, r.text, f.text, letters, redriven, first_ms, last_ms FROM letter_group"
+        f" {_LETTER_FROM} {where} ORDER BY letters - redriven DESC LIMIT ?",
+        (*values, limit),
+    )
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def letters(

@@ -84,11 +84,10 @@ def messages_of(
     chosen: LetterFilter,
     ends: Mapping[int, int],
     marker_ends: Mapping[int, int],
-    check: Callable[[], None],
     *,
     name: str = "",
 ) -> Messages:
-    """Return the messages that a replay of this name means; ``check`` is asked at each record."""
+    """Return the messages that a replay of this name means."""
     return Messages(
         topic=config.message_topic,
         prefix=f"replay-{name}",
@@ -98,7 +97,6 @@ def messages_of(
         is_done=chosen.state == "done",
         ends=ends,
         marker_ends=marker_ends,
-        check=check,
     )
 
 
@@ -194,7 +192,12 @@ class Runner:
             # Confirmed is enough: who had the turn may have left a transaction open, behind which
             # nothing is read until the redrive below has fenced it.
             self._actions.write(Action(what="run", id=job.id, user=self.name))
-            self._require_topic(job)
+            config = self._config
+            topic = config.message_topic if job.kind == "replay" else config.dead_letter_topic
+            with Admin(config) as admin:
+                topic_id = admin.require_topic(topic).topic_id
+            if topic_id.hex() != job.topic_id:
+                raise StateError(f"{topic} is another topic since; cancel it")
             report = self._redrive(job)
             refusals = [
                 f"{each.topic}[{each.partition}]@{each.offset}: {each.error}"
@@ -229,19 +232,12 @@ class Runner:
         except KafkaMQError as error:
             self._stop(job, str(error))
 
-    def _require_topic(self, job: Job) -> None:
-        config = self._config
-        topic = config.message_topic if job.kind == "replay" else config.dead_letter_topic
-        with Admin(config) as admin:
-            topic_id = admin.require_topic(topic).topic_id
-        if topic_id.hex() != job.topic_id:
-            raise StateError(f"{topic} is another topic since; cancel it")
-
     def _redrive(self, job: Job) -> RedriveReport:
         pace = _Pace(job.rate)
 
         def check() -> None:
-            if not self._may_run(job):
+            is_ours = self._turn.is_set() and not self._stopping.is_set() and not job.is_over
+            if not is_ours or self._actions.next_id != job.id:
                 raise _InterruptedError
 
         def on_progress(done: int) -> None:
@@ -269,8 +265,8 @@ class Runner:
 
         source = None
         if job.kind == "replay":
-            ends = job.ends, job.marker_ends
-            source = messages_of(self._config, job.filter, *ends, check, name=job.id)
+            source = messages_of(self._config, job.filter, job.ends, job.marker_ends, name=job.id)
+            source = replace(source, check=check)
         return redrive(
             self._config,
             _Meant(job=job, check=check) if source is None else Selection(),
@@ -280,10 +276,6 @@ class Runner:
             also=also,
             edited=edited,
         )
-
-    def _may_run(self, job: Job) -> bool:
-        is_ours = self._turn.is_set() and not self._stopping.is_set() and not job.is_over
-        return is_ours and self._actions.next_id == job.id
 
     def _tell(self, job: Job, what: str, **more: object) -> None:
         self._actions.record(Action(what=what, id=job.id, user=self.name, more=more))

@@ -8,21 +8,26 @@ is followed, and what has another form is no answer.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import defaultdict
 from collections.abc import Iterable
-from concurrent.futures import Future
-from typing import Annotated
-from urllib.parse import urlsplit
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Annotated, Any
+from urllib.parse import SplitResult, urlsplit
 
 from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
 from kafkamq.runtime.loop_executor import LoopThread
+from kafkamq.web.options import MAX_WORKERS
 
 ASK_S = 2.0
 PATIENCE_S = 2.0
 MAX_ANSWER_BYTES = 1 << 18
 _STOP_S = 5.0
+_Found = list[tuple[Any, ...]]
 _Text = Annotated[str, Meta(max_length=1024)]
 _Number = Annotated[int, Meta(ge=0, le=1 << 53)]
 
@@ -65,6 +70,8 @@ class Workers:
         """By address: its pools, or why there are none."""
         self._decoder = Decoder(Pools)
         self._loop = LoopThread()
+        # One thread for each, as a name that is dead holds one for as long as the resolver likes.
+        self._names = ThreadPoolExecutor(MAX_WORKERS, "kafkamq-web-names")
         self._stopping = asyncio.Event()
         self._asking: Future[None] | None = None
 
@@ -77,6 +84,7 @@ class Workers:
             self._loop.loop().call_soon_threadsafe(self._stopping.set)
             self._asking.result(_STOP_S)
             self._loop.stop()
+        self._names.shutdown(wait=False)
 
     def slots(self) -> dict[str, tuple[int, int]]:
         found: defaultdict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
@@ -94,10 +102,14 @@ class Workers:
         await asyncio.wait(asking)
 
     async def _ask(self, url: str) -> None:
+        parts, run = urlsplit(url), asyncio.get_running_loop().run_in_executor
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        lookup: asyncio.Future[_Found] | None = None
         while True:
             pools, error_text = Pools(), ""
+            lookup = lookup or run(self._names, _find, parts.hostname, port)
             try:
-                said = await asyncio.wait_for(_read(url), PATIENCE_S)
+                said = await asyncio.wait_for(_read(parts, lookup), PATIENCE_S)
                 pools = self._decoder.decode(said)
             except asyncio.TimeoutError:
                 error_text = f"nothing within {PATIENCE_S:g} s"
@@ -106,14 +118,29 @@ class Workers:
             except OSError as error:
                 error_text = str(error)[:200]
             self.answers[url] = pools, error_text
+            if lookup.done():
+                lookup = None
             await asyncio.sleep(ASK_S)
 
 
-async def _read(url: str) -> bytes:
-    parts = urlsplit(url)
-    is_secret = parts.scheme == "https"
-    port = parts.port or (443 if is_secret else 80)
-    reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=is_secret or None)
+def _find(name: str | None, port: int) -> _Found:
+    return socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+
+
+async def _connected(
+    parts: SplitResult, found: _Found
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    name = parts.hostname if parts.scheme == "https" else None
+    connect = partial(asyncio.open_connection, ssl=True if name else None, server_hostname=name)
+    addresses = [address[:2] for *_, address in found]
+    for host, port in addresses[:-1]:
+        with suppress(OSError):
+            return await connect(host, port)
+    return await connect(*addresses[-1])
+
+
+async def _read(parts: SplitResult, lookup: asyncio.Future[_Found]) -> bytes:
+    reader, writer = await _connected(parts, await asyncio.shield(lookup))
     try:
         address = f"{parts.path.rstrip('/')}/handlers"
         writer.write(f"GET {address} HTTP/1.0\r\nHost: {parts.netloc}\r\n\r\n".encode())

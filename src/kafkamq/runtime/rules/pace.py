@@ -297,7 +297,7 @@ class RateLimit:
     """
 
     def __init__(self, per_second: float, *, burst_ms: int = 100) -> None:
-        if not 0 < per_second < 1e12:
+        if not 0 < per_second <= 1e12:
             raise ConfigError(f"max_rate is {per_second}: it must be records a second, above 0")
         self._per_ms = per_second / 1000
         self._burst = max(1.0, self._per_ms * burst_ms)

@@ -25,7 +25,15 @@ from kafkamq.queue.dead_letters import dead_letter_of
 from kafkamq.queue.wire.headers import ID
 from kafkamq.transport.record import LOG_APPEND_TIME, Record, headers_of, take_only
 from kafkamq.types import Headers, Marker, MarkerType, MessageBatch, Outcome
-from kafkamq.web.index.packs import PACK_OFFSETS, Pack, bytes_of, pack_event, places_of, selectors
+from kafkamq.web.index.packs import (
+    MAX_PACK_BYTES,
+    PACK_OFFSETS,
+    Pack,
+    bytes_of,
+    pack_event,
+    places_of,
+    selectors,
+)
 from kafkamq.web.index.rows import (
     CHUNK_BITS,
     CHUNK_OFFSETS,
@@ -234,7 +242,6 @@ class Fold:
         ends = [len(key) if (at := key.find(b"\0")) < 0 else at for key in keys]
         queues = [self._queue_number(key[:end]) for key, end in zip(keys, ends, strict=True)]
         pack = self._pack_at(first)
-        pack.is_written = False
         pack.bits |= bits << first - pack.place
         pack.queues.extend(queues)
         pack.times.extend(times)
@@ -263,22 +270,26 @@ class Fold:
         return self.name(queue_id.decode("utf-8", "replace"))
 
     def _pack_at(self, place: int) -> Pack:
-        """Return the pack with this place; of each log one is in memory."""
+        """Return the pack to which this place belongs; of each log one is in memory."""
         log, first = place >> OFFSET_BITS, place & -PACK_OFFSETS
         pack = self._packs.get(log)
-        if pack is None or pack.place != first:
+        if pack is None or not first <= pack.place <= place:
             if pack is not None:
-                self._write_pack(pack)
-            row = self.connection.execute("SELECT * FROM pack WHERE place = ?", (first,)).fetchone()
-            pack = self._packs[log] = Pack(*row or (first,))
+                self._write_packs([pack])
+            row = self.connection.execute(
+                "SELECT * FROM pack WHERE place BETWEEN ? AND ? ORDER BY place DESC LIMIT 1",
+                (first, place),
+            ).fetchone()
+            if row is None or sum(map(len, row[3:])) > MAX_PACK_BYTES:
+                row = (place,)
+            pack = self._packs[log] = Pack(*row)
         return pack
 
-    def _write_pack(self, pack: Pack) -> None:
-        if not pack.is_written:
-            self.connection.execute(
-                "INSERT OR REPLACE INTO pack VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", pack.row()
-            )
-            pack.is_written = True
+    def _write_packs(self, packs: Iterable[Pack]) -> None:
+        self.connection.executemany(
+            "INSERT OR REPLACE INTO pack VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (pack.row() for pack in packs),
+        )
 
     # ---- markers
 
@@ -341,6 +352,8 @@ class Fold:
         number, first = divmod(place_of(log, batch.partition, batch.base_offset), CHUNK_OFFSETS)
         bits = batch.bits << first & _WHOLE
         chunk = self.chunks.get(number)
+        # Its messages may be read later, and it is not older than they are.
+        chunk.last_ms = max(chunk.last_ms, at_ms)
         queues = chunk.queues_of(bits)
         if marker.type is MarkerType.START:
             kind, column = STARTED, _STARTED
@@ -413,8 +426,8 @@ class Fold:
         """Write all rows, and (topic, partition, next, restart) behind them; the caller commits."""
         many = self.connection.executemany
         many("INSERT INTO name VALUES (?, ?)", self._new_names)
-        for pack in self._packs.values():
-            self._write_pack(pack)
+        self._write_packs(self._packs.values())
+        self._packs.clear()
         many("INSERT INTO event (chunk, events) VALUES (?, ?)", self._events.items())
         self.chunks.write()
         for counts in self._minutes.values():
@@ -457,7 +470,7 @@ class Fold:
         self._groups.clear()
 
     def forget_chunks(self, numbers: Iterable[int]) -> None:
-        """Delete the oldest messages; those that still waited are counted no more."""
+        """Delete the oldest messages, all of them written; what still waited is counted no more."""
         execute = self.connection.execute
         for number in numbers:
             chunk = self.chunks.get(number, changes=False)
@@ -472,7 +485,6 @@ class Fold:
             for table in ("event", "chunk"):
                 execute(f"DELETE FROM {table} WHERE chunk = ?", (number,))
             self.chunks.drop(number)
-            self._packs.pop(first >> OFFSET_BITS, None)
 
     def forget_letters(self, most: int) -> None:
         """Delete the oldest dead letters beyond so many."""

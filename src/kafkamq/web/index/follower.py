@@ -30,7 +30,13 @@ from kafkamq.transport.record import Record
 from kafkamq.types import PartitionId
 from kafkamq.web.index.fold import Fold, MarkerLog
 from kafkamq.web.index.live import MAX_RUNS, Counts, MarkerLag, Picture, Run, open_runs
-from kafkamq.web.index.schema import delete_index, make_indexes, open_index, size_bytes
+from kafkamq.web.index.schema import (
+    delete_index,
+    lock_index,
+    make_indexes,
+    open_index,
+    size_bytes,
+)
 
 MAX_POLLED = 5000
 _WAIT_S = 0.25
@@ -69,6 +75,12 @@ class Index:
         self._thread = threading.Thread(target=self._run, name="kafkamq-web-index", daemon=True)
 
     def start(self) -> None:
+        """Follow from here on.
+
+        Raises:
+            ConfigError: Another process has this index.
+        """
+        self._lock = lock_index(self.options.path)
         self._thread.start()
 
     def close(self, timeout_s: float = 30.0) -> None:
@@ -77,8 +89,9 @@ class Index:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
-            self._stopping.wait(self._follow_until_it_fails())
+        with self._lock:
+            while not self._stopping.is_set():
+                self._stopping.wait(self._follow_until_it_fails())
 
     def _follow_until_it_fails(self) -> float:
         """Follow, and return how many seconds to wait before the next attempt."""
@@ -306,30 +319,24 @@ class Following:
 
     def forget(self) -> None:
         """Delete what is too old, or what is more than there is room for."""
-        options, connection = self._options, self._connection
+        options, execute = self._options, self._connection.execute
         # So rows of what is deleted do not come later.
         self.write()
         oldest_ms = round(time.time() * 1000) - options.keep_ms
-        old = [
-            number
-            for (number,) in connection.execute(
-                "SELECT chunk FROM chunk WHERE last_ms < ? ORDER BY last_ms LIMIT 500", (oldest_ms,)
-            )
-        ]
+        old = execute(
+            "SELECT chunk FROM chunk WHERE last_ms < ? ORDER BY last_ms LIMIT 500", (oldest_ms,)
+        ).fetchall()
         if not old and size_bytes(options.path) > options.max_bytes:
-            old = [
-                number
-                for (number,) in connection.execute(
-                    "SELECT chunk FROM chunk ORDER BY last_ms LIMIT"
-                    " (SELECT max(1, count(*) / 20) FROM chunk)"
-                )
-            ]
-        self.fold.forget_chunks(old)
+            old = execute(
+                "SELECT chunk FROM chunk ORDER BY last_ms LIMIT"
+                " (SELECT max(1, count(*) / 20) FROM chunk)"
+            ).fetchall()
+        self.fold.forget_chunks(number for (number,) in old)
         self.fold.forget_letters(options.max_letters)
-        connection.execute("DELETE FROM minute WHERE minute < ?", (oldest_ms // 60_000,))
+        execute("DELETE FROM minute WHERE minute < ?", (oldest_ms // 60_000,))
         self.write()
         if old:
-            connection.execute("PRAGMA incremental_vacuum")
+            execute("PRAGMA incremental_vacuum")
 
     # ---- the picture
 

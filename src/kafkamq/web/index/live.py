@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from kafkamq.markers.rules.hold import DUE, HELD, PAGE_BITS, STATE
 from kafkamq.markers.wire.records import TrackerStatus
 from kafkamq.web.index.fold import Fold
+from kafkamq.web.index.packs import places_of
 from kafkamq.web.index.rows import CHUNK_OFFSETS, MARKERS, MESSAGES, place_of
 
 MAX_RUNS = 200_000
@@ -34,9 +35,7 @@ class Run:
     is_schedule: bool
 
     def places(self) -> Iterator[int]:
-        for number in range(self.bits.bit_length()):
-            if self.bits >> number & 1:
-                yield self.place + number
+        return places_of(self.place, self.bits)
 
 
 @dataclass(slots=True)

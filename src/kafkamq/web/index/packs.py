@@ -5,13 +5,15 @@ Ids and keys are found by a search through all packs: some 40 ms for a million m
 
 from __future__ import annotations
 
+import sqlite3
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, compress, count, pairwise
 from struct import Struct
 
-# Each write has all of a pack that has grown, be it by one message.
-PACK_OFFSETS = 512
+# Each write has all of a pack that has grown, be it by one message; one with so many bytes grows no
+# more.
+PACK_OFFSETS, MAX_PACK_BYTES = 512, 1 << 16
 _BITS = bytes.maketrans(b"01", b"\0\1")
 _EVENT = Struct("<qqHBIIQH")
 
@@ -30,9 +32,9 @@ def bytes_of(bits: int) -> bytes:
 
 
 class Pack:
-    """Messages of 512 offsets, in columns side by side; what a message lacks is an empty text."""
+    """Messages of up to 512 offsets, in columns side by side; one lacks what is an empty text."""
 
-    __slots__ = ("bits", "headers", "ids", "is_written", "keys", "place", "queues", "times")
+    __slots__ = ("bits", "headers", "ids", "keys", "place", "queues", "times")
 
     def __init__(self, place: int, messages: int = 0, last_ms: int = 0, *columns: bytes) -> None:
         """Read a row, or make a pack without messages."""
@@ -41,9 +43,10 @@ class Pack:
         # Bit i: there is a message at ``place`` + i.
         self.bits = int.from_bytes(bits, "little")
         self.queues, self.times = array("I", queues), array("q", times)
+        if not messages == len(self.queues) == self.bits.bit_count():
+            raise sqlite3.DatabaseError(f"the pack at {place} has its messages twice, or not")
         self.ids, self.keys = (_unpack_texts(each, messages) for each in (ids, keys))
         self.headers = _unpack_texts(headers, messages) or [b""] * messages
-        self.is_written = True
 
     def row(self) -> tuple[object, ...]:
         texts = (self.ids, self.keys, self.headers if any(self.headers) else ())

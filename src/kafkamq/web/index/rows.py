@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from json.encoder import encode_basestring
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import WireError
@@ -95,13 +96,15 @@ def pack_headers(headers: Sequence[Header]) -> bytes:
     """Return headers as they are kept: a JSON list of pairs, as many as fit; empty: no pair."""
     room, kept = MAX_HEADERS_BYTES, []
     for name, value in headers:
-        text = None if value is None else value[:room].decode("utf-8", "backslashreplace")
-        # None is for nothing, as they are many then.
-        room -= 4 + len(name) + len(value or b"")
+        text = "null"
+        if value is not None:
+            text = encode_basestring(value[:room].decode("utf-8", "backslashreplace"))
+        pair = f"[{encode_basestring(name[:room])}, {text}]".encode("utf-8", "replace")
+        room -= len(pair) + 2
         if room < 0:
             break
-        kept.append([name, text])
-    return json.dumps(kept, ensure_ascii=False).encode("utf-8", "replace") if kept else b""
+        kept.append(pair)
+    return b"[%b]" % b", ".join(kept) if kept else b""
 
 
 def unpack_headers(kept: bytes) -> list[tuple[str, str | None]]:

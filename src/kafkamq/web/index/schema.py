@@ -16,9 +16,13 @@ bytes.
 
 from __future__ import annotations
 
+import fcntl
 import sqlite3
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
+
+from kafkamq.errors import ConfigError
 
 VERSION = "3"
 CACHE_KIB = 32 * 1024
@@ -59,6 +63,25 @@ CREATE INDEX IF NOT EXISTS letter_id ON letter (substr(id, -5));
 CREATE INDEX IF NOT EXISTS letter_key ON letter (substr(key, -5)) WHERE key IS NOT NULL;
 CREATE INDEX IF NOT EXISTS letter_origin ON letter (origin) WHERE origin IS NOT NULL;
 """
+
+
+def lock_index(path: Path) -> IO[bytes]:
+    """Keep others from writing this index until the file that is returned is closed.
+
+    Raises:
+        ConfigError: Another one writes it, or the file beside it cannot be made.
+    """
+    try:
+        file = Path(f"{path}.lock").open("wb")  # noqa: SIM115 - it is who calls that closes it
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ConfigError(
+            f"{path}: other pages of this namespace use this index; name another file by --index"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{path}: no index ({error}); name another file by --index") from None
+    return file
 
 
 def open_index(path: Path, identity: str) -> sqlite3.Connection:
