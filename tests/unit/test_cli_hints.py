@@ -12,7 +12,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from kafkamq.cli import local, queues
+from kafkamq.cli import local, output, queues
 from kafkamq.cli.app import app
 from kafkamq.cli.options import TRACKER_HERE
 from kafkamq.config import Options, ServiceConfig, options_of
@@ -110,6 +110,16 @@ def test_a_refusal_of_a_time_names_its_flag(flag: str, value: str) -> None:
     found = CliRunner().invoke(app, ["doctor", flag, value])
     assert found.exit_code == 2
     assert flag in found.output
+
+
+def test_names_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "a:boom:[red]b\\"
+    output.print_table("", (name,), [(name,)])
+    output.note(name)
+    output.refuse(ConfigError(name))
+    shown, said = capsys.readouterr()
+    assert shown.split() == [name, "─" * len(name), name]
+    assert said.split() == [name, "kafkamq:", name]
 
 
 def test_every_line_of_help_is_a_sentence_that_stands_alone() -> None:

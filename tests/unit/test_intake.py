@@ -85,6 +85,13 @@ def partitions(consumer: Any) -> int:
     return len(consumer.intake.reader.partitions)
 
 
+def test_a_commit_that_took_long_makes_no_later_one_long() -> None:
+    taken_s = 0.001
+    after_s = intake.usual_s(taken_s, 10.0)
+    assert taken_s < after_s < 0.006
+    assert intake.usual_s(after_s, taken_s) == taken_s
+
+
 @pytest.mark.parametrize("way", ["works", "is full", "asks for one", "never asked"])
 def test_the_group_waits_for_no_application(kafka: Kafka, way: str) -> None:
     """Another worker gets its share while this one works, or has as many as it may hold."""

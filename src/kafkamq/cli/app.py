@@ -9,7 +9,6 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from kafkamq import __version__
 from kafkamq.cli import (
@@ -106,7 +105,7 @@ def main() -> None:
     except KafkaMQError as error:
         if _debug():
             raise
-        output.errors().print(f"[red]kafkamq:[/red] {escape(str(error))}", soft_wrap=True)
+        output.refuse(error)
         sys.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)

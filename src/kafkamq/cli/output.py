@@ -28,6 +28,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 MAX_CELL_CHARACTERS = 60
 PIPE_COLUMNS = 500
@@ -67,7 +68,12 @@ def errors() -> Console:
 
 def note(text: str) -> None:
     """Says something about what happens, on stderr; a terminal wraps it where it must."""
-    errors().print(escape(text), soft_wrap=True)
+    errors().print(Text(text), soft_wrap=True)
+
+
+def refuse(error: Exception) -> None:
+    """Says on stderr why a command ends, or a statement has no answer."""
+    errors().print(Text.assemble(("kafkamq:", "red"), f" {error}"), soft_wrap=True)
 
 
 def print_json(value: Mapping[str, Any]) -> None:
@@ -97,9 +103,9 @@ def table_of(
     )
     for index, name in enumerate(columns):
         numeric = any(isinstance(row[index], int | float) for row in rows)
-        table.add_column(name, justify="right" if numeric else "left", overflow=overflow)
+        table.add_column(Text(name), justify="right" if numeric else "left", overflow=overflow)
     for row in rows:
-        table.add_row(*(escape(cell(value)) for value in row))
+        table.add_row(*(Text(cell(value)) for value in row))
     return table
 
 

@@ -72,6 +72,15 @@ class Demand:
         self.until_s = deadline_s + _LINGER_S
 
 
+def usual_s(before_s: float, took_s: float) -> float:
+    """Return how long a commit takes, from what it was thought to take and what the last one took.
+
+    What took less is believed at once, as most of it may have been the wait for the look.
+    """
+    took_s = min(took_s, _OUTAGE_S)
+    return min(took_s, before_s + (took_s - before_s) / 4)
+
+
 class Intake:
     """One consumer's; the application's threads take what is ``ready``, with the state's lock.
 
@@ -406,7 +415,7 @@ class Intake:
         if commit is None:
             return
         if commit.is_answered and commit.error is None:
-            self._usual_s += (time.monotonic() - self._began_s - self._usual_s) / 4
+            self._usual_s = usual_s(self._usual_s, time.monotonic() - self._began_s)
             self._commit, self._pause_s = None, 0.0
             self._committed()
         elif commit.is_answered or time.monotonic() - self._began_s >= COMMIT_TIMEOUT_S:

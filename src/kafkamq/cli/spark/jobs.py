@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from kafkamq.cli import output
 from kafkamq.cli.options import DryRun, Json, command_group, connected
@@ -142,7 +141,7 @@ def _try(tables: Tables, statement: str, limit: int, *, as_json: bool) -> bool:
     try:
         _answer(tables, statement, limit, as_json=as_json)
     except KafkaMQError as error:
-        output.errors().print(f"[red]kafkamq:[/red] {escape(str(error))}", soft_wrap=True)
+        output.refuse(error)
         return False
     return True
 
