@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from tests.integration.claim_logs import ClaimTopics
 from tests.waiting import wait_until, within
 
@@ -127,14 +129,57 @@ def test_a_query_whose_guard_fails_is_stopped() -> None:
         def stop(self) -> None:
             self.isActive = False
 
-        def awaitTermination(self, timeout: int) -> bool:  # noqa: N802
-            return not self.isActive
+        def exception(self) -> None:
+            return None
 
     query = Query()
     guard = claimed_assign(Held(), "t").guard(query)  # type: ignore[arg-type]
     with pytest.raises(ZeroDivisionError):
         guard.wait(within(30.0))
     assert not query.isActive
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_query_that_fails_says_why_whatever_its_guard_does(is_lost: bool) -> None:
+    """The guard loses the claim as it commits the end, or Kafka does not answer it."""
+    is_committing, may_end = threading.Event(), threading.Event()
+
+    class Held:
+        claims: ClassVar = {("t", 0): 1}
+
+        def positions(self) -> dict[tuple[str, int], int]:
+            return {("t", 0): 5}
+
+        def is_held(self, topic: str, partition: int, token: int) -> bool:
+            return not is_lost
+
+        def commit_position(self, topic: str, partition: int, offset: int) -> None:
+            is_committing.set()
+            if is_lost:
+                raise LeaseLostError("t[0] is not held any more")
+            may_end.wait(within(30.0))
+
+    class Query:
+        isActive = False  # noqa: N815 - Spark's name
+        lastProgress: ClassVar = {"sources": [{"endOffset": {"t": {"0": 7}}}]}  # noqa: N815
+
+        def exception(self) -> Exception:
+            return StreamingQueryException("the disk is full")
+
+        def awaitTermination(self) -> None:  # noqa: N802
+            raise self.exception()
+
+        def stop(self) -> None:
+            """It has ended."""
+
+    guard = claimed_assign(Held(), "t").guard(Query())  # type: ignore[arg-type]
+    assert is_committing.wait(within(30.0))
+    try:
+        with pytest.raises(StreamingQueryException, match="the disk is full"):
+            guard.wait(timedelta(seconds=5))
+    finally:
+        may_end.set()
+        guard.stop()
 
 
 def test_a_claim_that_ends_as_its_progress_is_committed_is_lost() -> None:

@@ -57,7 +57,11 @@ QUEUE = {"view": "messages", "queue": "q", "acknowledge": "true"}
         ({"startingOffsets": '{"orders":{"0":-3}}'}, "startingOffsets"),
         ({"endingOffsets": "[1]"}, "endingOffsets"),
         ({"maxRowsPerTrigger": "0"}, "maxRowsPerTrigger"),
-        ({"includeHeaders": "yes"}, "includeHeaders"),
+        (
+            {"maxRowsPerTrigger": "1e3"},
+            "maxRowsPerTrigger is '1e3': .*<= 9,223,372,036,854,775,808",
+        ),
+        ({"includeHeaders": "yes"}, "includeHeaders is 'yes': it must be true or false"),
         ({"view": "messages", "queue": "q", "group": "g"}, "group is for queues.*read_queue"),
         ({"view": "messages", "maxLease": "9"}, "maxLease is for queues.*read_queue"),
         ({"maxRowsPerTrigger": "1", "maxOffsetsPerTrigger": "1"}, "mean the same: give one"),
@@ -77,6 +81,7 @@ QUEUE = {"view": "messages", "queue": "q", "acknowledge": "true"}
         ({**QUEUE, "redeliveryTimeout": "86400"}, "redeliveryTimeout is '86400'.*<= 43,200"),
         ({**QUEUE, "maxLease": "31622401"}, "maxLease is '31622401'.*<= 31,622,400"),
         ({**QUEUE, "maxLease": "soon"}, "maxLease is 'soon': it must be seconds >= 1"),
+        ({**QUEUE, "maxLease": "1e12"}, "maxLease is '1e12'.*>= 1 and <= 31,622,400"),
         ({**QUEUE, "batchMarkers": "on"}, "batchMarkers is 'on'"),
         (
             {**QUEUE, "maxLease": "5"},

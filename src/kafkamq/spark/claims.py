@@ -15,7 +15,9 @@ the fencing token, or let it be exactly once.
 from __future__ import annotations
 
 import json
+import math
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from kafkamq.claims import Hold
 
 _LOOK_S = 0.2
+_COMMIT_S = 30.0
 
 
 def claimed_assign(held: Hold, topic: str) -> ClaimedAssign:
@@ -144,18 +147,25 @@ class ClaimGuard:
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         """Wait for the query's end, and raise what it failed with; False: it goes on."""
-        timeout_s = None if timeout is None else wait_seconds(timeout, may_be_endless=True)
-        if not self._is_over.wait(timeout_s):
-            return False
+        timeout_s = math.inf if timeout is None else wait_seconds(timeout, may_be_endless=True)
+        ends = time.monotonic() + timeout_s
+        while self._query.isActive and not self._is_over.is_set():
+            left_s = ends - time.monotonic()
+            if left_s <= 0:
+                return False
+            self._is_over.wait(min(_LOOK_S, left_s))
+        if self._failure is None and (own := self._query.exception()) is not None:
+            # The guard may still wait for Kafka.
+            raise own
+        self._thread.join(_COMMIT_S)
         if self._failure is not None:
             raise self._failure
-        self._query.awaitTermination()
         return True
 
     def stop(self) -> None:
         """Stop the query, commit what it did, and watch no more. Idempotent."""
         self._query.stop()
-        self._thread.join(30.0)
+        self._thread.join(_COMMIT_S)
 
     def _run(self) -> None:
         assign, query = self._assign, self._query
@@ -166,9 +176,12 @@ class ClaimGuard:
                 self._is_over.wait(_LOOK_S)
             assign.commit_progress(query)
         except Exception as error:  # noqa: BLE001 - a query that nobody guards must not go on
-            self._failure = error
+            own: Exception | None = None
             with suppress(Exception):
                 # Spark itself may be gone.
+                own = query.exception()
+            self._failure = own or error
+            with suppress(Exception):
                 query.stop()
         finally:
             self._is_over.set()

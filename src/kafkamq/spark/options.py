@@ -223,7 +223,9 @@ def _parsed(option: Option[Value], given: Mapping[str, str]) -> Any:
     text = given.get(option.name.lower())
     if text is None:
         return option.convert(option.default)
-    if option.kind is bool and text.lower() in ("true", "false"):
+    if option.kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise ConfigError(f"{option.name} is {text!r}: it must be true or false")
         return text.lower() == "true"
     if option.kind is int and text.isascii() and text.isdigit():
         return option.convert(int(text))
