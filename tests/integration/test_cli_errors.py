@@ -100,7 +100,7 @@ def test_a_stdout_without_the_characters_gets_escapes(monkeypatch: pytest.Monkey
         (["receive", "q", "-b", "h:1", "--ack", "--nack"], "give one of"),
         (["receive", "q", "-b", "h:1", "--timeout", "nan"], "--timeout is nan"),
         (["receive", "q", "-b", "h:1", "--reject"], "--reason"),
-        (["receive", "q", "-b", "h:1", "--redelivery-timeout", "0"], "redelivery_timeout"),
+        (["receive", "q", "-b", "h:1", "--redelivery-timeout", "0"], "--redelivery-timeout"),
         (["receive", "q", "-b", "h:1", "--delay", "5"], "--delay belongs to --nack"),
         (["receive", "q", "-b", "h:1", "--reason", "no"], "--reason belongs to"),
         (["send", "q", "\udcff", "-b", "h:1"], "PAYLOAD is"),  # as a shell's $'\xff' comes
