@@ -230,7 +230,8 @@ def test_stat_counts_what_waits_and_what_is_held(tracked: Commands) -> None:
 
 
 def test_stat_asks_a_worker_by_its_port(commands: Commands) -> None:
-    commands.run("send", "q", "x", "y", "z")
+    # Of one key, so of one partition: one fetch brings all three.
+    commands.run("send", "q", "x", "y", "z", "--key", "k")
     service = Service(commands.bootstrap, commands.namespace)
     queue = service.queue("q", receive_buffer=3)
     with service, queue.consumer() as consumer, serve_metrics(0, host="127.0.0.1") as server:
