@@ -93,10 +93,11 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
             poll = max(1, min(poll, 2 * concurrency // first_members(concurrency)))
         self._settings = share_settings(config, group_id=group_id, max_poll_records=poll)
         self._max_members = min(max_members(concurrency), self.limits.max_members)
+        self._first_members = min(first_members(concurrency), self._max_members)
         self._members: list[Member] = []
         self._working: list[Member] = []
         with self._changed:
-            self._add_members(min(first_members(concurrency), self._max_members))
+            self._add_members(self._first_members)
 
     def _add_members(self, count: int) -> None:
         for _ in range(count):
@@ -262,7 +263,12 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
         if self._ready or self._closing.is_set() or not self.has_room():
             return
         held_since_ms = [member.held_since_ms for member in self._working]
-        count = members_to_add(held_since_ms, maximum=self._max_members, now_ms=monotonic_ms())
+        count = members_to_add(
+            held_since_ms,
+            first=self._first_members,
+            maximum=self._max_members,
+            now_ms=monotonic_ms(),
+        )
         if count:
             self._add_members(count)
             _log.info(

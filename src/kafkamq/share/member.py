@@ -2,7 +2,7 @@
 
 The client gives records in batches, and no more before each record of a batch has its verdict: what
 is slow holds back the rest of its own batch alone. So there are few members while batches are
-quick, and more when handlers are idle because every member is held back.
+quick, and more when handlers are idle while members are held back.
 """
 
 from __future__ import annotations
@@ -321,9 +321,13 @@ def max_members(concurrency: int) -> int:
     return max(1, min(MAX_MEMBERS, concurrency // _HANDLERS_AT_LEAST))
 
 
-def members_to_add(held_since_ms: Sequence[int | None], *, maximum: int, now_ms: int) -> int:
-    count = len(held_since_ms)
-    for since_ms in held_since_ms:
-        if since_ms is None or now_ms - since_ms < HELD_BACK_MS:
-            return 0
-    return max(0, min(maximum - count, (count + 1) // 2))
+def members_to_add(
+    held_since_ms: Sequence[int | None], *, first: int, maximum: int, now_ms: int
+) -> int:
+    """Return how many it takes until as many as at first may fetch.
+
+    A partition is assigned to few members of a group. While all of these are held back nobody reads
+    it, whoever else is there.
+    """
+    fetching = sum(since is None or now_ms - since < HELD_BACK_MS for since in held_since_ms)
+    return max(0, min(first - fetching, maximum - len(held_since_ms)))
