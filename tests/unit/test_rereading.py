@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, Uuid
+from harness.markers import encode_start
 from tests.sure_producer import Row, write_records
 from tests.waiting import within
 
 from kafkamq.config import ServiceConfig
 from kafkamq.markers.rules.delivery import Carry, DueCause, Settle
 from kafkamq.markers.tracker.reading import Found, FoundAction, Rereader
-from kafkamq.markers.wire.markers import encode_end, encode_start
+from kafkamq.markers.wire.marker_writer import encode_end
 from kafkamq.queue.topics import create_topics
 from kafkamq.transport import log_reader
 from kafkamq.transport.admin import uuid_bytes
