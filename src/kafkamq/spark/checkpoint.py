@@ -139,7 +139,7 @@ def read_note(spark: SparkSession, checkpoint: str, *, topic: str) -> Checkpoint
     return note
 
 
-def write_note(spark: SparkSession, checkpoint: str, note: CheckpointNote) -> None:
+def write_note(spark: SparkSession, checkpoint: str, note: CheckpointNote) -> CheckpointNote:
     files, folder = _folder(spark, checkpoint)
     files.mkdirs(folder)
     name = _name(note.number)
@@ -152,6 +152,7 @@ def write_note(spark: SparkSession, checkpoint: str, note: CheckpointNote) -> No
         stream.close()
     if not files.rename(draft, _path(spark, folder, name)):
         raise ConfigError(f"{checkpoint}/{name} cannot be written: check the folder's permissions")
+    return note
 
 
 def last_batch(spark: SparkSession, checkpoint: str) -> int:

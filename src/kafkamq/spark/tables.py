@@ -179,23 +179,19 @@ def insert_once(frame: DataFrame, table: Table) -> None:
     try:
         _insert(frame, table)
     except spark_errors():
-        found = _looked_at_again(frame, table.name)
-        if found is None or found == table:
+        # What cannot be looked at again leaves the failure before, which has the reason.
+        found = table
+        try:
+            found = check_table(frame, table.name)
+        except ConfigError as error:
+            if error.__cause__ is None:
+                # The rows do not fit the table as it is now.
+                raise
+        except spark_errors():
+            pass
+        if found == table:
             raise
         _insert(frame, found)
-
-
-def _looked_at_again(frame: DataFrame, table: str) -> Table | None:
-    """None: nobody can tell, and the failure before has the reason."""
-    try:
-        return check_table(frame, table)
-    except ConfigError as error:
-        if error.__cause__ is None:
-            # The rows do not fit the table as it is now.
-            raise
-    except spark_errors():
-        pass
-    return None
 
 
 def _insert(frame: DataFrame, table: Table) -> None:

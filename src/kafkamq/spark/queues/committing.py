@@ -284,7 +284,6 @@ def _digest(ends: Sequence[End]) -> str:
 def _records(
     rows: Sequence[Mapping[str, Any]], ends: Sequence[End], settings: CommitSettings
 ) -> list[_Output]:
-    """Return the output, but of messages that are nacked."""
     nacked = {end.token for end in ends if end.outcome is Outcome.NACK}
     reader = log_reader(settings.ack.config)
     counts: dict[str, int] = {}

@@ -328,9 +328,7 @@ class QueueReader(StreamReader):
             ]
             return arrow_columns("messages", mine, schema, tokens) if mine else None
 
-        for made in made_of(self._look(partition.wanted), batch):
-            if made is not None:
-                yield made
+        yield from made_of(self._look(partition.wanted), batch)
 
     def _token(self, record: Record, start: Start, consumer_id: str) -> str:
         headers = headers_of(record)

@@ -57,7 +57,6 @@ class FoldedLog:
     """The attempts of one marker partition from ``begin`` on; one owner thread.
 
     Args:
-        config: The namespace.
         wanted: The range whose attempts are shown.
         begin: Where folding begins.
         topic_id: Hexadecimal; empty: unknown, then nothing is kept.
