@@ -1,7 +1,6 @@
 """Writes messages of a queue into a Delta or Iceberg table, each of them once.
 
-A batch's number does not tell what is written already: copies of its messages come in later batches
-(docs/spark.md). The origin of a message does, which all its copies share. So rows are merged by it:
+Rows are merged by the origin of their messages, which all copies share (docs/spark.md has why):
 what the table does not have is inserted, all rows of a message or none. The condition also names
 the ranges of the batch's offsets, by which the table's format leaves out the files that cannot have
 them: each batch reads the origins of a few files, not of the whole table.
