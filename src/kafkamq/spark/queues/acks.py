@@ -25,7 +25,7 @@ from kafkamq.markers.rules.attempts import Attempts
 from kafkamq.markers.rules.batching import delay_by_reference_ms
 from kafkamq.markers.rules.handout import nack_delay_ms
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
-from kafkamq.markers.wire.markers import MAX_DURATION_MS, encode_known_end, encode_named
+from kafkamq.markers.wire.marker_writer import MAX_DURATION_MS, encode_known_end, encode_named
 from kafkamq.queue.wire.headers import cut_text
 from kafkamq.queue.wire.keys import marker_key
 from kafkamq.spark.marker_log import MarkerLog, marker_log

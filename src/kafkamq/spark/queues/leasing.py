@@ -29,7 +29,7 @@ from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.markers.membership import warn_of_mqgo_workers
 from kafkamq.markers.rules.handout import is_last_delivery
 from kafkamq.markers.rules.leases import NEW_PARTITION_MS
-from kafkamq.markers.wire.markers import encode_keepalive, encode_known_keepalive
+from kafkamq.markers.wire.marker_writer import encode_keepalive, encode_known_keepalive
 from kafkamq.queue.names import group_of
 from kafkamq.queue.namespace import NamespaceFacts
 from kafkamq.queue.topics import require_topics

@@ -24,7 +24,7 @@ from kafkamq.markers.rules.handout import expires_at_ms, has_expired, is_last_de
 from kafkamq.markers.rules.hold import DUE
 from kafkamq.markers.rules.pipeline import MAX_AGE_MS
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
-from kafkamq.markers.wire.markers import (
+from kafkamq.markers.wire.marker_writer import (
     MAX_MARKER_BYTES,
     StartEncoder,
     encode_batch_start,
