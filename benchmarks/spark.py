@@ -366,7 +366,7 @@ def measure_earlier(servers: str, options: argparse.Namespace) -> float | None:
 
 
 def measure(servers: str, options: argparse.Namespace, broker: int | None) -> list[Row]:
-    """The chosen parts."""
+    """Run the parts that are chosen."""
     rows: list[Row] = []
 
     def add(*measured: Row) -> None:

@@ -225,6 +225,33 @@ def test_starts_that_are_too_large_together_come_as_many_as_a_quarter_of_them(
     assert [len(window(rereader, rows[first:])) for first in (0, 2)] == [2, 1]
 
 
+class CountedOffset(int):
+    """An offset that counts how often offsets are looked at."""
+
+    looks = 0
+
+    def __hash__(self) -> int:
+        CountedOffset.looks += 1
+        return int.__hash__(self)
+
+
+def test_each_marker_that_was_read_is_looked_at_a_few_times(
+    cluster: MemoryKafka, rereader: Rereader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a window is full, and some of its rows were read: not again for each of these."""
+    rows = write(cluster, 1000)
+    stream = RecordReader.stream
+
+    def counted(*args: Any, **bounds: Any) -> Iterator[tuple[int, Record | None]]:
+        return ((CountedOffset(offset), record) for offset, record in stream(*args, **bounds))
+
+    monkeypatch.setattr(RecordReader, "stream", counted)
+    CountedOffset.looks = 0
+    found = window(rereader, rows)
+    assert 100 < len(found) < len(rows)
+    assert CountedOffset.looks < 10 * len(rows)
+
+
 def test_what_is_gone_or_another_message_is_lost(cluster: MemoryKafka) -> None:
     rows = write(cluster, 8)
     cluster.delete_records(CONFIG.message_topic, 0, 2)  # messages 0 and 2

@@ -384,9 +384,7 @@ class RangeLog:
             notes.add(first, at, self._clock.now_ms, self._stale_ms)
 
     def _was_claimed_before(self, place: _PartitionClaims, record: RangeRecord) -> bool:
-        """Return whether a range that this reader does not know was claimed before it began to
-        read.
-        """
+        """Return whether a range that is unknown here was claimed before this reader began."""
         return (
             self._since_ms is not None
             and 0 < record.next - record.first <= MAX_RANGE
