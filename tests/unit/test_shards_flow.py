@@ -20,7 +20,7 @@ from kafkamq.runtime.rules.pace import RateLimit, RunSize
 
 
 def test_fetching_stops_when_full_and_starts_again_when_half_empty() -> None:
-    flow = PartitionFlow(FlowLimits(max_open=100, resume_open=50))
+    flow = PartitionFlow(FlowLimits(max_open=100))
     assert [flow.fetch(count) for count in (0, 99, 100, 99, 51, 50, 99, 130, 60, 0)] == [
         True, True, False, False, False, True, True, False, False, True
     ]  # fmt: skip
@@ -29,7 +29,7 @@ def test_fetching_stops_when_full_and_starts_again_when_half_empty() -> None:
 def test_holes_of_a_map_do_not_count_as_held() -> None:
     """Or a partition with a large map would never be fetched."""
     tracker = OffsetTracker(0, highest_seen=99_999, incompletes=range(0, 90_000, 2))
-    flow = PartitionFlow(FlowLimits(max_open=100, resume_open=50))
+    flow = PartitionFlow(FlowLimits(max_open=100))
     assert flow.fetch(tracker.open_count)
     tracker.add(range(100))
     assert tracker.open_count == 50
@@ -86,21 +86,6 @@ def test_limits_of_a_map() -> None:
     assert flow.judge_map(4096, progress) == MapVerdict(is_written=False, ceiling=7)
 
 
-@pytest.mark.parametrize(
-    ("name", "limits"),
-    [
-        ("max_open", {"max_open": 0, "resume_open": 0}),
-        ("resume_open", {"max_open": 5, "resume_open": 5}),
-        ("resume_open", {"resume_open": -1}),
-        ("max_free_map_chars", {"max_free_map_chars": 0}),
-        ("max_free_map_chars", {"max_free_map_chars": 4096}),
-    ],
-)
-def test_limits_that_cannot_work(name: str, limits: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match=name):
-        FlowLimits(**limits)
-
-
 def test_a_record_that_holds_the_offset_back_is_reported_once() -> None:
     tracker, stalls = OffsetTracker(0), StallDetector(stall_after_ms=1_000)
     assert stalls.observe(tracker.first_open(), 0) is None
@@ -119,7 +104,7 @@ def test_a_record_that_holds_the_offset_back_is_reported_once() -> None:
 
 
 def test_large_records_are_held_in_smaller_numbers() -> None:
-    limits = FlowLimits(max_open=1000, resume_open=500, max_open_bytes=1_000_000)
+    limits = FlowLimits(max_open=1000, max_open_bytes=1_000_000)
     flow = PartitionFlow(limits)
     flow.observe([])
     flow.observe([10] * 100)

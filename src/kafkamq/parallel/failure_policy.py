@@ -120,7 +120,7 @@ class FailurePolicy:
     def _verdict_on(
         self, record: ParallelRecord, error: BaseException, by_default: Verdict
     ) -> Verdict:
-        told = tell("on_failure", self.config.hooks.on_failure, record, error)
+        told = self.config.tell("on_failure", record, error)
         verdict, fault = understood(told) if isinstance(told, VERDICTS) else (by_default, None)
         if fault is not None:
             _log.error(
@@ -295,4 +295,4 @@ def tell_dead_letter(
         "a record is given up; it is a dead letter",
         extra={"record": repr(record), "reason": reason.value},
     )
-    tell("on_dead_letter", config.hooks.on_dead_letter, record, reason.value)
+    config.tell("on_dead_letter", record, reason.value)

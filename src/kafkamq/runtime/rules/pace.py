@@ -292,9 +292,7 @@ class RunSize:
 
 
 class RateLimit:
-    """It lets at most so many records pass a second; what was not used in a moment is made up in
-    the next.
-    """
+    """Lets so many records pass a second; what a moment did not use, the next one may."""
 
     def __init__(self, per_second: float, *, burst_ms: int = 100) -> None:
         if not 0 < per_second <= 1e12:
