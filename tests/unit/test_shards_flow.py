@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from tests.unit.shard_records import partition_with, scheduler
 
 from kafkamq.config import Options
-from kafkamq.errors import ConfigError
 from kafkamq.parallel.rules.flow import (
     FlowLimits,
     MapVerdict,
@@ -176,9 +174,6 @@ def test_run_sizes_take_any_measurement() -> None:
     for _ in range(200):
         size.observe(5_000, 0.0)
     assert size.size(100, 2) == 8
-    for wrong in ({"max_records": 0}, {"target_us": 0}):
-        with pytest.raises(ConfigError):
-            RunSize(**wrong)
 
 
 def test_a_rate_is_held_over_any_stretch_of_time() -> None:
@@ -200,6 +195,3 @@ def test_a_slow_rate_lets_one_start_at_a_time() -> None:
     assert limit.available(1_000.0) == 0
     assert limit.available(2_000.0) == 1
     assert RateLimit(Options.max_rate.most).available(0.0) == 1
-    for wrong in (0.0, -1.0, float("nan"), 1e13):
-        with pytest.raises(ConfigError, match="max_rate"):
-            RateLimit(wrong)

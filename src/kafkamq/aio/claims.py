@@ -241,7 +241,6 @@ class RangeClaims(MadeTwin[sync.RangeClaims]):
         self._owner = _Owner()
 
     async def __aiter__(self) -> AsyncIterator[ClaimedRange]:
-        """Ranges, until ``stop``."""
         while not self._sync.is_stopped:
             found = await self.next_range(_POLL_S)
             if found is not None:

@@ -57,7 +57,6 @@ class Service(Twin[sync.Service]):
 
     @property
     def sync_service(self) -> sync.Service:
-        """Return what is behind it."""
         return self._sync
 
     config = shown(sync.Service.config)

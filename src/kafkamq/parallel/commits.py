@@ -293,7 +293,6 @@ class Committer:
                 self._wanted.notify_all()
 
     def _commit(self) -> bool:
-        """Make one commit; return whether a map holds work back."""
         self._may_succeed = False
         plan = self._plan()
         if plan.commits:

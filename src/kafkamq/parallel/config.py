@@ -336,11 +336,6 @@ def called(
     return surrounded(call, middleware, is_async=is_async, name=name)
 
 
-def called_for(config: ParallelConfig, handler: Callable[..., Any]) -> Callable[[Any], Any]:
-    takes_lists = bool(config.batch_size)
-    return called(handler, config.middleware, config.deserializer, takes_lists=takes_lists)
-
-
 def from_fields(
     what: tuple[Callable[..., Any], Sequence[Middleware], Deserializer | None],
 ) -> Callable[[tuple[Any, ...]], Any]:

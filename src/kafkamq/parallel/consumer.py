@@ -12,7 +12,7 @@ from kafkamq.config import Options, ServiceConfig, wait_seconds
 from kafkamq.errors import ConfigError, DeadlineExceededError, StateError
 from kafkamq.parallel.config import (
     ParallelOptions,
-    called_for,
+    called,
     fan_out_of,
     is_async_handler,
     make_config,
@@ -102,7 +102,6 @@ class ParallelBase:
 
     @property
     def _slack_s(self) -> float:
-        """Return how long the end may take, handlers aside."""
         return 2 * self._config.commit_timeout_ms / 1000 + 10.0
 
     @property
@@ -139,7 +138,8 @@ class ParallelBase:
     ) -> None:
         is_async = is_async_handler(handler)
         engine, config = self._engine, self._config
-        is_one_by_one = not (config.batch_size or config.processes)
+        takes_lists = bool(config.batch_size)
+        is_one_by_one = not (takes_lists or config.processes)
         refuse_generator(handler, may_yield=may_yield and is_one_by_one)
         self._fork_check.check()
         if engine.state is not State.UNUSED:
@@ -152,8 +152,10 @@ class ParallelBase:
         results = publisher(engine, policy)
         queue = Handling(engine.work_queue, policy, results, takes_all=takes_all)
         call = HandlerCall(
-            function=called_for(config, handler),
-            takes_lists=bool(config.batch_size),
+            function=called(
+                handler, config.middleware, config.deserializer, takes_lists=takes_lists
+            ),
+            takes_lists=takes_lists,
             wants_all=takes_all,
             publishes=results is not None,
             timeout_ms=config.timeout_ms,

@@ -217,7 +217,6 @@ class Engine:
         self._source.close()
 
     def _tell_of_refusal(self) -> None:
-        """Tell of a refused commit that none will follow."""
         refusal = self.committer.refusal
         if refusal is not None:
             _log.warning(
@@ -613,7 +612,6 @@ class Source:
         return {each.place: each.offset for each in positions}
 
     def revoked(self, places: Sequence[PartitionId], *, is_lost: bool) -> None:
-        """These go when this returns; they are another member's already, if they were lost."""
         if is_lost:
             self._member.lost(places)
         else:

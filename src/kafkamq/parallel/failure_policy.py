@@ -257,7 +257,6 @@ class ParallelDeadLetters:
             tell_dead_letter(record, reason, self._config, self._stats)
 
     def tend_all(self) -> None:
-        """Do so for all of them, before what is done is committed for the last time."""
         self.tend(len(self._kept))
 
     def forget(self) -> None:

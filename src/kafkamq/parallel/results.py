@@ -375,7 +375,6 @@ class ProducePublisher:
 
 
 def _failed_send(error: Exception) -> Exception | Unwritten:
-    """Return ``Unwritten``, or the error where the result or its topic is at fault."""
     is_ours = isinstance(error, StateError)
     is_over = isinstance(error, BrokerError) and error.is_fatal
     is_kafkas = is_over or is_retriable(error) or meaning(error) in REFUSALS
@@ -543,7 +542,6 @@ class ProducedStream:
             self._changed.notify_all()
 
     def await_room(self, timeout_s: float) -> bool:
-        """Wait until there is room, or none is needed."""
         with self._changed:
             return self._is_ending() or self._changed.wait_for(
                 lambda: len(self._waiting) < MAX_WAITING, timeout_s

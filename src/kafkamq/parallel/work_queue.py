@@ -258,7 +258,6 @@ class ParallelWorkQueue:
         self.scheduler.withdraw(partition, given_up)
 
     def complete(self, partition: PartitionState[ParallelRecord], offsets: Sequence[int]) -> None:
-        """These were handed on, and are done."""
         with self.lock:
             self.scheduler.keep(partition, -len(offsets))
             self.scheduler.complete(partition, offsets)

@@ -64,7 +64,6 @@ class PartitionFlow:
         self.max_open = max(1, min(self._limits.max_open, int(fitting)))
 
     def fetch(self, open_count: int) -> bool:
-        """Return whether to fetch on, with so many records polled and not done."""
         if self._is_fetching:
             self._is_fetching = open_count < self.max_open
         else:
