@@ -268,7 +268,7 @@ def sasl(password: str) -> dict[str, str]:
     }
 
 
-def test_credentials_reach_every_client_and_wrong_ones_are_said_at_once(
+def test_credentials_reach_every_client_and_wrong_ones_are_reported_at_once(
     secured: LocalKafka, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)

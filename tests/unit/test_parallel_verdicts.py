@@ -160,7 +160,7 @@ def test_a_delay_is_a_number_of_seconds_or_a_timedelta(delay: object) -> None:
         ("\udcff", "?"),
     ],
 )
-def test_a_reason_is_whatever_can_be_said_of_it(reason: object, text: str) -> None:
+def test_a_reason_is_whatever_can_be_told_of_it(reason: object, text: str) -> None:
     for verdict in (Reject(reason), Nack(None, reason)):  # type: ignore[arg-type]
         found, error = understood(verdict)
         assert error is None

@@ -220,7 +220,7 @@ def held_leases() -> tuple[Leases, Lease, Lease]:
 def test_r34_a_lease_knows_its_first_start() -> None:
     leases, first, second = held_leases()
     assert (first.start_offset, second.start_offset) == (40, 41)
-    assert leases.apart(second, 8).start_offset == 41
+    assert leases.apart(second, [8]).start_offset == 41
 
 
 def test_r34_a_shared_message_is_renewed_by_its_id() -> None:

@@ -100,7 +100,7 @@ def _with_pages(broker: LocalKafka) -> Iterator[str]:
     config = ServiceConfig(bootstrap_servers=broker.bootstrap_servers)
     with Service(config.bootstrap_servers, config.namespace) as service:
         service.create_topics()
-    with LocalTracker(config).in_thread(), serving_pages(config) as address:
+    with LocalTracker(config).in_thread(), serving_pages(config, broker.data_dir) as address:
         yield address
 
 

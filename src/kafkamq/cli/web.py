@@ -120,15 +120,14 @@ def web(
             pass
 
 
-def serving_pages(config: ServiceConfig, folder: Path | None = None) -> AbstractContextManager[str]:
-    """Serve pages on loopback, for ``dev`` and ``demo``; ``folder``: of an index for once."""
+def serving_pages(config: ServiceConfig, folder: Path) -> AbstractContextManager[str]:
+    """Serve pages on loopback, for ``dev`` and ``demo``, with an index in their own folder."""
     require_extra()
     from kafkamq.web.app import serving
     from kafkamq.web.index.follower import IndexOptions
     from kafkamq.web.options import WebOptions
 
-    path = default_path(config) if folder is None else folder / "pages.sqlite"
-    return serving(config, WebOptions(port=0), IndexOptions(path=path))
+    return serving(config, WebOptions(port=0), IndexOptions(path=folder / "pages.sqlite"))
 
 
 def default_path(config: ServiceConfig) -> Path:

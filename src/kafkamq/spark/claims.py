@@ -15,11 +15,11 @@ the fencing token, or let it be exactly once.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.2
 _COMMIT_S = 30.0
+_log = logging.getLogger(__name__)
 
 
 def claimed_assign(held: Hold, topic: str) -> ClaimedAssign:
@@ -176,13 +177,14 @@ class ClaimGuard:
                 self._is_over.wait(_LOOK_S)
             assign.commit_progress(query)
         except Exception as error:  # noqa: BLE001 - a query that nobody guards must not go on
-            own: Exception | None = None
-            with suppress(Exception):
-                # Spark itself may be gone.
-                own = query.exception()
-            self._failure = own or error
-            with suppress(Exception):
-                query.stop()
+            self._failure = error
+            try:
+                try:
+                    self._failure = query.exception() or error
+                finally:
+                    query.stop()
+            except Exception:  # noqa: BLE001 - py4j raises anything when the JVM is gone
+                _log.debug("Spark does not say how the query ended, or stop it", exc_info=True)
         finally:
             self._is_over.set()
 

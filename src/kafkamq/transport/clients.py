@@ -35,6 +35,9 @@ MEMORY = "memory://"
 """How the bootstrap servers of a cluster in memory begin; its name follows."""
 
 _log = logging.getLogger("kafkamq.librdkafka")
+# Of a client whose failures its caller tells.
+_SILENT = logging.getLogger("kafkamq.librdkafka.silent")
+_SILENT.setLevel(logging.CRITICAL + 1)
 Client = TypeVar("Client")
 
 
@@ -109,7 +112,7 @@ def _open(
     servers = str(settings.get("bootstrap.servers", ""))
     full = {**settings, "error_cb": watch if watch is not None else ErrorWatch(servers)}
     try:
-        return make(full, logger=_NoLog() if quiet else ClientLog())
+        return make(full, logger=_SILENT if quiet else ClientLog())
     except (KafkaException, TypeError, ValueError) as error:
         text = kafka_error(error).str() if isinstance(error, KafkaException) else str(error)
         for name, value in settings.items():
@@ -119,9 +122,7 @@ def _open(
 
 
 class ClientLog:
-    """It makes Python log records of librdkafka's log lines, each kind at most once in ten
-    seconds.
-    """
+    """It makes log records of librdkafka's lines, each kind at most once in ten seconds."""
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
@@ -141,13 +142,6 @@ class ClientLog:
         self._last[facility] = now
         # A client that cannot connect goes on trying; who waits raises. So never above WARNING.
         _log.log(min(level, logging.WARNING), "%s: %s", facility, text, extra={"client": client})
-
-
-class _NoLog:
-    """It serves a client whose failures its caller tells."""
-
-    def log(self, level: int, _format: str, *args: object) -> None:
-        """Called as that of ``ClientLog``."""
 
 
 Rebalance = Callable[["Any", "list[TopicPartition]"], None]
@@ -194,9 +188,7 @@ class Consumer(Protocol):
         """Go on at another offset; raises ``_STATE`` where the partition is not being read."""
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Return the offsets behind what was handed out; -1001: nothing was since the
-        assignment.
-        """
+        """Return the offsets behind what was handed out; -1001: nothing, since the assignment."""
 
     def pause(self, partitions: list[TopicPartition]) -> None:
         """Hand out no more records of these; outlives their assignment, unlike in Java's client."""
@@ -230,9 +222,7 @@ class Consumer(Protocol):
     def committed(
         self, partitions: list[TopicPartition], timeout: float = -1
     ) -> list[TopicPartition]:
-        """Return what the group has committed; -1001: nothing. read_committed waits for
-        transactions.
-        """
+        """Return what is committed (-1001: nothing); read_committed waits for transactions."""
 
     def get_watermark_offsets(
         self, partition: TopicPartition, timeout: float = -1, cached: bool = False

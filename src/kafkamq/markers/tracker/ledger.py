@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, FencedError, KafkaMQError
@@ -82,18 +83,14 @@ class Ledger:
         self._owns_admin = admin is None
         self._group = b""
         self._is_read = False
-        self._rests = False
+        # ``rest`` ended its client, and ``resume`` may make another one.
+        self.is_resting = False
         self._held: Position | None = None
 
     @property
     def is_open(self) -> bool:
         """Return whether transactions can start: opened, and not fenced or broken since."""
         return self._is_read and self.producer.is_ready
-
-    @property
-    def is_resting(self) -> bool:
-        """Return whether ``rest`` ended its client, and ``resume`` may make another one."""
-        return self._rests
 
     def open(self, *, timeout_s: float = 30.0) -> Position | None:
         """Fence the former owner (``init_transactions``), read the ledger, check the epoch.
@@ -138,12 +135,12 @@ class Ledger:
         self._metadata()
         self.last = read_ledgers(self._admin, (self.key,)).get(self.key)
         self._is_read = True
-        self._rests = False
+        self.is_resting = False
 
     def rest(self) -> None:
         """End the client until ``resume``; only of an open ledger, outside of transactions."""
         if self.is_open:
-            self._rests = True
+            self.is_resting = True
             self._is_read = False
             self._held = self.last
             self.producer.close()
@@ -257,7 +254,7 @@ class Ledger:
 
     def close(self) -> None:
         """Abort what is open and end the clients; idempotent."""
-        self._rests = False
+        self.is_resting = False
         self.producer.close()
         if self._owns_admin and self._admin is not None:
             self._admin.close()
@@ -357,25 +354,18 @@ class OpenLedgers:
             self._used.add(ledger)
 
 
-def read_positions(config: ServiceConfig, keys: Sequence[LedgerKey]) -> dict[LedgerKey, Position]:
-    """Return what the ledgers hold, without fencing anybody; a key without a commit is absent.
-
-    Raises:
-        WireError: Something that is not ours was committed under one of the ids.
-    """
-    with Admin(config) as admin:
-        return read_ledgers(admin, keys)
-
-
 def read_ledgers(
     admin: Admin, keys: Sequence[LedgerKey], *, stable: bool = True
 ) -> dict[LedgerKey, Position]:
-    """``read_positions`` with a client that is there already.
+    """Return what the ledgers hold, without fencing anybody; a key without a commit is absent.
 
     An offset without our text beside it was set by an operator: it is the position, of no engine.
 
     ``stable=False`` reads past transactions that are under way, for a look at epochs before a
     ``fence`` has settled them.
+
+    Raises:
+        WireError: Something that is not ours was committed under one of the ids.
     """
     requests = [(key.transactional_id, (key.topic, key.partition)) for key in keys]
     found = {}
@@ -396,10 +386,6 @@ def is_later_start(error: Exception) -> bool:
     return isinstance(error, FencedError) and error.code == "LATER_START"
 
 
-def latest(positions: Sequence[Position]) -> Position | None:
-    return max(positions, key=lambda position: position.epoch, default=None)
-
-
 def newest_start(admin: Admin, keys: Sequence[LedgerKey]) -> Position | None:
     """Return what the latest start of any engine has written; None: nobody has started yet.
 
@@ -408,7 +394,6 @@ def newest_start(admin: Admin, keys: Sequence[LedgerKey]) -> Position | None:
     it: then all ledgers that exist are read.
 
     Args:
-        admin: To ask with.
         keys: Of all marker partitions, that of partition 0 first.
 
     Raises:
@@ -420,7 +405,8 @@ def newest_start(admin: Admin, keys: Sequence[LedgerKey]) -> Position | None:
     # The coordinator of a group that does not exist need not be asked.
     groups = admin.groups()
     exist = [key for key in keys if key.transactional_id in groups]
-    return latest(list(read_ledgers(admin, exist, stable=False).values()))
+    found = read_ledgers(admin, exist, stable=False).values()
+    return max(found, key=attrgetter("epoch"), default=None)
 
 
 @dataclass(slots=True)
@@ -452,9 +438,6 @@ def claim(
     were found; batches of this start begin again, because its plans differ from an earlier one's.
 
     Args:
-        config: Names the markers topic.
-        engine: Who starts.
-        partitions: How many there are.
         takeover: False: refuse where another engine's epoch is the latest.
         timeout_s: Bound of each partition.
         begun: What an earlier call is filling, or has filled when it failed: this one goes on

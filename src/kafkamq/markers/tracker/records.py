@@ -1,5 +1,4 @@
-"""Trackers write this outside of transactions, and read it back: TICKs, statuses, signs,
-quarantine.
+"""TICKs, statuses, signs and quarantine: what trackers write outside of transactions.
 
 TICKs (R4, R17), and statuses (R24) and signs of life (R36) on the compacted tracker topic, are
 written by one idempotent producer: a TICK must become readable while a transaction is under way
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, KafkaMQError, WireError
-from kafkamq.markers.wire.markers import encode_tick
+from kafkamq.markers.wire.marker_writer import encode_tick
 from kafkamq.markers.wire.records import (
     Sign,
     TrackerStatus,
@@ -92,7 +91,6 @@ class Ticker:
         """Append a TICK to a marker partition, without waiting.
 
         Args:
-            partition: Of the markers topic.
             engine: The ``consumer_id`` of the TICK: who waits for it (R17).
             epoch: Its ``engine_epoch``.
             on_done: Called from ``poll`` with (partition, offset); offset -1: it failed. A TICK

@@ -30,7 +30,7 @@ from kafkamq.markers.rules.handout import expires_at_ms, has_expired, is_last_de
 from kafkamq.markers.rules.hold import DUE
 from kafkamq.markers.rules.pipeline import MAX_AGE_MS
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
-from kafkamq.markers.wire.markers import (
+from kafkamq.markers.wire.marker_writer import (
     MAX_MARKER_BYTES,
     StartEncoder,
     encode_batch_start,
@@ -262,13 +262,11 @@ class Starter:
         return self._handed
 
     def _open(self, messages: Iterable[Waiting]) -> list[Waiting]:
-        """Names these, and hands out what has its verdict; returns what is to be STARTed."""
+        """Name these, and hands out what has its verdict; returns what is to be STARTed."""
         history, open_ = self._history, []
         for one in messages:
             self._name(one)
-            if one.place in history.verdicts:
-                self._hand_out(one, self._verdict(one))
-            elif not history.is_elsewhere(one.place):
+            if not self._is_ended(one) and not history.is_elsewhere(one.place):
                 open_.append(one)
         return open_
 
@@ -293,8 +291,12 @@ class Starter:
         # It is one object: batches are gathered by it.
         one.log = self._logs.setdefault(log, log)
 
-    def _verdict(self, one: Waiting) -> RecordMetadata:
-        return RecordMetadata(NACKED if self._history.verdicts[one.place] else ENDED, 0)
+    def _is_ended(self, one: Waiting) -> bool:
+        """Return whether it has its verdict, and hand it out with that."""
+        is_nack = self._history.verdicts.get(one.place)
+        if is_nack is not None:
+            self._hand_out(one, RecordMetadata(NACKED if is_nack else ENDED, 0))
+        return is_nack is not None
 
     def _hand_out(self, one: Waiting, at: RecordMetadata, is_reference: bool = False) -> None:
         start = Start(one.log[0], one.route, at.offset, at.timestamp_ms, is_reference)
@@ -316,14 +318,7 @@ class Starter:
             known = behind.get(one.route, self._read_to.get(one.route, 0))
             behind[one.route] = max(known, place.offset + 1)
         self._read_to |= self._read_history(self._read_to, behind)
-        open_ = []
-        for each in started:
-            one = each[0]
-            if one.place in history.verdicts:
-                self._hand_out(one, self._verdict(one))
-            else:
-                open_.append(each)
-        return open_
+        return [each for each in started if not self._is_ended(each[0])]
 
     def _settled_before(self, started: Sequence[_Started]) -> set[tuple[int, int]]:
         """Places of messages that were settled before these STARTs, or that a tracker will."""

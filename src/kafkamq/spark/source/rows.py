@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,8 +20,13 @@ from kafkamq.spark.batches import QUERY_ID, of_process, task_property
 from kafkamq.spark.blocks import encode_block
 from kafkamq.spark.options import SourceOptions
 from kafkamq.spark.parallelism import group_key
-from kafkamq.spark.source.columns import arrow_columns, fold_rows
-from kafkamq.spark.source.folding import FoldedLog, deliveries_batch, in_flight_batch, message_facts
+from kafkamq.spark.source.columns import (
+    arrow_columns,
+    deliveries_batch,
+    fold_rows,
+    in_flight_batch,
+)
+from kafkamq.spark.source.folding import FoldedLog, message_facts
 from kafkamq.spark.source.planning import NOTHING_PUSHED, Pushed
 from kafkamq.transport.log_reader import LogRange, Record, log_reader
 
@@ -32,21 +38,19 @@ _Made = TypeVar("_Made")
 _MAX_MARKERS = 512
 
 
+@dataclass
 class RangePartition(InputPartition):
     """One task: one range of one partition."""
 
-    def __init__(self, wanted: LogRange) -> None:
-        super().__init__(wanted)
-        self.wanted = wanted
+    wanted: LogRange
 
 
+@dataclass
 class FoldedPartition(RangePartition):
     """A range of a stream of ``deliveries``; where its fold begins, and of which topic."""
 
-    def __init__(self, wanted: LogRange, begin: int, topic_id: str) -> None:
-        super().__init__(wanted)
-        self.begin = begin
-        self.topic_id = topic_id
+    begin: int
+    topic_id: str
 
 
 def read_rows(
