@@ -257,7 +257,7 @@ def test_an_event_loop_goes_on_while_a_transaction_has_no_room(
     hall = Hall(monkeypatch)
     room = hall.producer.room = threading.Event()
     policy = FailurePolicy(hall.queue.config, hall.stats, pytest.fail, pytest.fail, pytest.fail)
-    publisher = TransactionPublisher(hall.queue, hall.committer, policy)
+    publisher = TransactionPublisher(hall.committer, policy)
     worker = hall.handled("abc")
 
     async def others() -> None:

@@ -388,7 +388,6 @@ class Holding(Listener):
             self._break(broken)
 
     def _break(self, topic: str) -> None:
-        """Whole topics: one partition is gone, so the others are given back."""
         self._complete.discard(topic)
         self._waiting.pop(topic, None)
         for place, session in list(self._sessions.items()):
