@@ -21,20 +21,6 @@ from typing import Any, Generic, Protocol, TypeVar
 from kafkamq.errors import ConfigError
 from kafkamq.types import Backend
 
-__all__ = [
-    "MAX_REDELIVERY_TIMEOUT_MS",
-    "TOPICS",
-    "Backoff",
-    "Option",
-    "Options",
-    "QueueConfig",
-    "ServiceConfig",
-    "TrackerConfig",
-    "milliseconds",
-    "one_of",
-    "utf8",
-]
-
 # kafka-mq-go's limit, and that of SQS.
 MAX_REDELIVERY_TIMEOUT_MS = 12 * 3_600_000
 MAX_QUEUE_ID_BYTES = 1024

@@ -300,18 +300,15 @@ def _machine() -> Iterator[Check]:
     yield Check("ok", "kafkamq", __version__)
     yield Check("ok", "python", platform.python_version())
     for package in (*PACKAGES, *EXTRAS):
-        yield _package(package)
+        try:
+            yield Check("ok", package, metadata.version(package))
+        except metadata.PackageNotFoundError:  # noqa: PERF203 - each one is looked for
+            is_extra = package in EXTRAS
+            whole = f"kafkamq[{EXTRAS[package]}]" if is_extra else "kafkamq"
+            missing = f"missing; install with: pip install '{whole}'"
+            yield Check("warn" if is_extra else "refuse", package, missing)
     yield from _tried("java", lambda: java_command(java_from(os.environ)))
     yield from _tried("spark", _spark)
-
-
-def _package(package: str) -> Check:
-    try:
-        return Check("ok", package, metadata.version(package))
-    except metadata.PackageNotFoundError:
-        extra = EXTRAS.get(package)
-        whole, level = ("kafkamq", "refuse") if extra is None else (f"kafkamq[{extra}]", "warn")
-        return Check(level, package, f"missing; install with: pip install '{whole}'")
 
 
 def _spark() -> str:

@@ -1,6 +1,4 @@
-"""Development and tests get a real Kafka broker here: its artifacts, its process, its pytest
-fixture.
-"""
+"""Development and tests get a real Kafka broker here, and its pytest fixture."""
 
 from kafkamq.dev.artifacts import DEFAULT_VERSION, ArtifactError, KafkaJars, fetch_kafka
 from kafkamq.dev.broker import Listener, LocalKafka, Node

@@ -296,10 +296,11 @@ class LocalKafka:
         command = [*java, *self._jvm, "-cp", jars.class_path]
         if not (data / "meta.properties").exists():
             self._format(command, file, log_path=folder / "broker.log")
-        log_from = _size(folder / "broker.log")
+        log = folder / "broker.log"
+        log_from = log.stat().st_size if log.exists() else 0
         self._process = BrokerProcess(
             [*command, "kafka.Kafka", str(file)],
-            log_path=folder / "broker.log",
+            log_path=log,
             grace_s=self._stop_timeout,
             remove=None if self._keep else folder,
         )
@@ -315,19 +316,10 @@ class LocalKafka:
         cluster = new_cluster_id() if self._node is None else self._node.cluster_id
         with log_path.open("ab") as log:
             log_from = log.tell()
-            tool = [
-                *command,
-                "kafka.tools.StorageTool",
-                "format",
-                "-g",
-                "-t",
-                cluster,
-                "-c",
-                str(file),
-            ]
+            tool = ["kafka.tools.StorageTool", "format", "-g", "-t", cluster, "-c", str(file)]
             try:
                 code = subprocess.run(
-                    tool, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    [*command, *tool], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                     timeout=FORMAT_TIMEOUT_S, check=False,
                 ).returncode  # fmt: skip
             except subprocess.TimeoutExpired:
@@ -373,10 +365,6 @@ def _writable(given: Path | None) -> Path:
             f"data_dir is {folder}: it must be a folder to write in ({error})"
         ) from None
     return folder
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def new_cluster_id() -> str:

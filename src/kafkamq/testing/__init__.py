@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from kafkamq.lazy import loader
 from kafkamq.testing.checker import CheckFailedError, Problem, Verdict, check_logs
 from kafkamq.testing.history import LogRecord, record_of
-from kafkamq.testing.memory_backend import Clock, MemoryDeadLetter, MemoryService
+from kafkamq.testing.memory_backend import MemoryService
+from kafkamq.testing.memory_queue import Clock, MemoryDeadLetter
 
 if TYPE_CHECKING:
     from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster

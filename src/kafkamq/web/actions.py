@@ -230,12 +230,15 @@ class Actions:
         if len(value or b"") > MAX_RECORD_BYTES:
             raise ConfigError(f"the action has {len(value or b''):,} bytes: {MAX_RECORD_BYTES:,}")
         if not self.exists:
-            self._create()
+            with Admin(self.config) as admin:
+                settings = {**log_settings(admin, -1), "retention.ms": "-1"}
+                admin.create_topics({topic: (1, settings)}, replication_factor=-1)
+            self._look.set()
         told: list[tuple[Any, int]] = []
         with self._writing:
             if self._producer is None:
-                settings = producer_settings(self.config)
-                self._producer = IdempotentProducer(self.config, settings, owner="page")
+                own = producer_settings(self.config)
+                self._producer = IdempotentProducer(self.config, own, owner="page")
             self._producer.produce(
                 topic,
                 value,
@@ -250,9 +253,3 @@ class Actions:
         if error is not None:
             raise broker_error(error, f"writing to {topic}")
         return offset
-
-    def _create(self) -> None:
-        with Admin(self.config) as admin:
-            settings = {**log_settings(admin, -1), "retention.ms": "-1"}
-            admin.create_topics({self.topic: (1, settings)}, replication_factor=-1)
-        self._look.set()

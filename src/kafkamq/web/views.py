@@ -203,9 +203,7 @@ class Views:
             }
 
     def workers(self, *, consumer: str = "", at: str = "") -> dict[str, Any]:
-        """Return which consumer holds what, and what handlers are at: all of those that are asked,
-        those of a consumer, or those at an address.
-        """
+        """Return who holds what, and what the handlers of asked workers are at."""
         held: defaultdict[str, list[Run]] = defaultdict(list)
         for run in self._index.picture.runs:
             if run.consumer_id:

@@ -221,9 +221,7 @@ class Schema:
 
     @property
     def definition(self) -> Any:
-        """Return the schema's text; of Protobuf the class; None: each body is read as it was
-        written.
-        """
+        """Return the schema's text, or Protobuf's class; None: each body is read as written."""
         return self._given[2]
 
     def newest(self) -> Schema:
@@ -362,9 +360,7 @@ class Outage:
         self._error_text = ""
 
     def ask(self, question: Callable[[], T]) -> T:
-        """Return what ``question`` returns; any error but a ``SchemaRegistryError`` is an answer
-        too.
-        """
+        """Return what ``question`` returns; an error but ``SchemaRegistryError`` is an answer."""
         with self._lock:
             left_s = self._until_s - time.monotonic()
             error_text = self._error_text

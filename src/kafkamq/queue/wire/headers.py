@@ -72,6 +72,14 @@ class Origin:
             raise WireError("an origin with a part that is no number")
         return cls(parts[0].decode("ascii"), *numbers)
 
+    @classmethod
+    def read(cls, value: bytes | None) -> Origin | None:
+        """Decode a header's value, if it is an origin."""
+        try:
+            return cls.decode(value or b"")
+        except WireError:
+            return None
+
 
 @dataclass(slots=True)
 class MessageHeaders:
@@ -120,10 +128,7 @@ def _read_own(result: MessageHeaders, name: str, value: bytes) -> None:
         if ttl_ms >= 0:
             result.ttl_ms = ttl_ms
     elif name == ORIGIN:
-        try:
-            result.origin = Origin.decode(value)
-        except WireError:
-            result.origin = None
+        result.origin = Origin.read(value)
 
 
 def _decimal(value: bytes) -> int:
@@ -213,10 +218,7 @@ def _without(
         if name not in names:
             kept.append((name, value))
         elif name == ORIGIN and value is not None:
-            try:
-                origin = Origin.decode(value)
-            except WireError:
-                origin = None
+            origin = Origin.read(value)
     return kept, origin
 
 
