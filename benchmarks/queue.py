@@ -33,10 +33,12 @@ from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka import Producer as KafkaProducer
 from confluent_kafka.admin import AdminClient
+from harness.markers import encode_start
 
 from kafkamq.config import ServiceConfig
 from kafkamq.markers.tracker.local import LocalTracker
-from kafkamq.markers.wire.markers import decode_marker, encode_end, encode_start
+from kafkamq.markers.wire.marker_writer import encode_end
+from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.service import Service
 from kafkamq.queue.wire.headers import read_message_headers

@@ -16,7 +16,7 @@ from benchmarks.rows import Row
 from benchmarks.spark_tracker import processes, wait_until_live
 
 from kafkamq.config import ServiceConfig
-from kafkamq.metrics.catalog import SPARK_STATE_BYTES
+from kafkamq.metrics.catalog import SPARK_ROWS, SPARK_STATE_BYTES
 from kafkamq.spark.tracker.tracker import SparkTracker
 
 __all__ = ["in_flight_rows", "rate_before", "sustained_rows"]
@@ -180,6 +180,7 @@ def in_flight_rows(
 
     ``start`` runs a tracker of the namespace, always with the same checkpoint.
     """
+    reported = _reported_rows()
     with start() as running:
         wait_until_live(running, partitions)
         if in_runs:
@@ -188,7 +189,9 @@ def in_flight_rows(
         else:
             tracker_rows.write_starts(config, messages, partitions, timeout_ms=_LONG_MS)
         _wait_for_entries(running, messages)
-        running.wait(5.0)  # the progress of its last batch
+        # Spark reports the rows and the state of a batch a moment after the batch.
+        markers = messages // tracker_rows.RUN if in_runs else messages
+        _wait_for(running, lambda: _reported_rows() - reported, markers)
         state_mb = _state_mb()
     begin_s = time.monotonic()
     with start() as running:
@@ -203,8 +206,16 @@ def in_flight_rows(
     ]
 
 
+def _reported_rows() -> float:
+    return SPARK_ROWS.values().get(("tracker",), 0)
+
+
 def _wait_for_entries(running: SparkTracker, messages: int) -> None:
+    _wait_for(running, lambda: sum(each.entries for each in running.statuses().values()), messages)
+
+
+def _wait_for(running: SparkTracker, count: Callable[[], float], wanted: int) -> None:
     deadline_s = time.monotonic() + _PATIENCE_S
-    while (found := sum(each.entries for each in running.statuses().values())) < messages:
-        assert time.monotonic() < deadline_s, f"only {found} of {messages} are known"
+    while (found := count()) < wanted:
+        assert time.monotonic() < deadline_s, f"only {found} of {wanted} are known"
         running.wait(0.1)

@@ -1,9 +1,10 @@
-"""How pytest-xdist divides the tests: each worker has a kind of them that it takes first.
+"""Who runs which tests: each worker has a kind of them that it takes first.
 
 Tests on Kafka mostly wait; those of the rules keep a core busy and wait for nothing; Spark is in
-between, and a session takes longer to start and to get warm than most files need. So Spark and
-Kafka begin, and who is done with Spark fills with rules what the others leave of the cores. Nobody
-who has no Spark session yet starts one while there is something else to do.
+between, and a session takes longer to start and to get warm than most files need. So two workers
+begin with Spark and most with Kafka; one, which lets all others go first, fills with rules what
+these leave of the cores, and the others do so when they are done with theirs. Nobody who has no
+Spark session yet starts one while there is something else to do.
 
 The end is near when nobody has more to take: what workers have before them then is all that is
 left. So a kind begins with its slow tests (``conftest.py`` puts them first), and a worker has one
@@ -12,14 +13,17 @@ test before it beside the one that runs, not two.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import cache
 
-import pytest
-from xdist.scheduler import LoadFileScheduling
-from xdist.workermanage import WorkerController
+__all__ = ["FORK", "TOGETHER", "Units", "kinds_for"]
 
-__all__ = ["ByKind", "TOGETHER", "kinds_for"]
+FORK = "TESTS_FORK"
+"""In each process of `tests.forks`, the variable with its number, from 0 on."""
 
+# By their numbers, which also say who shares a broker.
+SPARK_FIRST = (0, 3)
+RULES_FIRST = 1
 _SPARK, _RULES, _KAFKA = "spark", "rules", "kafka"
 _FOLDERS = {
     _SPARK: ("tests/spark/", "tests/e2e/test_demo_verdict.py"),
@@ -62,8 +66,10 @@ TOGETHER = tuple(
 
 
 def kinds_for(worker: int) -> tuple[str, str, str]:
-    """What a worker takes, in its order: a third of them Spark first, the others Kafka."""
-    return (_SPARK, _RULES, _KAFKA) if worker % 3 == 0 else (_KAFKA, _RULES, _SPARK)
+    """What a worker takes, in its order."""
+    if worker in SPARK_FIRST:
+        return _SPARK, _RULES, _KAFKA
+    return (_RULES, _KAFKA, _SPARK) if worker == RULES_FIRST else (_KAFKA, _RULES, _SPARK)
 
 
 @cache
@@ -73,28 +79,39 @@ def _rank_of(unit: str) -> tuple[str, bool]:
     return kind, kind == _KAFKA and "::" in unit
 
 
-class ByKind(LoadFileScheduling):
-    """In a kind slow tests first, then by names: ``unit`` and ``wire``, which are short, end it."""
+class Units:
+    """Files and tests that nobody has taken yet.
 
-    def __init__(self, config: pytest.Config, log: object) -> None:
-        config.option.loadscopereorder = False  # else those with the fewest tests would end it
-        super().__init__(config, log)  # type: ignore[arg-type]
+    In a kind slow tests come first, then names: ``unit`` and ``wire``, which are short, end it.
+    """
 
-    def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith(_ONE_BY_ONE) and not nodeid.startswith(TOGETHER):
-            return nodeid
-        return super()._split_scope(nodeid)
+    def __init__(self, nodeids: Sequence[str]) -> None:
+        self._nodeids = nodeids
+        self._left: dict[str, list[int]] = {}
+        for index, nodeid in enumerate(nodeids):
+            is_alone = nodeid.startswith(_ONE_BY_ONE) and not nodeid.startswith(TOGETHER)
+            unit = nodeid if is_alone else nodeid.partition("::")[0]
+            self._left.setdefault(unit, []).append(index)
 
-    def _reschedule(self, node: WorkerController) -> None:
-        if not self.workqueue or self._pending_of(self.assigned_work[node]) < 2:
-            super()._reschedule(node)
+    @property
+    def left(self) -> int:
+        return len(self._left)
 
-    def _assign_work_unit(self, node: WorkerController) -> None:
-        kinds = kinds_for(int(node.gateway.id.removeprefix("gw")))
+    def has_rules_for(self, worker: int) -> bool:
+        """Whether it begins with rules, beside others that do not."""
+        return worker == RULES_FIRST and any(_rank_of(unit)[0] == _RULES for unit in self._left)
+
+    def take(self, worker: int) -> list[int]:
+        """The tests that a worker runs next, by their places; none when all are taken."""
+        kinds = kinds_for(worker)
 
         def turn(unit: str) -> tuple[int, bool]:
             kind, is_short = _rank_of(unit)
             return kinds.index(kind), is_short
 
-        self.workqueue.move_to_end(min(self.workqueue, key=turn), last=False)
-        super()._assign_work_unit(node)
+        return self._left.pop(min(self._left, key=turn)) if self._left else []
+
+    def give_back(self, indices: Iterable[int]) -> None:
+        """Have others run what a worker that died had not begun."""
+        for index in indices:
+            self._left[self._nodeids[index]] = [index]

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from harness.simulation.processes import FIRST_INVENTED, INVENTED, LATER
-from kafkamq.markers.wire.markers import decode_marker, encode_keepalive
+from kafkamq.markers.wire.marker_writer import encode_keepalive
+from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.wire.headers import REASON, read_message_headers
 from kafkamq.testing.history import LogRecord, MessageHistory, Timeline, Why, read_timelines
 from kafkamq.types import MarkerType, MessageId, Outcome, expand

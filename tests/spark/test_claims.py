@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -107,8 +108,9 @@ def test_the_log_as_a_table(spark: SparkSession, bootstrap: str) -> None:
             coordination_frame(spark, config, heartbeat_interval=interval)
 
 
-def test_a_query_whose_guard_fails_is_stopped() -> None:
-    """Whatever it was: nobody watches the claims any more."""
+def test_a_query_whose_guard_fails_is_stopped(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever it was, and whatever Spark says: nobody watches the claims any more."""
+    caplog.set_level(logging.DEBUG, "kafkamq.spark.claims")
 
     class Held:
         claims: ClassVar = {("t", 0): 1}
@@ -130,13 +132,14 @@ def test_a_query_whose_guard_fails_is_stopped() -> None:
             self.isActive = False
 
         def exception(self) -> None:
-            return None
+            raise ConnectionError
 
     query = Query()
     guard = claimed_assign(Held(), "t").guard(query)  # type: ignore[arg-type]
     with pytest.raises(ZeroDivisionError):
         guard.wait(within(30.0))
     assert not query.isActive
+    assert "Spark does not say how the query ended" in caplog.text
 
 
 @pytest.mark.parametrize("is_lost", [True, False])

@@ -14,8 +14,8 @@ from kafkamq.errors import DeadlineExceededError
 from kafkamq.markers.rules.attempts import Attempt
 from kafkamq.queue.topics import create_topics
 from kafkamq.spark.source import folding as module
-from kafkamq.spark.source.columns import columns_of
-from kafkamq.spark.source.folding import MessageFacts, deliveries_batch, message_facts
+from kafkamq.spark.source.columns import columns_of, deliveries_batch
+from kafkamq.spark.source.folding import MessageFacts, message_facts
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.log_reader import Patience
 from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafkamq.share.member import (
+from kafkamq.share.backend import (
     HELD_BACK_MS,
     MAX_MEMBERS,
     first_members,

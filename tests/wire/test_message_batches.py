@@ -15,7 +15,8 @@ from kafkamq.errors import WireError
 from kafkamq.markers.rules.batching import MAX_BATCHES, MAX_NAMED
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.wire import markers_pb2 as pb
-from kafkamq.markers.wire.markers import MAX_BATCH_BYTES, decode_marker, decode_slim, encode_marker
+from kafkamq.markers.wire.marker_writer import MAX_BATCH_BYTES
+from kafkamq.markers.wire.markers import decode_marker, decode_slim, encode_marker
 from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, expand
 
 TOPIC_ID = bytes(range(16))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from time import monotonic, sleep
 
 from kafkamq.errors import DeadlineExceededError, KafkaMQError, LeaseLostError
-from kafkamq.parallel.config import ParallelConfig, tell
+from kafkamq.parallel.config import ParallelConfig
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.rules.flow import FlowLimits, MapVerdict, PartitionFlow, StallDetector
 from kafkamq.parallel.rules.offsets import Progress
@@ -55,10 +55,6 @@ class Assignment:
     metadata: str = ""
     is_paused: bool = False
     is_cut: bool = False
-
-    @property
-    def map_chars(self) -> int:
-        return len(self.metadata)
 
     @property
     def place(self) -> PartitionId:
@@ -297,7 +293,6 @@ class Committer:
                 self._wanted.notify_all()
 
     def _commit(self) -> bool:
-        """Make one commit; return whether a map holds work back."""
         self._may_succeed = False
         plan = self._plan()
         if plan.commits:
@@ -353,9 +348,5 @@ class Committer:
             self._no_maps_s = _NO_MAPS_S
         self._stats.commits += 1
         self._stats.last_commit_s = monotonic()
-        self._stats.map_chars = max(len(each.metadata) for each in plan.commits)
-        tell(
-            "on_committed",
-            self._config.hooks.on_committed,
-            {(each.topic, each.partition): each.offset for each in plan.commits},
-        )
+        committed = {(each.topic, each.partition): each.offset for each in plan.commits}
+        self._config.tell("on_committed", committed)

@@ -290,7 +290,6 @@ class TransactionCommitter(Committer):
 class TransactionPublisher:
     def __init__(
         self,
-        work_queue: ParallelWorkQueue,
         committer: TransactionCommitter,
         policy: FailurePolicy,
         on_produced: OnProduced | None = None,
@@ -300,7 +299,6 @@ class TransactionPublisher:
         self._policy = policy
         self._await_room = await_room
         committer.on_produced = on_produced
-        work_queue.is_deferred = True
 
     def publish(self, worker: PoolWorker) -> Steps[None]:
         if any(run.outputs for run in worker.finished):

@@ -503,8 +503,6 @@ class Feeder:
 
 
 def _may_take_ahead(spec: HandlerSpec) -> bool:
-    """Return whether messages may wait in this process: not where their lease runs, or they are
-    gone.
-    """
+    """Return whether messages may wait here: not where their lease runs, or they are gone."""
     is_held = spec.queue.backend is not Backend.SHARE and not spec.queue.is_at_most_once
     return is_held and spec.max_rate is None

@@ -15,11 +15,12 @@ the fencing token, or let it be exactly once.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.2
 _COMMIT_S = 30.0
+_log = logging.getLogger(__name__)
 
 
 def claimed_assign(held: Hold, topic: str) -> ClaimedAssign:
@@ -56,14 +58,12 @@ def claimed_assign(held: Hold, topic: str) -> ClaimedAssign:
     return ClaimedAssign(held, topic, tokens, starts)
 
 
+@dataclass(frozen=True)
 class ClaimedAssign:
-    def __init__(
-        self, held: Hold, topic: str, tokens: Mapping[int, int], starts: Mapping[int, int]
-    ) -> None:
-        self.topic = topic
-        self.tokens = dict(tokens)
-        self.starts = dict(starts)
-        self._held = held
+    _held: Hold
+    topic: str
+    tokens: Mapping[int, int]
+    starts: Mapping[int, int]
 
     @property
     def options(self) -> dict[str, str]:
@@ -94,7 +94,6 @@ class ClaimedAssign:
         ]
 
     def check(self) -> None:
-        """Raise LeaseLostError when a partition is not held any more."""
         if lost := self.lost():
             raise LeaseLostError(
                 f"claims of {self.topic} {lost} are lost: another driver may read them"
@@ -114,14 +113,11 @@ class ClaimedAssign:
             found = json.loads(ends) if isinstance(ends, str) else ends
             for partition, offset in ((found or {}).get(self.topic) or {}).items():
                 if int(partition) in self.tokens:
-                    self._commit(int(partition), int(offset))
-
-    def _commit(self, partition: int, offset: int) -> None:
-        try:
-            self._held.commit_position(self.topic, partition, offset)
-        except LeaseLostError:
-            self.check()
-            raise
+                    try:
+                        self._held.commit_position(self.topic, int(partition), int(offset))
+                    except LeaseLostError:
+                        self.check()
+                        raise
 
     def guard(self, query: StreamingQuery) -> ClaimGuard:
         """Stop the query when a claim is lost, and commit its progress until then."""
@@ -176,13 +172,14 @@ class ClaimGuard:
                 self._is_over.wait(_LOOK_S)
             assign.commit_progress(query)
         except Exception as error:  # noqa: BLE001 - a query that nobody guards must not go on
-            own: Exception | None = None
-            with suppress(Exception):
-                # Spark itself may be gone.
-                own = query.exception()
-            self._failure = own or error
-            with suppress(Exception):
-                query.stop()
+            self._failure = error
+            try:
+                try:
+                    self._failure = query.exception() or error
+                finally:
+                    query.stop()
+            except Exception:  # noqa: BLE001 - py4j raises anything when the JVM is gone
+                _log.debug("Spark does not say how the query ended, or stop it", exc_info=True)
         finally:
             self._is_over.set()
 
@@ -210,14 +207,6 @@ COORDINATION_COLUMNS = (
     ("is_dual", "BOOLEAN"),  # the record shows two owners at once
 )
 """Columns of ``coordination_frame``, as (name, Spark type)."""
-
-
-def _fold(records: pd.DataFrame, interval_s: float) -> pd.DataFrame:
-    """Runs in a worker: one coordination partition, as a whole."""
-    import pandas as pd
-
-    rows = list(_rows(records.sort_values("offset"), interval_s))
-    return pd.DataFrame(rows, columns=[name for name, _ in COORDINATION_COLUMNS])
 
 
 def _rows(records: pd.DataFrame, interval_s: float) -> Iterator[tuple[object, ...]]:
@@ -280,6 +269,10 @@ def coordination_frame(
     records = spark.read.format(name).option("topic", topic).load()
 
     def fold(partition: pd.DataFrame) -> pd.DataFrame:
-        return _fold(partition, interval_s)
+        """Runs in a worker: one coordination partition, as a whole."""
+        import pandas as pd
+
+        rows = list(_rows(partition.sort_values("offset"), interval_s))
+        return pd.DataFrame(rows, columns=[name for name, _ in COORDINATION_COLUMNS])
 
     return records.groupBy("partition").applyInPandas(fold, schema)

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from kafkamq.spark.jobs.audit import Audit, QueueAudit
-    from kafkamq.spark.jobs.replay import ReplayReport
     from kafkamq.spark.jobs.sql import Tables
 
 EXIT_FAILED = 1
@@ -131,20 +130,14 @@ def _converse(tables: Tables, limit: int, *, as_json: bool) -> bool:
         text += line
         if at_end or text.rstrip().endswith(";"):
             statement, text = text.strip().rstrip("; \n"), ""
-            if statement:
-                is_done = _try(tables, statement, limit, as_json=as_json)
-                failed = failed or not (is_done or is_terminal)
+            try:
+                if statement:
+                    _answer(tables, statement, limit, as_json=as_json)
+            except KafkaMQError as error:
+                output.refuse(error)
+                failed = not is_terminal
         if at_end:
             return failed
-
-
-def _try(tables: Tables, statement: str, limit: int, *, as_json: bool) -> bool:
-    try:
-        _answer(tables, statement, limit, as_json=as_json)
-    except KafkaMQError as error:
-        output.refuse(error)
-        return False
-    return True
 
 
 def _line(prompt: str) -> str:
@@ -271,10 +264,6 @@ def replay(
         output.progress("Replaying", None) as on_progress,
     ):
         report = run_replay(spark, config, wanted, dry_run=dry_run, on_progress=on_progress)
-    _print_replay(report, dry_run=dry_run, as_json=as_json)
-
-
-def _print_replay(report: ReplayReport, *, dry_run: bool, as_json: bool) -> None:
     if as_json:
         output.print_json({**asdict(report), "dry_run": dry_run})
     elif dry_run:

@@ -256,7 +256,7 @@ class Scheduler(Generic[R]):
         self._due_ms: float = inf
         self._delays = 0
         self._epoch = 0
-        self._waiting_count = 0
+        self.waiting_count = 0
 
     # Views.
 
@@ -267,10 +267,6 @@ class Scheduler(Generic[R]):
     @property
     def has_ready(self) -> bool:
         return bool(self._line)
-
-    @property
-    def waiting_count(self) -> int:
-        return self._waiting_count
 
     @property
     def in_flight_count(self) -> int:
@@ -328,7 +324,7 @@ class Scheduler(Generic[R]):
         partition.phase = PartitionPhase.CLOSED
         self._leave_line(partition)
         del self._partitions[partition.place]
-        self._waiting_count -= partition.waiting_count
+        self.waiting_count -= partition.waiting_count
         at_work = partition.at_work()
         if at_work:
             # What an earlier assignment has in workers' hands is seen to first.
@@ -358,7 +354,7 @@ class Scheduler(Generic[R]):
         if not records:
             return 0
         partition.waiting_count += len(records)
-        self._waiting_count += len(records)
+        self.waiting_count += len(records)
         if self._ordering is Ordering.KEY:
             self._add_by_key(partition, records)
         elif self._ordering is Ordering.PARTITION:
@@ -475,7 +471,7 @@ class Scheduler(Generic[R]):
             elif shard is partition.parallel:
                 partition.parallel = None
         partition.waiting_count -= taken
-        self._waiting_count -= taken
+        self.waiting_count -= taken
         partition.in_flight_count += taken
         return taken
 
@@ -542,7 +538,7 @@ class Scheduler(Generic[R]):
         shard, partition = run.shard, run.shard.partition
         untried = [] if processed is None else run.records[processed:]
         partition.waiting_count += len(untried) + len(failed)
-        self._waiting_count += len(untried) + len(failed)
+        self.waiting_count += len(untried) + len(failed)
         if shard.is_serial:
             self._give_back(shard, untried, failed)
         else:
@@ -564,7 +560,7 @@ class Scheduler(Generic[R]):
             return
         partition.in_flight_count -= len(records)
         partition.waiting_count += len(records)
-        self._waiting_count += len(records)
+        self.waiting_count += len(records)
         if run.shard.is_serial:
             run.shard.put_back(records)
         else:
@@ -592,7 +588,7 @@ class Scheduler(Generic[R]):
             if len(kept) == len(waiting):
                 continue
             partition.waiting_count -= len(waiting) - len(kept)
-            self._waiting_count -= len(waiting) - len(kept)
+            self.waiting_count -= len(waiting) - len(kept)
             shard.records, shard.start = kept, 0
             if shard.state is ShardState.DELAYED and waiting[0].offset in gone:
                 delayed[shard] = None
@@ -687,7 +683,7 @@ class Scheduler(Generic[R]):
         assert due_ms is None or self._due_ms <= due_ms
         assert all(self._busy.values()), "a place where nothing is busy is forgotten"
         waiting = sum(partition.waiting_count for partition in self._partitions.values())
-        assert self._waiting_count == waiting
+        assert self.waiting_count == waiting
 
     # The line.
 

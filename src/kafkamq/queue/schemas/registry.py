@@ -186,7 +186,7 @@ class Schema:
         register: bool,
     ) -> None:  # fmt: skip
         self.registry = registry
-        # Avro, json or protobuf, in lower case.
+        # One of avro, json and protobuf.
         self.kind = kind
         # The schema's text, or Protobuf's class; None: each body is read as it was written.
         self.definition = definition

@@ -324,12 +324,9 @@ class Fold:
 
     def _named(self, marker: Marker) -> Sequence[MessageBatch]:
         """Return what a marker names, but for messages of a topic that is gone (R13)."""
-        one, batches = marker.message_id, marker.batches
-        if one is not None:
-            batches = (MessageBatch(one.partition, one.topic_id, one.leader_epoch, one.offset, 1),)
         if not self.topic_id:
-            return batches
-        return [each for each in batches if each.topic_id in (b"", self.topic_id)]
+            return marker.named
+        return [each for each in marker.named if each.topic_id in (b"", self.topic_id)]
 
     def _time(
         self, tracker: RedeliveryTracker, at_ms: int, marker: Marker, named: Sequence[MessageBatch]
