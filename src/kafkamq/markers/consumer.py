@@ -272,7 +272,7 @@ class MarkersConsumer(Consumer):
 
     def close(self, timeout: float | timedelta = 30.0) -> None:
         state, writer = self._state, self._ack_writer
-        if state.is_forked:
+        if state.fork_check.is_forked:
             return
         timeout_s = wait_seconds(timeout, may_be_endless=True)
         self._closing.set()

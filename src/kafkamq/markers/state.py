@@ -67,21 +67,11 @@ class MarkerWriter(IdempotentProducer):
         super().__init__(config, settings)
 
     def write(self, value: bytes, key: bytes, partition: int, on_delivery: Report) -> None:
-        """Queue one marker.
-
-        Raises:
-            BrokerError: The queue is full, or the client refuses it.
-            StateError: Closed.
-        """
+        """Queue one marker; raises what ``produce`` does."""
         self.produce(self.topic, value, key, partition, None, on_delivery)
 
     def write_many(self, partition: int, markers: list[dict[str, Any]]) -> None:
-        """Queue markers of one partition: value, key and callback of each.
-
-        Raises:
-            BrokerError: As ``write``; markers that are not queued have an ``_error``.
-            StateError: Closed.
-        """
+        """Queue markers of one partition; those that are not queued have an ``_error``."""
         self.produce_many(self.topic, partition, markers)
 
     def poll(self) -> None:
@@ -173,14 +163,9 @@ class ConsumerState:
         Raises:
             StateError: As said.
         """
-        if self.fork_check.is_forked:
-            self.fork_check.check()
+        self.fork_check.check()
         if self.is_closed:
             raise StateError(f"the consumer of queue {self.queue.queue_id!r} is closed")
-
-    @property
-    def is_forked(self) -> bool:
-        return self.fork_check.is_forked
 
     def renew_id(self) -> None:
         """Take a fresh consumer_id if the old one is spent (R7); call with ``lock`` held."""

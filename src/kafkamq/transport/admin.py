@@ -140,9 +140,9 @@ class Admin:
                 self._committed.close()
                 self.client.__exit__(None, None, None)
 
-    def wait(self, future: Future[T], doing: str, *, timeout_s: float = 0.0) -> T:
-        """Return what a future of the client gives, within ``timeout_s`` or this Admin's bound."""
-        return self._wait(self.client, future, doing, timeout_s or self._timeout_s)
+    def wait(self, future: Future[T], doing: str) -> T:
+        """Return what a future of the client gives, within this Admin's bound."""
+        return self._wait(self.client, future, doing, self._timeout_s)
 
     def _wait(self, client: AdminClient, future: Future[T], doing: str, timeout_s: float) -> T:
         deadline_s = time.monotonic() + timeout_s

@@ -193,8 +193,7 @@ class Consumer(Protocol):
     def pause(self, partitions: list[TopicPartition]) -> None:
         """Hand out no more records of these; outlives their assignment, unlike in Java's client."""
 
-    def resume(self, partitions: list[TopicPartition]) -> None:
-        """Hand out records of these again."""
+    def resume(self, partitions: list[TopicPartition]) -> None: ...
 
     def poll(self, timeout: float = -1) -> Message | None:
         """Return the next record or event, or None when the time is over; serves callbacks.
@@ -296,8 +295,7 @@ class Producer(Protocol):
         Like the calls below, it may be called again after a timeout.
         """
 
-    def begin_transaction(self) -> None:
-        """Begin; asks nobody."""
+    def begin_transaction(self) -> None: ...
 
     def send_offsets_to_transaction(
         self, positions: list[TopicPartition], group_metadata: Any, timeout: float = -1
@@ -305,10 +303,9 @@ class Producer(Protocol):
         """Commit offsets with the transaction; refused for a former generation of the member."""
 
     def commit_transaction(self, timeout: float = -1) -> None:
-        """Flush and commit; goes on when it is called again after a retriable error."""
+        """Flush and commit; it goes on when it is called again after a retriable error."""
 
-    def abort_transaction(self, timeout: float = -1) -> None:
-        """Purge and abort."""
+    def abort_transaction(self, timeout: float = -1) -> None: ...
 
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any: ...
 
@@ -324,19 +321,16 @@ class AdminClient(Protocol):
 
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any: ...
 
-    def describe_cluster(self, **kwargs: Any) -> Future[Any]:
-        """Brokers, controller and id."""
+    def describe_cluster(self, **kwargs: Any) -> Future[Any]: ...
 
-    def describe_topics(self, topics: Any, **kwargs: Any) -> dict[str, Future[Any]]:
-        """Ids and partitions by topic."""
+    def describe_topics(self, topics: Any, **kwargs: Any) -> dict[str, Future[Any]]: ...
 
     def describe_configs(self, resources: list[Any], **kwargs: Any) -> dict[Any, Future[Any]]:
         """Return the effective settings of topics, brokers or groups."""
 
     def incremental_alter_configs(
         self, resources: list[Any], **kwargs: Any
-    ) -> dict[Any, Future[Any]]:
-        """Set and remove single settings."""
+    ) -> dict[Any, Future[Any]]: ...
 
     def create_topics(self, new_topics: list[Any], **kwargs: Any) -> dict[str, Future[Any]]:
         """Returns before every broker knows of the topic."""
@@ -348,8 +342,7 @@ class AdminClient(Protocol):
 
     def describe_consumer_groups(
         self, group_ids: list[str], **kwargs: Any
-    ) -> dict[str, Future[Any]]:
-        """Members and what is assigned to them."""
+    ) -> dict[str, Future[Any]]: ...
 
     def delete_consumer_groups(self, group_ids: list[str], **kwargs: Any) -> dict[str, Future[Any]]:
         """Delete groups without members, and what they committed."""
@@ -359,8 +352,7 @@ class AdminClient(Protocol):
     ) -> dict[TopicPartition, Future[Any]]:
         """Return the first and last offsets, or that of the latest timestamp."""
 
-    def __exit__(self, exc_type: Any, exc_value: Any, exc_traceback: Any) -> bool | None:
-        """End the client."""
+    def __exit__(self, exc_type: Any, exc_value: Any, exc_traceback: Any) -> bool | None: ...
 
 
 _checks: WeakSet[ForkCheck] = WeakSet()

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from html import escape as escape_html
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -260,7 +261,7 @@ def replay(
         output.note(f"This replay is called {wanted.name}: --name continues it after a failure.")
     with (
         view_tables(config, "replay", on) as spark,
-        output.progress_to("Replaying", None) as on_progress,
+        output.progress("Replaying", None) as on_progress,
     ):
         report = run_replay(spark, config, wanted, dry_run=dry_run, on_progress=on_progress)
     if as_json:
@@ -298,11 +299,13 @@ def audit(
         raise ConfigError(f"--html {html}: there is no folder {html.parent}")
     with (
         view_tables(config, "audit", on) as spark,
-        output.progress("Auditing", len(STEPS)) as advance,
+        output.progress("Auditing", len(STEPS)) as tell,
     ):
+        steps = count(1)
         found = run_audit(
-            spark, namespace=config.namespace, queue_id=queue_id, top=top, on_step=advance, **given
-        )
+            spark, namespace=config.namespace, queue_id=queue_id, top=top,
+            on_step=lambda: tell(next(steps)), **given,
+        )  # fmt: skip
     if queue_id and not found.queues:
         warn_of_unused(config, queue_id)
     if html is not None:

@@ -315,9 +315,7 @@ class Verdict:
 
     @classmethod
     def from_rows(cls, rows: Sequence[dict[str, Any]], **more: Any) -> Verdict:
-        """Make a verdict from the rows of its SQL: one per queue, and one with an empty queue:
-        all.
-        """
+        """Make a verdict from the rows of its SQL; the one with an empty queue is of all."""
         names = {item.name for item in fields(QueueResult)}
         results = [
             QueueResult(**{name: value for name, value in row.items() if name in names})

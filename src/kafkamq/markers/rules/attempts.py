@@ -207,8 +207,6 @@ class Counted:
 
 @dataclass(slots=True)
 class Fate:
-    # A START was read that a tracker takes in.
-    is_started: bool = False
     counted: list[Counted] = field(default_factory=list)
 
     @property
@@ -286,9 +284,7 @@ class Fates:
         before = _found(tracker.hold_of(message_id))
         tracker.fold(offset, marker)
         after = _found(tracker.hold_of(message_id))
-        if marker.type is MarkerType.START:
-            fate.is_started = fate.is_started or after != _NOT_OPEN
-        elif marker.type is MarkerType.END and before != after:
+        if marker.type is MarkerType.END and before != after:
             fate.counted.append(Counted(offset, marker.outcome, marker.consumer_id))
 
 

@@ -32,6 +32,8 @@ from kafkamq.transport.transactions import TransactionalProducer
 MAX_OPEN = 24
 # Partitions at once: each start of a producer waits for the broker.
 _CLAIMING = 8
+# Of each partition.
+_CLAIM_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,7 +429,6 @@ def claim(
     engine: str,
     partitions: int,
     takeover: bool = True,
-    timeout_s: float = 60.0,
     begun: Claim | None = None,
     kept: tuple[OpenLedgers, Admin] | None = None,
 ) -> Claim:
@@ -439,7 +440,6 @@ def claim(
 
     Args:
         takeover: False: refuse where another engine's epoch is the latest.
-        timeout_s: Bound of each partition.
         begun: What an earlier call is filling, or has filled when it failed: this one goes on
             behind it, under the same epoch, unless another start came between. Nothing may have
             been planned under that epoch. None: begin.
@@ -454,7 +454,7 @@ def claim(
     keys = [LedgerKey.of_markers(config, partition) for partition in range(partitions)]
     begun = Claim() if begun is None else begun
     often = {keys[0].transactional_id}
-    own = partial(Admin, config, timeout_s=timeout_s, kept_groups=often)
+    own = partial(Admin, config, timeout_s=_CLAIM_S, kept_groups=often)
     with nullcontext(kept[1]) if kept else own() as admin:
         bounds = admin.log_bounds(config.marker_topic, range(partitions))
         if not takeover:
@@ -470,7 +470,7 @@ def claim(
 
         def take(key: LedgerKey) -> None:
             first, _ = bounds[key.partition]
-            one = _claim_one(config, key, engine, begun, first, choose, admin, timeout_s)
+            one = _claim_one(config, key, engine, begun, first, choose, admin)
             if one is not None and kept is not None:
                 begun.ledgers[key.partition] = one
                 kept[0].keep(one)
@@ -497,17 +497,16 @@ def _claim_one(
     first: int,
     choose: Callable[[Position | None], int],
     admin: Admin,
-    timeout_s: float,
 ) -> Ledger | None:
     """Make one ledger this start's; chooses the epoch at id 0. None: it was claimed before."""
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + _CLAIM_S
     while True:
         one = Ledger(config, key, engine=engine, epoch=begun.epoch, admin=admin)
         try:
             if key.partition:
-                one.open(timeout_s=timeout_s)
+                one.open(timeout_s=_CLAIM_S)
             else:
-                one.fence(timeout_s=timeout_s)
+                one.fence(timeout_s=_CLAIM_S)
                 if begun.done and one.is_last(engine, begun.epoch):
                     one.close()
                     return None
@@ -516,7 +515,7 @@ def _claim_one(
             if one.last is not None:
                 begun.positions[key.partition] = one.last
             position = first if one.last is None else one.last.position
-            one.adopt(begun.epoch, position, timeout_s=timeout_s)
+            one.adopt(begun.epoch, position, timeout_s=_CLAIM_S)
             begun.done.add(key.partition)
             return one
         except (FencedError, TransactionAbortedError) as error:

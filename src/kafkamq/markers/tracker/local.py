@@ -130,7 +130,7 @@ class LocalTracker:
             while not stop.is_set():
                 self.run_once()
         except BaseException:
-            self._end(timeout_s=2.0)
+            self._end()
             raise
         self.close()
 
@@ -234,9 +234,9 @@ class LocalTracker:
             # What it had read stays known when the ledgers have expired.
             self._publish()
         finally:
-            self._end(timeout_s=2.0)
+            self._end()
 
-    def _end(self, *, timeout_s: float) -> None:
+    def _end(self) -> None:
         """End the clients; what is under way is aborted or finished by the next owner."""
         if self.is_over:
             return
@@ -247,7 +247,7 @@ class LocalTracker:
         self._reader.close()
         ledgers = (part.ledger for part in self._partitions.values())
         self._settlers.close(ledger for ledger in ledgers if ledger is not None)
-        self._ticker.close(timeout_s=timeout_s)
+        self._ticker.close(timeout_s=2.0)
         self._quarantine.close()
         self._starter.close()
 
