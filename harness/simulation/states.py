@@ -193,7 +193,7 @@ def _of_history(timeline: Timeline, history: MessageHistory) -> Counter[str]:
     started = [at for at in timeline.starts_of_engines if 0 <= history.due < at < history.end]
     return Counter(
         {
-            "a late verdict": history.late_acks,
+            "a late verdict": len(history.late_at),
             "a START behind its END (R12)": history.is_extra,
             "held longer than max_lease": history.why is Why.MAX_LEASE,
             "released": history.why is Why.RELEASED,

@@ -6,28 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 
-__all__ = [
-    "Ack",
-    "Backend",
-    "DeadLetterReason",
-    "Headers",
-    "Marker",
-    "MarkerType",
-    "MarshalRecord",
-    "MarshalType",
-    "MessageBatch",
-    "MessageId",
-    "Nack",
-    "OutgoingMessage",
-    "Outcome",
-    "Reject",
-    "ScheduleToken",
-    "RangeRecord",
-    "RangeType",
-    "SentMessage",
-    "expand",
-]
-
 Header = tuple[str, "bytes | None"]
 Headers = tuple[Header, ...]
 """Record headers in their order; Kafka allows a name more than once and null values."""

@@ -111,10 +111,7 @@ class Admin:
         )
 
     def set_position(
-        self,
-        positions: Mapping[PartitionId, Position],
-        *,
-        timeout: float | timedelta | None = None,
+        self, positions: Mapping[PartitionId, Position], *, timeout: float | timedelta | None = None
     ) -> dict[PartitionId, int]:
         """Move positions of the group, all or nothing: pause, claim, release elsewhere, resume.
 
@@ -200,7 +197,6 @@ class Admin:
         engine.wait_until(is_read, timeout_s, f"writing a pause of group {self.group_id}")
 
     def _resolve(self, positions: Mapping[PartitionId, Position]) -> dict[PartitionId, int]:
-        """Turn words and times into offsets."""
         admin, found = self._engine.admin, dict[PartitionId, int]()
         for topic in dict.fromkeys(topic for topic, _ in positions):
             check_id("topic", topic)
@@ -263,11 +259,13 @@ class _Change(Listener):
         """Move all once they are held; if they are not in time, give back what is held."""
         engine = self._engine
         try:
-            engine.wait_until(self._move, timeout_s, "claiming what is to move")
+            engine.wait_until(self._move, timeout_s, "setting positions")
         except DeadlineExceededError:
             with engine.lock:
                 self._give_back()
-        engine.wait_until(self._is_over, 2 * engine.interval_ms / 1000 + _RELEASE_S, "moving")
+        engine.wait_until(
+            self._is_over, 2 * engine.interval_ms / 1000 + _RELEASE_S, "setting positions"
+        )
 
     def fail(self, why: str) -> None:
         for place in self._targets:

@@ -145,7 +145,6 @@ class _RangeEngine(LogEngine):
         self.ends = {number: end for number, (_, end) in bounds.items()}
 
     def send(self, write: RangeWrite) -> None:
-        """Append a record of the member; under the lock."""
         report = partial(self.member.on_written, write)
         self.append(self._number, encode_range(write.record), report)
 
@@ -154,7 +153,6 @@ class _RangeEngine(LogEngine):
         return self.member.held(self.partitions)
 
     def end(self, type: RangeType, partition: int, first: int, next: int) -> RangeWrite:
-        """Say that a range is done, or free; under the lock."""
         write = self.member.end(type, (partition, first, next), monotonic_ms())
         self.send(write)
         return write
@@ -614,7 +612,6 @@ class RangeClaims:
             self._given.discard(claimed.token)
 
     def _is_known(self, write: RangeWrite) -> bool:
-        """Return whether what was written as done is read back."""
         return write.has_ended or 0 <= write.offset < self.engine.state.next_offset
 
     def _require(self, claimed: ClaimedRange) -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 from contextlib import AbstractContextManager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -145,12 +146,9 @@ def default_path(config: ServiceConfig) -> Path:
 def require_extra() -> None:
     """Raise a ConfigError that says what to install, where the pages cannot be served."""
     try:
-        import argon2
-        import jinja2
-        import litestar
-        import uvicorn
+        for name in ("argon2", "jinja2", "litestar", "uvicorn"):
+            import_module(name)
     except ImportError as error:
         raise ConfigError(
             f"the pages need {error.name}; install with: pip install 'kafkamq[web]'"
         ) from None
-    del argon2, jinja2, litestar, uvicorn

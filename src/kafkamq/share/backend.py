@@ -456,7 +456,6 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
             self._changed.notify_all()
 
     def _sort(self, message: ShareMessage) -> None:
-        """Decide what becomes of a record that has come; with ``_changed`` held."""
         before = earlier_deliveries(message)
         unseen = self._unseen.get(message.key_of_place, 0)
         message._count = max(1, before + message.broker_count - unseen)

@@ -174,7 +174,6 @@ def _signed(bits: int) -> int:
 
 
 def pack(columns: Sequence[Sequence[int]], table: object = None) -> bytes:
-    """Columns of equal length, and a value."""
     return pickle.dumps(([array("q", column) for column in columns], table))
 
 

@@ -90,7 +90,6 @@ class SourceOptions:
 
 
 def chosen_partitions(options: SourceOptions, count: int) -> list[int]:
-    """Return which of a topic's ``count`` partitions a query reads."""
     if options.partitions is None:
         return list(range(count))
     if max(options.partitions, default=0) >= count:

@@ -203,9 +203,7 @@ class Views:
             }
 
     def workers(self, *, consumer: str = "", at: str = "") -> dict[str, Any]:
-        """Return which consumer holds what, and what handlers are at: all of those that are asked,
-        those of a consumer, or those at an address.
-        """
+        """Return who holds what, and what the handlers of asked workers are at."""
         held: defaultdict[str, list[Run]] = defaultdict(list)
         for run in self._index.picture.runs:
             if run.consumer_id:
@@ -249,14 +247,8 @@ class Views:
         return {
             "markers": [
                 {
-                    "partition": each.partition,
-                    "position": each.position,
-                    "clock_ms": each.clock_ms,
-                    "open": each.open,
-                    "lag": None
-                    if each.status is None
-                    else max(0, each.position - each.status.position),
-                    "status": None if each.status is None else asdict(each.status),
+                    **asdict(each),
+                    "lag": each.status and max(0, each.position - each.status.position),
                 }
                 for each in self._index.picture.markers
             ]

@@ -57,7 +57,7 @@ from kafkamq.claims.rules.steps import (
     Write,
 )
 from kafkamq.errors import LeaseLostError, StateError
-from kafkamq.types import MarshalRecord, MarshalType
+from kafkamq.types import MarshalType
 
 SAMPLES = 10
 MAX_CYCLES_BEHIND = 3
@@ -88,7 +88,6 @@ class DeliveredOffsets:
         return len(self._delivered)
 
     def deliver(self, offsets: Iterable[int]) -> None:
-        """Take note of messages that are handed out."""
         for offset in offsets:
             last = self._delivered[-1] if self._delivered else self.position - 1
             if offset <= last:
@@ -145,7 +144,6 @@ def start_position(
 
 
 def velocity(samples: Collection[int]) -> float:
-    """Range of the positive samples divided by their number less one."""
     known = [sample for sample in samples if sample > 0]
     if len(known) < 2:
         return 0.0
@@ -537,7 +535,6 @@ class Claimant:
             self._confirm(claim, monotonic_ms)
 
     def _observe_attempt(self, claim: Claim, monotonic_ms: int, *, is_read: bool) -> None:
-        """Nothing is ours before the log says so."""
         is_ours = self._is_ours(claim) and claim.token >= self._since_offset
         if self._is_restart:
             is_ours = is_ours and is_read  # C4
@@ -684,19 +681,9 @@ class Claimant:
         commit_offset: int = -1,
         must_commit: bool = False,
     ) -> None:
-        config = self.config
         self._tickets += 1
         self._pending = PendingWrite(self._tickets, type, monotonic_ms, offset)
-        record = MarshalRecord(
-            type,
-            time_s=int(now_s),
-            instance=config.instance,
-            client=config.client,
-            group=config.group,
-            topic=config.topic,
-            partition=config.partition,
-            offset=offset,
-        )
+        record = self.config.record(type, now_s, offset)
         self._steps.append(Write(self._tickets, record, commit_offset, must_commit))
 
     # ---- the end

@@ -83,7 +83,6 @@ class AckToken:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Return where the message is: partition and offset."""
         return self.message_id.partition, self.message_id.offset
 
     @property
@@ -254,11 +253,8 @@ def _read_end(row: Mapping[str, Any]) -> End:
 def find_late(log: MarkerLog, ends: Sequence[End], ended_ms: int = 0) -> list[AckToken]:
     """Return those whose ENDs came too late (R9), judged as a tracker does: by folding the log.
 
-    Args:
-        log: Of the markers.
-        ends: The verdicts.
-        ended_ms: Broker time of ENDs that are in a transaction, where readers do not see them yet:
-            late is what by the log is not renewed up to then.
+    ``ended_ms``: Broker time of ENDs that are in a transaction, where readers do not see them yet:
+    late is what by the log is not renewed up to then.
     """
     tokens = [end.token for end in ends if end.token.start_offset >= 0]
     if not tokens:

@@ -1,17 +1,11 @@
 """Plans the batches of a queue that is acknowledged, STARTs them and keeps their leases alive.
 
-This runs in the process that Spark keeps beside the driver for a stream's source. Spark asks it for
-a batch's tasks, more than once where a frame is used in several branches: the first time it STARTs
-the messages (``starting.py``), and it gives the same tasks each time. Tasks only read. The messages
-are STARTed under a consumer_id of their own, which a thread here renews (R7) until the next batch
-is asked for: by then every row has its END, and what was dropped on the way comes back after the
-timeout. In the first minute each message is renewed by its id as well: a START of an earlier owner
-that arrives late takes the holder's place, and a renewal of everything that this consumer_id holds
-would pass it over (R7).
-
-The messages topic is looked through before Spark gets to plan: so other queues' messages cost no
-batch, and the last allowed delivery of a message is a batch by itself (R6). What is behind a done
-batch is committed for the queue's group: ordinary workers can take over where this one stops.
+This runs in the process that Spark keeps beside the driver for a stream's source (docs/spark.md,
+"How a batch goes"). Spark asks it for a batch's tasks, more than once where a frame is used in
+several branches: the first time it STARTs the messages (``starting.py``), and it gives the same
+tasks each time. A thread renews what the batch's consumer_id holds (R7) until the next batch is
+asked for. In the first minute each message is renewed by its id as well: a START of an earlier
+owner that arrives late takes the holder's place, and a renewal of everything would pass it over.
 """
 
 from __future__ import annotations
@@ -328,9 +322,7 @@ class QueueReader(StreamReader):
             ]
             return arrow_columns("messages", mine, schema, tokens) if mine else None
 
-        for made in made_of(self._look(partition.wanted), batch):
-            if made is not None:
-                yield made
+        yield from made_of(self._look(partition.wanted), batch)
 
     def _token(self, record: Record, start: Start, consumer_id: str) -> str:
         headers = headers_of(record)

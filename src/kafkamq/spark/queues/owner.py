@@ -58,7 +58,6 @@ class QueueOwner:
         self._committed: dict[int, int] = {}
 
     def take(self) -> None:
-        """Become the latest start."""
         deadline_s = time.monotonic() + _TAKING_S
         while True:
             one = self._ledger
@@ -92,7 +91,6 @@ class QueueOwner:
             )
 
     def is_own(self, record: Record) -> bool:
-        """Return whether a record is the queue's."""
         key = record.key()
         return key == self._own or (key or b"").startswith(self._prefix)
 

@@ -2,13 +2,11 @@
 `in_flight`.
 
 A stream's batch shows what ended in its range, which depends on what was STARTed before it. So the
-fold goes on from where it was left: it is kept in the worker's memory, so that a batch costs what
-it reads and not what is open, and now and then in a file, under whose it is and what it is made of
-(query, log, beginning, next offset). Nothing depends on finding it: without it the worker goes on
-from an older one (another executor had the batches between), else it folds again from the
-beginning, with the same result; where retention has deleted the beginning, from where the log
-begins, which lacks only what was STARTed longer ago than the retention. What STARTs of batches
-(R29) and kafka-mq-go's do not say of a message is read of the message itself.
+fold goes on from where it was left: it is kept in the worker's memory, and now and then in a file,
+under whose it is and what it is made of (query, log, beginning, next offset). Nothing depends on
+finding it: without it the worker goes on from an older one, else it folds again from the beginning,
+or from where the log begins by now. What STARTs of batches (R29) and kafka-mq-go's do not say of a
+message is read of the message itself.
 """
 
 from __future__ import annotations
@@ -57,7 +55,6 @@ class FoldedLog:
     """The attempts of one marker partition from ``begin`` on; one owner thread.
 
     Args:
-        config: The namespace.
         wanted: The range whose attempts are shown.
         begin: Where folding begins.
         topic_id: Hexadecimal; empty: unknown, then nothing is kept.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
@@ -33,7 +32,6 @@ from kafkamq.transport.log_reader import LogRange, Record, log_reader
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_Made = TypeVar("_Made")
 # Records in one Arrow batch of the view: each may name thousands of messages.
 _MAX_MARKERS = 512
 
@@ -59,7 +57,6 @@ def read_rows(
     schema: StructType,
     pushed: Pushed = NOTHING_PUSHED,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a task's range."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     if not isinstance(partition, RangePartition):
@@ -81,22 +78,18 @@ def read_rows(
 
         chunks = reader.read(wanted, skips_lost=not options.fail_on_data_loss)
         if options.view == "markers":
-            chunks = _cut(chunks, _MAX_MARKERS)
-        for made in made_of(chunks, batch):
-            if made is not None:
-                yield made
-
-
-def _cut(chunks: Iterator[list[Record]], most: int) -> Iterator[list[Record]]:
-    for records in chunks:
-        for at in range(0, len(records), most):
-            yield records[at : at + most]
+            chunks = (
+                records[at : at + _MAX_MARKERS]
+                for records in chunks
+                for at in range(0, len(records), _MAX_MARKERS)
+            )
+        yield from made_of(chunks, batch)
 
 
 def made_of(
-    chunks: Iterator[list[Record]], make: Callable[[list[Record]], _Made]
-) -> Iterator[_Made]:
-    """``make`` of each chunk, while the collector of cycles rests."""
+    chunks: Iterator[list[Record]], make: Callable[[list[Record]], pa.RecordBatch | None]
+) -> Iterator[pa.RecordBatch]:
+    """What ``make`` makes of each chunk, if anything, while the collector of cycles rests."""
     was_enabled = gc.isenabled()
     while True:
         gc.disable()
@@ -109,7 +102,8 @@ def made_of(
         finally:
             if was_enabled:
                 gc.enable()
-        yield made
+        if made is not None:
+            yield made
 
 
 def _queue_ids(options: SourceOptions, pushed: Pushed) -> frozenset[str] | None:
@@ -194,8 +188,13 @@ def _read_blocks(
 
     quarantine = of_process(Quarantine, options.config)
 
+    def refuse(record: Record, error: WireError) -> None:
+        """A record that is no marker: kept in the quarantine, passed by the tracker (R21)."""
+        place = Origin(record.topic(), record.partition(), record.offset(), record.timestamp()[1])
+        quarantine.put(place, key=record.key(), value=record.value(), error=error.reason)
+
     def packed(records: list[Record]) -> pa.RecordBatch:
-        rows = fold_rows(records, partial(_refuse, quarantine))
+        rows = fold_rows(records, refuse)
         quarantine.flush()
         return batch(rows[0][0], encode_block(rows))
 
@@ -205,9 +204,3 @@ def _read_blocks(
         yield made
     if is_empty:
         yield batch(wanted.start, encode_block([]))
-
-
-def _refuse(quarantine: Quarantine, record: Record, error: WireError) -> None:
-    """A record that is no marker: kept in the quarantine, passed by the tracker (R21)."""
-    place = Origin(record.topic(), record.partition(), record.offset(), record.timestamp()[1])
-    quarantine.put(place, key=record.key(), value=record.value(), error=error.reason)

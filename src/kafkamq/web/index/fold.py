@@ -183,7 +183,9 @@ class Fold:
         self.topic_id = b""
         self._rows = Rows(config)
         self._names: dict[str, int] = dict(connection.execute("SELECT text, number FROM name"))
-        self._queue_number = lru_cache(MAX_NAMES)(self._queue_number_of)
+        self._queue_number = lru_cache(MAX_NAMES)(
+            lambda queue_id: self.name(queue_id.decode("utf-8", "replace"))
+        )
         self._new_names: list[tuple[int, str]] = []
         self._packs: dict[int, Pack] = {}
         self._events: defaultdict[int, bytearray] = defaultdict(bytearray)
@@ -265,9 +267,6 @@ class Fold:
         else:
             for at_ms, queue in zip(times, queues, strict=True):
                 self._minutes[at_ms // 60_000][_SENT][queue] += 1
-
-    def _queue_number_of(self, queue_id: bytes) -> int:
-        return self.name(queue_id.decode("utf-8", "replace"))
 
     def _pack_at(self, place: int) -> Pack:
         """Return the pack to which this place belongs; of each log one is in memory."""
