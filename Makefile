@@ -26,6 +26,8 @@ ARGS ?=
 # Tests start hundreds of processes: none of them is to compile what another one has.
 export PYTHONDONTWRITEBYTECODE :=
 COMPILE := $(BIN)/python -m compileall -q src harness tests
+# Pytest compiles tests with its own `assert`: in a new tree, one process does so for all workers.
+COLLECT := grep -rlq . tests --include='*-pytest-*.pyc' || $(BIN)/python -m pytest --collect-only -qq >/dev/null || true
 
 UV_INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes \
@@ -43,11 +45,11 @@ demo: $(VENV)/.installed ## a real broker, workers that are killed, and what bec
 	@$(BIN)/kafkamq demo $(ARGS)
 
 # Most of the time the shells' tests wait.
-CHECK_JOBS = $(shell echo $$((4 * $(CORES))))
+CHECK_JOBS = $(shell echo $$((3 * $(CORES))))
 check: BESIDE := compiled
 check: lint ## lint, and the tests that need no JVM: rules, wire formats, simulator; at most 90 s
-	QUICK_TESTS=1 $(BIN)/python -m pytest -q -m "not faults and not slow and not spark" \
-		--forks $(CHECK_JOBS) $(FAULTS_rules) $(PYTEST_ARGS)
+	QUICK_TESTS=1 $(BIN)/python -m pytest -q -m "not faults and not slow and not spark" -n $(CHECK_JOBS) --dist worksteal \
+		$(FAULTS_rules) $(PYTEST_ARGS)
 
 # Most of them wait for Kafka most of the time: four for each core, each with up to 2 GiB;
 # tests/scheduling.py says who takes what.
@@ -59,7 +61,8 @@ test: lint ## lint, then all tests but the fault suite
 	@tools/check_machine java
 	@test "$(CI)" != true || test -e /usr/bin/chromium || $(MAKE) --no-print-directory chromium
 	@test "$(CI)" != true || test -e /usr/lib/postgresql || $(MAKE) --no-print-directory postgres
-	$(BIN)/python -m pytest -m "not faults" --forks $(JOBS) --durations=20 --durations-min=5 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not faults" -n $(JOBS) --dist loadfile --durations=20 --durations-min=5 \
+		$(PYTEST_ARGS)
 
 test-faults: $(VENV)/.installed ## kills, cuts and long runs; PART=rules, queues, brokers, spark or web, all without it
 	@tools/check_machine java
@@ -70,8 +73,9 @@ test-faults: $(VENV)/.installed ## kills, cuts and long runs; PART=rules, queues
 
 test-faults-%: $(VENV)/.installed
 	$(if $(FAULTS_$*),,$(error PART is one or more of $(PARTS)))
-	$(BIN)/python -m pytest -m faults --forks $(JOBS) $(FAULTS_$*) $(PYTEST_ARGS) || test $$? = $(NONE)
-	$(if $(filter rules,$*),FRESH_EXAMPLES=1 $(BIN)/python -m pytest -m "not faults" --forks $(CORES) -o timeout=1800 \
+	$(BIN)/python -m pytest -m faults -n $(JOBS) $(if $(filter rules,$*),,--dist loadfile) \
+		$(FAULTS_$*) $(PYTEST_ARGS) || test $$? = $(NONE)
+	$(if $(filter rules,$*),FRESH_EXAMPLES=1 $(BIN)/python -m pytest -m "not faults" -n $(CORES) -o timeout=1800 \
 		tests/model tests/wire $(PYTEST_ARGS) || test $$? = $(NONE))
 
 chromium: ## Debian's browser for the tests of the pages, by apt
@@ -93,6 +97,7 @@ lint: $(VENV)/.installed ## style, types, layers, sizes and what tests reach
 
 compiled: $(VENV)/.installed
 	@$(COMPILE)
+	@$(COLLECT)
 
 format: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -18,7 +18,7 @@ import pytest_timeout
 from hypothesis import HealthCheck, settings
 from tests.examples import IS_FRESH
 from tests.faults.figures import MARK
-from tests.scheduling import FORK
+from tests.scheduling import lets_others_go_first
 from tests.sharing import shared
 from tests.spark_starts import spark_environment
 from tests.waiting import SLOWNESS, measure_slowness, within
@@ -29,9 +29,9 @@ from kafkamq.runtime.signals import STOPS, stop_on_signals
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytest_plugins = ["harness.fixtures", "tests.forks", "tests.leftovers"]
+pytest_plugins = ["harness.fixtures", "tests.leftovers"]
 
-# However many forks a run has.
+# However many workers a run has.
 BROKERS = 2
 
 # Started in the background by a shell, the tests would ignore Ctrl-C, and so would every process
@@ -59,9 +59,10 @@ def pytest_runtestloop() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Measure how busy the machine is, once: all other processes inherit it."""
+    """Measure how busy the machine is, once: workers and all other processes inherit it."""
     if SLOWNESS not in os.environ:
-        os.environ[SLOWNESS] = f"{measure_slowness(config.option.forks):.1f}"
+        workers = len(getattr(config.option, "tx", None) or ())
+        os.environ[SLOWNESS] = f"{measure_slowness(workers):.1f}"
     if "SPARK_HOME" not in os.environ:
         home = TemporaryDirectory(prefix="kafkamq-tests-spark-")
         config.add_cleanup(home.cleanup)
@@ -79,9 +80,25 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Setting
     return pytest_timeout.pytest_timeout_set_timer(item, settings)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Ours for ``--dist loadfile``."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from tests.scheduling import ByKind
+
+    return ByKind(config, log)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    number = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    if lets_others_go_first(int(number), (item.nodeid for item in session.items)):
+        os.nice(5)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what is slow, so that no fork is alone with it at the end."""
+    """Begin with what is slow, so that no worker is alone with it at the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
@@ -104,24 +121,24 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Leave the exit status in pytest's cache, where ``.ci/run`` reads it: make hides it."""
-    if getattr(session.config, "cache", None):
+    if not hasattr(session.config, "workerinput") and getattr(session.config, "cache", None):
         session.config.cache.set("kafkamq/exit_status", int(exitstatus))
 
 
-_last: dict[int, tuple[float, str]] = {}  # of each fork: when it ended a test, and which
+_last: dict[str, tuple[float, str]] = {}  # of each worker: when it ended a test, and which
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    fork = getattr(report, "fork", None)
-    # Behind its last one a fork may wait for those that use its broker.
-    if fork is not None and report.when == "call":
-        _last[fork] = report.stop, report.nodeid
+    worker = getattr(report, "worker_id", None)
+    # Behind its last one a worker may wait for those that use its broker.
+    if worker is not None and report.when == "call":
+        _last[worker] = report.stop, report.nodeid
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say who kept the others waiting at the end; repeat the figures of fault tests."""
     if _last:
-        terminalreporter.section("each process's last test, and how long before the end of all")
+        terminalreporter.section("each worker's last test, and how long before the end of all")
         ends = sorted(_last.values(), reverse=True)
         for stop_s, nodeid in ends:
             terminalreporter.write(f"-{ends[0][0] - stop_s:.0f} s {nodeid}\n")
@@ -148,7 +165,7 @@ def namespace(request: pytest.FixtureRequest) -> str:
 def bootstrap(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """The address of a broker, which several forks share: half of what one costs is its start,
+    """The address of a broker, which several workers share: half of what one costs is its start,
     and what it does while nobody asks for anything.
     """
 
@@ -156,13 +173,13 @@ def bootstrap(
         broker: LocalKafka = request.getfixturevalue("kafka_broker")
         return broker.bootstrap_servers
 
-    fork = os.environ.get(FORK, "")
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     # A test of faults keeps a broker busy by itself.
-    if not fork or request.config.option.markexpr == "faults":
+    if not worker or request.config.option.markexpr == "faults":
         yield start()
         return
-    place = tmp_path_factory.getbasetemp() / f"broker-{int(fork) % BROKERS}"
-    with shared(place, start) as address:
+    number = int(worker.removeprefix("gw")) % BROKERS
+    with shared(tmp_path_factory.getbasetemp().parent / f"broker-{number}", start) as address:
         yield address
 
 

@@ -1,4 +1,4 @@
-"""Who runs which tests: each worker has a kind of them that it takes first.
+"""How pytest-xdist divides the tests: each worker has a kind of them that it takes first.
 
 Tests on Kafka mostly wait; those of the rules keep a core busy and wait for nothing; Spark is in
 between, and a session takes longer to start and to get warm than most files need. So two workers
@@ -13,13 +13,14 @@ test before it beside the one that runs, not two.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 
-__all__ = ["FORK", "TOGETHER", "Units", "kinds_for"]
+import pytest
+from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
-FORK = "TESTS_FORK"
-"""In each process of `tests.forks`, the variable with its number, from 0 on."""
+__all__ = ["ByKind", "TOGETHER", "kinds_for", "lets_others_go_first"]
 
 # By their numbers, which also say who shares a broker.
 SPARK_FIRST = (0, 3)
@@ -72,6 +73,12 @@ def kinds_for(worker: int) -> tuple[str, str, str]:
     return (_RULES, _KAFKA, _SPARK) if worker == RULES_FIRST else (_KAFKA, _RULES, _SPARK)
 
 
+def lets_others_go_first(worker: int, nodeids: Iterable[str]) -> bool:
+    """Whether it begins with rules, beside others that do not."""
+    kinds = {_rank_of(nodeid)[0] for nodeid in nodeids}
+    return worker == RULES_FIRST and {_RULES, _KAFKA} <= kinds
+
+
 @cache
 def _rank_of(unit: str) -> tuple[str, bool]:
     """Its kind, and whether it is a test that leaves no worker alone with much at the end."""
@@ -79,39 +86,28 @@ def _rank_of(unit: str) -> tuple[str, bool]:
     return kind, kind == _KAFKA and "::" in unit
 
 
-class Units:
-    """Files and tests that nobody has taken yet.
+class ByKind(LoadFileScheduling):
+    """In a kind slow tests first, then by names: ``unit`` and ``wire``, which are short, end it."""
 
-    In a kind slow tests come first, then names: ``unit`` and ``wire``, which are short, end it.
-    """
+    def __init__(self, config: pytest.Config, log: object) -> None:
+        config.option.loadscopereorder = False  # else those with the fewest tests would end it
+        super().__init__(config, log)  # type: ignore[arg-type]
 
-    def __init__(self, nodeids: Sequence[str]) -> None:
-        self._nodeids = nodeids
-        self._left: dict[str, list[int]] = {}
-        for index, nodeid in enumerate(nodeids):
-            is_alone = nodeid.startswith(_ONE_BY_ONE) and not nodeid.startswith(TOGETHER)
-            unit = nodeid if is_alone else nodeid.partition("::")[0]
-            self._left.setdefault(unit, []).append(index)
+    def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith(_ONE_BY_ONE) and not nodeid.startswith(TOGETHER):
+            return nodeid
+        return super()._split_scope(nodeid)
 
-    @property
-    def left(self) -> int:
-        return len(self._left)
+    def _reschedule(self, node: WorkerController) -> None:
+        if not self.workqueue or self._pending_of(self.assigned_work[node]) < 2:
+            super()._reschedule(node)
 
-    def has_rules_for(self, worker: int) -> bool:
-        """Whether it begins with rules, beside others that do not."""
-        return worker == RULES_FIRST and any(_rank_of(unit)[0] == _RULES for unit in self._left)
-
-    def take(self, worker: int) -> list[int]:
-        """The tests that a worker runs next, by their places; none when all are taken."""
-        kinds = kinds_for(worker)
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        kinds = kinds_for(int(node.gateway.id.removeprefix("gw")))
 
         def turn(unit: str) -> tuple[int, bool]:
             kind, is_short = _rank_of(unit)
             return kinds.index(kind), is_short
 
-        return self._left.pop(min(self._left, key=turn)) if self._left else []
-
-    def give_back(self, indices: Iterable[int]) -> None:
-        """Have others run what a worker that died had not begun."""
-        for index in indices:
-            self._left[self._nodeids[index]] = [index]
+        self.workqueue.move_to_end(min(self.workqueue, key=turn), last=False)
+        super()._assign_work_unit(node)

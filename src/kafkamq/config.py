@@ -419,18 +419,15 @@ class QueueConfig:
         _require(isinstance(self.backoff, Backoff), "backoff", self.backoff, "a Backoff")
         once = self.exactly_once and self.is_at_most_once
         _require(not once, "exactly_once", True, "False with delivery='at-most-once'")
-        self._require_place()
+        if self.topic:
+            _require(_is_topic_name(self.topic), "topic", self.topic, _TOPIC_NAME_LIMIT)
+        if self.group_id:
+            utf8(self.group_id, name="group")
 
     @property
     def is_at_most_once(self) -> bool:
         """Return whether what is handed out counts as acknowledged before that."""
         return self.delivery == "at-most-once"
-
-    def _require_place(self) -> None:
-        if self.topic:
-            _require(_is_topic_name(self.topic), "topic", self.topic, _TOPIC_NAME_LIMIT)
-        if self.group_id:
-            utf8(self.group_id, name="group")
 
 
 @dataclass(frozen=True, kw_only=True)

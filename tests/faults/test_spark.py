@@ -8,7 +8,6 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from harness.faults import Network, read_namespace, why_no_network
 from tests.faults.figures import say
 from tests.integration.cli_tools import Commands
 from tests.integration.tracker_logs import Logs
-from tests.spark.processes import below, command_of, python_workers
+from tests.spark.processes import below, busy, command_of, python_workers
 from tests.spark.tracker_driver import tracker_driver
 from tests.waiting import deadline_after, wait_until
 
@@ -99,18 +98,6 @@ def test_drivers_are_killed_twenty_times(bootstrap: str, namespace: str, tmp_pat
         load.wait_until_settled()
     load.judge("F4 SIGKILL of Spark drivers", {"kill driver": KILLS, "while firing": cut_short})
     assert cut_short >= 3, "the kills came too late to show anything"
-
-
-def busy(pids: Iterable[int]) -> list[int]:
-    """Those that run at this moment."""
-    return [pid for pid in pids if _state(pid) == "R"]
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return ""
 
 
 def executors(driver_pid: int) -> list[int]:

@@ -16,12 +16,12 @@ In a process of its own: Delta must be there when the JVM starts. It reads comma
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,8 @@ from typing import TYPE_CHECKING, Any
 from harness.spark_cluster import EXECUTOR_SETTINGS
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as fn
+from tests.integration.tracker_logs import Logs
+from tests.spark.processes import Told, answer, told
 
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.artifacts import fetch_modules, parse_list
@@ -36,17 +38,32 @@ from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.spark import Batch, ack, map_messages, read_queue, register, write_once
 from kafkamq.spark.session import build_session
 from kafkamq.spark.tables import origin_ranges
+from kafkamq.types import Nack
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MAX_ROWS = 10
+LATER = b"later"
+"""What so begins is nacked at first."""
 LATE = 8  # offsets from here on are in the last file
 _LIST = Path(__file__).with_name("delta-4.4.0.txt")
 _SCHEMA = (
     "origin_topic STRING, origin_partition INT, origin_offset BIGINT, origin_timestamp TIMESTAMP, "
     "result BINARY"
 )
+
+
+@contextmanager
+def delta_driver(
+    logs: Logs, folder: Path, recipe: str = "table", master: str = "local[2]"
+) -> Iterator[Told]:
+    """This program in a process of its own; its table is ``done`` in the folder."""
+    program = [sys.executable, "-m", "tests.spark.delta_driver"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    arguments = logs.bootstrap, logs.config.namespace, folder, recipe, "3", master
+    with told([*program, *arguments], environment) as process:
+        yield process
 
 
 def by_batch_number(table: str) -> Any:
@@ -161,7 +178,9 @@ def main(
         write = by_batch_number(table)
         output = {"each_batch": write}
 
-    def handle(message: Any) -> bytes:
+    def handle(message: Any) -> bytes | Nack:
+        if message.payload.startswith(LATER) and message.delivery_count == 1:
+            return Nack(0)
         return bytes(message.payload)
 
     def rows() -> DataFrame:
@@ -197,10 +216,7 @@ def main(
         "refused": lambda: refused(spark, rows(), folder),
         "merged": lambda: merged(spark, folder),
     }
-    for line in sys.stdin:
-        said = commands[line.strip()]()
-        sys.stdout.write(f"said {json.dumps(said)}\n")
-        sys.stdout.flush()
+    answer(commands)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ In an environment of its own, where kafkamq has nothing of its extra ``spark``. 
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as fn
+from tests.spark.processes import answer
 from tests.waiting import wait_until
 
 import kafkamq.spark
@@ -251,10 +251,7 @@ def main(jars: str, folder: str, recipe: str, bootstrap: str, namespace: str) ->
     if worker is not None:
         commands["run"] = lambda: worker.run(write)
         commands["die"] = lambda: worker.run(write, dies=True)
-    for line in sys.stdin:
-        said = commands[line.strip()]()
-        sys.stdout.write(f"said {json.dumps(said)}\n")
-        sys.stdout.flush()
+    answer(commands)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -16,7 +16,9 @@ from tests.waiting import within
 
 __all__ = [
     "Told",
+    "answer",
     "below",
+    "busy",
     "command_of",
     "driver",
     "python_processes",
@@ -93,6 +95,14 @@ class Told:
         return []
 
 
+def answer(commands: Mapping[str, Callable[[], list[str]]]) -> None:
+    """Do in a driver what ``Told`` says, until its input ends."""
+    for line in sys.stdin:
+        said = commands[line.strip()]()
+        sys.stdout.write(f"said {json.dumps(said)}\n")
+        sys.stdout.flush()
+
+
 @contextmanager
 def told(command: Sequence[object], environment: Mapping[str, str]) -> Iterator[Told]:
     """A program in a process group of its own; killed at the end, with all that is below it."""
@@ -149,3 +159,15 @@ def python_workers(driver_pid: int) -> list[int]:
     """The processes in which Spark runs Python: children of its daemons, not these."""
     found = python_processes(driver_pid)
     return [pid for pid, parent in found.items() if parent in found]
+
+
+def busy(pids: Iterable[int]) -> list[int]:
+    """Those that run at this moment."""
+    return [pid for pid in pids if _state(pid) == "R"]
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return ""

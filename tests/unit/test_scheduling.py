@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from tests.scheduling import TOGETHER, Units
-from tests.waiting import within
+from tests.scheduling import TOGETHER, ByKind, lets_others_go_first
 
 FILES = [f"tests/integration/test_security.py::test_{name}" for name in "ab"]
 ALONE = [f"tests/integration/test_cli.py::test_{name}" for name in "ab"]
@@ -20,16 +18,39 @@ SPARK = [f"tests/spark/test_jobs.py::test_{name}" for name in "ab"]
 TESTS = [*ALONE, *FILES, *RULES, *SPARK]
 
 
+class Node:
+    """A worker; it notes what it is given."""
+
+    def __init__(self, number: int) -> None:
+        self.gateway = SimpleNamespace(id=f"gw{number}")
+        self.given: list[str] = []
+        self.shutting_down = False
+
+    def send_runtest_some(self, indices: list[int]) -> None:
+        self.given += [TESTS[index] for index in indices]
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
 def divide(*numbers: int) -> list[list[str]]:
-    """What these workers take, each once, and the first one then does all of the rest by itself."""
-    units = Units(TESTS)
-    given = [units.take(number) for number in numbers]
-    while more := units.take(numbers[0]):
-        given[0] += more
-    return [[TESTS[index] for index in indices] for indices in given]
+    """What each of these workers is given; the first one does all of the rest by itself."""
+    config: Any = SimpleNamespace(
+        option=SimpleNamespace(loadscopereorder=True),
+        getvalue=lambda name: ["popen"] * len(numbers),
+    )
+    scheduler = ByKind(config, None)
+    nodes: list[Any] = [Node(number) for number in numbers]
+    for node in nodes:
+        scheduler.add_node(node)
+        scheduler.add_node_collection(node, TESTS)
+    scheduler.schedule()
+    for test in nodes[0].given:  # which grows
+        scheduler.mark_test_complete(nodes[0], TESTS.index(test))
+    return [node.given for node in nodes]
 
 
-def test_spark_and_kafka_begin() -> None:
+def test_spark_and_kafka_begin_with_one_test_before_them() -> None:
     assert divide(0, 2) == [[*SPARK, *RULES, *ALONE], FILES]
     assert divide(3, 4) == divide(0, 2)
 
@@ -46,56 +67,11 @@ def test_what_a_worker_goes_on_with(number: int, order: list[str]) -> None:
     assert divide(number) == [order]
 
 
-def test_what_a_worker_that_died_had_before_it_is_run_by_others() -> None:
-    units = Units(TESTS)
-    taken = units.take(1)
-    units.give_back(taken[1:])
-    others = [index for _ in range(units.left) for index in units.take(1)]
-    assert sorted(taken[:1] + others) == list(range(len(TESTS)))
-    assert units.take(1) == []
-
-
-TRIED = """
-import os, pathlib, warnings, pytest
-
-@pytest.fixture(scope="session")
-def number():
-    pathlib.Path(f"began-{os.getpid()}").touch()
-    yield os.environ["TESTS_FORK"]
-    pathlib.Path(f"ended-{os.getpid()}").touch()
-
-@pytest.mark.parametrize("n", range(20))
-def test_it(n, number, tmp_path):
-    print("said", n)
-    warnings.warn(f"of {number}")
-    assert n != 7
-    if n == 11 and "dies" in __file__:
-        os._exit(3)
-"""
-
-
-def test_forks_run_all_tests_and_tell_of_them(tmp_path: Path) -> None:
-    """A process that dies is a failure of its test alone."""
-    for name in ("dies", "lives"):
-        Path(tmp_path, f"test_{name}.py").write_text(TRIED, encoding="utf-8")
-    plugins = ("-p", "tests.forks", "-p", "no:cacheprovider", "-p", "no:kafkamq")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *plugins, "--forks", "3", "--rootdir", tmp_path],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=within(60),
-    )
-    assert done.returncode == 1, done.stderr
-    assert "3 failed, 37 passed" in done.stdout
-    assert re.search(r"process \d+ ended at test_dies.py::test_it\[11\]", done.stdout)
-    assert "said 7" in done.stdout
-    assert "said 6" not in done.stdout
-    assert "UserWarning: of " in done.stdout
-    began, ended = (len(list(tmp_path.glob(f"{what}-*"))) for what in ("began", "ended"))
-    assert (began >= 2, began - ended) == (True, 1), "all fixtures but those of who died are ended"
+def test_who_begins_with_rules_lets_those_go_first_that_do_not() -> None:
+    assert lets_others_go_first(1, TESTS)
+    assert not lets_others_go_first(1, RULES)
+    assert not lets_others_go_first(1, KAFKA)
+    assert not lets_others_go_first(2, TESTS)
 
 
 def test_tests_that_share_a_fixture_are_of_one_worker() -> None:

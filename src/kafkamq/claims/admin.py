@@ -111,10 +111,7 @@ class Admin:
         )
 
     def set_position(
-        self,
-        positions: Mapping[PartitionId, Position],
-        *,
-        timeout: float | timedelta | None = None,
+        self, positions: Mapping[PartitionId, Position], *, timeout: float | timedelta | None = None
     ) -> dict[PartitionId, int]:
         """Move positions of the group, all or nothing: pause, claim, release elsewhere, resume.
 

@@ -67,11 +67,7 @@ class TopicAudit:
 
 
 def scan_topic(
-    config: ServiceConfig,
-    topic: str,
-    decode: Callable[[bytes | None], R],
-    *,
-    follow: bool = False,
+    config: ServiceConfig, topic: str, decode: Callable[[bytes | None], R], *, follow: bool = False
 ) -> Iterator[Scanned[R]]:
     """Yield every record from the start to the present end; with ``follow`` without an end."""
     with Admin(config) as admin:

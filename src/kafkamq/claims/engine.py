@@ -572,10 +572,7 @@ class Engine(LogEngine):
         self._dirty.pop(session, None)
         claimant = session.claimant
         steps = claimant.plan(
-            monotonic_ms(),
-            self.clock.now_s(),
-            random_unit=random.random(),
-            wall_s=time.time(),
+            monotonic_ms(), self.clock.now_s(), random_unit=random.random(), wall_s=time.time()
         )
         for step in steps:
             self.perform(session, step)

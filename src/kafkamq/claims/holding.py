@@ -17,19 +17,11 @@ from kafkamq.claims.engine import NEVER_MS, ClaimSession, Engine, Listener
 from kafkamq.claims.rules.claimant import may_reclaim
 from kafkamq.claims.rules.log import ClaimState
 from kafkamq.claims.rules.policy import ClaimMode, ClaimPolicy, Prospect
-from kafkamq.claims.rules.steps import (
-    ClaimantConfig,
-    Delivery,
-    End,
-    Fetch,
-    Finish,
-    Phase,
-    Stop,
-)
+from kafkamq.claims.rules.steps import ClaimantConfig, Delivery, End, Fetch, Finish, Phase, Stop
 from kafkamq.config import wait_seconds
 from kafkamq.errors import DeadlineExceededError, LeaseLostError
 from kafkamq.transport.clock import monotonic_ms
-from kafkamq.types import MarshalRecord, MarshalType
+from kafkamq.types import MarshalType
 
 _log = logging.getLogger(__name__)
 _Self = TypeVar("_Self", bound="Holding")
@@ -246,11 +238,7 @@ class Holding(Listener):
         offset: int | None = None,
     ) -> None:
         session.claimant.release(
-            monotonic_ms(),
-            drain_ms=drain_ms,
-            reason=reason,
-            keeps_claim=keeps_claim,
-            offset=offset,
+            monotonic_ms(), drain_ms=drain_ms, reason=reason, keeps_claim=keeps_claim, offset=offset
         )
         self._engine.drive(session)
 
@@ -293,16 +281,7 @@ class Holding(Listener):
             self._ask(asked, now_s)
 
     def _ask(self, prospect: Prospect, now_s: float) -> None:
-        client, instance = self._ids
-        record = MarshalRecord(
-            MarshalType.CLAIMING_MESSAGES,
-            time_s=int(now_s),
-            instance=instance,
-            client=client,
-            group=self._options.group,
-            topic=prospect.topic,
-            partition=prospect.partition,
-        )
+        record = self._config_of(prospect).record(MarshalType.CLAIMING_MESSAGES, now_s)
         self._engine.send(self._engine.partition_of(prospect.topic), record, lambda _: None)
 
     def _prospects(self, now_s: float) -> list[Prospect]:
@@ -346,12 +325,15 @@ class Holding(Listener):
         return found
 
     def _try(self, prospect: Prospect) -> None:
-        config = replace(self._config, topic=prospect.topic, partition=prospect.partition)
+        config = self._config_of(prospect)
         is_fenced = self._options.is_fenced or self._options.delivery is Delivery.AT_MOST_ONCE
         session = self._engine.attempt(config, self, is_fenced=is_fenced)
         session.is_takeover = prospect.is_stale
         self._sessions[session.place] = session
         self._engine.add(session)
+
+    def _config_of(self, prospect: Prospect) -> ClaimantConfig:
+        return replace(self._config, topic=prospect.topic, partition=prospect.partition)
 
     # ---- what sessions tell
 

@@ -84,18 +84,9 @@ def stat(
     found = overview(config, max_scanned=max_scanned)
     worker = None if port is None else _worker(host, port)
     if as_json:
-        output.print_json(
-            {
-                "namespace": config.namespace,
-                "messages": found.messages,
-                "messages_counted": found.messages_counted,
-                "dead_letters": found.dead_letters,
-                "dead_letters_counted": found.dead_letters_counted,
-                "queues": [asdict(queue) for queue in found.queues],
-                "markers": [_as_json(partition) for partition in found.markers],
-                "worker": worker,
-            }
-        )
+        markers = [{**asdict(each), "lag": each.lag} for each in found.markers]
+        facts = {**asdict(found), "markers": markers, "worker": worker}
+        output.print_json({"namespace": config.namespace, **facts})
         return
     output.print_table(
         f"Queues of {config.namespace} ("
@@ -182,15 +173,6 @@ def _row(partition: MarkerPartition) -> tuple[Any, ...]:
         status.dead_lettered,
         f"{status.engine} {status.epoch}",
     )
-
-
-def _as_json(partition: MarkerPartition) -> dict[str, Any]:
-    return {
-        "partition": partition.partition,
-        "end": partition.end,
-        "lag": partition.lag,
-        "status": None if partition.status is None else asdict(partition.status),
-    }
 
 
 def health(

@@ -5,15 +5,6 @@ from kafkamq.dev.broker import Listener, LocalKafka, Node
 from kafkamq.dev.environment import JavaError, LocalKafkaError, cache_dir_from, java_from
 
 __all__ = [
-    "LocalKafka",
-    "Listener",
-    "Node",
-    "KafkaJars",
-    "fetch_kafka",
-    "DEFAULT_VERSION",
-    "cache_dir_from",
-    "java_from",
-    "ArtifactError",
-    "JavaError",
-    "LocalKafkaError",
-]
+    "LocalKafka", "Listener", "Node", "KafkaJars", "fetch_kafka", "DEFAULT_VERSION",
+    "cache_dir_from", "java_from", "ArtifactError", "JavaError", "LocalKafkaError",
+]  # fmt: skip

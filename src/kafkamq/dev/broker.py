@@ -411,21 +411,11 @@ def errors_in(text: str) -> str:
 _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _OUR_LISTENERS = ("PLAINTEXT", "CONTROLLER")
 
-OWNED = frozenset(
-    {
-        "advertised.listeners",
-        "controller.listener.names",
-        "controller.quorum.voters",
-        "inter.broker.listener.name",
-        "listener.security.protocol.map",
-        "listeners",
-        "log.dir",
-        "log.dirs",
-        "metadata.log.dir",
-        "node.id",
-        "process.roles",
-    }
-)
+OWNED = frozenset((
+    "advertised.listeners", "controller.listener.names", "controller.quorum.voters",
+    "inter.broker.listener.name", "listener.security.protocol.map", "listeners", "log.dir",
+    "log.dirs", "metadata.log.dir", "node.id", "process.roles",
+))  # fmt: skip
 """Properties that decide who talks to whom and where data is; a user cannot change them."""
 
 

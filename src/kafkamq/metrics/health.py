@@ -126,7 +126,6 @@ class Health:
         """Watch a loop that begins, and return what beats for it.
 
         Args:
-            name: For people.
             max_age_s: A healthy one turns at least so often.
             is_ready: Whether it can do its work; must not wait.
         """

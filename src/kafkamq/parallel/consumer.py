@@ -202,7 +202,8 @@ class ParallelBase:
         def make(engine: Engine, policy: FailurePolicy) -> Publisher:
             committer = engine.committer
             if isinstance(committer, TransactionCommitter):
-                return TransactionPublisher(committer, policy, on_produced, await_room)
+                committer.on_produced = on_produced
+                return TransactionPublisher(committer, policy, await_room)
             return ProducePublisher(
                 engine.work_queue,
                 policy,

@@ -20,13 +20,7 @@ from queue import Empty, Full, Queue
 from types import NoneType
 from typing import Protocol, TypeAlias, TypeVar
 
-from kafkamq.errors import (
-    BrokerError,
-    ConfigError,
-    DeadlineExceededError,
-    KafkaMQError,
-    StateError,
-)
+from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, KafkaMQError, StateError
 from kafkamq.parallel.config import ParallelConfig, tell
 from kafkamq.parallel.failure_policy import FailurePolicy, Unwritten
 from kafkamq.parallel.record import ParallelRecord
@@ -255,9 +249,7 @@ class _Outstanding:
             self._count += 1
 
     def done(
-        self,
-        record: ParallelRecord | None = None,
-        error: BaseException | Unwritten | None = None,
+        self, record: ParallelRecord | None = None, error: BaseException | Unwritten | None = None
     ) -> None:
         with self._lock:
             self._count -= 1

@@ -182,10 +182,7 @@ def redrive(
     What ``on_progress`` and the selection raise ends it between two transactions.
 
     Args:
-        config: The namespace.
-        selection: Which ones.
         limit: How many go at most.
-        dry_run: Count only.
         on_progress: Told how many went so far, behind each transaction.
         max_records: Of one transaction.
         also: Records that are in the same transaction as so many more copies.

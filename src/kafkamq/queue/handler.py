@@ -306,14 +306,9 @@ def is_async_function(function: Callable[..., Any]) -> bool:
 
 
 def refuse_generator(function: Callable[..., Any], *, may_yield: bool = False) -> None:
-    """Checks that a call of it runs it, which that of a function with ``yield`` does not.
+    """Refuse a function whose call does not run it, as it has ``yield``.
 
-    Args:
-        function: A handler.
-        may_yield: Somebody iterates over what it returns: only ``async def`` may not yield.
-
-    Raises:
-        ConfigError: It yields.
+    ``may_yield``: Somebody iterates over what it returns, so only ``async def`` may not yield.
     """
     for layer in _layers(function):
         if inspect.isasyncgenfunction(layer) or (

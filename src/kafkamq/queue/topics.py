@@ -57,16 +57,11 @@ def create_topics(
     """Create what is missing of a namespace, and check all of it.
 
     Args:
-        config: Names the topics.
-        partitions: Of messages and dead letters.
-        marker_partitions: Of the markers: how many trackers can share the work.
-        replication_factor: -1: the cluster's default.
         message_retention_ms: A message that nobody received in this time is lost.
         marker_retention_ms: At least twice the longest lease.
         max_message_bytes: Largest message; markers and dead letters get 64 KiB more.
         ledger_partitions: Of the ledger topic of exactly-once sinks; it holds no records.
         max_lease_ms: The longest lease that queues of this namespace will allow.
-        timeout_s: Bound of every single request.
     """
     for count, name in (
         (partitions, "partitions"),

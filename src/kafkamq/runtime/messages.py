@@ -46,10 +46,7 @@ class Calls:
     """Calls one handler, for a message or for a list of them; thread-safe."""
 
     def __init__(
-        self,
-        spec: HandlerSpec,
-        middleware: Sequence[Middleware],
-        telemetry: Telemetry | None,
+        self, spec: HandlerSpec, middleware: Sequence[Middleware], telemetry: Telemetry | None
     ) -> None:
         self.spec = spec
         self.spared: list[Message] = []

@@ -17,13 +17,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from kafkamq.config import Options, QueueConfig, ServiceConfig, wait_seconds
-from kafkamq.errors import (
-    BrokerError,
-    ConfigError,
-    DeadlineExceededError,
-    KafkaMQError,
-    StateError,
-)
+from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, KafkaMQError, StateError
 from kafkamq.metrics.health import Handlers, health
 from kafkamq.queue.backend import ConsumerPlan
 from kafkamq.queue.consumer import Consumer

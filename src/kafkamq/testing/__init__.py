@@ -20,19 +20,9 @@ if TYPE_CHECKING:
     from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
 
 __all__ = [
-    "CheckFailedError",
-    "Clock",
-    "LogRecord",
-    "MemoryDeadLetter",
-    "MemoryKafka",
-    "MemoryService",
-    "Problem",
-    "Verdict",
-    "check_logs",
-    "cluster_of",
-    "forget_cluster",
-    "record_of",
-]
+    "CheckFailedError", "Clock", "LogRecord", "MemoryDeadLetter", "MemoryKafka", "MemoryService",
+    "Problem", "Verdict", "check_logs", "cluster_of", "forget_cluster", "record_of",
+]  # fmt: skip
 
 __getattr__ = loader(
     __name__,

@@ -464,9 +464,6 @@ def check_logs(
     """Judge the logs of one namespace, each given as all its committed records in any order.
 
     Args:
-        messages: Records of the messages topic.
-        markers: Records of the markers topic.
-        dead_letters: Records of the dead letters topic.
         confirmed: Places whose sends were confirmed; all must be in the logs.
         deleted: Partition and offset of those that are among ``messages``, and not in the log now.
         max_deliveries: The trackers' default, for STARTs that name no limit.

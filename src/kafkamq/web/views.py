@@ -247,14 +247,8 @@ class Views:
         return {
             "markers": [
                 {
-                    "partition": each.partition,
-                    "position": each.position,
-                    "clock_ms": each.clock_ms,
-                    "open": each.open,
-                    "lag": None
-                    if each.status is None
-                    else max(0, each.position - each.status.position),
-                    "status": None if each.status is None else asdict(each.status),
+                    **asdict(each),
+                    "lag": each.status and max(0, each.position - each.status.position),
                 }
                 for each in self._index.picture.markers
             ]

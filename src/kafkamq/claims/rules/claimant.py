@@ -57,7 +57,7 @@ from kafkamq.claims.rules.steps import (
     Write,
 )
 from kafkamq.errors import LeaseLostError, StateError
-from kafkamq.types import MarshalRecord, MarshalType
+from kafkamq.types import MarshalType
 
 SAMPLES = 10
 MAX_CYCLES_BEHIND = 3
@@ -681,19 +681,9 @@ class Claimant:
         commit_offset: int = -1,
         must_commit: bool = False,
     ) -> None:
-        config = self.config
         self._tickets += 1
         self._pending = PendingWrite(self._tickets, type, monotonic_ms, offset)
-        record = MarshalRecord(
-            type,
-            time_s=int(now_s),
-            instance=config.instance,
-            client=config.client,
-            group=config.group,
-            topic=config.topic,
-            partition=config.partition,
-            offset=offset,
-        )
+        record = self.config.record(type, now_s, offset)
         self._steps.append(Write(self._tickets, record, commit_offset, must_commit))
 
     # ---- the end

@@ -426,14 +426,7 @@ class RangeMember:
     """One client of one group on one topic; its owner applies every record to ``log``."""
 
     def __init__(
-        self,
-        log: RangeLog,
-        *,
-        client: str,
-        instance: str,
-        size: int,
-        ahead: int,
-        interval_ms: int,
+        self, log: RangeLog, *, client: str, instance: str, size: int, ahead: int, interval_ms: int
     ) -> None:
         self._log = log
         self._ids = (client, instance)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from kafkamq.types import MarshalRecord
+from kafkamq.types import MarshalRecord, MarshalType
 
 
 class Delivery(Enum):
@@ -75,6 +75,18 @@ class ClaimantConfig:
     def patience_ms(self) -> int:
         """Return how long verdicts are awaited when a claim is given up."""
         return self.interval_ms // 4
+
+    def record(self, type: MarshalType, now_s: float, offset: int = 0) -> MarshalRecord:
+        return MarshalRecord(
+            type,
+            time_s=int(now_s),
+            instance=self.instance,
+            client=self.client,
+            group=self.group,
+            topic=self.topic,
+            partition=self.partition,
+            offset=offset,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -356,12 +356,9 @@ def _size(record: Record) -> int:
 
 
 def remove(config: ServiceConfig, prefix: str, *, groups: Sequence[str]) -> list[str]:
-    """Delete the topics and groups with that prefix, and these groups; what could not be deleted.
+    """Delete what has that prefix in its name, and these share groups, which no client can list.
 
-    Args:
-        config: Where.
-        prefix: Of names; consumer groups are found by it wherever it stands in theirs.
-        groups: Share groups, which no client of ours can list.
+    Returns what could not be deleted.
     """
     left: list[str] = []
     with Admin(config) as admin:

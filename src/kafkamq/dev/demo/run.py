@@ -53,9 +53,6 @@ def run_demo(
     """Runs the demo; everything that it starts ends with it, also on Ctrl-C.
 
     Args:
-        planned: The messages.
-        options: How it runs.
-        show: What it says.
         beside: Shows the namespace while the demo runs, with a folder for its files; its address.
         stay: Called behind the verdict; what was started ends when it returns.
     """

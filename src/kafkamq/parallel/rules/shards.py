@@ -10,15 +10,14 @@ Rules:
 - Partitions take turns by the records they hand out, and so do the shards of a partition: a worker
   gets at most ``max_run`` records of a shard, then the shard goes to the end of the line.
 - A partition with a ceiling hands out nothing above it, so that its holes are filled first.
-- Epochs: a closed partition takes in nothing, hands out nothing, and nothing done counts in it.
+- A closed partition takes in nothing, hands out nothing, and nothing done counts in it.
 - What a worker has of a closed partition is busy until its run comes back: a key (without an order:
   a record) is in one worker's hands at a time, also where its partition comes back, or is read
   again after an aborted transaction.
 
-A ``PartitionState`` is of one assignment: the next one brings a new state and a higher epoch, so
-whatever belongs to an old one is stale. A *shard* is work kept in order: one key's records, or all
-of the partition's. A *run* is a piece of a shard in a worker's hands. ``Scheduler`` is the only one
-that changes them.
+A ``PartitionState`` is of one assignment: the next one brings a new state, so whatever belongs to
+an old one is stale. A *shard* is work kept in order: one key's records, or all of the partition's.
+A *run* is a piece of a shard in a worker's hands. ``Scheduler`` is the only one that changes them.
 
 Everything that is polled is in the partition's tracker, hence waits, is in flight, or is done. How
 much may be polled ahead is for ``flow``. There is a shard for each key that has something open; it
@@ -112,9 +111,6 @@ class Shard(Generic[R]):
     def __len__(self) -> int:
         return len(self.records) - self.start
 
-    def head(self) -> int:
-        return self.records[self.start].offset
-
     def count_up_to(self, offset: int, limit: int) -> int:
         """Return how many of the first ``limit`` records are not above ``offset``."""
         end = min(self.start + limit, len(self.records))
@@ -195,7 +191,6 @@ class PartitionState(Generic[R]):
     """One assignment of a partition; read it freely, only the scheduler changes it."""
 
     place: Hashable
-    epoch: int
     tracker: OffsetTracker
     phase: PartitionPhase = PartitionPhase.OPEN
     ceiling: int | None = None
@@ -255,7 +250,6 @@ class Scheduler(Generic[R]):
         self._busy: dict[Hashable, dict[Hashable, Shard[R]]] = {}
         self._due_ms: float = inf
         self._delays = 0
-        self._epoch = 0
         self.waiting_count = 0
 
     # Views.
@@ -301,8 +295,7 @@ class Scheduler(Generic[R]):
         older = self._partitions.get(place)
         if older is not None:
             self.close(older)
-        self._epoch += 1
-        partition: PartitionState[R] = PartitionState(place, self._epoch, tracker)
+        partition: PartitionState[R] = PartitionState(place, tracker)
         self._partitions[place] = partition
         return partition
 

@@ -181,11 +181,8 @@ def dead_letter_headers(
 
     Args:
         headers: All headers of the message.
-        reason: Why it is dead.
         error: Text for people, cut at 4 KiB (R11).
-        delivery_count: Deliveries it had.
         origin: Where the message stands; used when it names no origin itself.
-        queue_id: Its queue.
         payload_at: Set when the payload is not in the dead letter, but still there (R11).
     """
     kept, known = _without(headers, _OF_A_DELIVERY)
