@@ -14,7 +14,7 @@ must be written elsewhere before that ends, as a dead letter or as a copy to the
 
 The client gives records in batches, and no more before each record of a batch has its verdict: what
 is slow holds back the rest of its own batch alone. So there are few members while batches are
-quick, and more when handlers are idle because every member is held back.
+quick, and more when handlers are idle while members are held back.
 """
 
 from __future__ import annotations
@@ -351,12 +351,16 @@ def max_members(concurrency: int) -> int:
     return max(1, min(MAX_MEMBERS, concurrency // _HANDLERS_AT_LEAST))
 
 
-def members_to_add(held_since_ms: Sequence[int | None], *, maximum: int, now_ms: int) -> int:
-    count = len(held_since_ms)
-    for since_ms in held_since_ms:
-        if since_ms is None or now_ms - since_ms < HELD_BACK_MS:
-            return 0
-    return max(0, min(maximum - count, (count + 1) // 2))
+def members_to_add(
+    held_since_ms: Sequence[int | None], *, first: int, maximum: int, now_ms: int
+) -> int:
+    """Return how many it takes until as many as at first may fetch.
+
+    A partition is assigned to few members of a group. While all of these are held back nobody reads
+    it, whoever else is there.
+    """
+    fetching = sum(since is None or now_ms - since < HELD_BACK_MS for since in held_since_ms)
+    return max(0, min(first - fetching, maximum - len(held_since_ms)))
 
 
 class ShareConsumer(TopicConsumer[ShareMessage]):
@@ -387,10 +391,11 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
             poll = max(1, min(poll, 2 * concurrency // first_members(concurrency)))
         self._settings = share_settings(config, group_id=group_id, max_poll_records=poll)
         self._max_members = min(max_members(concurrency), self.limits.max_members)
+        self._first_members = min(first_members(concurrency), self._max_members)
         self._members: list[Member] = []
         self._working: list[Member] = []
         with self._changed:
-            self._add_members(min(first_members(concurrency), self._max_members))
+            self._add_members(self._first_members)
 
     def _add_members(self, count: int) -> None:
         for _ in range(count):
@@ -551,7 +556,12 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
         if self._ready or self._closing.is_set() or not self.has_room():
             return
         held_since_ms = [member.held_since_ms for member in self._working]
-        count = members_to_add(held_since_ms, maximum=self._max_members, now_ms=monotonic_ms())
+        count = members_to_add(
+            held_since_ms,
+            first=self._first_members,
+            maximum=self._max_members,
+            now_ms=monotonic_ms(),
+        )
         if count:
             self._add_members(count)
             _log.info(

@@ -237,7 +237,7 @@ class Views:
                     "error": error_text,
                     "pools": [each for each in said.pools if consumer in ("", each.consumer)],
                 }
-                for url, (said, error_text) in list(self._workers.answers.items())
+                for url, (said, error_text) in self._workers.answers.items()
                 if at in ("", url)
             ],
         }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition
@@ -106,20 +107,20 @@ def made_of(
             yield made
 
 
-def _queue_ids(options: SourceOptions, pushed: Pushed) -> frozenset[str] | None:
-    own = frozenset([options.queue_id]) if options.queue_id else None
-    if own is None or pushed.queue_ids is None:
-        return pushed.queue_ids if own is None else own
-    return own & pushed.queue_ids
+def _queue_keys(options: SourceOptions, pushed: Pushed) -> frozenset[bytes] | None:
+    """Return the queues that are wanted, as in keys; None: every one."""
+    wanted = [frozenset([options.queue_id])] if options.queue_id else []
+    if pushed.queue_ids is not None:
+        wanted.append(pushed.queue_ids)
+    return frozenset(map(str.encode, frozenset.intersection(*wanted))) if wanted else None
 
 
 def _chooser(options: SourceOptions, pushed: Pushed) -> Callable[[bytes | None], bool] | None:
     """Return whether a message with that record key is wanted; None: every one."""
-    queue_ids = _queue_ids(options, pushed)
-    if options.view != "messages" or queue_ids is None:
+    keys = _queue_keys(options, pushed)
+    if options.view != "messages" or keys is None:
         return None
     # An empty one stands for records without a key.
-    keys = frozenset(queue_id.encode() for queue_id in queue_ids)
     return lambda key: key in keys or split_key(key)[0] in keys
 
 
@@ -137,35 +138,23 @@ def _read_folded(
         query=task_property(QUERY_ID),
         skips_lost=not options.fail_on_data_loss,
     )
-    queue_ids = _queue_ids(options, pushed)
-    keys = None if queue_ids is None else frozenset(each.encode() for each in queue_ids)
-
-    facts = message_facts(options.config)
+    keys, facts = _queue_keys(options, pushed), message_facts(options.config)
 
     def chosen(attempts: Iterable[Any], of: Callable[[Any], Attempt]) -> list[Any]:
         found = [each for each in attempts if keys is None or split_key(of(each).key)[0] in keys]
         facts.put_into([of(each) for each in found])
         return found
 
-    def rows(attempts: Sequence[Attempt]) -> pa.RecordBatch:
-        return deliveries_batch(
-            attempts,
-            schema,
-            message_topic=options.config.message_topic,
-            marker_partition=wanted.partition,
-        )
-
+    topic, number = options.config.message_topic, wanted.partition
+    rows = partial(deliveries_batch, schema=schema, message_topic=topic, marker_partition=number)
     for ended in log.ended():
         if options.view == "deliveries" and (found := chosen(ended, lambda each: each)):
             yield rows(found)
     if stream is not None:
         log.keep()
     elif options.view == "in_flight":
-        yield in_flight_batch(
-            chosen(log.attempts.open(), lambda each: each.attempt),
-            schema,
-            marker_partition=wanted.partition,
-        )
+        found = chosen(log.attempts.open(), lambda each: each.attempt)
+        yield in_flight_batch(found, schema, marker_partition=number)
     else:
         unfinished = [each for each in log.attempts.attempts.values() if each.outcome is None]
         yield rows(chosen(unfinished, lambda each: each))
@@ -181,10 +170,8 @@ def _read_blocks(
 
     def batch(first_offset: int, block: bytes) -> pa.RecordBatch:
         row = (key, wanted.topic, wanted.partition, wanted.start, wanted.end, first_offset, block)
-        arrays = [
-            pa.array([cell], type=field.type) for cell, field in zip(row, schema, strict=True)
-        ]
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        named = dict(zip(schema.names, row, strict=True))
+        return pa.RecordBatch.from_pylist([named], schema=schema)
 
     quarantine = of_process(Quarantine, options.config)
 
