@@ -26,8 +26,8 @@ ARGS ?=
 # Tests start hundreds of processes: none of them is to compile what another one has.
 export PYTHONDONTWRITEBYTECODE :=
 COMPILE := $(BIN)/python -m compileall -q src harness tests
-# Pytest's workers compile for themselves, with its own `assert`: this one leaves it to them.
-COLLECT := $(BIN)/python -m pytest --collect-only -qq >/dev/null || true
+# Pytest compiles tests with its own `assert`: in a new tree, one process does so for all workers.
+COLLECT := grep -rlq . tests --include='*-pytest-*.pyc' || $(BIN)/python -m pytest --collect-only -qq >/dev/null || true
 
 UV_INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes \
@@ -48,13 +48,13 @@ demo: $(VENV)/.installed ## a real broker, workers that are killed, and what bec
 CHECK_JOBS = $(shell echo $$((3 * $(CORES))))
 check: BESIDE := compiled
 check: lint ## lint, and the tests that need no JVM: rules, wire formats, simulator; at most 90 s
-	QUICK_TESTS=1 $(BIN)/python -m pytest -q -m "not faults and not slow and not spark" -n $(CHECK_JOBS) \
+	QUICK_TESTS=1 $(BIN)/python -m pytest -q -m "not faults and not slow and not spark" -n $(CHECK_JOBS) --dist worksteal \
 		$(FAULTS_rules) $(PYTEST_ARGS)
 
-# Most of them wait for Kafka most of the time: three for each core, each with a broker and so with
-# up to 2 GiB; tests/scheduling.py says who takes what.
+# Most of them wait for Kafka most of the time: four for each core, each with up to 2 GiB;
+# tests/scheduling.py says who takes what.
 TEST_JOBS = $(shell $(PYTHON) -c 'import os; memory = os.sysconf("SC_PAGE_SIZE") * \
-	os.sysconf("SC_PHYS_PAGES"); print(max(1, min(3 * os.cpu_count(), memory >> 31)))')
+	os.sysconf("SC_PHYS_PAGES"); print(max(1, min(4 * os.cpu_count(), memory >> 31)))')
 test: JOBS := $(if $(filter file,$(origin JOBS)),$(TEST_JOBS),$(JOBS))
 test: BESIDE := compiled
 test: lint ## lint, then all tests but the fault suite

@@ -30,7 +30,8 @@ from kafkamq import Service
 from kafkamq.config import ServiceConfig
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.tracker.local import LocalTracker
-from kafkamq.markers.wire.markers import StartEncoder, decode_slim, encode_end
+from kafkamq.markers.wire.marker_writer import StartEncoder, encode_end
+from kafkamq.markers.wire.markers import decode_slim
 from kafkamq.queue.consumer import Consumer
 from kafkamq.runtime.memory import calm_collector
 from kafkamq.transport.settings import consumer_settings, transactional_settings
@@ -289,7 +290,7 @@ def _starts(first: int, count: int, run: int) -> Iterator[bytes]:
             identity = MessageId(0, offset, _TOPIC_ID, 1)
             yield encoder.encode(identity, b"work", b"x" * 100, headers=headers)
         return
-    from kafkamq.markers.wire.markers import encode_batch_start
+    from kafkamq.markers.wire.marker_writer import encode_batch_start
 
     for batches in _batches(first, count, run):
         yield encode_batch_start(encoder, batches, b"work")

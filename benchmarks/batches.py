@@ -216,13 +216,18 @@ class Table:
 
     def due_at_once(self) -> Iterator[Row]:
         """All leases end at one moment; in runs of 1,000, and for comparison of 10 and single."""
-        floor = self.ours("rewritten", servers=self.servers, messages=self.due)
+        bare = self.ours("rewritten", servers=self.servers, messages=self.due)
+
+        def floor() -> float:
+            # A single run of it takes up to twice as long as another one.
+            return statistics.median(bare() for _ in range(3))
+
         for engine in self.engines:
             for run in (1000, 10, 1):
                 wanted = {"servers": self.servers, "messages": self.due, "run": run}
                 name = f"{self.due:,} due at once, {run:,} a START, {engine}, beside a bare rewrite"
                 ours = self.ours("due_at_once", engine=engine, **wanted)
-                yield self.paired(name, ours, floor, 3.0, unit="s")
+                yield self.paired(name, ours, floor, 2.5 if run == 1000 else None, unit="s")
 
     def outage(self) -> Iterator[Row]:
         """Each message has its own reason and delay, twice."""
@@ -252,7 +257,7 @@ class Table:
         name: str,
         ours: Measure,
         beside: Measure | None,
-        goal: float,
+        goal: float | None,
         *,
         unit: str = "messages/s",
     ) -> Row:
@@ -265,7 +270,7 @@ class Table:
         if beside is None:
             return Row(name, mine, None, None, unit, goal, True)
         ratio = statistics.median(one / other for one, other in pairs)
-        is_ok = ratio <= goal if unit == "s" else ratio >= goal
+        is_ok = goal is None or (ratio <= goal if unit == "s" else ratio >= goal)
         return Row(name, mine, others, round(ratio, 3), unit, goal, is_ok)
 
 

@@ -40,8 +40,16 @@ from confluent_kafka import KafkaException, ShareConsumer
 
 from kafkamq.config import ServiceConfig
 from kafkamq.dev import DEFAULT_VERSION, LocalKafka
-from kafkamq.dev.compare import Contender, Measured, Work
-from kafkamq.dev.compare.plan import Item, PhaseKind, encode, judge, phases
+from kafkamq.dev.compare.plan import (
+    Contender,
+    Item,
+    Measured,
+    PhaseKind,
+    Work,
+    encode,
+    judge,
+    phases,
+)
 from kafkamq.dev.compare.run import PHASES, why_not
 from kafkamq.dev.compare.stage import ACTORS, Stage
 

@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from kafkamq.config import ServiceConfig
 from kafkamq.markers.rules.batching import gather
 from kafkamq.markers.tracker.local import LocalTracker
-from kafkamq.markers.wire.markers import StartEncoder, encode_batch_start, encode_end
+from kafkamq.markers.wire.marker_writer import StartEncoder, encode_batch_start, encode_end
 from kafkamq.queue.topics import create_topics
 from kafkamq.queue.wire.keys import marker_key, marker_partition
 from kafkamq.transport.admin import Admin

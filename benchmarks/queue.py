@@ -33,10 +33,12 @@ from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka import Producer as KafkaProducer
 from confluent_kafka.admin import AdminClient
+from harness.markers import encode_start
 
 from kafkamq.config import ServiceConfig
 from kafkamq.markers.tracker.local import LocalTracker
-from kafkamq.markers.wire.markers import decode_marker, encode_end, encode_start
+from kafkamq.markers.wire.marker_writer import encode_end
+from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.service import Service
 from kafkamq.queue.wire.headers import read_message_headers
@@ -46,7 +48,7 @@ from kafkamq.types import MarkerType, MessageId, Outcome, OutgoingMessage, expan
 PAYLOAD = b"x" * 100
 BATCH = 1000
 PARTITIONS = 4
-FOREIGN = scaled(400_000)
+OTHERS = scaled(400_000)
 MANY = scaled(1000, least=PARTITIONS)  # marker partitions
 
 
@@ -257,11 +259,11 @@ class Bench:
         producer.flush()
         return self.messages / (time.perf_counter() - begin)
 
-    def behind_foreign(self) -> Row:
+    def behind_others(self) -> Row:
         """Seconds until the first message of a queue behind many of another one."""
         waits = []
         with self.service() as topics:
-            self.fill(topics, "other", FOREIGN)
+            self.fill(topics, "other", OTHERS)
             self.fill(topics, "mine", 1)
             for _ in range(self.rounds):
                 with self.service(topics) as service:
@@ -271,7 +273,7 @@ class Bench:
                     waits.append(time.perf_counter() - begin)
         took = statistics.median(waits)
         return Row(
-            f"first message behind {FOREIGN:,} foreign ones",
+            f"first message behind {OTHERS:,} of another queue",
             took,
             None,
             None,
@@ -486,7 +488,7 @@ def main() -> int:
             bench.hand_out,
             bench.one_by_one,
             bench.send,
-            bench.behind_foreign,
+            bench.behind_others,
             bench.redelivery,
             bench.exactly_once,
             bench.fold,

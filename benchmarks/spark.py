@@ -43,7 +43,8 @@ from harness.spark_cluster import EXECUTOR_SETTINGS, LocalSpark
 
 from kafkamq.config import ServiceConfig
 from kafkamq.dev import LocalKafka
-from kafkamq.markers.wire.markers import StartEncoder, decode_marker, encode_end
+from kafkamq.markers.wire.marker_writer import StartEncoder, encode_end
+from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.topics import create_topics
 from kafkamq.queue.wire.keys import marker_key, marker_partition
 from kafkamq.spark.session import build_session
@@ -365,7 +366,7 @@ def measure_earlier(servers: str, options: argparse.Namespace) -> float | None:
 
 
 def measure(servers: str, options: argparse.Namespace, broker: int | None) -> list[Row]:
-    """The chosen parts."""
+    """Run the parts that are chosen."""
     rows: list[Row] = []
 
     def add(*measured: Row) -> None:

@@ -20,7 +20,7 @@ from benchmarks.tracker_rows import LOAD_TOPIC_ID, write_pairs
 from confluent_kafka import Consumer, TopicPartition
 
 from kafkamq.config import ServiceConfig
-from kafkamq.markers.wire.markers import StartEncoder
+from kafkamq.markers.wire.marker_writer import StartEncoder
 from kafkamq.queue.wire.keys import marker_key, marker_partition
 from kafkamq.transport.admin import Admin
 from kafkamq.types import MessageId

@@ -180,7 +180,6 @@ def in_flight_rows(
 
     ``start`` runs a tracker of the namespace, always with the same checkpoint.
     """
-    reported = _reported_rows()
     with start() as running:
         wait_until_live(running, partitions)
         if in_runs:
@@ -189,9 +188,9 @@ def in_flight_rows(
         else:
             tracker_rows.write_starts(config, messages, partitions, timeout_ms=_LONG_MS)
         _wait_for_entries(running, messages)
-        # Spark reports the rows and the state of a batch a moment after the batch.
-        markers = messages // tracker_rows.RUN if in_runs else messages
-        _wait_for(running, lambda: _reported_rows() - reported, markers)
+        # Spark reports the state of a batch a moment after it; the next report knows all entries.
+        reported = _reported_rows()
+        _wait_for(running, lambda: _reported_rows() - reported, 1)
         state_mb = _state_mb()
     begin_s = time.monotonic()
     with start() as running:

@@ -19,10 +19,11 @@ from itertools import pairwise
 from benchmarks.load import LoadProducer
 from benchmarks.rows import Row
 from confluent_kafka import Consumer, TopicPartition
+from harness.markers import encode_start
 
 from kafkamq.config import ServiceConfig
 from kafkamq.markers.tracker.local import LocalTracker
-from kafkamq.markers.wire.markers import encode_end, encode_start
+from kafkamq.markers.wire.marker_writer import encode_end
 from kafkamq.queue.service import Service
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.follower import Follower

@@ -19,12 +19,8 @@ from benchmarks.rows import Row, scaled
 
 from kafkamq.config import ServiceConfig
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
-from kafkamq.markers.wire.markers import (
-    StartEncoder,
-    encode_batch_start,
-    encode_end,
-    encode_marker,
-)
+from kafkamq.markers.wire.marker_writer import StartEncoder, encode_batch_start, encode_end
+from kafkamq.markers.wire.markers import encode_marker
 from kafkamq.queue.wire.keys import marker_key, marker_partition
 from kafkamq.transport.admin import Admin
 from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, Outcome

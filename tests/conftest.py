@@ -18,6 +18,7 @@ import pytest_timeout
 from hypothesis import HealthCheck, settings
 from tests.examples import IS_FRESH
 from tests.faults.figures import MARK
+from tests.scheduling import lets_others_go_first
 from tests.sharing import shared
 from tests.spark_starts import spark_environment
 from tests.waiting import SLOWNESS, measure_slowness, within
@@ -87,6 +88,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     from tests.scheduling import ByKind
 
     return ByKind(config, log)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    number = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    if lets_others_go_first(int(number), (item.nodeid for item in session.items)):
+        os.nice(5)
 
 
 @pytest.hookimpl(trylast=True)

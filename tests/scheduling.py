@@ -1,9 +1,10 @@
 """How pytest-xdist divides the tests: each worker has a kind of them that it takes first.
 
 Tests on Kafka mostly wait; those of the rules keep a core busy and wait for nothing; Spark is in
-between, and a session takes longer to start and to get warm than most files need. So Spark and
-Kafka begin, and who is done with Spark fills with rules what the others leave of the cores. Nobody
-who has no Spark session yet starts one while there is something else to do.
+between, and a session takes longer to start and to get warm than most files need. So two workers
+begin with Spark and most with Kafka; one, which lets all others go first, fills with rules what
+these leave of the cores, and the others do so when they are done with theirs. Nobody who has no
+Spark session yet starts one while there is something else to do.
 
 The end is near when nobody has more to take: what workers have before them then is all that is
 left. So a kind begins with its slow tests (``conftest.py`` puts them first), and a worker has one
@@ -12,14 +13,18 @@ test before it beside the one that runs, not two.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 
 import pytest
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-__all__ = ["ByKind", "TOGETHER", "kinds_for"]
+__all__ = ["ByKind", "TOGETHER", "kinds_for", "lets_others_go_first"]
 
+# By their numbers, which also say who shares a broker.
+SPARK_FIRST = (0, 3)
+RULES_FIRST = 1
 _SPARK, _RULES, _KAFKA = "spark", "rules", "kafka"
 _FOLDERS = {
     _SPARK: ("tests/spark/", "tests/e2e/test_demo_verdict.py"),
@@ -62,8 +67,16 @@ TOGETHER = tuple(
 
 
 def kinds_for(worker: int) -> tuple[str, str, str]:
-    """What a worker takes, in its order: a third of them Spark first, the others Kafka."""
-    return (_SPARK, _RULES, _KAFKA) if worker % 3 == 0 else (_KAFKA, _RULES, _SPARK)
+    """What a worker takes, in its order."""
+    if worker in SPARK_FIRST:
+        return _SPARK, _RULES, _KAFKA
+    return (_RULES, _KAFKA, _SPARK) if worker == RULES_FIRST else (_KAFKA, _RULES, _SPARK)
+
+
+def lets_others_go_first(worker: int, nodeids: Iterable[str]) -> bool:
+    """Whether it begins with rules, beside others that do not."""
+    kinds = {_rank_of(nodeid)[0] for nodeid in nodeids}
+    return worker == RULES_FIRST and {_RULES, _KAFKA} <= kinds
 
 
 @cache

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from harness.markers import encode_start
 from harness.simulation.limits import Behaviour, Limits
 from harness.simulation.scheduler import Process, Scheduler
 from harness.simulation.settlers import Reported, say
@@ -26,7 +27,6 @@ from kafkamq.errors import (
 )
 from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.tracker.local import LocalTracker, run_standing_by
-from kafkamq.markers.wire.markers import encode_start
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.message import Message
 from kafkamq.queue.service import Service

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from harness.simulation.processes import FIRST_INVENTED, INVENTED, LATER
-from kafkamq.markers.wire.markers import decode_marker, encode_keepalive
+from kafkamq.markers.wire.marker_writer import encode_keepalive
+from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.wire.headers import REASON, read_message_headers
 from kafkamq.testing.history import LogRecord, MessageHistory, Timeline, Why, read_timelines
 from kafkamq.types import MarkerType, MessageId, Outcome, expand
@@ -192,7 +193,7 @@ def _of_history(timeline: Timeline, history: MessageHistory) -> Counter[str]:
     started = [at for at in timeline.starts_of_engines if 0 <= history.due < at < history.end]
     return Counter(
         {
-            "a late verdict": history.late_acks,
+            "a late verdict": len(history.late_at),
             "a START behind its END (R12)": history.is_extra,
             "held longer than max_lease": history.why is Why.MAX_LEASE,
             "released": history.why is Why.RELEASED,

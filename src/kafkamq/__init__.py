@@ -45,57 +45,21 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "Service",
-    "Queue",
-    "Producer",
-    "Consumer",
-    "Message",
-    "Delivery",
-    "Worker",
-    "ParallelConsumer",
-    "ParallelRecord",
-    "OutgoingRecord",
-    "Produced",
-    "SchemaRegistry",
-    "trace_headers",
-    "Ack",
-    "Nack",
-    "Reject",
-    "Backoff",
-    "OutgoingMessage",
-    "OutgoingDeadLetter",
-    "DeadLetterWriter",
-    "SentMessage",
-    "ScheduleToken",
-    "MessageId",
-    "KafkaMQError",
-    "ConfigError",
-    "StateError",
-    "WireError",
-    "LeaseLostError",
-    "SchemaRegistryError",
-    "DeadlineExceededError",
-    "BrokerError",
-    "FencedError",
-    "DataLossError",
-    "__version__",
-]
+    "Service", "Queue", "Producer", "Consumer", "Message", "Delivery", "Worker",
+    "ParallelConsumer", "ParallelRecord", "OutgoingRecord", "Produced", "SchemaRegistry",
+    "trace_headers", "Ack", "Nack", "Reject", "Backoff", "OutgoingMessage", "OutgoingDeadLetter",
+    "DeadLetterWriter", "SentMessage", "ScheduleToken", "MessageId", "KafkaMQError", "ConfigError",
+    "StateError", "WireError", "LeaseLostError", "SchemaRegistryError", "DeadlineExceededError",
+    "BrokerError", "FencedError", "DataLossError", "__version__",
+]  # fmt: skip
 
 __version__ = "0.2.0"
 
 _HOMES = {
     "kafkamq.config": ("Backoff", "DeadLetterWriter"),
     "kafkamq.errors": (
-        "BrokerError",
-        "ConfigError",
-        "DataLossError",
-        "DeadlineExceededError",
-        "FencedError",
-        "KafkaMQError",
-        "LeaseLostError",
-        "SchemaRegistryError",
-        "StateError",
-        "WireError",
+        "BrokerError", "ConfigError", "DataLossError", "DeadlineExceededError", "FencedError",
+        "KafkaMQError", "LeaseLostError", "SchemaRegistryError", "StateError", "WireError",
     ),
     "kafkamq.queue.consumer": ("Consumer",),
     "kafkamq.queue.dead_letter_writer": ("OutgoingDeadLetter",),
@@ -109,15 +73,9 @@ _HOMES = {
     "kafkamq.parallel.consumer": ("ParallelConsumer",),
     "kafkamq.parallel.record": ("ParallelRecord",),
     "kafkamq.types": (
-        "Ack",
-        "MessageId",
-        "Nack",
-        "OutgoingMessage",
-        "Reject",
-        "ScheduleToken",
-        "SentMessage",
+        "Ack", "MessageId", "Nack", "OutgoingMessage", "Reject", "ScheduleToken", "SentMessage",
     ),
-}
+}  # fmt: skip
 __getattr__ = loader(__name__, _HOMES)
 
 

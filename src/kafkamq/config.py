@@ -21,20 +21,6 @@ from typing import Any, Generic, Protocol, TypeVar
 from kafkamq.errors import ConfigError
 from kafkamq.types import Backend
 
-__all__ = [
-    "MAX_REDELIVERY_TIMEOUT_MS",
-    "TOPICS",
-    "Backoff",
-    "Option",
-    "Options",
-    "QueueConfig",
-    "ServiceConfig",
-    "TrackerConfig",
-    "milliseconds",
-    "one_of",
-    "utf8",
-]
-
 # kafka-mq-go's limit, and that of SQS.
 MAX_REDELIVERY_TIMEOUT_MS = 12 * 3_600_000
 MAX_QUEUE_ID_BYTES = 1024
@@ -433,18 +419,15 @@ class QueueConfig:
         _require(isinstance(self.backoff, Backoff), "backoff", self.backoff, "a Backoff")
         once = self.exactly_once and self.is_at_most_once
         _require(not once, "exactly_once", True, "False with delivery='at-most-once'")
-        self._require_place()
+        if self.topic:
+            _require(_is_topic_name(self.topic), "topic", self.topic, _TOPIC_NAME_LIMIT)
+        if self.group_id:
+            utf8(self.group_id, name="group")
 
     @property
     def is_at_most_once(self) -> bool:
         """Return whether what is handed out counts as acknowledged before that."""
         return self.delivery == "at-most-once"
-
-    def _require_place(self) -> None:
-        if self.topic:
-            _require(_is_topic_name(self.topic), "topic", self.topic, _TOPIC_NAME_LIMIT)
-        if self.group_id:
-            utf8(self.group_id, name="group")
 
 
 @dataclass(frozen=True, kw_only=True)

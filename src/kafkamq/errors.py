@@ -5,20 +5,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "BrokerError",
-    "ConfigError",
-    "DataLossError",
-    "DeadlineExceededError",
-    "FencedError",
-    "KafkaMQError",
-    "LeaseLostError",
-    "SchemaRegistryError",
-    "StateError",
-    "UnsupportedVersionError",
-    "WireError",
-]
-
 
 class KafkaMQError(Exception):
     """Base of every error that kafkamq raises on purpose."""

@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
-__all__ = ["loader"]
-
 
 def loader(package: str, homes: Mapping[str, tuple[str, ...]]) -> Callable[[str], object]:
     """Return the ``__getattr__`` of a package; ``homes`` has the names that each module gives."""

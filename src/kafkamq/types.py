@@ -6,28 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 
-__all__ = [
-    "Ack",
-    "Backend",
-    "DeadLetterReason",
-    "Headers",
-    "Marker",
-    "MarkerType",
-    "MarshalRecord",
-    "MarshalType",
-    "MessageBatch",
-    "MessageId",
-    "Nack",
-    "OutgoingMessage",
-    "Outcome",
-    "Reject",
-    "ScheduleToken",
-    "RangeRecord",
-    "RangeType",
-    "SentMessage",
-    "expand",
-]
-
 Header = tuple[str, "bytes | None"]
 Headers = tuple[Header, ...]
 """Record headers in their order; Kafka allows a name more than once and null values."""
@@ -122,6 +100,14 @@ class MessageBatch:
                 offset = self.base_offset + number
                 yield MessageId(self.partition, offset, self.topic_id, self.leader_epoch)
 
+    def __contains__(self, one: MessageId) -> bool:
+        bit = one.offset - self.base_offset
+        is_of_log = one.partition == self.partition and one.log == (
+            self.topic_id,
+            self.leader_epoch,
+        )
+        return is_of_log and bit >= 0 and self.bits >> bit & 1 == 1
+
 
 @dataclass(slots=True)
 class Marker:
@@ -154,6 +140,14 @@ class Marker:
     message_topic: str = ""
     # At most one of each chunk.
     batches: tuple[MessageBatch, ...] = ()
+
+    @property
+    def named(self) -> tuple[MessageBatch, ...]:
+        """Return the messages that it names; a single one is a batch of its own."""
+        one = self.message_id
+        if one is None:
+            return self.batches
+        return (MessageBatch(one.partition, *one.log, one.offset, 1),)
 
 
 def expand(marker: Marker) -> Iterator[Marker]:

@@ -13,7 +13,7 @@ from tests.contract.worlds import World
 from tests.waiting import wait_until
 
 from kafkamq import Message, SchemaRegistryError, Worker
-from kafkamq.queue.handler import BodyError
+from kafkamq.queue.json_values import BodyError
 
 
 @pytest.fixture(autouse=True)

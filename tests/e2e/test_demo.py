@@ -70,8 +70,10 @@ def check_form(result: dict[str, Any]) -> None:
         assert sum(queue[name] for queue in result["queues"]) == result[name]
 
 
-def test_on_spark() -> None:
-    result, errors = run_demo("--messages", "600")
+@pytest.mark.parametrize("engine", ["local", pytest.param("spark", marks=pytest.mark.faults)])
+def test_its_own_messages(engine: str) -> None:
+    """The verdict is Spark's, whatever tracks."""
+    result, errors = run_demo("--messages", "600", "--engine", engine)
     check_form(result)
     assert (result["sent"], result["lost"]) == (600, 0)
     # A machine that is too busy to renew leases in time may give up others than the poison.

@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 from harness.faults import committed_positions, read_records
+from harness.markers import encode_start
 from tests.faults.stage import Stage
 from tests.integration.tracker_logs import Logs
 from tests.sure_producer import SureProducer
@@ -24,7 +25,8 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import DataLossError, WireError
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.markers.tracker.records import StatusReader
-from kafkamq.markers.wire.markers import decode_marker, encode_end, encode_keepalive, encode_start
+from kafkamq.markers.wire.marker_writer import encode_end, encode_keepalive
+from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.names import group_of
 from kafkamq.queue.service import Service

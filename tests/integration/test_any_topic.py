@@ -221,7 +221,7 @@ def test_a_killed_workers_messages_come_again(bootstrap: str, namespace: str) ->
             consumer.flush()
 
 
-def test_what_a_topic_lacks_is_said(bootstrap: str, namespace: str, caplog: object) -> None:
+def test_what_a_topic_lacks_is_reported(bootstrap: str, namespace: str, caplog: object) -> None:
     with make_service(bootstrap, namespace) as service:
         compacted = make_topic(bootstrap, f"{namespace}-c", cleanup_policy="compact")
         with pytest.raises(ConfigError, match=r"kafka-configs\.sh .* cleanup\.policy=delete"):

@@ -121,7 +121,7 @@ def test_doctor_and_decode(topics: ClaimTopics, bootstrap: str, namespace: str) 
     ]
 
 
-def test_what_cannot_work_is_said(topics: ClaimTopics, bootstrap: str, namespace: str) -> None:
+def test_what_cannot_work_is_refused(topics: ClaimTopics, bootstrap: str, namespace: str) -> None:
     environment = Commands(bootstrap, namespace).environment
     on = ("--topic", topics.coordination, "--interval", "10")
     none = ("--topic", f"{topics.coordination}-none")

@@ -202,7 +202,7 @@ def test_partitions_that_are_added_are_claimed(topics: ClaimTopics) -> None:
         consumer.wait_for_claims(3)
 
 
-def test_what_cannot_work_is_said(topics: ClaimTopics) -> None:
+def test_what_cannot_work_is_refused(topics: ClaimTopics) -> None:
     with topics.cluster() as cluster:
         for client in ("", "a/b", "x" * 250, "a\n"):
             with pytest.raises(ConfigError, match="client_id"):

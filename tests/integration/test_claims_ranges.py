@@ -196,7 +196,7 @@ def test_at_most_once_killed_members_repeat_nothing_and_lose_a_batch_at_most(
     assert total - len(seen) <= size * kills, "more than a batch was lost for a kill"
 
 
-def test_what_cannot_work_is_said(bootstrap: str) -> None:
+def test_what_cannot_work_is_refused(bootstrap: str) -> None:
     topics = ClaimTopics(bootstrap, partitions=1)
     with pytest.raises(ConfigError, match="size"):
         members(topics, "a", size=0)

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +21,13 @@ from tests.waiting import wait_until, within
 
 from kafkamq.cli import output
 from kafkamq.cli.app import main
+from kafkamq.cli.web import default_path
+from kafkamq.config import ServiceConfig
+from kafkamq.dev import cache_dir_from
+from kafkamq.dev.artifacts import cache_folder
+from kafkamq.web.app import serving
+from kafkamq.web.index.follower import IndexOptions
+from kafkamq.web.options import WebOptions
 
 
 @pytest.fixture
@@ -190,15 +198,23 @@ def test_secrets_of_a_file_are_not_shown(tmp_path: Path, bootstrap: str) -> None
         assert "hunter2" not in out + errors
 
 
-def test_dev_prints_its_address_and_ends_at_once(bootstrap: str) -> None:
+def test_dev_prints_its_address_and_ends_at_once(
+    bootstrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     del bootstrap  # its jars are fetched then
-    process = Commands("", "").process("dev", "--json")
+    monkeypatch.setenv("KAFKAMQ_CACHE", str(cache_folder(cache_dir_from(os.environ))))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    process = Commands("", "").process("dev", "--web", "--json")
     try:
         assert process.stdout is not None
         where = json.loads(process.stdout.readline())
-        host, port = where["bootstrap_servers"].split(":")
-        with socket.create_connection((host, int(port)), timeout=within(60)):
-            pass
+        # Its pages leave the index of this namespace to those of `kafkamq web`.
+        config = ServiceConfig(bootstrap_servers=where["bootstrap_servers"])
+        pages = IndexOptions(path=default_path(config))
+        with serving(config, WebOptions(port=0), pages) as address:
+            for each in (address, where["pages"]):
+                with urllib.request.urlopen(f"{each}api/state", timeout=within(60)) as answer:
+                    assert json.load(answer)["namespace"] == config.namespace
         process.send_signal(signal.SIGINT)
         assert process.wait(within(60)) == 0
     finally:

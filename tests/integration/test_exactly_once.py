@@ -192,7 +192,7 @@ def test_a_transaction_is_bounded_in_bytes(
 
 def _partitions(consumer: Any) -> int:
     """How many it has."""
-    return len(consumer.intake.reader.partitions)
+    return len(consumer.intake.reader.group.places)
 
 
 def _everything(consumers: Sequence[Consumer], count: int) -> list[Message]:

@@ -7,15 +7,16 @@ from dataclasses import replace
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from harness.markers import encode_start, read_positions
 from tests.integration.queue_logs import make_service, markers, receive_all, starts
 from tests.integration.tracker_logs import Logs
 from tests.sure_producer import SureProducer
 from tests.waiting import wait_until, within
 
 from kafkamq.config import TrackerConfig
-from kafkamq.markers.tracker.ledger import LedgerKey, read_positions
+from kafkamq.markers.tracker.ledger import LedgerKey
 from kafkamq.markers.tracker.local import LocalTracker
-from kafkamq.markers.wire.markers import encode_end, encode_start, encode_tick
+from kafkamq.markers.wire.marker_writer import encode_end, encode_tick
 from kafkamq.transport.admin import Admin
 from kafkamq.types import MarkerType, MessageId, Outcome
 

@@ -16,7 +16,7 @@ from tests.waiting import deadline_after, wait_until, within
 from kafkamq.config import TrackerConfig
 from kafkamq.markers.tracker import settlement
 from kafkamq.markers.tracker.local import LocalTracker
-from kafkamq.markers.wire.markers import encode_keepalive
+from kafkamq.markers.wire.marker_writer import encode_keepalive
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.log_reader import Patience
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome

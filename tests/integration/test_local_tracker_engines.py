@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
+from harness.markers import read_positions
 from tests.integration.tracker_logs import Logs
 from tests.waiting import wait_until, within
 
@@ -16,7 +17,7 @@ from kafkamq.errors import ConfigError, FencedError
 from kafkamq.markers.rules.delivery import DueCause, Settle
 from kafkamq.markers.tracker import local as tracker_module
 from kafkamq.markers.tracker import settlement
-from kafkamq.markers.tracker.ledger import Ledger, LedgerKey, OpenLedgers, claim, read_positions
+from kafkamq.markers.tracker.ledger import Ledger, LedgerKey, OpenLedgers, claim
 from kafkamq.markers.tracker.local import LocalTracker, tracker_group
 from kafkamq.markers.tracker.settlement import ActionSettler, SettlementError
 from kafkamq.markers.wire.records import Position

@@ -20,6 +20,7 @@ from confluent_kafka.admin import (
     NewTopic,
     ResourceType,
 )
+from harness.markers import read_positions
 from tests.integration.queue_logs import delete_group
 from tests.integration.tracker_logs import Logs
 from tests.waiting import wait_until, within
@@ -32,10 +33,10 @@ from kafkamq.errors import (
     DeadlineExceededError,
     UnsupportedVersionError,
 )
-from kafkamq.markers.tracker.ledger import LedgerKey, read_positions
+from kafkamq.markers.tracker.ledger import LedgerKey
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.markers.tracker.records import Quarantine, Ticker
-from kafkamq.markers.wire.markers import encode_end
+from kafkamq.markers.wire.marker_writer import encode_end
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.log_reader import RecordReader
 from kafkamq.types import MessageId, Outcome

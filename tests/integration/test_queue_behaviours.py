@@ -159,7 +159,7 @@ def test_05_two_consumers_share_a_queue(service: Service) -> None:
 
 def _joined(consumer: object) -> bool:
     consumer.receive(0.05)  # type: ignore[attr-defined]
-    return len(consumer.intake.reader.partitions) == 1  # type: ignore[attr-defined]
+    return len(consumer.intake.reader.group.places) == 1  # type: ignore[attr-defined]
 
 
 def test_06_queues_are_isolated(tracked_service: Service) -> None:

@@ -155,7 +155,7 @@ def _owned(consumer: Consumer, got: list[Message] | None = None) -> int:
     assert got is not None or not messages
     if got is not None:
         got += messages
-    return len(consumer.intake.reader.partitions)
+    return len(consumer.intake.reader.group.places)
 
 
 def test_a_busy_worker_does_not_hold_up_the_group(service: Service) -> None:
@@ -183,7 +183,7 @@ def test_a_partition_that_was_paused_when_it_went_is_read_when_it_is_back(
     receive_all(first, 1)
     second = queue.consumer()
     wait_until(
-        lambda: all(len(each.intake.reader.partitions) == 1 for each in (first, second))
+        lambda: all(len(each.intake.reader.group.places) == 1 for each in (first, second))
     )  # all paused, one gone
     assert first.receive(0.1) is None  # what is left is resumed
     second.close()
@@ -201,7 +201,7 @@ def test_messages_polled_for_a_lost_partition_are_not_started(service: Service) 
     wait_until(lambda: len(first.intake.pipeline))
     second = queue.consumer()
     wait_until(lambda: _owned(second, held) == 1)
-    wait_until(lambda: len(first.intake.reader.partitions) == 1)
+    wait_until(lambda: len(first.intake.reader.group.places) == 1)
     got = Counter(message.payload for message in held)
     deadline_s = deadline_after(60)
     while sum(got.values()) < 100 and time.monotonic() < deadline_s:

@@ -30,7 +30,7 @@ from kafkamq import (
     Worker,
 )
 from kafkamq.queue.dead_letters import read_dead_letters
-from kafkamq.queue.handler import BodyError
+from kafkamq.queue.json_values import BodyError
 
 _DOCS = Path(__file__).parents[2] / "docs" / "worker.md"
 _BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)

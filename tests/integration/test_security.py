@@ -132,7 +132,9 @@ def test_doctor_says_what_its_principal_may_do_with_a_topic(
 
 
 @pytest.mark.parametrize("what", ["producer", "consumer", "tracker"])
-def test_a_missing_right_is_said_at_once(secured: SecuredKafka, namespace: str, what: str) -> None:
+def test_a_missing_right_is_reported_at_once(
+    secured: SecuredKafka, namespace: str, what: str
+) -> None:
     """It may look at all topics, but neither read nor write."""
     Logs(secured.open, namespace)
     rights = [right for right in rights_of("worker", namespace) if "DESCRIBE" in right.operation]
@@ -149,7 +151,7 @@ def test_a_missing_right_is_said_at_once(secured: SecuredKafka, namespace: str, 
     assert not raised.value.is_retriable
 
 
-def test_a_missing_right_on_a_group_is_said(secured: SecuredKafka, namespace: str) -> None:
+def test_a_missing_right_on_a_group_is_reported(secured: SecuredKafka, namespace: str) -> None:
     """The client would wait for the group's coordinator until its time is over."""
     logs = Logs(secured.open, namespace)
     rights = [Right("topic", f"{namespace}.*", "DESCRIBE")]
@@ -228,7 +230,7 @@ def with_foreign_authority(secured: SecuredKafka) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("settings", [without_certificate, with_foreign_authority])
-def test_a_certificate_that_will_not_do_is_said_at_once(
+def test_a_certificate_that_will_not_do_is_reported_at_once(
     secured: SecuredKafka, namespace: str, settings: Callable[[SecuredKafka], dict[str, str]]
 ) -> None:
     with Service(secured.mutual, namespace, kafka=settings(secured)) as service:

@@ -60,6 +60,19 @@ def test_a_message_that_nobody_gives_a_verdict_on_is_kept(world: World, bootstra
     assert "ended without a verdict" in letter.error
 
 
+def test_slow_messages_of_a_partition_do_not_hold_back_the_next(world: World) -> None:
+    """Two of the four members that there are at first are assigned to the partition."""
+    queue = world.queue("slow", redelivery_timeout=30.0)
+    with queue.producer() as producer, queue.consumer() as consumer:
+        messages = []
+        for number in range(4):
+            producer.send(b"%d" % number, key="of one partition").result(within(30))
+            messages += receive(consumer, 1)
+        for message in messages:
+            message.ack()
+        consumer.flush()
+
+
 def test_a_lease_longer_than_any_lock_is_refused(world: World) -> None:
     queue = world.service.queue("long", backend="share", redelivery_timeout=61.0)
     queue.create_topics(partitions=1)

@@ -224,7 +224,7 @@ def test_every_question_ends_within_its_bound(ask: Question, kind: str) -> None:
     assert servers in str(caught.value)
 
 
-def test_wrong_credentials_are_said_before_the_bound(bootstrap: str) -> None:
+def test_wrong_credentials_are_reported_before_the_bound(bootstrap: str) -> None:
     config = ServiceConfig(
         bootstrap_servers=bootstrap,
         kafka={

@@ -527,7 +527,7 @@ def test_messages_are_sent_edited_and_cancelled(letters: Letters, tmp_path: Path
     assert "h\u00e4" not in json.dumps([dict(each.more) for each in log], ensure_ascii=False)
 
 
-def test_what_cannot_be_read_yet_is_written_and_said(letters: Letters, tmp_path: Path) -> None:
+def test_what_cannot_be_read_yet_is_written_and_reported(letters: Letters, tmp_path: Path) -> None:
     config = letters.config
     letters.write("one")
     with client(config, tmp_path / "index") as web:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
+from harness.markers import encode_start
 from tests.sure_producer import SureProducer
 from tests.waiting import within
 
@@ -24,14 +25,8 @@ from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import WireError
 from kafkamq.markers.rules.batching import gather
 from kafkamq.markers.tracker.records import StatusReader
-from kafkamq.markers.wire.markers import (
-    decode_marker,
-    encode_end,
-    encode_keepalive,
-    encode_marker,
-    encode_schedule,
-    encode_start,
-)
+from kafkamq.markers.wire.marker_writer import encode_end, encode_keepalive, encode_schedule
+from kafkamq.markers.wire.markers import decode_marker, encode_marker
 from kafkamq.markers.wire.records import Sign
 from kafkamq.queue.topics import create_topics
 from kafkamq.queue.wire.headers import Origin, read_message_headers

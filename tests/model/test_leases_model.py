@@ -278,7 +278,7 @@ class LeasesMachine(RuleBasedStateMachine):
         known = held[pick % len(held)]
         lease, offset = known.lease, known.offset
         if len(lease.offsets) > 1 and self.leases.may_hand_out(lease, self.now_ms):
-            own = self.leases.apart(lease, offset)
+            own = self.leases.apart(lease, [offset])
             lease.uncollected.discard(offset)
             lease.held.remove(offset)
             self.leases.keep(own)

@@ -101,9 +101,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         partition = self.partitions[index]
         offset, highest, holes = partition.committed
         tracker = OffsetTracker(offset, highest_seen=highest, incompletes=holes)
-        epoch = partition.state.epoch if partition.state is not None else 0
+        before = partition.state
         partition.state = self.scheduler.assign(index, tracker)
-        assert partition.state.epoch > epoch
+        assert partition.state is not before
         partition.entries, partition.position, partition.began = {}, offset, offset
         partition.skipped = set(range(offset, highest + 1)).difference(holes)
         lost = {r.offset for r in partition.log if r.offset < offset} | partition.skipped

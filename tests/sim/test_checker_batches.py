@@ -283,11 +283,11 @@ def _verdict(one: MessageId) -> dict[str, object]:
 def test_the_demo_follows_batches() -> None:
     recorder = DemoRecorder()
     for one in IDS:
-        recorder.message((0, one.offset), "q", is_first=True)
+        recorder.message((0, one.offset), is_first=True)
     batches = batches_of(IDS)
     recorder.marker((0, 0), replace(START, batches=batches))
-    assert (recorder.held, recorder.open_copies()) == (6, 6)
+    assert recorder.snapshot(6).held == 6
     recorder.marker((0, 1), replace(END, batches=batches_of(IDS[2:])))
-    assert (recorder.held, recorder.count(Outcome.ACK)) == (2, 4)
+    assert (recorder.snapshot(6).held, recorder.snapshot(6).acked) == (2, 4)
     recorder.marker((0, 2), Marker(MarkerType.KEEPALIVE, consumer_id="c", batches=batches))
     assert recorder.keepalives == 1

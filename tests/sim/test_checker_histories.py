@@ -100,4 +100,4 @@ def test_a_history_without_a_start_was_acked() -> None:
     timeline = read_timelines(as_log([MarkerRecord(0, 1000, end)], 0))[0]
     (history,) = timeline.histories()
     assert history.ending is Ending.ACKED
-    assert not history.is_due
+    assert history.why is None

@@ -14,7 +14,8 @@ import pytest
 from harness.simulation.limits import Behaviour, Faults, Limits, WorkerSettings
 from harness.simulation.simulator import Simulation, simulate
 
-from kafkamq.markers.wire.markers import decode_marker, encode_end, encode_marker
+from kafkamq.markers.wire.marker_writer import encode_end
+from kafkamq.markers.wire.markers import decode_marker, encode_marker
 from kafkamq.queue.wire.headers import DELIVERY_COUNT, ORIGIN, REASON
 from kafkamq.testing.checker import CheckFailedError, Verdict, check_logs
 from kafkamq.testing.history import LogRecord

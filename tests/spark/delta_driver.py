@@ -67,7 +67,7 @@ def delta_driver(
 
 
 def by_batch_number(table: str) -> Any:
-    """What does not suffice: Delta passes over a batch whose number it knows."""
+    """Rely on the batch's number, which does not suffice: Delta passes over one that it knows."""
 
     def write(frame: DataFrame, batch: int) -> DataFrame:
         origin = [name for name in frame.columns if name.startswith("origin_")]

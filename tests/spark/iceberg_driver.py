@@ -77,12 +77,12 @@ def values(spark: SparkSession, table: str) -> list[str]:
 
 
 def append(frame: DataFrame, table: str) -> None:
-    """What does not suffice."""
+    """Append each batch, which does not suffice: a repeated one is there twice."""
     frame.select(*frame.sparkSession.table(table).columns).writeTo(table).append()
 
 
 def merge(frame: DataFrame, table: str) -> None:
-    """What does not suffice for two at once: Spark makes an append of it."""
+    """Merge, which does not suffice for two at once: Spark makes an append of it."""
     frame.createOrReplaceTempView("new")
     frame.sparkSession.sql(
         f"MERGE INTO {table} done USING new ON done.origin_topic = new.origin_topic AND "

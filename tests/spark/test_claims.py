@@ -173,7 +173,7 @@ def test_a_query_that_fails_says_why_whatever_its_guard_does(is_lost: bool) -> N
             raise self.exception()
 
         def stop(self) -> None:
-            """It has ended."""
+            """Do nothing: the query has ended."""
 
     guard = claimed_assign(Held(), "t").guard(Query())  # type: ignore[arg-type]
     assert is_committing.wait(within(30.0))

@@ -84,7 +84,7 @@ def test_a_token_reads_back(
 @pytest.mark.parametrize(
     "text", [None, "", "1/2/3", "2/0/0/0//0/c/1/1/1/1", "1/x/0/0//0/c/1/1/1/1"]
 )
-def test_what_is_no_token_is_said(text: str | None) -> None:
+def test_what_is_no_token_is_refused(text: str | None) -> None:
     with pytest.raises(StateError, match="ack_token"):
         decode_token(text)
 

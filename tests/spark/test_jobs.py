@@ -29,9 +29,10 @@ from kafkamq.queue.dead_letters import REPLAY_NAME, REPLAYED_FROM
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.spark import register, write_stream
+from kafkamq.spark.formats import register_views
 from kafkamq.spark.jobs.replay import Replay, replay
 from kafkamq.spark.jobs.sql import Tables, view_session
-from kafkamq.spark.views import VIEWS, register_views
+from kafkamq.spark.options import VIEWS
 from kafkamq.transport.transactions import TransactionalProducer
 from kafkamq.types import DeadLetterReason, Marker, MarkerType, MessageId, Outcome
 

@@ -201,13 +201,13 @@ def test_the_environment_of_the_tests_is_fine() -> None:
 
 
 @pytest.mark.parametrize("master", ["foo", "local[x]", "spark://host", ""])
-def test_a_master_that_is_none_is_said_before_spark_starts(master: str) -> None:
+def test_a_master_that_is_none_is_refused_before_spark_starts(master: str) -> None:
     with pytest.raises(ConfigError, match=r"master is '.*': it must be local\[N\], spark://"):
         session.build_session(master=master)
 
 
 @pytest.mark.parametrize("command", [("sql", "SELECT 1"), ("replay", "--everything"), ("audit",)])
-def test_a_master_that_does_not_answer_is_said_before_spark_starts(
+def test_a_master_that_does_not_answer_is_refused_before_spark_starts(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "has_session", lambda: False)  # a session would be taken as it is

@@ -161,7 +161,7 @@ def registry_of(
 
 
 def avro_of(number: int, schema: object, value: object) -> bytes:
-    """A framed payload."""
+    """Frame a value as Confluent's serializers do."""
     written = BytesIO()
     schemaless_writer(written, parse_schema(schema), value)  # type: ignore[arg-type]
     return b"\0" + number.to_bytes(4, "big") + written.getvalue()

@@ -519,7 +519,7 @@ def test_the_later_of_two_queries_on_a_queue_goes_on(
     assert sorted(seen) == [("earlier", 0), ("earlier", 1), *(("later", n) for n in (2, 3, 4))]
 
 
-def test_what_cannot_work_is_said(spark: SparkSession, logs: Logs, checkpoint: str) -> None:
+def test_what_cannot_work_is_refused(spark: SparkSession, logs: Logs, checkpoint: str) -> None:
     stream = read_queue(spark, "emails")
     with pytest.raises(ConfigError, match="checkpoint is missing"):
         ack(stream)

@@ -17,6 +17,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     NewPartitions,
 )
+from harness.markers import read_positions
 from tests.integration.queue_logs import delete_group
 from tests.spark.processes import python_processes
 from tests.spark.tracker_runs import (
@@ -38,7 +39,7 @@ from kafkamq.errors import (
     StateError,
     UnsupportedVersionError,
 )
-from kafkamq.markers.tracker.ledger import Ledger, LedgerKey, read_positions
+from kafkamq.markers.tracker.ledger import Ledger, LedgerKey
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.markers.tracker.settlement import ActionSettler, SettleReport
 from kafkamq.metrics.catalog import LATENESS, SPARK_RUNNING

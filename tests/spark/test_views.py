@@ -14,7 +14,8 @@ from tests.integration.tracker_logs import Logs
 
 from kafkamq.errors import ConfigError
 from kafkamq.queue.wire.headers import Origin, copy_headers, dead_letter_headers
-from kafkamq.spark.views import VIEWS, register_views
+from kafkamq.spark.formats import register_views
+from kafkamq.spark.options import VIEWS
 from kafkamq.types import DeadLetterReason, Marker, MarkerType, MessageId, Outcome
 
 if TYPE_CHECKING:

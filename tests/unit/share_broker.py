@@ -21,7 +21,6 @@ from kafkamq.config import QueueConfig
 from kafkamq.queue.dead_letter_writer import TopicOutbox
 from kafkamq.queue.sure_writer import Form, Written
 from kafkamq.share import backend as share
-from kafkamq.share import member as share_member
 from kafkamq.share.backend import ShareConsumer
 from kafkamq.share.settings import ShareLimits
 from kafkamq.types import Backend
@@ -212,7 +211,7 @@ def share_group(
         min_session_ms=1,
         max_session_ms=1,
     )
-    monkeypatch.setattr(share_member, "open_share_consumer", lambda _: Client(broker))
+    monkeypatch.setattr(share, "open_share_consumer", lambda _: Client(broker))
     monkeypatch.setattr(share, "MARGIN_MS", margin_ms)
     monkeypatch.setattr(ShareConsumer, "_set_up", lambda *_: (limits, round(1000 * broker.lock_s)))
     yield broker

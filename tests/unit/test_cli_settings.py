@@ -110,7 +110,7 @@ def test_whatever_a_password_looks_like_it_is_a_text(
 @pytest.mark.parametrize(
     "value", ["canary", '{"sasl.password": "canary"', '["canary"]', '{"sasl.password": ["canary"]}']
 )
-def test_properties_that_are_no_object_are_said_and_not_shown(
+def test_properties_that_are_no_object_are_refused_and_not_shown(
     monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     monkeypatch.setenv("KAFKAMQ_KAFKA", value)

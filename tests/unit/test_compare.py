@@ -11,10 +11,13 @@ from typer.testing import CliRunner
 from kafkamq.cli.app import app
 from kafkamq.cli.compare import render, table_rows
 from kafkamq.cli.page import chart
-from kafkamq.dev.compare import Contender, Measured, Slow, Work, parse_range, parse_slow
 from kafkamq.dev.compare.plan import (
+    Contender,
     Item,
+    Measured,
     PhaseKind,
+    Slow,
+    Work,
     decode,
     encode,
     handlers_at_once,
@@ -22,6 +25,8 @@ from kafkamq.dev.compare.plan import (
     judge,
     max_busy,
     ordering_of,
+    parse_range,
+    parse_slow,
     percentile,
     phases,
 )

@@ -8,8 +8,7 @@ import pytest
 from tests.unit.core_fold import START_MS, Fold, T
 
 from kafkamq.markers.rules.delivery import DueCause
-from kafkamq.markers.rules.redelivery import Wake
-from kafkamq.markers.rules.ticks import TickPolicy
+from kafkamq.markers.rules.ticks import TickPolicy, Wake
 from kafkamq.types import Outcome
 
 QUIET = Wake(None, None, False)

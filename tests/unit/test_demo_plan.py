@@ -65,29 +65,29 @@ def marker(kind: MarkerType, offset: int = 0, **fields: object) -> Marker:
 
 def test_the_recorder_is_settled_when_every_copy_has_its_end() -> None:
     recorder = DemoRecorder()
-    assert not recorder.is_settled(2)
-    recorder.message((0, 0), "q", is_first=True)
+    assert not recorder.snapshot(2).is_settled
+    recorder.message((0, 0), is_first=True)
     recorder.marker((1, 0), marker(MarkerType.START))
-    assert (recorder.sent, recorder.held) == (1, 1)
+    assert (recorder.snapshot(2).sent, recorder.snapshot(2).held) == (1, 1)
     recorder.marker((1, 1), Marker(MarkerType.SCHEDULE))
-    assert recorder.sent == 2
+    assert recorder.snapshot(2).sent == 2
     recorder.marker((1, 2), marker(MarkerType.END, outcome=Outcome.NACK))
-    assert (recorder.held, recorder.open_copies()) == (1, 1)
+    assert recorder.snapshot(2).held == 1
     recorder.marker((1, 3), marker(MarkerType.END, outcome=Outcome.REDELIVERED))
-    recorder.message((0, 1), "q", is_first=False)
-    assert not recorder.is_settled(2)
+    recorder.message((0, 1), is_first=False)
+    assert not recorder.snapshot(2).is_settled
     recorder.marker((1, 4), marker(MarkerType.END, 1, outcome=Outcome.ACK))
-    assert not recorder.is_settled(2)
+    assert not recorder.snapshot(2).is_settled
     fired = Marker(
         MarkerType.END, message_id=MessageId(1, 1), of_schedule=True, outcome=Outcome.REDELIVERED
     )
     recorder.marker((1, 5), fired)
-    recorder.message((0, 2), "q", is_first=True)
-    assert not recorder.is_settled(2)
+    recorder.message((0, 2), is_first=True)
+    assert not recorder.snapshot(2).is_settled
     recorder.marker((1, 6), marker(MarkerType.END, 2, outcome=Outcome.ACK))
-    assert recorder.is_settled(2)
-    assert not recorder.is_settled(3)
-    assert (recorder.count(Outcome.ACK), recorder.count(Outcome.REDELIVERED)) == (2, 1)
+    assert recorder.snapshot(2).is_settled
+    assert not recorder.snapshot(3).is_settled
+    assert (recorder.snapshot(2).acked, recorder.snapshot(2).redelivered) == (2, 1)
 
 
 def test_an_ack_behind_the_trackers_end_changes_nothing() -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from harness.faults import Event, HistoryError, Recorder, check_run, digest, read_histories
+from harness.markers import encode_start
 
-from kafkamq.markers.wire.markers import encode_end, encode_start, encode_tick
+from kafkamq.markers.wire.marker_writer import encode_end, encode_tick
 from kafkamq.testing.history import LogRecord
 from kafkamq.types import MessageId, Outcome
 

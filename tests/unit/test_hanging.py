@@ -262,7 +262,7 @@ def test_handlers_in_processes_say_where(tmp_path: Path, monkeypatch: pytest.Mon
         work.shelf.end(work.executor)
 
 
-def test_what_is_said_of_handlers_is_bounded() -> None:
+def test_what_is_told_of_handlers_is_bounded() -> None:
     depth, entered, leave = 3 * MAX_FRAMES, threading.Event(), threading.Event()
 
     def deeper(left: int) -> None:

@@ -82,7 +82,7 @@ def receive_one(consumer: Any) -> Message:
 
 
 def partitions(consumer: Any) -> int:
-    return len(consumer.intake.reader.partitions)
+    return len(consumer.intake.reader.group.places)
 
 
 def test_a_commit_that_took_long_makes_no_later_one_long() -> None:

@@ -140,7 +140,7 @@ def test_a_machine_that_was_suspended_asks_for_the_time_when_it_goes_on(
     part.core.apply(0, 1000, Marker(MarkerType.TICK, consumer_id="us", engine_epoch=1))
     start = Marker(MarkerType.START, MessageId(0, 1), redeliver_after_ms=3_600_000)
     part.core.apply(1, 1000, start)
-    part.was_read()
+    part.ticks.on_read(clock.monotonic_ms(), part.core.next_offset)
     tracker._act(part)
     assert ticks == []
     now_s[0] += 7200

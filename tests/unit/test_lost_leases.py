@@ -58,7 +58,7 @@ def test_one_thread_tells_however_long_it_takes() -> None:
     assert len(told) == 51
 
 
-def test_a_backlog_is_bounded_and_its_excess_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_backlog_is_bounded_and_its_excess_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     told: list[Message] = []
     has_begun, go_on = threading.Event(), threading.Event()
 

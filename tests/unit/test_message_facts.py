@@ -14,8 +14,8 @@ from kafkamq.errors import DeadlineExceededError
 from kafkamq.markers.rules.attempts import Attempt
 from kafkamq.queue.topics import create_topics
 from kafkamq.spark.source import folding as module
-from kafkamq.spark.source.columns import columns_of
-from kafkamq.spark.source.folding import MessageFacts, deliveries_batch, message_facts
+from kafkamq.spark.source.columns import columns_of, deliveries_batch
+from kafkamq.spark.source.folding import MessageFacts, message_facts
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.log_reader import Patience
 from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
@@ -85,7 +85,7 @@ def test_a_start_may_name_a_partition_that_there_is_not(
     assert (invented.headers, one.delivery_count) == ((), 3)
 
 
-def test_what_a_start_has_said_is_not_asked_for(cluster: MemoryKafka, facts: MessageFacts) -> None:
+def test_what_a_start_tells_is_not_asked_for(cluster: MemoryKafka, facts: MessageFacts) -> None:
     cluster.faults.is_down = True
     told = [attempt(0, headers=(("b", b"2"),)), attempt(1, sent_ms=1_700_000_000_000)]
     facts.put_into(told)

@@ -198,7 +198,7 @@ def test_they_go_into_a_registry_of_the_applications() -> None:
     assert len(names) == len(set(names))
 
 
-def test_a_taken_port_is_said() -> None:
+def test_a_taken_port_is_refused() -> None:
     with serve_metrics(0, host="127.0.0.1") as server, pytest.raises(ConfigError, match="listen"):
         serve_metrics(server.port, host="127.0.0.1")
 

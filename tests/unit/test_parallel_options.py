@@ -19,7 +19,7 @@ from tests.waiting import within
 from kafkamq import Backoff, ConfigError, Nack, ParallelConsumer, ParallelRecord, Reject
 from kafkamq.parallel.config import called, fan_out_of
 from kafkamq.parallel.record import PlainRecord
-from kafkamq.queue.handler import BodyError
+from kafkamq.queue.json_values import BodyError
 from kafkamq.runtime.loop_executor import LoopExecutor
 from kafkamq.runtime.thread_executor import ThreadExecutor
 from kafkamq.runtime.work_queue import Executor, HandlerCall, HandlerTimeoutError

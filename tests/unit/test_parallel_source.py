@@ -68,7 +68,7 @@ def test_another_log_is_fetched_also_if_the_one_before_was_paused(
         assigned=lambda _: None, restarted=lambda position: begun.append(position.offset)
     )
     source = Source(config, member, Stats())
-    there = Position("t", 0, 1000, OffsetTracker(1000), True)
+    there = Position(("t", 0), 1000, OffsetTracker(1000), True)
     monkeypatch.setattr(source, "_find", lambda _: [there])
     source.subscribe()
     client.on_assign(client, [TopicPartition("t", 0)])
@@ -80,8 +80,8 @@ def test_another_log_is_fetched_also_if_the_one_before_was_paused(
         "incremental_assign",
         *(["resume"] if is_another else []),
     ]
-    assert not source._group.outside
-    assert not source.ends
+    assert not source.group.outside
+    assert not source.group.ends
 
 
 def test_a_drain_fetches_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:

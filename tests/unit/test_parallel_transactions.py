@@ -257,7 +257,7 @@ def test_an_event_loop_goes_on_while_a_transaction_has_no_room(
     hall = Hall(monkeypatch)
     room = hall.producer.room = threading.Event()
     policy = FailurePolicy(hall.queue.config, hall.stats, pytest.fail, pytest.fail, pytest.fail)
-    publisher = TransactionPublisher(hall.queue, hall.committer, policy)
+    publisher = TransactionPublisher(hall.committer, policy)
     worker = hall.handled("abc")
 
     async def others() -> None:
@@ -450,16 +450,21 @@ def test_who_leaves_a_stream_is_told_what_was_left(caplog: pytest.LogCaptureFixt
     assert (line.levelname, line.count) == ("WARNING", 2)  # type: ignore[attr-defined]
 
 
-def test_a_key_is_in_one_handler_at_a_time_whatever_is_aborted() -> None:
-    """Its partition is read again while its handler is still at work."""
+def kafka_of(*orders: tuple[bytes, bytes | None]) -> str:
+    """The address of a Kafka in memory with values and keys in "orders", and with a topic "out"."""
     servers = f"memory://{uuid.uuid4().hex}"
-    cluster = cluster_of(servers)
     for topic in ("orders", "out"):
-        cluster.create_topic(topic, 1)
+        cluster_of(servers).create_topic(topic, 1)
     producer = open_producer({"bootstrap.servers": servers})
-    for value, key in ((b"slow", b"K"), (b"next", b"K"), (b"quick", b"other")):
+    for value, key in orders:
         producer.produce("orders", value, key)
     producer.flush(5)
+    return servers
+
+
+def test_a_key_is_in_one_handler_at_a_time_whatever_is_aborted() -> None:
+    """Its partition is read again while its handler is still at work."""
+    servers = kafka_of((b"slow", b"K"), (b"next", b"K"), (b"quick", b"other"))
     at_work, most, calls = Counter[bytes](), Counter[bytes](), Counter[bytes]()
 
     def refuse(kind: str, _client: str, _place: object) -> Fault | None:
@@ -468,7 +473,7 @@ def test_a_key_is_in_one_handler_at_a_time_whatever_is_aborted() -> None:
             return None
         return Fault(error=KafkaError(KafkaError.INVALID_TXN_STATE))
 
-    cluster.faults.plan = refuse
+    cluster_of(servers).faults.plan = refuse
     go_on = threading.Event()
 
     def handle(record: ParallelRecord) -> OutgoingRecord:
@@ -497,13 +502,7 @@ def test_a_key_is_in_one_handler_at_a_time_whatever_is_aborted() -> None:
 
 
 def test_no_transaction_is_made_of_what_is_only_read() -> None:
-    servers = f"memory://{uuid.uuid4().hex}"
-    cluster = cluster_of(servers)
-    for topic in ("orders", "out"):
-        cluster.create_topic(topic, 1)
-    producer = open_producer({"bootstrap.servers": servers})
-    producer.produce("orders", b"slow")
-    producer.flush(5)
+    servers = kafka_of((b"slow", None))
     member = open_consumer({"bootstrap.servers": servers, "group.id": "g"})
     member.commit(offsets=[TopicPartition("orders", 0, 0)], asynchronous=False)
     ends: list[str] = []
@@ -512,7 +511,7 @@ def test_no_transaction_is_made_of_what_is_only_read() -> None:
         if kind == "end_transaction":
             ends.append(kind)
 
-    cluster.faults.plan = see
+    cluster_of(servers).faults.plan = see
     is_at_work, go_on = threading.Event(), threading.Event()
 
     def handle(record: ParallelRecord) -> OutgoingRecord:

@@ -17,7 +17,7 @@ from tests.waiting import wait_until, within
 
 from kafkamq import Ack, BrokerError, ConfigError, Nack, Reject
 from kafkamq.config import Backoff
-from kafkamq.parallel.config import Hooks, OnExhausted
+from kafkamq.parallel.config import OnExhausted
 from kafkamq.parallel.failure_policy import FailurePolicy, ParallelDeadLetters
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import Handling, outgoing
@@ -160,7 +160,7 @@ def test_a_delay_is_a_number_of_seconds_or_a_timedelta(delay: object) -> None:
         ("\udcff", "?"),
     ],
 )
-def test_a_reason_is_whatever_can_be_said_of_it(reason: object, text: str) -> None:
+def test_a_reason_is_whatever_can_be_told_of_it(reason: object, text: str) -> None:
     for verdict in (Reject(reason), Nack(None, reason)):  # type: ignore[arg-type]
         found, error = understood(verdict)
         assert error is None
@@ -178,7 +178,7 @@ def test_a_function_of_the_back_off_that_says_nothing_means_a_second(told: objec
 
 @pytest.mark.parametrize("told", [Nack(delay=math.nan), Reject, Array()])
 def test_an_odd_verdict_of_a_hook_is_a_nack(told: Any) -> None:
-    office = Office(hooks=Hooks(on_failure=lambda record, error: told))
+    office = Office(hooks={"on_failure": lambda record, error: told})
     assert office.apply(Placed(0, "a"), ValueError()) is not None
     assert office.failures == []
 

@@ -8,12 +8,13 @@ from contextlib import nullcontext
 
 import pytest
 from confluent_kafka import Message as Record
+from harness.markers import encode_start
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError
 from kafkamq.markers import positions as module
 from kafkamq.markers.positions import AGAIN_S, LOOK_BACK_MS, MARGIN_MS, Positions
-from kafkamq.markers.wire.markers import encode_end, encode_start
+from kafkamq.markers.wire.marker_writer import encode_end
 from kafkamq.markers.wire.records import (
     GroupPosition,
     decode_group_position,

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, Uuid
+from harness.markers import encode_start
 from tests.sure_producer import Row, write_records
 from tests.waiting import within
 
 from kafkamq.config import ServiceConfig
 from kafkamq.markers.rules.delivery import Carry, DueCause, Settle
 from kafkamq.markers.tracker.reading import Found, FoundAction, Rereader
-from kafkamq.markers.wire.markers import encode_end, encode_start
+from kafkamq.markers.wire.marker_writer import encode_end
 from kafkamq.queue.topics import create_topics
 from kafkamq.transport import log_reader
 from kafkamq.transport.admin import uuid_bytes
@@ -222,6 +223,33 @@ def test_starts_that_are_too_large_together_come_as_many_as_a_quarter_of_them(
 ) -> None:
     rows = write_nacked([2000] * 8, reasons=range(8))
     assert [len(window(rereader, rows[first:])) for first in (0, 2)] == [2, 1]
+
+
+class CountedOffset(int):
+    """An offset that counts how often offsets are looked at."""
+
+    looks = 0
+
+    def __hash__(self) -> int:
+        CountedOffset.looks += 1
+        return int.__hash__(self)
+
+
+def test_each_marker_that_was_read_is_looked_at_a_few_times(
+    cluster: MemoryKafka, rereader: Rereader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a window is full, and some of its rows were read: not again for each of these."""
+    rows = write(cluster, 1000)
+    stream = RecordReader.stream
+
+    def counted(*args: Any, **bounds: Any) -> Iterator[tuple[int, Record | None]]:
+        return ((CountedOffset(offset), record) for offset, record in stream(*args, **bounds))
+
+    monkeypatch.setattr(RecordReader, "stream", counted)
+    CountedOffset.looks = 0
+    found = window(rereader, rows)
+    assert 100 < len(found) < len(rows)
+    assert CountedOffset.looks < 10 * len(rows)
 
 
 def test_what_is_gone_or_another_message_is_lost(cluster: MemoryKafka) -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.scheduling import TOGETHER, ByKind
+from tests.scheduling import TOGETHER, ByKind, lets_others_go_first
 
 FILES = [f"tests/integration/test_security.py::test_{name}" for name in "ab"]
 ALONE = [f"tests/integration/test_cli.py::test_{name}" for name in "ab"]
@@ -51,19 +51,27 @@ def divide(*numbers: int) -> list[list[str]]:
 
 
 def test_spark_and_kafka_begin_with_one_test_before_them() -> None:
-    assert divide(0, 1) == [[*SPARK, *RULES, *ALONE], FILES]
-    assert divide(3, 4) == divide(0, 1)
+    assert divide(0, 2) == [[*SPARK, *RULES, *ALONE], FILES]
+    assert divide(3, 4) == divide(0, 2)
 
 
 @pytest.mark.parametrize(
     ("number", "order"),
     [
         (0, [*SPARK, *RULES, *KAFKA]),
-        (1, [*KAFKA, *RULES, *SPARK]),
+        (1, [*RULES, *KAFKA, *SPARK]),
+        (2, [*KAFKA, *RULES, *SPARK]),
     ],
 )
 def test_what_a_worker_goes_on_with(number: int, order: list[str]) -> None:
     assert divide(number) == [order]
+
+
+def test_who_begins_with_rules_lets_those_go_first_that_do_not() -> None:
+    assert lets_others_go_first(1, TESTS)
+    assert not lets_others_go_first(1, RULES)
+    assert not lets_others_go_first(1, KAFKA)
+    assert not lets_others_go_first(2, TESTS)
 
 
 def test_tests_that_share_a_fixture_are_of_one_worker() -> None:

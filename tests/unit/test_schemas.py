@@ -89,7 +89,7 @@ def test_what_cannot_work_is_refused() -> None:
         registry.protobuf(int)
 
 
-def test_without_the_extra_its_name_is_said() -> None:
+def test_without_the_extra_the_error_names_it() -> None:
     program = (
         "import sys; sys.modules['confluent_kafka.schema_registry'] = None\n"
         "from kafkamq import *\n"

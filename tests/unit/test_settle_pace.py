@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Message
+from harness.markers import encode_start
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.markers.rules.delivery import Carry, DueCause, Settle
 from kafkamq.markers.tracker import reading, settlement
 from kafkamq.markers.tracker.settlement import ActionSettler, SettleReport, WindowSize
-from kafkamq.markers.wire.markers import encode_end, encode_start
+from kafkamq.markers.wire.marker_writer import encode_end
 from kafkamq.transport import follower
 from kafkamq.transport import log_reader as reader
 from kafkamq.transport.admin import TopicInfo

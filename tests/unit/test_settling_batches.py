@@ -17,6 +17,7 @@ from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
+from harness.markers import encode_start
 from tests.sure_producer import Row, write_records
 from tests.waiting import wait_until, within
 
@@ -28,14 +29,13 @@ from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.tracker import settlement
 from kafkamq.markers.tracker.ledger import Ledger, LedgerKey, is_later_start
 from kafkamq.markers.tracker.settlement import ActionSettler, SettlementError, SettleReport
-from kafkamq.markers.wire.markers import (
+from kafkamq.markers.wire.marker_writer import (
     StartEncoder,
-    decode_marker,
     encode_batch_start,
     encode_end,
-    encode_start,
     encode_tick,
 )
+from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.topics import create_topics
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.keys import key_partition

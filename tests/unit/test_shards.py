@@ -1,4 +1,4 @@
-"""Scheduling: order, turns, epochs and ceilings."""
+"""Scheduling: order, turns, assignments and ceilings."""
 
 from __future__ import annotations
 
@@ -260,15 +260,15 @@ def test_closing_a_lane_keeps_the_delays_of_others_in_order() -> None:
     assert seen == expected
 
 
-def test_an_assignment_that_comes_again_has_a_higher_epoch() -> None:
+def test_an_assignment_that_comes_again_has_a_state_of_its_own() -> None:
     target = scheduler()
     first = partition_with(target, ["a"])
     (run,) = target.take(0)
     second = target.assign(0, OffsetTracker(0))
     assert first.phase is PartitionPhase.CLOSED
-    assert second.epoch > first.epoch
+    assert second is not first
     assert target.add(second, samples(["a"])) == 1
-    target.finish([run])  # of the old epoch
+    target.finish([run])  # of the old assignment
     assert second.tracker.open_count == 1
     assert second.in_flight_count == 0
     target.close(first)

@@ -13,8 +13,8 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from tests.waiting import within
 
 from kafkamq import BrokerError
-from kafkamq.share import member as share_member
-from kafkamq.share.member import Member
+from kafkamq.share import backend as share
+from kafkamq.share.backend import Member
 
 
 class Client:
@@ -55,10 +55,9 @@ class Owner:
         self.failure: BaseException | None = None
         self.changed = threading.Event()
 
-    def arrived(self, _: Member, records: list[object], __: int) -> int:
+    def arrived(self, _: Member, records: list[object], __: int) -> None:
         self.records += len(records)
         self.changed.set()
-        return len(records)
 
     def has_room(self) -> bool:
         return True
@@ -80,8 +79,8 @@ def run(
 ) -> tuple[Owner, Client]:
     """A member's life until records or its end have come."""
     owner, client = Owner(), Client(list(polls))
-    monkeypatch.setattr(share_member, "open_share_consumer", lambda _: client)
-    monkeypatch.setattr(share_member, "AGAIN_S", 0.01)
+    monkeypatch.setattr(share, "open_share_consumer", lambda _: client)
+    monkeypatch.setattr(share, "AGAIN_S", 0.01)
     member = Member({}, "topic", owner, number=0)
     member.start()
     assert owner.changed.wait(within(30))
@@ -124,7 +123,7 @@ def test_what_waiting_does_not_mend_ends_a_member(
 
 
 def test_a_topic_that_is_gone_ends_a_member_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(share_member, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(share, "PATIENCE_S", 0.05)
     owner, _ = run(monkeypatch, *[raises(KafkaError.UNKNOWN_TOPIC_OR_PART)] * 1000)
     assert isinstance(owner.failure, BrokerError)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafkamq.share.member import (
+from kafkamq.share.backend import (
     HELD_BACK_MS,
     MAX_MEMBERS,
     first_members,
@@ -27,15 +27,15 @@ def test_a_few_first_and_more_for_more_handlers(concurrency: int, first: int, at
 @pytest.mark.parametrize(
     ("held_since_ms", "count"),
     [
-        ([LONG_AGO_MS], 1),
-        ([LONG_AGO_MS] * 4, 2),
+        ([None] * 4, 0),
+        ([LONG_AGO_MS, None, None, None], 1),
+        ([LONG_AGO_MS, LONG_AGO_MS, LONG_AGO_MS + 1, None], 2),
+        ([LONG_AGO_MS] * 4, 4),
+        ([LONG_AGO_MS, None, None, None, None], 0),
         ([LONG_AGO_MS] * 7, 3),
-        ([LONG_AGO_MS] * 9, 1),
         ([LONG_AGO_MS] * 10, 0),
         ([LONG_AGO_MS] * 11, 0),  # the group has taken fewer meanwhile
-        ([LONG_AGO_MS, None], 0),
-        ([LONG_AGO_MS, LONG_AGO_MS + 1], 0),
     ],
 )
-def test_more_when_all_are_held_back(held_since_ms: list[int | None], count: int) -> None:
-    assert members_to_add(held_since_ms, maximum=10, now_ms=NOW_MS) == count
+def test_as_many_as_at_first_may_fetch(held_since_ms: list[int | None], count: int) -> None:
+    assert members_to_add(held_since_ms, first=4, maximum=10, now_ms=NOW_MS) == count

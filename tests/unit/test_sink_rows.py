@@ -11,7 +11,6 @@ from kafkamq.errors import ConfigError, StateError
 from kafkamq.spark.sink.ledger import TASKS, CellEntry, is_written, unconfirmed
 from kafkamq.spark.sink.rows import (
     check_columns,
-    check_message_columns,
     parse_sink_options,
     read_rows,
     slot_column,
@@ -157,7 +156,7 @@ def test_columns_that_a_message_does_not_have_are_refused_with_what_to_write(
     types: dict[str, str], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_message_columns(types)
+        check_columns(types, are_messages=True)
 
 
 def test_each_column_of_a_message_counts_for_its_identity() -> None:

@@ -36,12 +36,12 @@ def test_commands_are_spark_class_of_the_installed_pyspark() -> None:
 
 
 @pytest.mark.parametrize("master", ["h:1", "spark://h", ""])
-def test_a_master_that_is_none_is_said(master: str) -> None:
+def test_a_master_that_is_none_is_refused(master: str) -> None:
     with pytest.raises(ConfigError, match="must be spark://host:port"):
         worker_command(master, cores=1, memory="1g")
 
 
-def test_a_memory_that_is_no_size_is_said() -> None:
+def test_a_memory_that_is_no_size_is_refused() -> None:
     with pytest.raises(ConfigError, match="memory is 'lots': it must be"):
         worker_command("spark://h:1", cores=1, memory="lots")
 

@@ -41,7 +41,7 @@ VERDICTS: list[tuple[Callable[[], Any], str, str]] = [
 def test_a_verdict_that_cannot_be_written_as_it_is(
     is_async: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_log, "disabled", True)  # pytest-xdist takes no lone surrogates either
+    monkeypatch.setattr(_log, "disabled", True)
 
     def handler(message: Any) -> Any:
         return VERDICTS[int(message.payload)][0]()

@@ -13,20 +13,14 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
+from harness.markers import read_positions
 from tests.unit.test_settling_batches import CONFIG, TO_FIRST, Logs, fail_copies, logs, place
 from tests.waiting import wait_until, within
 
 from kafkamq.config import TrackerConfig
 from kafkamq.errors import BrokerError, ConfigError, FencedError
 from kafkamq.markers.tracker import partition, settlement
-from kafkamq.markers.tracker.ledger import (
-    Claim,
-    LedgerKey,
-    OpenLedgers,
-    claim,
-    newest_start,
-    read_positions,
-)
+from kafkamq.markers.tracker.ledger import Claim, LedgerKey, OpenLedgers, claim, newest_start
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.markers.wire.records import TrackerStatus, encode_status
 from kafkamq.spark.blocks import encode_actions

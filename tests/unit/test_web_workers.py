@@ -29,7 +29,7 @@ def answer(body: object, status: str = "200 OK", more: str = "") -> bytes:
 
 
 @contextmanager
-def answering(*parts: bytes, ends: bool = True) -> Iterator[str]:
+def answering(*parts: bytes, ends: bool = True, came: list[object] | None = None) -> Iterator[str]:
     """Whoever comes gets these; then the end, or the last of them for ever."""
     listening = socket.create_server(("127.0.0.1", 0))
     done = threading.Event()
@@ -40,6 +40,8 @@ def answering(*parts: bytes, ends: bool = True) -> Iterator[str]:
                 peer, _ = listening.accept()
             except OSError:
                 return
+            if came is not None:
+                came.append(peer)
             with peer, suppress(OSError):
                 for part in parts:
                     peer.sendall(part)
@@ -137,13 +139,15 @@ def test_one_that_never_ends_is_left_and_holds_up_no_other(
     monkeypatch: pytest.MonkeyPatch, parts: tuple[bytes, ...]
 ) -> None:
     monkeypatch.setattr(workers, "PATIENCE_S", 0.3)
+    came: list[object] = []
     with (
-        answering(*parts, ends=False) as endless,
+        answering(*parts, ends=False, came=came) as endless,
         answering(answer({"pools": [POOL]})) as fine,
         asking(endless, fine) as asked,
     ):
         wait_until(lambda: "nothing within" in said_of(asked, endless))
         wait_until(lambda: asked.slots() == {"q": (1, 2)})
+        wait_until(lambda: len(came) > 1, "it is asked again")
 
 
 def test_names_that_nobody_resolves_hold_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,6 +172,16 @@ def test_names_that_nobody_resolves_hold_up_no_other(monkeypatch: pytest.MonkeyP
                 wait_until(lambda: all("resolution" in said_of(asked, url) for url in dead))
         finally:
             leave.set()
+
+
+def test_it_ends_at_any_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while answers come."""
+    monkeypatch.setattr(workers, "ASK_S", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        urls = [f"http://127.0.0.1:{gone.getsockname()[1]}/{number}" for number in range(20)]
+    for _ in range(10):
+        with asking(*urls) as asked:
+            wait_until(lambda: "not asked" not in said_of(asked, urls[-1]))
 
 
 def test_nobody_is_asked_whom_the_operator_has_not_named() -> None:

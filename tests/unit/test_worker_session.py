@@ -115,7 +115,7 @@ def config(**kafka: str) -> ServiceConfig:
     return ServiceConfig(bootstrap_servers="x:1", namespace="n", kafka=named)
 
 
-def test_what_to_write_is_said() -> None:
+def test_a_problem_names_what_to_write() -> None:
     problem = session_problem(config(session_timeout_ms="30000"), 20_000)
     assert "session.timeout.ms is 30000" in problem
     assert "redelivery_timeout to 50 or more" in problem

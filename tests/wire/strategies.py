@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.examples import examples
 
 from kafkamq.markers.wire import markers_pb2 as pb
-from kafkamq.markers.wire.markers import MAX_DURATION_MS
+from kafkamq.markers.wire.marker_writer import MAX_DURATION_MS
 from kafkamq.types import Headers, Marker, MarkerType, MessageBatch, MessageId, Outcome
 
 bounded = settings(

@@ -11,7 +11,8 @@ from tests.wire.strategies import INT64, bounded, markers, starts
 
 from kafkamq.errors import WireError
 from kafkamq.markers.wire import markers_pb2 as pb
-from kafkamq.markers.wire.markers import StartEncoder, decode_marker, encode_marker
+from kafkamq.markers.wire.marker_writer import StartEncoder
+from kafkamq.markers.wire.markers import decode_marker, encode_marker
 from kafkamq.types import Headers, Marker, MarkerType, MessageBatch, MessageId
 
 

@@ -11,16 +11,14 @@ from tests.wire.strategies import bounded, damaged, markers
 
 from kafkamq.errors import UnsupportedVersionError, WireError
 from kafkamq.markers.wire import markers_pb2 as pb
-from kafkamq.markers.wire.markers import (
+from kafkamq.markers.wire.marker_writer import (
     MAX_DURATION_MS,
     MAX_MARKER_BYTES,
     StartEncoder,
-    decode_marker,
-    decode_slim,
     encode_identity,
-    encode_marker,
     encode_reference,
 )
+from kafkamq.markers.wire.markers import decode_marker, decode_slim, encode_marker
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
 TOPIC_ID = bytes(range(16))

@@ -15,7 +15,8 @@ from kafkamq.errors import WireError
 from kafkamq.markers.rules.batching import MAX_BATCHES, MAX_NAMED
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.wire import markers_pb2 as pb
-from kafkamq.markers.wire.markers import MAX_BATCH_BYTES, decode_marker, decode_slim, encode_marker
+from kafkamq.markers.wire.marker_writer import MAX_BATCH_BYTES
+from kafkamq.markers.wire.markers import decode_marker, decode_slim, encode_marker
 from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, expand
 
 TOPIC_ID = bytes(range(16))
@@ -72,7 +73,7 @@ def test_a_thousand_messages_take_a_few_bytes() -> None:
     assert len(encode_marker(end(batch(1_000_000, (1 << 1000) - 1)))) <= 20
 
 
-def test_what_is_said_twice_is_meant_once() -> None:
+def test_what_is_named_twice_is_meant_once() -> None:
     parts = (
         pb.MessageBatch(base_offset=4100, runs=[3]),  # 4100 to 4102
         pb.MessageBatch(base_offset=4098, runs=[0, 1, 2], bitmap=b"\x81"),  # 4098 to 4100, 4105

@@ -65,7 +65,6 @@ def test_golden_record() -> None:
         "dead_lettered": 4,
         "batch": 5,
         "is_live": False,
-        "lateness": "",
     }
     assert decode_status(encode_status(STATUS)) == STATUS
 

@@ -19,10 +19,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from kafkamq import claims as sync
-from kafkamq.aio.threads import Entered, attribute, in_thread, same, shown, twin
+from kafkamq.aio.threads import MadeTwin, Twin, attribute, in_thread, same, shown, twin
 from kafkamq.claims import Batch, ClaimedMessage
 from kafkamq.claims.consumer import Outputs
 from kafkamq.errors import StateError
@@ -32,22 +33,15 @@ T = TypeVar("T")
 _Held = TypeVar("_Held", sync.Consumer, sync.Hold)
 
 
-class Cluster(Entered):
-    """The twin of ``kafkamq.claims.Cluster`` connects when it is entered or awaited."""
+class Cluster(MadeTwin[sync.Cluster]):
+    """The twin of ``kafkamq.claims.Cluster`` connects when it is entered, awaited or asked."""
 
     def __init__(self, bootstrap_servers: str, **options: Any) -> None:
         """The arguments are those of ``kafkamq.claims.Cluster``."""
-        self._arguments = (bootstrap_servers, options)
-        self._sync: sync.Cluster | None = None
-
-    async def _begin(self) -> None:
-        if self._sync is None:
-            servers, options = self._arguments
-            self._sync = await in_thread(sync.Cluster, servers, **options)
+        super().__init__(partial(sync.Cluster, bootstrap_servers, **options))
 
     async def connected(self) -> sync.Cluster:
         await self
-        assert self._sync is not None, "connected"
         return self._sync
 
     _connected = connected
@@ -60,11 +54,11 @@ class Cluster(Entered):
 
     async def close(self, timeout: float | timedelta = 30.0) -> None:
         """Release everything and end the clients. Idempotent."""
-        if self._sync is not None:
-            await in_thread(self._sync.close, timeout)
+        if self._made is not None:
+            await in_thread(self._made.close, timeout)
 
 
-class Member:
+class Member(Twin[sync.Member]):
     """The twin of ``kafkamq.claims.Member`` makes twins of its consumers and holds."""
 
     def __init__(self, member: sync.Member) -> None:
@@ -74,9 +68,6 @@ class Member:
 
     claimed = twin(sync.Member.claimed)
     claim_of = twin(sync.Member.claim_of)
-
-    async def _connected(self) -> sync.Member:
-        return self._sync
 
     def consumer(self, *arguments: Any, **options: Any) -> Consumer:
         """Return a consumer, which begins to claim when it is entered or awaited."""
@@ -130,29 +121,12 @@ class _Owner:
         await asyncio.shield(self._closing)
 
 
-class _Holder(Entered, Generic[_Held]):
-    def __init__(self, make: Callable[[], _Held]) -> None:
-        self._make: Callable[[], _Held] = make
-        self._made: _Held | None = None
-
-    async def _begin(self) -> None:
-        if self._made is None:
-            self._made = await in_thread(self._make)
-
-    @property
-    def _sync(self) -> _Held:
-        if self._made is None:
-            raise StateError("enter or await it first")
-        return self._made
-
+class _Holder(MadeTwin[_Held]):
     claims = shown(sync.Consumer.claims)
     complete_topics = shown(sync.Consumer.complete_topics)
     positions = same(sync.Consumer.positions)
     wait_for_claims = twin(sync.Consumer.wait_for_claims)
     flush = twin(sync.Consumer.flush)
-
-    async def _connected(self) -> _Held:
-        return self._sync
 
     async def close(
         self,
@@ -258,22 +232,15 @@ class Admin:
         return sync.Admin(await self._cluster.connected(), group_id, **options)
 
 
-class RangeClaims(Entered):
+class RangeClaims(MadeTwin[sync.RangeClaims]):
     """The twin of ``kafkamq.claims.RangeClaims`` claims when it is entered or awaited."""
 
     def __init__(self, bootstrap_servers: str, topic: str, **options: Any) -> None:
         """The arguments are those of ``kafkamq.claims.RangeClaims``."""
-        self._arguments = (bootstrap_servers, topic, options)
-        self._made: sync.RangeClaims | None = None
+        super().__init__(partial(sync.RangeClaims, bootstrap_servers, topic, **options))
         self._owner = _Owner()
 
-    async def _begin(self) -> None:
-        if self._made is None:
-            servers, topic, options = self._arguments
-            self._made = await in_thread(sync.RangeClaims, servers, topic, **options)
-
     async def __aiter__(self) -> AsyncIterator[ClaimedRange]:
-        """Ranges, until ``stop``."""
         while not self._sync.is_stopped:
             found = await self.next_range(_POLL_S)
             if found is not None:
@@ -294,14 +261,8 @@ class RangeClaims(Entered):
             self._made.stop()
             await self._owner.close(lambda: self._sync.close(timeout))
 
-    @property
-    def _sync(self) -> sync.RangeClaims:
-        if self._made is None:
-            raise StateError("enter or await it first")
-        return self._made
 
-
-class ClaimedRange:
+class ClaimedRange(Twin[sync.ClaimedRange]):
     """The twin of ``kafkamq.claims.ClaimedRange`` yields its messages to ``async for``."""
 
     def __init__(self, claimed: sync.ClaimedRange, owner: _Owner) -> None:
@@ -309,9 +270,6 @@ class ClaimedRange:
         self._owner = owner
         self._messages: Iterator[ClaimedMessage] | None = None
         self._batches: Iterator[Batch] | None = None
-
-    def __repr__(self) -> str:
-        return repr(self._sync)
 
     topic: str = attribute("topic", doc="Of which topic.")
     partition: int = attribute("partition", doc="Its partition.")
@@ -345,6 +303,3 @@ class ClaimedRange:
                 raise
 
     done = twin(sync.ClaimedRange.done)
-
-    async def _connected(self) -> sync.ClaimedRange:
-        return self._sync

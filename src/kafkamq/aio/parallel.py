@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from kafkamq.errors import ConfigError, DeadlineExceededError
 from kafkamq.parallel.config import is_async_handler
-from kafkamq.parallel.consumer import ParallelBase, ending
+from kafkamq.parallel.consumer import MakePublisher, ParallelBase, ending
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import OnProduced, Produced, ProducedStream, ResultStream, taken_async
 from kafkamq.queue.handler import refuse_generator
@@ -37,17 +37,13 @@ class ParallelConsumer(ParallelBase):
             ConfigError: The handler is no ``async def``.
             StateError, BrokerError: As ``kafkamq.ParallelConsumer.poll``.
         """
-        _check_async(handler)
-        loop = asyncio.get_running_loop()
-        await asyncio.to_thread(self._begin, handler, self._polling, loop=loop)
+        await self._begin_here(handler, self._polling)
 
     async def poll_and_produce(
         self, handler: Callable[..., Awaitable[object]], on_produced: OnProduced | None = None
     ) -> None:
         """Call the handler for each record as ``poll`` does, and produce what it returns."""
-        _check_async(handler)
-        loop = asyncio.get_running_loop()
-        await asyncio.to_thread(self._begin, handler, self._producing(on_produced), loop=loop)
+        await self._begin_here(handler, self._producing(on_produced))
 
     async def stream(
         self, handler: Callable[..., Awaitable[object]]
@@ -61,13 +57,10 @@ class ParallelConsumer(ParallelBase):
             ConfigError, StateError, BrokerError: As ``poll``.
         """
         self._check_stream()
-        _check_async(handler)
         engine = self._engine
         stream = ResultStream(engine.work_queue)
-        loop = asyncio.get_running_loop()
-        await asyncio.to_thread(self._begin, handler, lambda *_: stream, takes_all=True, loop=loop)
-        has_ended = lambda: engine.work_queue.is_stopped or engine.ended.is_set()  # noqa: E731
-        async for found in taken_async(stream.results(has_ended, 0.0)):
+        await self._begin_here(handler, lambda *_: stream, takes_all=True)
+        async for found in taken_async(stream.results(engine.has_stopped, 0.0)):
             yield found
         if engine.failure is not None:
             raise engine.failure
@@ -82,16 +75,28 @@ class ParallelConsumer(ParallelBase):
         Raises:
             ConfigError, StateError, BrokerError: As ``poll``.
         """
-        _check_async(handler)
         engine = self._engine
-        stream = ProducedStream(lambda: engine.is_ending)
-        publisher = self._producing(stream.put, stream.await_room)
-        loop = asyncio.get_running_loop()
-        await asyncio.to_thread(self._begin, handler, publisher, loop=loop)
+        stream = ProducedStream(engine.is_ending)
+        await self._begin_here(handler, self._producing(stream.put, stream.await_room))
         async for produced in taken_async(stream.results(engine.ended.is_set, 0.0)):
             yield produced
         if engine.failure is not None:
             raise engine.failure
+
+    async def _begin_here(
+        self,
+        handler: Callable[..., Awaitable[object]],
+        publisher: MakePublisher,
+        *,
+        takes_all: bool = False,
+    ) -> None:
+        """Begin in a thread; the handler is awaited on the running loop."""
+        is_async = is_async_handler(handler)
+        refuse_generator(handler)
+        if not is_async:
+            raise ConfigError("the handler is no async def; kafkamq.ParallelConsumer takes a def")
+        loop = asyncio.get_running_loop()
+        await asyncio.to_thread(self._begin, handler, publisher, takes_all=takes_all, loop=loop)
 
     async def wait(self) -> None:
         """Wait until it has ended, by ``close`` or by a failure.
@@ -151,10 +156,3 @@ class ParallelConsumer(ParallelBase):
             return
         if not await asyncio.to_thread(engine.ended.wait, timeout_s + drain_s + self._slack_s):
             raise DeadlineExceededError("leaving the group takes long, and goes on behind this")
-
-
-def _check_async(handler: Callable[..., object]) -> None:
-    is_async = is_async_handler(handler)
-    refuse_generator(handler)
-    if not is_async:
-        raise ConfigError("the handler is no async def; kafkamq.ParallelConsumer takes a def")

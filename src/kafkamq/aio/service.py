@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import kafkamq as sync
 from kafkamq.aio.consumer import Consumer, OnLeaseLost
-from kafkamq.aio.threads import Entered, in_thread, same, shown, twin
+from kafkamq.aio.threads import Entered, Twin, in_thread, same, shown, twin
 from kafkamq.config import wait_seconds
 from kafkamq.queue.handler import HandlerOptions
 from kafkamq.types import OutgoingMessage, SentMessage
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
 P = ParamSpec("P")
 # Sends after which the thread that serves reports gets the interpreter.
 _TURN_COUNT = 500
@@ -37,7 +35,7 @@ def _with_queue(
     return queue
 
 
-class Service:
+class Service(Twin[sync.Service]):
     """One namespace on one cluster; the arguments are those of ``kafkamq.Service``."""
 
     def __init__(
@@ -57,20 +55,13 @@ class Service:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def __repr__(self) -> str:
-        return repr(self._sync)
-
     @property
     def sync_service(self) -> sync.Service:
-        """Return what is behind it."""
         return self._sync
 
     config = shown(sync.Service.config)
     create_topics = twin(sync.Service.create_topics)
     queue = _with_queue(sync.Service.queue)
-
-    async def _connected(self) -> sync.Service:
-        return self._sync
 
     async def close(self, timeout: float | timedelta = 30.0) -> None:
         timeout_s = wait_seconds(timeout, may_be_endless=True)
@@ -80,15 +71,12 @@ class Service:
         await in_thread(self._sync.close, timeout_s)
 
 
-class Queue:
+class Queue(Twin[sync.Queue]):
     """One logical queue; ``Service.queue`` makes it."""
 
     def __init__(self, service: Service, queue: sync.Queue) -> None:
         self._service = service
         self._sync = queue
-
-    def __repr__(self) -> str:
-        return repr(self._sync)
 
     queue_id = shown(sync.Queue.queue_id)
     config = shown(sync.Queue.config)
@@ -106,9 +94,6 @@ class Queue:
     nack = twin(sync.Queue.nack)
     reject = twin(sync.Queue.reject)
     extend = twin(sync.Queue.extend)
-
-    async def _connected(self) -> sync.Queue:
-        return self._sync
 
     def consumer(
         self, *, on_lease_lost: OnLeaseLost | None = None, ordering: str | None = None

@@ -6,7 +6,9 @@ import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Generator
 from operator import attrgetter
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+
+from kafkamq.errors import StateError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,6 +32,39 @@ class Entered:
 
     def __await__(self: Self) -> Generator[Any, None, Self]:
         return self.__aenter__().__await__()
+
+
+class Twin(Generic[T]):
+    """Stands for what is ``_sync``."""
+
+    _sync: T
+
+    def __repr__(self) -> str:
+        return repr(self._sync)
+
+    async def _connected(self) -> T:
+        return self._sync
+
+
+class MadeTwin(Entered, Generic[T]):
+    """Stands for what is made, in a thread, when this is entered or awaited."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._made: T | None = None
+
+    async def _begin(self) -> None:
+        if self._made is None:
+            self._made = await in_thread(self._make)
+
+    async def _connected(self) -> T:
+        return self._sync
+
+    @property
+    def _sync(self) -> T:
+        if self._made is None:
+            raise StateError("enter or await it first")
+        return self._made
 
 
 async def in_thread(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:

@@ -6,7 +6,6 @@ import asyncio
 import math
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from types import TracebackType
 
 from kafkamq.aio.consumer import LeaseLostHook, OnLeaseLost
 from kafkamq.aio.service import Service
@@ -61,12 +60,7 @@ class Worker:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     handled = shown(worker.Worker.handled)

@@ -48,8 +48,6 @@ class Scanned(Generic[R]):
 
 @dataclass(slots=True)
 class TopicAudit:
-    """The findings in all records of a coordination topic."""
-
     records: int = 0
     partitions: dict[int, ClaimAudit] = field(default_factory=dict)
     malformed: Counter[str] = field(default_factory=Counter)
@@ -69,11 +67,7 @@ class TopicAudit:
 
 
 def scan_topic(
-    config: ServiceConfig,
-    topic: str,
-    decode: Callable[[bytes | None], R],
-    *,
-    follow: bool = False,
+    config: ServiceConfig, topic: str, decode: Callable[[bytes | None], R], *, follow: bool = False
 ) -> Iterator[Scanned[R]]:
     """Yield every record from the start to the present end; with ``follow`` without an end."""
     with Admin(config) as admin:
@@ -108,7 +102,6 @@ def scan_topic(
 
 
 def audit_topic(config: ServiceConfig, topic: str, *, interval_s: float) -> TopicAudit:
-    """Read a topic to its end and say what is in it."""
     audit = TopicAudit()
     expected: dict[int, int] = {}
     for each in scan_topic(config, topic, decode_value):
@@ -197,7 +190,6 @@ class ClaimAudit:
     """One coordination partition; ``apply`` takes its records in order."""
 
     def __init__(self, interval_s: float) -> None:
-        """``interval_s``: the heartbeat interval of the topic's clients."""
         self._stale_ms = round(2000 * interval_s)
         self._acts: dict[_GroupPartition, dict[_Instance, tuple[int, int]]] = {}
         self._last_ms = -1
@@ -253,8 +245,6 @@ class ClaimAudit:
 
 
 class ClaimEventKind(Enum):
-    """The effects that a record can have on a claim."""
-
     CLAIMED = "claimed"
     TAKEN_OVER = "taken over"
     # A heartbeat did it: a restart, or a partition that nobody held.

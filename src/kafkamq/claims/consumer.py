@@ -189,16 +189,6 @@ class PartitionReader:
         self._max_buffer = max(_MIN_BUFFER, queue)
         self.buffers: dict[ClaimSession, deque[ClaimedMessage]] = {}
 
-    @property
-    def has_read(self) -> bool:
-        """Messages wait to be handed out."""
-        return any(self.buffers.values())
-
-    @property
-    def is_full(self) -> bool:
-        """Messages of each partition that is held wait to be handed out."""
-        return bool(self.buffers) and all(self.buffers.values())
-
     def gain(self, session: ClaimSession, offset: int) -> None:
         self._changes.append((session, offset))
 
@@ -206,7 +196,6 @@ class PartitionReader:
         self._changes.append((session, -1))
 
     def apply(self) -> None:
-        """Do what ``gain`` and ``drop`` asked for."""
         while self._changes:
             session, offset = self._changes.popleft()
             place, known = session.place, self._sessions.get(session.place)
@@ -306,7 +295,6 @@ class AtMostOnceBatches:
         self._buffers.pop(session, None)
 
     def hand_out(self, session: ClaimSession, step: HandOut) -> None:
-        """The log says that the offered batch may be used."""
         buffer = self._buffers.get(session)
         if buffer is not None and buffer.offered and buffer.offered[0].offset == step.first_offset:
             buffer.is_handed_out = True
@@ -486,12 +474,13 @@ class Consumer(Holding):
     @property
     def has_read(self) -> bool:
         """Messages were read, and wait to be handed out."""
-        return self._reader.has_read
+        return any(self._reader.buffers.values())
 
     @property
     def is_full(self) -> bool:
         """Messages of each partition that is held were read: no other ones can be handed out."""
-        return self._reader.is_full
+        buffers = self._reader.buffers.values()
+        return bool(buffers) and all(buffers)
 
     def take_read(
         self, n: int, credit_of: Callable[[tuple[str, int]], int]

@@ -85,7 +85,6 @@ class Fence:
         return not self._is_initialised or self.producer.is_ready
 
     def init(self, timeout_s: float) -> None:
-        """Fence former owners, once."""
         with self._in_turn():
             if not self._is_initialised:
                 self._require()
@@ -147,7 +146,6 @@ class Listener:
     """Who is told of a session's steps; called under the engine's lock, so it must be quick."""
 
     def on_offsets(self, session: ClaimSession, earliest: int, latest: int, committed: int) -> None:
-        """The answer to ``LookUp`` has come."""
         session.claimant.on_offsets(earliest, latest, committed, monotonic_ms=monotonic_ms())
 
     def on_fetch(self, session: ClaimSession, step: Fetch) -> None:
@@ -274,7 +272,6 @@ class OffsetService:
         return Fence(self._config, self._group, topic, partition, self._membership)
 
     def end(self, fence: Fence) -> None:
-        """End its client, off this thread."""
         try:
             self._fences.submit(fence.close)
         except RuntimeError:
@@ -398,8 +395,6 @@ class OffsetService:
 
 @dataclass(slots=True)
 class Stats:
-    """What happened to the claims of a process."""
-
     won: int = 0
     takeovers: int = 0
     lost: int = 0
@@ -447,11 +442,9 @@ class CoordinationLog:
 
     @property
     def bad_records(self) -> int:
-        """Return records that were malformed, or of impossible partitions."""
         return sum(log.malformed + log.impossible for log in self.logs)
 
     def open(self, since_s: float | None) -> None:
-        """Add the next partition, of which all records since then will be applied."""
         interval_s = self._interval_ms / 1000
         if self._has_broker_time:
             self.logs.append(ClaimLog("safe", interval_s, since_s=since_s))
@@ -550,7 +543,6 @@ class Engine(LogEngine):
         return ClaimSession(claimant, number, listener, fence)
 
     def add(self, session: ClaimSession) -> None:
-        """Drive a claimant from now on, until it is over."""
         config = session.claimant.config
         self._sessions[session] = None
         self._by_place[config.group, config.topic, config.partition] = session
@@ -577,14 +569,10 @@ class Engine(LogEngine):
             self._tickers.remove(ticker)
 
     def drive(self, session: ClaimSession) -> None:
-        """Plan and perform what a claimant has to do now."""
         self._dirty.pop(session, None)
         claimant = session.claimant
         steps = claimant.plan(
-            monotonic_ms(),
-            self.clock.now_s(),
-            random_unit=random.random(),
-            wall_s=time.time(),
+            monotonic_ms(), self.clock.now_s(), random_unit=random.random(), wall_s=time.time()
         )
         for step in steps:
             self.perform(session, step)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
 
@@ -17,19 +17,11 @@ from kafkamq.claims.engine import NEVER_MS, ClaimSession, Engine, Listener
 from kafkamq.claims.rules.claimant import may_reclaim
 from kafkamq.claims.rules.log import ClaimState
 from kafkamq.claims.rules.policy import ClaimMode, ClaimPolicy, Prospect
-from kafkamq.claims.rules.steps import (
-    ClaimantConfig,
-    Delivery,
-    End,
-    Fetch,
-    Finish,
-    Phase,
-    Stop,
-)
+from kafkamq.claims.rules.steps import ClaimantConfig, Delivery, End, Fetch, Finish, Phase, Stop
 from kafkamq.config import wait_seconds
 from kafkamq.errors import DeadlineExceededError, LeaseLostError
 from kafkamq.transport.clock import monotonic_ms
-from kafkamq.types import MarshalRecord, MarshalType
+from kafkamq.types import MarshalType
 
 _log = logging.getLogger(__name__)
 _Self = TypeVar("_Self", bound="Holding")
@@ -82,7 +74,21 @@ class Holding(Listener):
         )
         self._next_round_ms = 0
         self._count_ms = monotonic_ms() + _PARTITIONS_MS
-        self._template = self._claimant_config(next(iter(self._counts)), 0)
+        # Of any partition.
+        self._config = ClaimantConfig(
+            client=options.client,
+            instance=options.instance,
+            group=options.group,
+            topic=next(iter(self._counts)),
+            partition=0,
+            delivery=options.delivery,
+            interval_ms=engine.interval_ms,
+            retry_ms=min(500, max(10, engine.interval_ms // 20)),
+            reclaim=options.reclaim,
+            release_if_behind=options.release_if_behind,
+            is_whole_topic=options.mode is ClaimMode.TOPIC,
+            yields_to_rivals=bool(engine.log.peers),
+        )
         self._is_over = False
         # By topic that is incomplete: what is held of it, and where to read from.
         self._waiting: dict[str, dict[ClaimSession, Fetch]] = {}
@@ -110,9 +116,7 @@ class Holding(Listener):
         return frozenset(self._complete)
 
     def positions(self) -> dict[tuple[str, int], int]:
-        """Return the next offset to consume, by topic and partition, of everything that is held
-        now.
-        """
+        """Return the next offset to consume of all that is held now, by topic and partition."""
         with self._engine.lock:
             return {place: session.claimant.position for place, session in self._held().items()}
 
@@ -208,8 +212,7 @@ class Holding(Listener):
 
     # ---- what becomes of a partition; under the engine's lock, so it must be quick
 
-    def _gained(self, session: ClaimSession, step: Fetch) -> None:
-        del step
+    def _gained(self, session: ClaimSession, _: Fetch) -> None:
         if self._options.on_claim is not None:
             self._options.on_claim(*session.place, session.claimant.token)
 
@@ -235,11 +238,7 @@ class Holding(Listener):
         offset: int | None = None,
     ) -> None:
         session.claimant.release(
-            monotonic_ms(),
-            drain_ms=drain_ms,
-            reason=reason,
-            keeps_claim=keeps_claim,
-            offset=offset,
+            monotonic_ms(), drain_ms=drain_ms, reason=reason, keeps_claim=keeps_claim, offset=offset
         )
         self._engine.drive(session)
 
@@ -282,16 +281,7 @@ class Holding(Listener):
             self._ask(asked, now_s)
 
     def _ask(self, prospect: Prospect, now_s: float) -> None:
-        client, instance = self._ids
-        record = MarshalRecord(
-            MarshalType.CLAIMING_MESSAGES,
-            time_s=int(now_s),
-            instance=instance,
-            client=client,
-            group=self._options.group,
-            topic=prospect.topic,
-            partition=prospect.partition,
-        )
+        record = self._config_of(prospect).record(MarshalType.CLAIMING_MESSAGES, now_s)
         self._engine.send(self._engine.partition_of(prospect.topic), record, lambda _: None)
 
     def _prospects(self, now_s: float) -> list[Prospect]:
@@ -318,7 +308,7 @@ class Holding(Listener):
                         )
                     )
                     continue
-                is_back = is_ready and may_reclaim(self._template, claim)
+                is_back = is_ready and may_reclaim(self._config, claim)
                 is_orphan = (claim.client, claim.instance) == self._ids
                 found.append(
                     Prospect(
@@ -335,29 +325,15 @@ class Holding(Listener):
         return found
 
     def _try(self, prospect: Prospect) -> None:
-        config = self._claimant_config(prospect.topic, prospect.partition)
+        config = self._config_of(prospect)
         is_fenced = self._options.is_fenced or self._options.delivery is Delivery.AT_MOST_ONCE
         session = self._engine.attempt(config, self, is_fenced=is_fenced)
         session.is_takeover = prospect.is_stale
         self._sessions[session.place] = session
         self._engine.add(session)
 
-    def _claimant_config(self, topic: str, partition: int) -> ClaimantConfig:
-        client, instance = self._ids
-        return ClaimantConfig(
-            client=client,
-            instance=instance,
-            group=self._options.group,
-            topic=topic,
-            partition=partition,
-            delivery=self._options.delivery,
-            interval_ms=self._engine.interval_ms,
-            retry_ms=min(500, max(10, self._engine.interval_ms // 20)),
-            reclaim=self._options.reclaim,
-            release_if_behind=self._options.release_if_behind,
-            is_whole_topic=self._options.mode is ClaimMode.TOPIC,
-            yields_to_rivals=bool(self._engine.log.peers),
-        )
+    def _config_of(self, prospect: Prospect) -> ClaimantConfig:
+        return replace(self._config, topic=prospect.topic, partition=prospect.partition)
 
     # ---- what sessions tell
 
@@ -384,9 +360,8 @@ class Holding(Listener):
         if self._sessions.get(session.place) is session:
             del self._sessions[session.place]
         was_held = session.start is not None
-        level = logging.INFO if was_held else logging.DEBUG
         _log.log(
-            level,
+            logging.INFO if was_held else logging.DEBUG,
             "a claim ended",
             extra={"topic": topic, "partition": partition, "reason": step.reason.value},
         )
@@ -395,7 +370,6 @@ class Holding(Listener):
             self._break(broken)
 
     def _break(self, topic: str) -> None:
-        """Whole topics: one partition is gone, so the others are given back."""
         self._complete.discard(topic)
         self._waiting.pop(topic, None)
         for place, session in list(self._sessions.items()):

@@ -69,7 +69,6 @@ def heartbeat_s(queue: QueueConfig) -> float:
 
 
 def check_id(name: str, value: str) -> None:
-    """Checks that an id can stand in a record."""
     if not 0 < len(value) <= _MAX_ID_CHARACTERS or "/" in value or not value.isprintable():
         raise ConfigError(
             f"{name} is {value!r}: it must be 1-{_MAX_ID_CHARACTERS} printable characters without"
@@ -159,7 +158,6 @@ def require_work(admin: Admin, topic: str) -> int:
 
 
 def find_topic(admin: Admin, topic: str) -> TopicInfo:
-    """Look up a coordination topic; there being none is a ``ConfigError``."""
     found = admin.topics([topic]).get(topic)
     if found is None:
         raise ConfigError(
@@ -182,7 +180,6 @@ def require_topic(admin: Admin, topic: str, *, rules: str, interval_ms: int) -> 
 
 
 def topic_findings(topic: TopicInfo, *, rules: str, interval_ms: int) -> Iterator[Finding]:
-    """Yield what is wrong with an existing coordination topic."""
     name, settings = topic.name, topic.settings
     policy = settings.get("cleanup.policy", "delete")
     if "compact" in policy:
@@ -393,7 +390,6 @@ class LogEngine(ABC):
             self.fail(error)
 
     def check(self) -> None:
-        """Raise the error that ended the engine."""
         if self.error is not None:
             raise self.error
 

@@ -145,7 +145,6 @@ class _RangeEngine(LogEngine):
         self.ends = {number: end for number, (_, end) in bounds.items()}
 
     def send(self, write: RangeWrite) -> None:
-        """Append a record of the member; under the lock."""
         report = partial(self.member.on_written, write)
         self.append(self._number, encode_range(write.record), report)
 
@@ -154,7 +153,6 @@ class _RangeEngine(LogEngine):
         return self.member.held(self.partitions)
 
     def end(self, type: RangeType, partition: int, first: int, next: int) -> RangeWrite:
-        """Say that a range is done, or free; under the lock."""
         write = self.member.end(type, (partition, first, next), monotonic_ms())
         self.send(write)
         return write
@@ -286,8 +284,6 @@ class ClaimedRange:
             raise StateError("delivery is at most once: what is handed out is done")
         if next is not None or self.position > self.first:
             self._claims.done(self, self.position if next is None else next)
-            if self.first == self.next:
-                self._claims.forget(self)
 
 
 class RangeClaims:
@@ -432,11 +428,6 @@ class RangeClaims:
         with self.engine.lock:
             return [(number, each.first, each.next) for number, each in self.engine.held()]
 
-    def forget(self, claimed: ClaimedRange) -> None:
-        """Take note that a range is done as a whole."""
-        with self.engine.lock:
-            self._given.discard(claimed.token)
-
     @property
     def is_stopped(self) -> bool:
         return self._is_stopped
@@ -459,7 +450,9 @@ class RangeClaims:
         # nothing is read back behind this.
         with suppress(KafkaMQError):
             bound_s = min(timeout_s, self.engine.interval_ms / 1000)
-            self.engine.wait_until(self._are_known, bound_s, "ending ranges")
+            self.engine.wait_until(
+                lambda: all(map(self._is_known, self._under_way)), bound_s, "ending ranges"
+            )
         self.engine.leave(timeout_s)
         self.engine.close(timeout_s)
         # A poll of another thread ends now; one of this thread, if a signal's handler closes, only
@@ -523,8 +516,6 @@ class RangeClaims:
             claimed.position = claimed.first
             self._given.discard(claimed.token)
             raise
-        if claimed.first == claimed.next:
-            self.forget(claimed)
 
     def _read(self, claimed: ClaimedRange) -> Iterator[list[ClaimedMessage]]:
         """Yield what is read of it; the caller moves its position behind what it hands out."""
@@ -586,9 +577,9 @@ class RangeClaims:
         with self.engine.lock:
             place = (claimed.partition, claimed.first, next_offset)
             was_asked = self._ending.pop(claimed.token, 0) == next_offset
-            if was_asked and not self.is_once and not self._is_open(*place):
+            if was_asked and not self.is_once and not self.engine.state.is_open(*place):
                 # What had no answer stands in the log.
-                claimed.first = next_offset
+                self._end_at(claimed, next_offset)
                 return
             self._require(claimed)
             if self._is_closed:
@@ -609,22 +600,19 @@ class RangeClaims:
                 raise DeadlineExceededError(error_text) from error
             finally:
                 self._under_way.remove(write)
-            if self._is_open(*place) or (self.is_once and not write.has_ended):
+            if self.engine.state.is_open(*place) or (self.is_once and not write.has_ended):
                 # It was another one's before that stood in the log.
                 self._lost(claimed)
-            claimed.first = next_offset
+            self._end_at(claimed, next_offset)
             DONE.add(1, *self._labels)
 
+    def _end_at(self, claimed: ClaimedRange, next_offset: int) -> None:
+        claimed.first = next_offset
+        if claimed.first == claimed.next:
+            self._given.discard(claimed.token)
+
     def _is_known(self, write: RangeWrite) -> bool:
-        """Return whether what was written as done is read back."""
         return write.has_ended or 0 <= write.offset < self.engine.state.next_offset
-
-    def _are_known(self) -> bool:
-        return all(map(self._is_known, self._under_way))
-
-    def _is_open(self, partition: int, first: int, end: int) -> bool:
-        """Return whether a part of it is not done; other members may have done the rest."""
-        return self.engine.state.is_open(partition, first, end)
 
     def _require(self, claimed: ClaimedRange) -> None:
         with self.engine.lock:

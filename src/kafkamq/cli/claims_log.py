@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -112,31 +113,28 @@ def doctor(
 
 
 def _of_records(audit: TopicAudit, topic: str, interval: float) -> Iterator[Finding]:
+    warn = partial(Finding, "warn", topic)
     for reason, count in audit.malformed.most_common(_SHOWN):
-        yield Finding("warn", topic, f"{count} malformed records: {reason}")
+        yield warn(f"{count} malformed records: {reason}")
     if audit.gaps:
-        yield Finding(
-            "warn",
-            topic,
+        yield warn(
             f"{audit.gaps} offsets have no record: somebody writes transactions, or it was"
-            " compacted",
+            " compacted"
         )
     intervals = {ms for ms in audit.intervals_ms if ms}
     if intervals - {round(interval * 1000)}:
         found = ", ".join(f"{ms / 1000:g} s" for ms in sorted(intervals))
-        yield Finding("warn", topic, f"clients go by other heartbeat intervals: {found}")
+        yield warn(f"clients go by other heartbeat intervals: {found}")
     if audit.intervals_ms.get(0):
-        yield Finding(
-            "warn",
-            topic,
+        yield warn(
             f"{audit.intervals_ms[0]} records do not say their interval: Go clients (60 s) take"
-            " part; use rules='peer'",
+            " part; use rules='peer'"
         )
     for part in audit.partitions.values():
         if part.impossible:
-            yield Finding("warn", topic, f"{part.impossible} records of impossible partitions")
+            yield warn(f"{part.impossible} records of impossible partitions")
         if part.steps_back:
-            yield Finding("warn", topic, f"the brokers' clock stepped back {part.steps_back} times")
+            yield warn(f"the brokers' clock stepped back {part.steps_back} times")
         for dual in part.dual_claims[:_SHOWN]:
             yield Finding(
                 "refuse",
@@ -144,22 +142,14 @@ def _of_records(audit: TopicAudit, topic: str, interval: float) -> Iterator[Find
                 f"two owners at once of {dual.topic}[{dual.partition}] in {dual.group}:"
                 f" {'.'.join(dual.first)} and {'.'.join(dual.second)}, at offset {dual.offset}",
             )
-    yield from _of_clients(audit, topic)
-
-
-def _of_clients(audit: TopicAudit, topic: str) -> Iterator[Finding]:
     for (group, client), seen in audit.clients().items():
         if max(seen.most_skew_s, -seen.least_skew_s) > _MAX_SKEW_S:
-            yield Finding(
-                "warn",
-                topic,
+            yield warn(
                 f"the clock of {client} in {group} is off by {seen.least_skew_s:+.1f} to"
-                f" {seen.most_skew_s:+.1f} s",
+                f" {seen.most_skew_s:+.1f} s"
             )
         if seen.returns:
-            yield Finding(
-                "warn",
-                topic,
+            yield warn(
                 f"several processes use the client id {client} in {group} at a time: each needs"
-                " its own",
+                " its own"
             )

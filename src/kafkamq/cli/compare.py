@@ -17,7 +17,7 @@ from kafkamq.cli.options import Json, connected_if_named, ends_by_sigterm, with_
 from kafkamq.cli.page import document, figure, table
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.broker import LocalKafka
-from kafkamq.dev.compare import Contender, Measured, Work
+from kafkamq.dev.compare.plan import Contender, Measured, Work
 from kafkamq.dev.environment import cache_dir_from, java_from
 from kafkamq.errors import ConfigError
 from kafkamq.markers.overview import kafka_version

@@ -75,9 +75,9 @@ def ls(
     selection = _selection(queue_id, reason, identity)
     require_brokers(config)
     groups: defaultdict[tuple[str, str], _Group] = defaultdict(_Group)
-    with output.progress("Reading dead letters", None) as advance:
-        for letter in read_dead_letters(config):
-            advance()
+    with output.progress("Reading dead letters", None) as tell:
+        for number, letter in enumerate(read_dead_letters(config), start=1):
+            tell(number)
             if letter in selection:
                 groups[letter.queue_id, letter.reason].add(letter)
     if queue_id and not groups:
@@ -209,7 +209,7 @@ def redrive_command(
 
         with view_tables(config, "redrive", on) as spark, output.working("Choosing dead letters"):
             selection = replace(selection, places=chosen_letters(spark, where))
-    with output.progress_to("Redriving", limit) as on_progress:
+    with output.progress("Redriving", limit) as on_progress:
         report = redrive(config, selection, limit=limit, dry_run=dry_run, on_progress=on_progress)
     if queue_id and not (report.selected or report.already_redriven):
         warn_of_unused(config, queue_id)

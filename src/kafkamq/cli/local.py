@@ -13,23 +13,15 @@ import typer
 
 from kafkamq.cli import output
 from kafkamq.cli.options import TRACKER_HERE, Json, ends_by_sigterm, parse_properties, reading
-from kafkamq.cli.payloads import Line, read_lines
+from kafkamq.cli.payloads import read_lines
 from kafkamq.cli.tracker import Engine
 from kafkamq.cli.web import require_extra, serving_pages
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.artifacts import DEFAULT_VERSION
 from kafkamq.dev.broker import LocalKafka
-from kafkamq.dev.demo import (
-    DemoOptions,
-    Kind,
-    Planned,
-    QueueResult,
-    Verdict,
-    check_input,
-    from_input,
-    synthetic,
-)
+from kafkamq.dev.demo.plan import DemoOptions, Kind, Planned, check_input, from_input, synthetic
 from kafkamq.dev.demo.show import Show
+from kafkamq.dev.demo.verdict import QueueResult, Verdict
 
 if TYPE_CHECKING:
     from kafkamq.dev.demo.run import Beside
@@ -71,7 +63,7 @@ def dev(
     as_json: Json = False,
 ) -> None:
     """Run a local Kafka broker until Ctrl-C; the first run fetches it."""
-    with output.progress_to("Fetching Kafka", None) as fetched:
+    with output.progress("Fetching Kafka", None) as fetched:
         broker = LocalKafka(
             kafka_version,
             port=port,
@@ -100,7 +92,7 @@ def _with_pages(broker: LocalKafka) -> Iterator[str]:
     config = ServiceConfig(bootstrap_servers=broker.bootstrap_servers)
     with Service(config.bootstrap_servers, config.namespace) as service:
         service.create_topics()
-    with LocalTracker(config).in_thread(), serving_pages(config) as address:
+    with LocalTracker(config).in_thread(), serving_pages(config, broker.data_dir) as address:
         yield address
 
 
@@ -201,24 +193,16 @@ def _from_file(file: Path, seed: int) -> list[Planned]:
     with reading("--input", file) as lines:
         read = list(read_lines(lines, source=str(file), extra_fields=DEMO_FIELDS))
     check_input([(line.number, line.message) for line in read], source=str(file))
-    return from_input(
-        [(_queue(line, file), _kind(line, file), line.message) for line in read], seed
-    )
-
-
-def _queue(line: Line, file: Path) -> str | None:
-    queue_id = line.extra.get("queue")
-    if queue_id is not None and not isinstance(queue_id, str):
-        raise ConfigError(f"{file}, line {line.number}: queue must be a text")
-    return queue_id
-
-
-def _kind(line: Line, file: Path) -> Kind | None:
-    name = line.extra.get("demo")
-    if name is None:
-        return None
-    try:
-        return Kind(name)
-    except ValueError:
-        known = ", ".join(kind.value for kind in Kind)
-        raise ConfigError(f"{file}, line {line.number}: demo must be one of {known}") from None
+    chosen = []
+    for line in read:
+        where = f"{file}, line {line.number}"
+        queue_id, name = (line.extra.get(field) for field in DEMO_FIELDS)
+        if not isinstance(queue_id, str | None):
+            raise ConfigError(f"{where}: queue must be a text")
+        try:
+            kind = None if name is None else Kind(name)
+        except ValueError:
+            known = ", ".join(each.value for each in Kind)
+            raise ConfigError(f"{where}: demo must be one of {known}") from None
+        chosen.append((queue_id, kind, line.message))
+    return from_input(chosen, seed)

@@ -222,9 +222,8 @@ def _json_object(text: str) -> dict[str, str]:
 
 
 def _property_name(variable: str) -> str:
-    """Return Kafka's name of what follows the two underscores; one property has an underscore
-    itself.
-    """
+    """Return Kafka's name of what follows the two underscores."""
+    # One property has an underscore itself.
     return variable if variable == "log_level" else variable.replace("_", ".")
 
 

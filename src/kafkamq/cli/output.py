@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Console
@@ -32,13 +32,6 @@ from rich.text import Text
 
 MAX_CELL_CHARACTERS = 60
 PIPE_COLUMNS = 500
-
-
-class Advance(Protocol):
-    """Moves a progress bar on."""
-
-    def __call__(self, amount: int = 1) -> None:
-        """Counts ``amount`` more as done."""
 
 
 def prepare_stdout() -> None:
@@ -163,8 +156,8 @@ def headers_object(headers: Mapping[str, bytes | None]) -> dict[str, Any]:
 
 
 @contextmanager
-def progress(title: str, total: int | None, *, quiet: bool = False) -> Iterator[Advance]:
-    """Yield a progress bar on stderr while the block runs; nothing when stderr is no terminal."""
+def progress(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Yield what is told how much is done in all; it shows a bar where stderr is a terminal."""
     console = errors()
     bar = Progress(
         SpinnerColumn(),
@@ -174,31 +167,11 @@ def progress(title: str, total: int | None, *, quiet: bool = False) -> Iterator[
         TimeElapsedColumn(),
         console=console,
         transient=True,
-        disable=quiet or not console.is_terminal,
+        disable=not console.is_terminal,
     )
     with bar:
         task = bar.add_task(escape(title), total=total)
-
-        def advance(amount: int = 1) -> None:
-            bar.advance(task, amount)
-
-        yield advance
-
-
-@contextmanager
-def progress_to(
-    title: str, total: int | None, *, quiet: bool = False
-) -> Iterator[Callable[[int], None]]:
-    """Show progress to a function that is told how much is done in all."""
-    told = 0
-    with progress(title, total, quiet=quiet) as advance:
-
-        def on_progress(done: int) -> None:
-            nonlocal told
-            advance(done - told)
-            told = done
-
-        yield on_progress
+        yield lambda done: bar.update(task, completed=done)
 
 
 @contextmanager

@@ -1,6 +1,4 @@
-"""Here are pages that stand alone: tables and bar charts in HTML and inline SVG, nothing from
-elsewhere.
-"""
+"""Pages that stand alone: tables and bar charts in HTML and inline SVG."""
 
 from __future__ import annotations
 

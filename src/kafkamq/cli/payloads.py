@@ -43,7 +43,11 @@ def read_lines(
             where = f"{source}, line {number}"
             fields = _object(line, where)
             extra = {name: fields.pop(name) for name in extra_fields if name in fields}
-            _refuse_unknown(fields, (*MESSAGE_FIELDS, *extra_fields), where)
+            known = *MESSAGE_FIELDS, *extra_fields
+            if unknown := sorted(fields.keys() - set(known) - _IGNORED_FIELDS):
+                raise ConfigError(
+                    f"{where}: unknown field {unknown[0]!r}; known are {', '.join(known)}"
+                )
             yield Line(number, _message(fields, where), extra)
 
 
@@ -65,12 +69,6 @@ def _object(line: str, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f'{where}: write an object, for example {{"payload": "hello"}}')
     return value
-
-
-def _refuse_unknown(fields: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    unknown = sorted(fields.keys() - set(known) - _IGNORED_FIELDS)
-    if unknown:
-        raise ConfigError(f"{where}: unknown field {unknown[0]!r}; known are {', '.join(known)}")
 
 
 def _message(fields: Mapping[str, Any], where: str) -> OutgoingMessage:

@@ -43,6 +43,7 @@ SEND_BATCH = 1000
 SEND_TIMEOUT_S = 60.0
 RECEIVE_BATCH = 100
 QueueId = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's id.")]
+_SENT = ("id", "queue_id", "topic", "partition", "offset", "timestamp_ms")
 _SHOWN = 10
 _PAUSE_S = 0.5
 
@@ -146,7 +147,7 @@ def _send_all(
         queue = connection.queue(queue_id, topic=topic or None)
         require_brokers(config)
         producer = queue.producer()
-        with output.progress(f"Sending to {queue_id}", None) as advance:
+        with output.progress(f"Sending to {queue_id}", None) as tell:
             while failure is None:
                 deliveries, refusal = _queue_batch(producer, messages)
                 if not deliveries and refusal is None:
@@ -154,9 +155,10 @@ def _send_all(
                 confirmed, failure = _confirm(producer, deliveries)
                 failure = refusal or failure
                 for each in confirmed if as_json else ():
-                    _print_sent(each)
+                    facts = {name: getattr(each, name) for name in _SENT}
+                    output.print_json({**facts, "delayed": each.schedule is not None})
                 sent += len(confirmed)
-                advance(len(confirmed))
+                tell(sent)
     if failure is not None:
         output.note(f"{sent:,} messages were sent before the error; they are in the queue.")
         raise failure
@@ -193,20 +195,6 @@ def _confirm(
         except KafkaMQError as error:  # noqa: PERF203 - the others may be there
             failure = failure or error
     return confirmed, failure
-
-
-def _print_sent(sent: SentMessage) -> None:
-    output.print_json(
-        {
-            "id": sent.id,
-            "queue_id": sent.queue_id,
-            "topic": sent.topic,
-            "partition": sent.partition,
-            "offset": sent.offset,
-            "timestamp_ms": sent.timestamp_ms,
-            "delayed": sent.schedule is not None,
-        }
-    )
 
 
 class Verdict(Enum):
@@ -258,7 +246,12 @@ def receive(
 
     def handle(message: Message) -> None:
         _show(message, verdict, as_json=as_json)
-        _settle(message, verdict, delay=delay, reason=reason)
+        if verdict is Verdict.ACK:
+            message.ack()
+        elif verdict is Verdict.NACK:
+            message.nack(delay=delay, reason=reason)
+        else:
+            message.reject(reason)
 
     with (
         stop_event(ENDING) as stopping,
@@ -289,7 +282,14 @@ def _receive(
         while not stopping.is_set() and (wanted is None or received < wanted):
             size = RECEIVE_BATCH if wanted is None else min(wanted - received, RECEIVE_BATCH)
             messages = consumer.receive_many(size, 0.5)
-            _handle_each(consumer, messages, handle)
+            rest = deque(messages)
+            try:
+                while rest:
+                    handle(rest[0])
+                    rest.popleft()
+            finally:
+                # What an interrupt or a closed pipe leaves goes back at once, uncounted.
+                consumer.put_back(rest)
             received += len(messages)
             now = time.monotonic()
             if messages:
@@ -311,28 +311,6 @@ def _check_verdict(verdict: Verdict, delay: float | None, reason: str, delivery:
         raise ConfigError("--delay belongs to --nack: the others bring nothing back")
     if reason and verdict is Verdict.ACK:
         raise ConfigError("--reason belongs to --nack and --reject")
-
-
-def _handle_each(
-    consumer: Consumer, messages: Sequence[Message], handle: Callable[[Message], None]
-) -> None:
-    """What an interrupt or a closed pipe leaves unhandled goes back at once, uncounted."""
-    rest = deque(messages)
-    try:
-        while rest:
-            handle(rest[0])
-            rest.popleft()
-    finally:
-        consumer.put_back(rest)
-
-
-def _settle(message: Message, verdict: Verdict, *, delay: float | None, reason: str) -> None:
-    if verdict is Verdict.ACK:
-        message.ack()
-    elif verdict is Verdict.NACK:
-        message.nack(delay=delay, reason=reason)
-    else:
-        message.reject(reason)
 
 
 def _show(message: Message, verdict: Verdict, *, as_json: bool) -> None:

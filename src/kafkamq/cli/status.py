@@ -84,18 +84,9 @@ def stat(
     found = overview(config, max_scanned=max_scanned)
     worker = None if port is None else _worker(host, port)
     if as_json:
-        output.print_json(
-            {
-                "namespace": config.namespace,
-                "messages": found.messages,
-                "messages_counted": found.messages_counted,
-                "dead_letters": found.dead_letters,
-                "dead_letters_counted": found.dead_letters_counted,
-                "queues": [asdict(queue) for queue in found.queues],
-                "markers": [_as_json(partition) for partition in found.markers],
-                "worker": worker,
-            }
-        )
+        markers = [{**asdict(each), "lag": each.lag} for each in found.markers]
+        facts = {**asdict(found), "markers": markers, "worker": worker}
+        output.print_json({"namespace": config.namespace, **facts})
         return
     output.print_table(
         f"Queues of {config.namespace} ("
@@ -182,15 +173,6 @@ def _row(partition: MarkerPartition) -> tuple[Any, ...]:
         status.dead_lettered,
         f"{status.engine} {status.epoch}",
     )
-
-
-def _as_json(partition: MarkerPartition) -> dict[str, Any]:
-    return {
-        "partition": partition.partition,
-        "end": partition.end,
-        "lag": partition.lag,
-        "status": None if partition.status is None else asdict(partition.status),
-    }
 
 
 def health(
@@ -300,18 +282,15 @@ def _machine() -> Iterator[Check]:
     yield Check("ok", "kafkamq", __version__)
     yield Check("ok", "python", platform.python_version())
     for package in (*PACKAGES, *EXTRAS):
-        yield _package(package)
+        try:
+            yield Check("ok", package, metadata.version(package))
+        except metadata.PackageNotFoundError:  # noqa: PERF203 - each one is looked for
+            is_extra = package in EXTRAS
+            whole = f"kafkamq[{EXTRAS[package]}]" if is_extra else "kafkamq"
+            missing = f"missing; install with: pip install '{whole}'"
+            yield Check("warn" if is_extra else "refuse", package, missing)
     yield from _tried("java", lambda: java_command(java_from(os.environ)))
     yield from _tried("spark", _spark)
-
-
-def _package(package: str) -> Check:
-    try:
-        return Check("ok", package, metadata.version(package))
-    except metadata.PackageNotFoundError:
-        extra = EXTRAS.get(package)
-        whole, level = ("kafkamq", "refuse") if extra is None else (f"kafkamq[{extra}]", "warn")
-        return Check(level, package, f"missing; install with: pip install '{whole}'")
 
 
 def _spark() -> str:

@@ -9,6 +9,7 @@ import sys
 import threading
 from contextlib import AbstractContextManager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -120,15 +121,14 @@ def web(
             pass
 
 
-def serving_pages(config: ServiceConfig, folder: Path | None = None) -> AbstractContextManager[str]:
-    """Serve pages on loopback, for ``dev`` and ``demo``; ``folder``: of an index for once."""
+def serving_pages(config: ServiceConfig, folder: Path) -> AbstractContextManager[str]:
+    """Serve pages on loopback, for ``dev`` and ``demo``, with an index in their own folder."""
     require_extra()
     from kafkamq.web.app import serving
     from kafkamq.web.index.follower import IndexOptions
     from kafkamq.web.options import WebOptions
 
-    path = default_path(config) if folder is None else folder / "pages.sqlite"
-    return serving(config, WebOptions(port=0), IndexOptions(path=path))
+    return serving(config, WebOptions(port=0), IndexOptions(path=folder / "pages.sqlite"))
 
 
 def default_path(config: ServiceConfig) -> Path:
@@ -146,12 +146,9 @@ def default_path(config: ServiceConfig) -> Path:
 def require_extra() -> None:
     """Raise a ConfigError that says what to install, where the pages cannot be served."""
     try:
-        import argon2
-        import jinja2
-        import litestar
-        import uvicorn
+        for name in ("argon2", "jinja2", "litestar", "uvicorn"):
+            import_module(name)
     except ImportError as error:
         raise ConfigError(
             f"the pages need {error.name}; install with: pip install 'kafkamq[web]'"
         ) from None
-    del argon2, jinja2, litestar, uvicorn

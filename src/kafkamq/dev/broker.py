@@ -296,10 +296,11 @@ class LocalKafka:
         command = [*java, *self._jvm, "-cp", jars.class_path]
         if not (data / "meta.properties").exists():
             self._format(command, file, log_path=folder / "broker.log")
-        log_from = _size(folder / "broker.log")
+        log = folder / "broker.log"
+        log_from = log.stat().st_size if log.exists() else 0
         self._process = BrokerProcess(
             [*command, "kafka.Kafka", str(file)],
-            log_path=folder / "broker.log",
+            log_path=log,
             grace_s=self._stop_timeout,
             remove=None if self._keep else folder,
         )
@@ -315,19 +316,10 @@ class LocalKafka:
         cluster = new_cluster_id() if self._node is None else self._node.cluster_id
         with log_path.open("ab") as log:
             log_from = log.tell()
-            tool = [
-                *command,
-                "kafka.tools.StorageTool",
-                "format",
-                "-g",
-                "-t",
-                cluster,
-                "-c",
-                str(file),
-            ]
+            tool = ["kafka.tools.StorageTool", "format", "-g", "-t", cluster, "-c", str(file)]
             try:
                 code = subprocess.run(
-                    tool, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    [*command, *tool], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                     timeout=FORMAT_TIMEOUT_S, check=False,
                 ).returncode  # fmt: skip
             except subprocess.TimeoutExpired:
@@ -375,10 +367,6 @@ def _writable(given: Path | None) -> Path:
     return folder
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
 def new_cluster_id() -> str:
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode("ascii").rstrip("=")
     # A leading hyphen would look like an option.
@@ -423,21 +411,11 @@ def errors_in(text: str) -> str:
 _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _OUR_LISTENERS = ("PLAINTEXT", "CONTROLLER")
 
-OWNED = frozenset(
-    {
-        "advertised.listeners",
-        "controller.listener.names",
-        "controller.quorum.voters",
-        "inter.broker.listener.name",
-        "listener.security.protocol.map",
-        "listeners",
-        "log.dir",
-        "log.dirs",
-        "metadata.log.dir",
-        "node.id",
-        "process.roles",
-    }
-)
+OWNED = frozenset((
+    "advertised.listeners", "controller.listener.names", "controller.quorum.voters",
+    "inter.broker.listener.name", "listener.security.protocol.map", "listeners", "log.dir",
+    "log.dirs", "metadata.log.dir", "node.id", "process.roles",
+))  # fmt: skip
 """Properties that decide who talks to whom and where data is; a user cannot change them."""
 
 

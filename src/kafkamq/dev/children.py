@@ -145,16 +145,13 @@ class Child:
     def _ended(self) -> ChildError:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
+        lines: list[str] = []
+        with contextlib.suppress(OSError):
+            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-12:]
         return ChildError(
             f"{self.name} ended with code {self._process.returncode}; its log, {self.log}, "
-            f"ends with:\n{_tail(self.log)}"
+            "ends with:\n" + "\n".join(lines)
         )
-
-
-def _tail(path: Path, lines: int = 12) -> str:
-    with contextlib.suppress(OSError):
-        return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
-    return ""
 
 
 def tell(event: str, **fields: Any) -> None:

@@ -111,9 +111,7 @@ def read_histories(folder: Path | str) -> list[Event]:
 
 
 def under_way(events: Iterable[Event]) -> dict[str, int]:
-    """Return how many calls of handlers each process has begun and not ended, by events in its
-    order.
-    """
+    """Return how many calls of handlers each process has begun and not ended."""
     begun: dict[str, set[tuple[object, int]]] = {}
     for event in events:
         if event.op in ("begin", "end", "fail"):

@@ -9,11 +9,11 @@ them as ENDs, renews leases, and serves the reports, which say what came late.
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
@@ -21,12 +21,10 @@ from typing import Any, NoReturn
 
 from kafkamq.errors import BrokerError, ConfigError, KafkaMQError, LeaseLostError, StateError
 from kafkamq.markers.message import MarkersMessage
-from kafkamq.markers.rules.batching import delay_by_reference_ms, join
-from kafkamq.markers.rules.handout import nack_delay_ms
+from kafkamq.markers.rules.batching import join
 from kafkamq.markers.rules.leases import ACKED, Lease, LeaseState, Refusal, Renewal, Verdict
-from kafkamq.markers.state import REPORTS_MS, Bell, ConsumerState
-from kafkamq.markers.wire.markers import (
-    MAX_DURATION_MS,
+from kafkamq.markers.state import REPORTS_MS, Bell, ConsumerState, nack_ms
+from kafkamq.markers.wire.marker_writer import (
     encode_batches,
     encode_identity,
     encode_keepalive,
@@ -60,7 +58,7 @@ _TURN_MS = 5
 _ACK = Outcome.ACK
 _LEASE = attrgetter("_lease")
 _MessageKey = tuple[int, int, tuple[bytes, int]]
-_OF_OUTCOME = {
+OF_OUTCOME = {
     Outcome.ACK: catalog.ACKED,
     Outcome.NACK: catalog.NACKED,
     Outcome.REJECT: catalog.REJECTED,
@@ -68,35 +66,35 @@ _OF_OUTCOME = {
 _log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class EndRecord:
-    """The END of one message, or of several (R30), on its way into the log."""
+    """The END of one message, or of several (R30), on its way into the log.
 
-    __slots__ = ("_writer", "error", "log_ms", "parts", "value")
+    With a ``value``, the parts have one verdict, holder and marker partition.
+    """
 
-    def __init__(self, writer: AckWriter, parts: list[Lease], value: bytes = b"") -> None:
-        """With a ``value``, the parts have one verdict, holder and marker partition."""
-        self._writer = writer
-        self.parts = parts
-        self.value = value
-        self.log_ms = UNREPORTED
-        self.error: KafkaError | None = None
+    writer: AckWriter
+    parts: list[Lease]
+    value: bytes = b""
+    log_ms: int = UNREPORTED
+    error: KafkaError | None = None
 
     def reported(self, error: KafkaError | None, record: Record) -> None:
         # It may run with librdkafka's fatal error raised: Python then finds no base class's names.
         if error is not None:
             self.error = error
-            self._writer.end_failed(self)
+            self.writer.end_failed(self)
             return
         log_ms = record.timestamp()[1]
         # R9: late perhaps; asked with all facts.
         late = [part for part in self.parts if log_ms > part.log_deadline_ms]
         if late:
-            self._writer.check_late(late, log_ms)
+            self.writer.check_late(late, log_ms)
         self.log_ms = log_ms
         for part in self.parts:
             part.is_end_known = True
         # It comes last: what an interrupt breaks off is found by it.
-        self._writer.end_delivered(self)
+        self.writer.end_delivered(self)
 
 
 class AckWriter:
@@ -219,31 +217,21 @@ class AckWriter:
             identity = encode_identity(first.partition, first.offsets[0], *first.log)
         verdict, delay_ms = first.verdict, 0
         if verdict.outcome is Outcome.NACK:
-            delay_ms = self._nack_delay_ms(parts, verdict)
+            # Its jitter is drawn once for the record, or it would be split.
+            delay_ms = nack_ms(
+                self.state.namespace,
+                self.state.queue.backoff,
+                verdict.delay_ms,
+                delivery_count=verdict.delivery_count,
+                message_ms=min(
+                    (each.oldest_ms for each in parts if each.oldest_ms >= 0), default=-1
+                ),
+            )
         known = first.holder_id, delay_ms, verdict.reason
         end = EndRecord(self, parts, encode_known_end(identity, verdict.outcome, *known))
         for part in parts:
             part.end = end
         return end
-
-    def _nack_delay_ms(self, parts: Sequence[Lease], verdict: Verdict) -> int:
-        """Return a NACK's delay; its jitter is drawn once for the record, or it would be split."""
-        facts = self.state.namespace.facts()
-        delay_ms = nack_delay_ms(
-            verdict.delay_ms,
-            backoff=self.state.queue.backoff,
-            delivery_count=verdict.delivery_count,
-            retention_ms=facts.marker_retention_ms,
-            random_unit=random.random(),
-        )
-        delay_ms = min(delay_ms, MAX_DURATION_MS)
-        now_ms = self.state.broker_ms()
-        oldest_ms = min((part.oldest_ms for part in parts if part.oldest_ms >= 0), default=None)
-        if oldest_ms is None or now_ms is None:
-            return delay_ms
-        return delay_by_reference_ms(
-            delay_ms, oldest_ms, now_ms, retention_ms=facts.message_retention_ms
-        )
 
     def _count_settled(self, parts: Iterable[Lease], now_ms: int) -> None:
         counts: Counter[tuple[Outcome, int]] = Counter()
@@ -253,7 +241,7 @@ class AckWriter:
             counts[part.verdict.outcome, part.partition] += count
             took[part.begin_ms] += count
         for (outcome, partition), count in counts.items():
-            _OF_OUTCOME[outcome].add(count, self.queue_id, partition)
+            OF_OUTCOME[outcome].add(count, self.queue_id, partition)
         seconds = [((now_ms - began_ms) / 1000, count) for began_ms, count in took.items()]
         catalog.HANDLING_SECONDS.observe_all(seconds, self.queue_id)
 
@@ -323,7 +311,7 @@ class AckWriter:
         """Return a lease of this message alone, which is held; with the lock held."""
         leases, lease, offset = self.state.leases, message._lease, message.offset
         if len(lease.offsets) > 1:
-            own = leases.apart(lease, offset)
+            own = leases.apart(lease, [offset])
             try:
                 # It comes first: what only ``held`` lacks is acked.
                 lease.uncollected.discard(offset)

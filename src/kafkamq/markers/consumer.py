@@ -22,7 +22,7 @@ from typing import cast
 from kafkamq.config import QueueConfig, wait_seconds
 from kafkamq.errors import KafkaMQError, StateError
 from kafkamq.markers.ack_writer import AckWriter, Keeper
-from kafkamq.markers.intake import AHEAD_COUNT, AHEAD_MS, MIN_TIMEOUT_MS, Demand, Intake
+from kafkamq.markers.intake import AHEAD_COUNT, AHEAD_MS, LINGER_S, MIN_TIMEOUT_MS, Demand, Intake
 from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.rules.handout import ReceiveAhead
 from kafkamq.markers.starts import Transactor, process_gate
@@ -177,7 +177,7 @@ class MarkersConsumer(Consumer):
         state, intake = self._state, self.intake
         deadline_s = time.monotonic() + wait_seconds(timeout, may_be_endless=True)
         self._ack_writer.hurry()
-        intake.demand = Demand(n, start, deadline_s)
+        intake.demand = Demand(n, start, deadline_s + LINGER_S)
         state.intake.ring()
         try:
             while True:
@@ -272,7 +272,7 @@ class MarkersConsumer(Consumer):
 
     def close(self, timeout: float | timedelta = 30.0) -> None:
         state, writer = self._state, self._ack_writer
-        if state.is_forked:
+        if state.fork_check.is_forked:
             return
         timeout_s = wait_seconds(timeout, may_be_endless=True)
         self._closing.set()

@@ -1,5 +1,4 @@
-"""The intake brings messages from their topic to the application (R5), in a thread that owns the
-consumer.
+"""The intake brings messages to the application (R5), in a thread that owns the consumer.
 
 Nobody else calls the Kafka consumer. Nothing here waits for an answer: between two polls there is
 at most a second, whatever the application does and whatever a broker answers.
@@ -12,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 from kafkamq.errors import KafkaMQError
@@ -57,19 +57,18 @@ MAX_RETRY_S = 1.0
 _FULL_MS = 500
 # What is ready is released before this share of its longest lease is left.
 _BEFORE = 8
-_LINGER_S = 0.1
+# What was asked for is brought so much longer than somebody waits.
+LINGER_S = 0.1
 _log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
 class Demand:
     """What a ``receive`` that waits has asked for."""
 
-    __slots__ = ("count", "start", "until_s")
-
-    def __init__(self, count: int, start: int, deadline_s: float) -> None:
-        self.count = count
-        self.start = start
-        self.until_s = deadline_s + _LINGER_S
+    count: int
+    start: int
+    until_s: float
 
 
 def usual_s(before_s: float, took_s: float) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
-from kafkamq.config import ServiceConfig
+from kafkamq.config import Options, ServiceConfig
 from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, WireError
 from kafkamq.markers.membership import broker_session_problems, session_problem
 from kafkamq.markers.tracker.records import StatusReader
@@ -91,11 +91,8 @@ def overview(config: ServiceConfig, *, max_scanned: int = MAX_SCANNED) -> Overvi
     letters = config.dead_letter_topic
     dead_letters = _read(config, letters, _firsts(dead), dead, max_scanned, lambda _: None)
     known = sorted({*positions, *(() if backlog is None else backlog.waiting)})
-    reader = StatusReader(config)
-    try:
+    with closing(StatusReader(config)) as reader:
         statuses = reader.read_to_end()
-    finally:
-        reader.close()
     return Overview(
         queues=tuple(
             QueueBacklog(
@@ -279,7 +276,10 @@ class Check:
 
 
 def cluster_checks(
-    config: ServiceConfig, *, max_lease_ms: int, redelivery_timeout_ms: int = 10_000
+    config: ServiceConfig,
+    *,
+    max_lease_ms: int = Options.max_lease.default_ms,
+    redelivery_timeout_ms: int = Options.redelivery_timeout.default_ms,
 ) -> Iterator[Check]:
     """Yield one check after another; what cannot be asked is a refusal that ends them."""
     try:

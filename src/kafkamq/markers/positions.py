@@ -14,7 +14,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
@@ -42,7 +43,7 @@ from kafkamq.transport.log_reader import RecordReader, scan
 from kafkamq.transport.producer import IdempotentProducer
 from kafkamq.transport.record import Record
 from kafkamq.transport.settings import producer_settings
-from kafkamq.types import Marker, MarkerType, MessageBatch, Outcome
+from kafkamq.types import Marker, MarkerType, Outcome
 
 # Brokers' clocks differ, and STARTs come behind the latest one that is known.
 MARGIN_MS = 60_000
@@ -197,8 +198,7 @@ class Positions:
     # What is read back.
 
     def find(self, partitions: Collection[int], topic_id: bytes) -> dict[int, GroupPosition]:
-        """Return what the ledger knows of these partitions of the topic with that id; absent:
-        nothing.
+        """Return what the ledger knows of these partitions of that topic; absent: nothing.
 
         Raises:
             BrokerError, DeadlineExceededError: No answer; ask again.
@@ -226,8 +226,7 @@ class Positions:
         }
 
     def _ledger_starts(self, partitions: Collection[int]) -> dict[int, int]:
-        """Return where the ledger's partitions begin that may hold these: others keep theirs there,
-        too.
+        """Return where partitions of the ledger begin that have these, and others besides.
 
         Sinks and redriven dead letters leave records by the million.
         """
@@ -270,24 +269,20 @@ class Positions:
         return started
 
     def _with_messages(self, positions: Mapping[int, GroupPosition]) -> dict[int, GroupPosition]:
-        """Return those above which there are messages; no START of these is older than the first
-        one.
+        """Return those with messages above, none of whose STARTs is older than the first message.
 
         A position can be much older: its queue had nothing to do until shortly before the end.
         """
         topic = self._config.message_topic
         with Admin(self._config) as admin:
             bounds = admin.log_bounds(topic, sorted(positions))
-        reader = RecordReader(self._config, topic, group_id=self._group)
         above: dict[int, GroupPosition] = {}
-        try:
+        with closing(RecordReader(self._config, topic, group_id=self._group)) as reader:
             for number, position in positions.items():
                 if position.offset < bounds[number][1]:
                     first = reader.read(number, position.offset)
                     came_ms = 0 if first is None else first.timestamp()[1]
                     above[number] = replace(position, at_ms=max(position.at_ms, came_ms))
-        finally:
-            reader.close()
         return above
 
     def _add_started(
@@ -309,7 +304,7 @@ class Positions:
             marker = _decoded_marker(record)
             if marker is None or not self._is_own_start(marker):
                 continue
-            for batch in _messages_of(marker):
+            for batch in marker.named:
                 position = positions.get(batch.partition)
                 if position is not None and started.add(batch, position.offset):
                     until_ms = max(until_ms, log_ms + MARGIN_MS)
@@ -362,7 +357,7 @@ class Positions:
         # What ended it, or a START of it, says what became of it (R12).
         is_copied = marker.outcome in (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
         of_start = log_ms, record.offset() or 0, record.partition() or 0
-        for batch in _messages_of(marker):
+        for batch in marker.named:
             if batch.partition not in first:
                 continue
             if not is_start and is_copied:
@@ -409,13 +404,6 @@ def _decoded_marker(record: Record) -> Marker | None:
     except WireError:
         # The tracker counts it.
         return None
-
-
-def _messages_of(marker: Marker) -> Iterator[MessageBatch]:
-    yield from marker.batches
-    one = marker.message_id
-    if one is not None:
-        yield MessageBatch(one.partition, *one.log, one.offset, 1)
 
 
 def _times(positions: Collection[GroupPosition]) -> list[tuple[int, int]]:

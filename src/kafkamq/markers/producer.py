@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from contextlib import closing
 
 from kafkamq.config import QueueConfig
 from kafkamq.errors import ConfigError, StateError, WireError
-from kafkamq.markers.wire.markers import decode_marker, encode_end, encode_schedule
+from kafkamq.markers.wire.marker_writer import encode_end, encode_schedule
+from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.producer import Delivery, Destination, Producer, Sender
 from kafkamq.queue.wire.headers import message_headers, stamped
 from kafkamq.queue.wire.keys import join_key, split_key
@@ -99,11 +101,8 @@ class MarkersProducer(Producer):
         """Return the SCHEDULE and when it is due, by the broker; None: retention has removed it."""
         config = self._namespace.config
         topic, partition, offset = config.marker_topic, token.partition, token.offset
-        reader = RecordReader(config, topic)
-        try:
+        with closing(RecordReader(config, topic)) as reader:
             record = reader.read(partition, offset, timeout_s=_CANCEL_TIMEOUT_S)
-        finally:
-            reader.close()
         if record is None:
             # It was carried forward since (R19): what is known of it is gone.
             return None, 0

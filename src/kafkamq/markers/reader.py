@@ -30,8 +30,6 @@ from kafkamq.transport.job_thread import JobThread
 from kafkamq.transport.record import LOG_APPEND_TIME, Record, take_only
 from kafkamq.types import PartitionId
 
-__all__ = ["MessageReader"]
-
 # The records of a poll, at least and where few or none are our own.
 MIN_POLL = 100
 MAX_POLL = 10_000
@@ -448,10 +446,6 @@ class MessageReader:
     def _read_from(self, partition: int, start: int) -> None:
         self.group.place(self._at({partition: start}), others=self._at(self._pipeline.positions()))
         self._unplaced.pop(partition, None)
-
-    @property
-    def partitions(self) -> set[int]:
-        return {number for _, number in self.group.places}
 
     def _places(self, numbers: Iterable[int]) -> list[PartitionId]:
         return [(self._topic, number) for number in numbers]

@@ -21,7 +21,7 @@ from kafkamq.queue.dead_letters import REPLAYED_FROM, DeadLetter, Source, dead_l
 from kafkamq.queue.wire.keys import CHUNK_OFFSETS
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.log_reader import scan
-from kafkamq.types import MarkerType, MessageBatch, Outcome
+from kafkamq.types import MarkerType, Outcome
 
 _Bits = Mapping[tuple[int, int], int]
 
@@ -98,10 +98,7 @@ class Messages(Source):
             is_end = marker.type is MarkerType.END and not marker.of_schedule
             if not is_end or marker.outcome is not Outcome.ACK:
                 continue
-            batches = list(marker.batches)
-            if (one := marker.message_id) is not None:
-                batches.append(MessageBatch(one.partition, one.topic_id, 0, one.offset, 1))
-            for batch in batches:
+            for batch in marker.named:
                 if batch.topic_id in (b"", topic_id):
                     chunk, at = divmod(batch.base_offset, CHUNK_OFFSETS)
                     found[batch.partition, chunk] |= batch.bits << at

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from typing import Any, TypeAlias
 
@@ -27,7 +27,7 @@ from kafkamq.markers.rules.handout import LastDeliveries, has_expired, is_last_d
 from kafkamq.markers.rules.leases import Lease, LeaseState
 from kafkamq.markers.rules.pipeline import Pipeline, Run, RunState
 from kafkamq.markers.state import ConsumerState
-from kafkamq.markers.wire.markers import (
+from kafkamq.markers.wire.marker_writer import (
     MAX_MARKER_BYTES,
     encode_batch_start,
     encode_reference,
@@ -63,30 +63,21 @@ Piece: TypeAlias = "tuple[Lease, Sequence[MarkersMessage]]"
 MessageRun: TypeAlias = "Run[MarkersMessage]"
 
 
+@dataclass(slots=True, eq=False)
 class Start:
     """A START on its way into the log: what its delivery report finds, however late it comes.
 
     It must not lead back to its step: the messages of both would wait for the garbage collector.
     """
 
-    __slots__ = ("error", "leases", "number", "record", "reports", "runs", "value", "written_ms")
-
-    def __init__(
-        self,
-        reports: deque[Start],
-        number: int,
-        value: bytes,
-        leases: Sequence[Lease],
-        runs: Collection[MessageRun],
-    ) -> None:
-        self.reports = reports
-        self.number = number
-        self.value = value
-        self.leases = leases
-        self.runs = runs
-        self.written_ms = 0
-        self.record: Record | None = None
-        self.error: KafkaError | None = None
+    reports: deque[Start]
+    number: int
+    value: bytes
+    leases: Sequence[Lease]
+    runs: Collection[MessageRun]
+    written_ms: int = 0
+    record: Record | None = None
+    error: KafkaError | None = None
 
     def reported(self, error: KafkaError | None, record: Record | None) -> None:
         """Kafka's delivery report; what it says is read by the intake, not in the call-back."""
@@ -94,13 +85,13 @@ class Start:
         self.reports.append(self)
 
 
+@dataclass(eq=False)
 class Step:
     """What is STARTed at once: some runs, in few records of each marker partition."""
 
-    def __init__(self, runs: Sequence[MessageRun], reports: deque[Start]) -> None:
-        self.runs = runs
-        self.reports = reports
-        self.starts: dict[int, list[Start]] = {}
+    runs: Sequence[MessageRun]
+    reports: deque[Start]
+    starts: dict[int, list[Start]] = field(default_factory=dict)
 
     def add(
         self, number: int, value: bytes, leases: Sequence[Lease], runs: Collection[MessageRun]
@@ -511,7 +502,6 @@ class Transactor:
         Args:
             starts: Gives, when they are written, by marker partition: value, key and callback of
                 each. Called in the transactor's thread.
-            offsets: Of the messages topic, by partition.
             membership: The consumer's group metadata when it polled the messages.
         """
         positions = [TopicPartition(self._message_topic, each, at) for each, at in offsets.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -9,10 +10,12 @@ from contextlib import suppress
 from operator import methodcaller
 from typing import Any
 
-from kafkamq.config import QueueConfig
+from kafkamq.config import Backoff, QueueConfig
 from kafkamq.errors import StateError
+from kafkamq.markers.rules.batching import delay_by_reference_ms
+from kafkamq.markers.rules.handout import nack_delay_ms
 from kafkamq.markers.rules.leases import Leases
-from kafkamq.markers.wire.markers import StartEncoder
+from kafkamq.markers.wire.marker_writer import MAX_DURATION_MS, StartEncoder
 from kafkamq.queue.names import new_consumer_id
 from kafkamq.queue.namespace import Namespace
 from kafkamq.transport.clients import ForkCheck, Producer
@@ -64,21 +67,11 @@ class MarkerWriter(IdempotentProducer):
         super().__init__(config, settings)
 
     def write(self, value: bytes, key: bytes, partition: int, on_delivery: Report) -> None:
-        """Queue one marker.
-
-        Raises:
-            BrokerError: The queue is full, or the client refuses it.
-            StateError: Closed.
-        """
+        """Queue one marker; raises what ``produce`` does."""
         self.produce(self.topic, value, key, partition, None, on_delivery)
 
     def write_many(self, partition: int, markers: list[dict[str, Any]]) -> None:
-        """Queue markers of one partition: value, key and callback of each.
-
-        Raises:
-            BrokerError: As ``write``; markers that are not queued have an ``_error``.
-            StateError: Closed.
-        """
+        """Queue markers of one partition; those that are not queued have an ``_error``."""
         self.produce_many(self.topic, partition, markers)
 
     def poll(self) -> None:
@@ -98,6 +91,42 @@ class MarkerWriter(IdempotentProducer):
             return super()._serve(call)
         finally:
             self._served_ms = monotonic_ms()
+
+
+def broker_ms(namespace: Namespace) -> int | None:
+    """Return the brokers' time, by which the ages of messages count (R28); None: not known."""
+    return namespace.broker_clock.now_ms(time.time_ns() // NS_PER_MS, monotonic_ms())
+
+
+def now_ms(namespace: Namespace) -> int:
+    return broker_ms(namespace) or time.time_ns() // NS_PER_MS
+
+
+def nack_ms(
+    namespace: Namespace,
+    backoff: Backoff,
+    requested_ms: int | None,
+    *,
+    delivery_count: int,
+    message_ms: int,
+) -> int:
+    """Return the delay that an END(NACK) carries (R8); ``requested_ms`` None: the back-off's.
+
+    ``message_ms`` is the broker's time of a message that its START refers to (R28), else negative.
+    """
+    facts = namespace.facts()
+    delay_ms = nack_delay_ms(
+        requested_ms,
+        backoff=backoff,
+        delivery_count=delivery_count,
+        retention_ms=facts.marker_retention_ms,
+        random_unit=random.random(),
+    )
+    delay_ms = min(delay_ms, MAX_DURATION_MS)
+    if message_ms < 0:
+        return delay_ms
+    kept_ms = facts.message_retention_ms
+    return delay_by_reference_ms(delay_ms, message_ms, now_ms(namespace), retention_ms=kept_ms)
 
 
 class ConsumerState:
@@ -134,14 +163,9 @@ class ConsumerState:
         Raises:
             StateError: As said.
         """
-        if self.fork_check.is_forked:
-            self.fork_check.check()
+        self.fork_check.check()
         if self.is_closed:
             raise StateError(f"the consumer of queue {self.queue.queue_id!r} is closed")
-
-    @property
-    def is_forked(self) -> bool:
-        return self.fork_check.is_forked
 
     def renew_id(self) -> None:
         """Take a fresh consumer_id if the old one is spent (R7); call with ``lock`` held."""
@@ -150,11 +174,10 @@ class ConsumerState:
             self.encoder = self._new_encoder()
 
     def broker_ms(self) -> int | None:
-        """Return the brokers' time, by which the ages of messages count (R28); None: not known."""
-        return self.namespace.broker_clock.now_ms(time.time_ns() // NS_PER_MS, monotonic_ms())
+        return broker_ms(self.namespace)
 
     def now_ms(self) -> int:
-        return self.broker_ms() or time.time_ns() // NS_PER_MS
+        return now_ms(self.namespace)
 
     def _new_encoder(self) -> StartEncoder:
         queue = self.queue

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from dataclasses import dataclass
@@ -21,28 +20,26 @@ from kafkamq.errors import (
     StateError,
     WireError,
 )
-from kafkamq.markers.ack_writer import AckWriter
+from kafkamq.markers.ack_writer import OF_OUTCOME, AckWriter
 from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.rules.attempts import Fate, Fates
-from kafkamq.markers.rules.batching import delay_by_reference_ms
-from kafkamq.markers.rules.handout import nack_delay_ms
 from kafkamq.markers.rules.hold import NEVER
 from kafkamq.markers.rules.leases import Lease, LeaseState, Refusal, Sharing
-from kafkamq.markers.state import MarkerWriter
-from kafkamq.markers.wire.markers import (
+from kafkamq.markers.state import MarkerWriter, nack_ms
+from kafkamq.markers.wire.marker_writer import (
     MAX_DURATION_MS,
-    decode_slim,
     encode_identity,
     encode_keepalive,
     encode_known_end,
 )
+from kafkamq.markers.wire.markers import decode_slim
 from kafkamq.markers.wire.tokens import MessageToken, decode_token
 from kafkamq.metrics import catalog
 from kafkamq.queue.names import group_of_workers, new_consumer_id
 from kafkamq.queue.namespace import Namespace
 from kafkamq.queue.wire.headers import cut_text
 from kafkamq.queue.wire.keys import marker_key
-from kafkamq.transport.clock import NS_PER_MS, monotonic_ms
+from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import KafkaError, broker_error
 from kafkamq.transport.log_reader import LogRange, LogReader
 from kafkamq.transport.record import LOG_APPEND_TIME, Record
@@ -52,11 +49,6 @@ from kafkamq.types import Outcome
 HOLD_TIMEOUT_S = 60.0
 _LOOKS_PER_TIMEOUT = 3
 _log = logging.getLogger(__name__)
-_METRICS = {
-    Outcome.ACK: catalog.ACKED,
-    Outcome.NACK: catalog.NACKED,
-    Outcome.REJECT: catalog.REJECTED,
-}
 _WORDS = {
     Outcome.ACK: "acked",
     Outcome.NACK: "nacked",
@@ -352,13 +344,21 @@ class TokenSettler:
         token = self._checked(text)
         one = token.message_id
         identity = encode_identity(one.partition, one.offset, *one.log)
-        wait_ms = self._delay_ms(token, delay_ms) if outcome is Outcome.NACK else 0
+        wait_ms = 0
+        if outcome is Outcome.NACK:
+            wait_ms = nack_ms(
+                self._namespace,
+                self._queue.backoff,
+                delay_ms,
+                delivery_count=token.delivery_count,
+                message_ms=token.message_ms,
+            )
         reason = cut_text(reason) if reason else ""
         value = encode_known_end(identity, outcome, self._id, wait_ms, reason)
         offset = self._write(token, value, deadline_s)
         fates, fate = self._read(token, offset + 1, deadline_s)
         if fate.counts(offset):
-            _METRICS[outcome].add(1, self._queue.queue_id, one.partition)
+            OF_OUTCOME[outcome].add(1, self._queue.queue_id, one.partition)
             return
         catalog.LATE_VERDICTS.add(1, self._queue.queue_id, one.partition)
         raise _refusal(token, fate, fates.is_due(one))
@@ -428,28 +428,6 @@ class TokenSettler:
         return token
 
     # Writing.
-
-    def _delay_ms(self, token: MessageToken, delay_ms: int | None) -> int:
-        """Return a NACK's delay as ``AckWriter`` has it (R8, R28)."""
-        facts = self._namespace.facts()
-        found_ms = nack_delay_ms(
-            delay_ms,
-            backoff=self._queue.backoff,
-            delivery_count=token.delivery_count,
-            retention_ms=facts.marker_retention_ms,
-            random_unit=random.random(),
-        )
-        found_ms = min(found_ms, MAX_DURATION_MS)
-        if token.message_ms < 0:
-            return found_ms
-        wall_ms = time.time_ns() // NS_PER_MS
-        now_ms = self._namespace.broker_clock.now_ms(wall_ms, monotonic_ms())
-        return delay_by_reference_ms(
-            found_ms,
-            token.message_ms,
-            wall_ms if now_ms is None else now_ms,
-            retention_ms=facts.message_retention_ms,
-        )
 
     def _opened(self) -> MarkerWriter:
         with self._lock:

@@ -5,13 +5,6 @@ from kafkamq.metrics.exposition import register_metrics, serve_metrics
 from kafkamq.metrics.health import health
 
 __all__ = [
-    "serve_metrics",
-    "register_metrics",
-    "Collector",
-    "Counter",
-    "Gauge",
-    "Histogram",
-    "families",
-    "register",
-    "health",
-]
+    "serve_metrics", "register_metrics", "Collector", "Counter", "Gauge", "Histogram", "families",
+    "register", "health",
+]  # fmt: skip

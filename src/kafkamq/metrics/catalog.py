@@ -17,7 +17,7 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -191,8 +191,9 @@ class Collector:
             if isinstance(family, Histogram):
                 shown = HistogramMetricFamily(family.name, family.text, labels=family.labels)
                 for labels, found in family.distributions().items():
-                    buckets = _cumulated(family.buckets, found.counts)
-                    shown.add_metric(labels, buckets, found.total)
+                    bounds = (*map(str, family.buckets), "+Inf")
+                    sums = map(float, accumulate(found.counts))
+                    shown.add_metric(labels, list(zip(bounds, sums, strict=True)), found.total)
                 yield shown
                 continue
             make = CounterMetricFamily if isinstance(family, Counter) else GaugeMetricFamily
@@ -200,15 +201,6 @@ class Collector:
             for labels, value in family.values().items():
                 simple.add_metric(labels, value)
             yield simple
-
-
-def _cumulated(bounds: tuple[float, ...], counts: list[int]) -> list[tuple[str, float]]:
-    buckets = []
-    sum_ = 0
-    for bound, count in zip((*(str(bound) for bound in bounds), "+Inf"), counts, strict=True):
-        sum_ += count
-        buckets.append((bound, float(sum_)))
-    return buckets
 
 
 # Producers.

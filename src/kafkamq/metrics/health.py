@@ -29,11 +29,6 @@ class LoopState:
         return self.age_s <= self.max_age_s
 
 
-class Watched(Protocol):
-    def state(self) -> LoopState:
-        """Return how it is now; must not wait."""
-
-
 class HandlerCall(Protocol):
     """A handler at work on a message, or on the list that begins with it."""
 
@@ -123,7 +118,7 @@ class Health:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._loops: list[Watched] = []
+        self._loops: list[Loop | Handlers] = []
 
     def add(
         self, name: str, *, max_age_s: float, is_ready: Callable[[], bool] = lambda: True
@@ -131,7 +126,6 @@ class Health:
         """Watch a loop that begins, and return what beats for it.
 
         Args:
-            name: For people.
             max_age_s: A healthy one turns at least so often.
             is_ready: Whether it can do its work; must not wait.
         """
@@ -139,12 +133,12 @@ class Health:
         self.watch(loop)
         return loop
 
-    def watch(self, watched: Watched) -> None:
+    def watch(self, watched: Loop | Handlers) -> None:
         """Ask from now on for the state of this, too."""
         with self._lock:
             self._loops.append(watched)
 
-    def remove(self, loop: Watched) -> None:
+    def remove(self, loop: Loop | Handlers) -> None:
         """Forget a loop that has ended as it should; idempotent."""
         with self._lock:
             self._loops = [other for other in self._loops if other is not loop]

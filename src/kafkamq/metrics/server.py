@@ -51,10 +51,15 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         if path == "/metrics":
-            self._answer(200, *_rendered(self.headers.get("Accept", "")))
+            registry = CollectorRegistry()
+            registry.register(Collector())
+            encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+            self._answer(200, content_type, encode(registry))
         elif path in ("/live", "/ready"):
             is_fine = health.is_live() if path == "/live" else health.is_ready()
-            self._answer(200 if is_fine else 503, "application/json", _described(is_fine))
+            loops = [{**asdict(state), "is_live": state.is_live} for state in health.states()]
+            body = json.dumps({"ok": is_fine, "loops": loops}).encode() + b"\n"
+            self._answer(200 if is_fine else 503, "application/json", body)
         elif path == "/handlers":
             self._answer(200, "application/json", handlers() + b"\n")
         else:
@@ -69,15 +74,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Scrapes are no news."""
-
-
-def _rendered(accept: str) -> tuple[str, bytes]:
-    registry = CollectorRegistry()
-    registry.register(Collector())
-    encode, content_type = choose_encoder(accept)
-    return content_type, encode(registry)
-
-
-def _described(is_fine: bool) -> bytes:
-    loops = [{**asdict(state), "is_live": state.is_live} for state in health.states()]
-    return json.dumps({"ok": is_fine, "loops": loops}).encode() + b"\n"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from time import monotonic, sleep
 
 from kafkamq.errors import DeadlineExceededError, KafkaMQError, LeaseLostError
-from kafkamq.parallel.config import ParallelConfig, tell
+from kafkamq.parallel.config import ParallelConfig
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.rules.flow import FlowLimits, MapVerdict, PartitionFlow, StallDetector
 from kafkamq.parallel.rules.offsets import Progress
@@ -55,10 +55,6 @@ class Assignment:
     metadata: str = ""
     is_paused: bool = False
     is_cut: bool = False
-
-    @property
-    def map_chars(self) -> int:
-        return len(self.metadata)
 
     @property
     def place(self) -> PartitionId:
@@ -109,9 +105,7 @@ def plan_commits(
         metadata = ""
         if progress.needs_map and with_maps:
             metadata = offset_maps.encode(
-                progress.committable_offset,
-                progress.highest_succeeded,
-                progress.incompletes,
+                progress.committable_offset, progress.highest_succeeded, progress.incompletes
             )
         verdict = assignment.flow.judge_map(len(metadata), progress)
         if not verdict.is_written:
@@ -156,24 +150,18 @@ def _cut(progress: Progress, chars: int, limits: FlowLimits) -> tuple[str, int]:
     return "", base - 1
 
 
+@dataclass(eq=False, repr=False)
 class Committer:
     """Commits every ``commit_interval``, and when told to; not for transactions."""
 
-    def __init__(
-        self,
-        config: ParallelConfig,
-        work_queue: ParallelWorkQueue,
-        commits: CommitTurns,
-        assignments: Callable[[], list[Assignment]],
-        stats: Stats,
-        fail: Callable[[BaseException], None],
-    ) -> None:
-        self._config = config
-        self._work_queue = work_queue
-        self._commits = commits
-        self._assignments = assignments
-        self._stats = stats
-        self._fail = fail
+    config: ParallelConfig
+    work_queue: ParallelWorkQueue
+    commits: CommitTurns
+    assignments: Callable[[], list[Assignment]]
+    stats: Stats
+    fail: Callable[[BaseException], None]
+
+    def __post_init__(self) -> None:
         self._no_maps_s = _NO_MAPS_S
         self._no_maps_until_s = 0.0
         # Whether the last commit failed and the same may succeed soon; and why, and whether that
@@ -211,14 +199,14 @@ class Committer:
     def see_committed(self, timeout_s: float) -> None:
         """Return when Kafka has all that is done by now; commits are made again until then."""
         deadline_s = monotonic() + timeout_s
-        with self._work_queue.lock:
+        with self.work_queue.lock:
             wanted = [
                 (assignment, assignment.partition.tracker.version)
-                for assignment in self._assignments()
+                for assignment in self.assignments()
             ]
         while True:
             is_answered = self._commit_by(deadline_s)
-            with self._work_queue.lock:
+            with self.work_queue.lock:
                 missing = [
                     assignment
                     for assignment, version in wanted
@@ -239,7 +227,7 @@ class Committer:
             if not is_answered or monotonic() >= deadline_s:
                 error_text = "no answer" if error is None else str(error)
                 raise DeadlineExceededError(
-                    f"offsets of group {self._config.group_id} are not committed after"
+                    f"offsets of group {self.config.group_id} are not committed after"
                     f" {timeout_s:g} s: {error_text}"
                 )
             sleep(_SOON_S)
@@ -258,7 +246,7 @@ class Committer:
                     return True
                 if left_s <= 0 or not self._thread.is_alive():
                     return False
-            self._commits.tend()
+            self.commits.tend()
 
     def request(self) -> None:
         with self._wanted:
@@ -272,12 +260,12 @@ class Committer:
         deadline_s = monotonic() + timeout_s
         while self._thread.is_alive() and (left_s := deadline_s - monotonic()) > 0:
             self._thread.join(min(left_s, _TURN_S))
-            self._commits.tend()
+            self.commits.tend()
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        enter(self._config)
-        interval_s = self._config.commit_interval_ms / 1000
+        enter(self.config)
+        interval_s = self.config.commit_interval_ms / 1000
         wait_s = interval_s
         while True:
             with self._wanted:
@@ -289,7 +277,7 @@ class Committer:
             try:
                 is_crowded = self._commit()
             except Exception as error:  # noqa: BLE001 - the owner raises it
-                self._fail(error)
+                self.fail(error)
                 is_crowded = False
             wait_s = min(_SOON_S, interval_s) if is_crowded else interval_s
             with self._wanted:
@@ -297,12 +285,11 @@ class Committer:
                 self._wanted.notify_all()
 
     def _commit(self) -> bool:
-        """Make one commit; return whether a map holds work back."""
         self._may_succeed = False
         plan = self._plan()
         if plan.commits:
             try:
-                self._commits.commit(plan.commits, plan.is_current)
+                self.commits.commit(plan.commits, plan.is_current)
             except KafkaException as error:
                 self._failed(error)
                 return True
@@ -311,15 +298,15 @@ class Committer:
 
     def _plan(self) -> Plan:
         return plan_commits(
-            self._assignments(),
-            self._work_queue,
-            self._stats,
-            self._config.limits,
+            self.assignments(),
+            self.work_queue,
+            self.stats,
+            self.config.limits,
             with_maps=monotonic() >= self._no_maps_until_s,
         )
 
     def _failed(self, error: KafkaException) -> None:
-        self._stats.commit_failures += 1
+        self.stats.commit_failures += 1
         what = meaning(error)
         if what is Meaning.METADATA_TOO_LARGE:
             # For a while: the next coordinator, or this one with another setting, may take them.
@@ -327,12 +314,12 @@ class Committer:
             _log.error(
                 "the broker takes shorter commit metadata than offset maps need: commits go"
                 " without maps for a while; raise offset.metadata.max.bytes to 4096",
-                extra={"group": self._config.group_id, "again_s": self._no_maps_s},
+                extra={"group": self.config.group_id, "again_s": self._no_maps_s},
             )
             self._no_maps_s = min(2 * self._no_maps_s, _MAX_NO_MAPS_S)
             self._may_succeed = True
             return
-        ours = broker_error(error, f"committing offsets of group {self._config.group_id}")
+        ours = broker_error(error, f"committing offsets of group {self.config.group_id}")
         self._may_succeed = is_retriable(ours) and what is not Meaning.NO_MEMBER
         self._refusal = (ours, self._may_succeed)
         if not is_retriable(ours):
@@ -341,7 +328,7 @@ class Committer:
 
     def confirm(self, plan: Plan) -> None:
         """Note that Kafka has all of it, and tell the user of what is new."""
-        with self._work_queue.lock:
+        with self.work_queue.lock:
             for assignment, progress, _ in plan.parts:
                 assignment.committed_version = progress.version
                 assignment.committed_offset = progress.committable_offset
@@ -351,11 +338,7 @@ class Committer:
             return
         if any(each.metadata for each in plan.commits):
             self._no_maps_s = _NO_MAPS_S
-        self._stats.commits += 1
-        self._stats.last_commit_s = monotonic()
-        self._stats.map_chars = max(len(each.metadata) for each in plan.commits)
-        tell(
-            "on_committed",
-            self._config.hooks.on_committed,
-            {(each.topic, each.partition): each.offset for each in plan.commits},
-        )
+        self.stats.commits += 1
+        self.stats.last_commit_s = monotonic()
+        committed = {(each.topic, each.partition): each.offset for each in plan.commits}
+        self.config.tell("on_committed", committed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
 from operator import attrgetter
@@ -39,7 +39,7 @@ from kafkamq.queue.handler import (
 )
 from kafkamq.queue.rules.retry import retry_kinds
 from kafkamq.queue.schemas.registry import Deserializer, deserializer_of
-from kafkamq.runtime.child import remote_call
+from kafkamq.runtime.child import RemoteCall, pickled
 from kafkamq.runtime.middleware import Middleware, bound, surrounded
 from kafkamq.runtime.process_executor import Processes
 from kafkamq.runtime.rules.pace import FanOut
@@ -67,6 +67,8 @@ class _Own:
 
 
 _AS_GIVEN = ("backoff", "dead_letter_topic")
+_HOOKS = ("on_failure", "on_dead_letter", "on_committed", "on_assigned", "on_revoked")
+_LIMITS = (Option(int, 1, name="max_open"), Option(int, 1, name="max_open_bytes", most=1 << 62))
 _ON_STALL = Option(str, "report", name="on_stall", choices=("report", "dead-letter"))
 _OPTIONS: tuple[Option[Any], ...] = (
     *CALL_OPTIONS, Options.max_concurrency, Options.max_attempts, Options.hung_after,
@@ -153,26 +155,6 @@ class ParallelOptions(CallOptions, total=False):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hooks:
-    """Functions of the user's, as in ``ParallelOptions``; they must be quick, and what they raise
-    is logged. ``on_failure`` is called in the thread of the worker.
-    """
-
-    on_failure: Callable[[ParallelRecord, BaseException], Verdict | None] | None = None
-    on_dead_letter: Callable[[ParallelRecord, str], object] | None = None
-    on_committed: Callable[[Mapping[PartitionId, int]], object] | None = None
-    on_stall: Callable[[str, int, int, float], object] | None = None
-    on_assigned: Callable[[list[PartitionId]], object] | None = None
-    on_revoked: Callable[[list[PartitionId], bool], object] | None = None
-
-    def __post_init__(self) -> None:
-        for each in fields(self):
-            hook = getattr(self, each.name)
-            if hook is not None and not callable(hook):
-                raise ConfigError(f"{each.name} is {hook!r}: give a function")
-
-
-@dataclass(frozen=True, kw_only=True)
 class ParallelConfig(CallSettings):
     service: ServiceConfig
     topics: tuple[str, ...]
@@ -198,7 +180,7 @@ class ParallelConfig(CallSettings):
     start: str = _Own.start.default  # of a group without commits
     on_data_loss: str = Options.on_data_loss.default
     on_foreign_metadata: str = _Own.on_foreign_metadata.default  # invalidOffsetMetadataPolicy
-    hooks: Hooks = field(default_factory=Hooks)
+    hooks: Mapping[str, Callable[..., object]] = field(default_factory=dict)  # by their options
 
     def __post_init__(self) -> None:
         if not self.topics or not all(each and isinstance(each, str) for each in self.topics):
@@ -249,6 +231,9 @@ class ParallelConfig(CallSettings):
     def is_transactional(self) -> bool:
         return self.commit_mode is CommitMode.TRANSACTIONAL
 
+    def tell(self, hook: str, *facts: object) -> object:
+        return tell(hook, self.hooks.get(hook), *facts)
+
 
 def make_config(
     service: ServiceConfig,
@@ -278,49 +263,42 @@ def make_config(
     if not isinstance(topics, Iterable):
         raise ConfigError(f"topics is {topics!r}: it must be one name or several")
     is_auto = concurrency == "auto"
+    if isinstance(concurrency, str) and not is_auto:
+        raise ConfigError(f"concurrency is {concurrency!r}: give a number, or 'auto'")
     return ParallelConfig(
         service=service,
         topics=(topics,) if isinstance(topics, str) else tuple(topics),
         group_id=group_id,
         ordering=one_of(Ordering, "ordering", ordering),
-        concurrency=Options.concurrency.default if is_auto else _whole(concurrency),
+        concurrency=Options.concurrency.default if isinstance(concurrency, str) else concurrency,
         is_auto=is_auto,
         middleware=tuple(options.get("middleware", ())),
         deserializer=deserializer_of(options.get("deserializer")),
         retry_on=retry_kinds(options.get("retry_on")),
         gives_up_stalled=options.get("on_stall") == "dead-letter",
-        limits=_limits(options),
+        limits=FlowLimits(**converted(_LIMITS, options)),
         hooks=_hooks(options),
         dead_letter_writer=checked_writer(options.get("dead_letter_writer")),
         **given,
     )
 
 
-def _whole(concurrency: int | str) -> int:
-    if isinstance(concurrency, str):
-        raise ConfigError(f"concurrency is {concurrency!r}: give a number, or 'auto'")
-    return concurrency
-
-
-def _limits(options: ParallelOptions) -> FlowLimits:
-    max_open: Any = options.get("max_open", 10_000)
-    Option(int, 1, name="max_open").check(max_open)
-    limits = FlowLimits(max_open=max_open, resume_open=max_open // 2)
-    max_open_bytes: Any = options.get("max_open_bytes", limits.max_open_bytes)
-    Option(int, 1, name="max_open_bytes", most=1 << 62).check(max_open_bytes)
-    return replace(limits, max_open_bytes=max_open_bytes)
-
-
-def _hooks(options: ParallelOptions) -> Hooks:
+def _hooks(options: ParallelOptions) -> dict[str, Callable[..., object]]:
+    given: dict[str, Any] = {name: options.get(name) for name in _HOOKS}
     on_stall = options.get("on_stall", _ON_STALL.default)
-    if not callable(on_stall):
+    if callable(on_stall):
+        given["on_stall"] = on_stall
+    else:
         _ON_STALL.check(on_stall)
-    given: dict[str, Any] = {each.name: options.get(each.name) for each in fields(Hooks)}
-    return Hooks(**{**given, "on_stall": on_stall if callable(on_stall) else None})
+    hooks = {name: hook for name, hook in given.items() if hook is not None}
+    for name, hook in hooks.items():
+        if not callable(hook):
+            raise ConfigError(f"{name} is {hook!r}: give a function")
+    return hooks
 
 
 def tell(name: str, hook: Callable[..., object] | None, *facts: object) -> object:
-    """Return what the hook returns; None also where there is none, or it failed."""
+    """Call a function of the user's, which must be quick; None also where it failed."""
     if hook is None:
         return None
     try:
@@ -358,11 +336,6 @@ def called(
     return surrounded(call, middleware, is_async=is_async, name=name)
 
 
-def called_for(config: ParallelConfig, handler: Callable[..., Any]) -> Callable[[Any], Any]:
-    takes_lists = bool(config.batch_size)
-    return called(handler, config.middleware, config.deserializer, takes_lists=takes_lists)
-
-
 def from_fields(
     what: tuple[Callable[..., Any], Sequence[Middleware], Deserializer | None],
 ) -> Callable[[tuple[Any, ...]], Any]:
@@ -389,15 +362,13 @@ def processes_of(
     slots: int = 0,
     wants_results: bool = False,
 ) -> Processes:
-    """Return as many processes as the configuration says, with so many slots each (0:
-    ``threads``).
-    """
+    """Return the processes of a handler, with so many slots each (0: ``threads``)."""
     slots = slots or config.threads
     if config.batch_size:
         raise ConfigError("processes= takes records in pieces of its own; leave batch_size out")
-    call = remote_call(
-        (handler, config.middleware, config.deserializer),
-        from_fields,
+    call = RemoteCall(
+        function=pickled((handler, config.middleware, config.deserializer)),
+        prepare=from_fields,
         is_async=is_async,
         slots=slots,
         wants_all=wants_results,

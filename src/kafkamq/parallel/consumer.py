@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 from kafkamq.config import Options, ServiceConfig, wait_seconds
 from kafkamq.errors import ConfigError, DeadlineExceededError, StateError
 from kafkamq.parallel.config import (
     ParallelOptions,
-    called_for,
+    called,
     fan_out_of,
     is_async_handler,
     make_config,
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 _SLICE_S = 0.2
 T = TypeVar("T")
+MakePublisher: TypeAlias = Callable[[Engine, FailurePolicy], "Publisher | None"]
 
 
 def ending(timeout: float | timedelta, drain: float | timedelta = 0.0) -> tuple[float, float]:
@@ -101,7 +102,6 @@ class ParallelBase:
 
     @property
     def _slack_s(self) -> float:
-        """Return how long the end may take, handlers aside."""
         return 2 * self._config.commit_timeout_ms / 1000 + 10.0
 
     @property
@@ -125,12 +125,12 @@ class ParallelBase:
 
     def commit_soon(self) -> None:
         """Commit without waiting for the end of the interval."""
-        self._engine.commit_soon()
+        self._engine.committer.request()
 
     def _begin(
         self,
         handler: Callable[..., object],
-        publisher: Callable[[Engine, FailurePolicy], Publisher | None] = lambda *_: None,
+        publisher: MakePublisher,
         *,
         takes_all: bool = False,
         may_yield: bool = False,
@@ -138,7 +138,8 @@ class ParallelBase:
     ) -> None:
         is_async = is_async_handler(handler)
         engine, config = self._engine, self._config
-        is_one_by_one = not (config.batch_size or config.processes)
+        takes_lists = bool(config.batch_size)
+        is_one_by_one = not (takes_lists or config.processes)
         refuse_generator(handler, may_yield=may_yield and is_one_by_one)
         self._fork_check.check()
         if engine.state is not State.UNUSED:
@@ -151,8 +152,10 @@ class ParallelBase:
         results = publisher(engine, policy)
         queue = Handling(engine.work_queue, policy, results, takes_all=takes_all)
         call = HandlerCall(
-            function=called_for(config, handler),
-            takes_lists=bool(config.batch_size),
+            function=called(
+                handler, config.middleware, config.deserializer, takes_lists=takes_lists
+            ),
+            takes_lists=takes_lists,
             wants_all=takes_all,
             publishes=results is not None,
             timeout_ms=config.timeout_ms,
@@ -192,20 +195,20 @@ class ParallelBase:
 
     def _producing(
         self, on_produced: OnProduced | None, await_room: Attempt | None = None
-    ) -> Callable[[Engine, FailurePolicy], Publisher | None]:
+    ) -> MakePublisher:
         if on_produced is not None and not callable(on_produced):
             raise ConfigError(f"on_produced is {on_produced!r}: give a function")
 
         def make(engine: Engine, policy: FailurePolicy) -> Publisher:
-            committer, queue = engine.committer, engine.work_queue
+            committer = engine.committer
             if isinstance(committer, TransactionCommitter):
-                return TransactionPublisher(queue, committer, policy, on_produced, await_room)
-            timeout_s = self._config.send_timeout_ms / 1000
+                committer.on_produced = on_produced
+                return TransactionPublisher(committer, policy, await_room)
             return ProducePublisher(
-                queue,
+                engine.work_queue,
                 policy,
                 engine.results,
-                timeout_s=timeout_s,
+                timeout_s=self._config.send_timeout_ms / 1000,
                 on_produced=on_produced,
                 await_room=await_room,
             )
@@ -280,7 +283,7 @@ class ParallelConsumer(ParallelBase):
             ConfigError, StateError, BrokerError: As ``poll``.
         """
         engine = self._engine
-        stream = ProducedStream(lambda: engine.is_ending)
+        stream = ProducedStream(engine.is_ending)
         self._begin(handler, self._producing(stream.put, stream.await_room), may_yield=True)
         return self._told(cast("Iterator[Produced]", stream.results(engine.ended.is_set)))
 
@@ -297,7 +300,7 @@ class ParallelConsumer(ParallelBase):
         engine = self._engine
         stream = ResultStream(engine.work_queue)
         self._begin(handler, lambda *_: stream, takes_all=True, may_yield=True)
-        found = stream.results(lambda: engine.work_queue.is_stopped or engine.ended.is_set())
+        found = stream.results(engine.has_stopped)
         return self._told(cast("Iterator[tuple[ParallelRecord, object]]", found))
 
     def _told(self, results: Iterator[T]) -> Iterator[T]:

@@ -24,7 +24,7 @@ from kafkamq.errors import (
     WireError,
 )
 from kafkamq.parallel.commits import Assignment, Committer
-from kafkamq.parallel.config import CommitMode, ParallelConfig, tell
+from kafkamq.parallel.config import CommitMode, ParallelConfig
 from kafkamq.parallel.failure_policy import ParallelDeadLetters
 from kafkamq.parallel.record import make_records
 from kafkamq.parallel.results import ResultProducer
@@ -81,7 +81,7 @@ class Engine:
         self._must_rewind = False
         self._is_leaving_late = False
         given = (config, self.work_queue, self._source.commits, self.assignments, self.stats)
-        self._committer = (
+        self.committer = (
             TransactionCommitter(*given, self.fail, self._rewind_soon)
             if config.is_transactional
             else Committer(*given, self.fail)
@@ -95,10 +95,6 @@ class Engine:
         self._tended_s = 0.0
         self._committed_s = 0.0
         self._thread = threading.Thread(target=self._run, name="kafkamq-parallel", daemon=True)
-
-    @property
-    def committer(self) -> Committer:
-        return self._committer
 
     def assignments(self) -> list[Assignment]:
         return list(self._assignments.values())
@@ -131,13 +127,13 @@ class Engine:
         self._pool = pool
         self.state = State.RUNNING
         try:
-            self._committer.start()
+            self.committer.start()
             pool.start()
             self._thread.start()
         except BaseException as error:
             self.failure = error
             self.work_queue.stop()
-            self._committer.end(self.config.commit_timeout_ms / 1000)
+            self.committer.end(self.config.commit_timeout_ms / 1000)
             self._source.close()
             self.state = State.FAILED
             self.ended.set()
@@ -150,12 +146,12 @@ class Engine:
             _log.error("the parallel consumer stops", extra={"error": str(error)})
         self._is_ending.set()
 
-    @property
     def is_ending(self) -> bool:
         return self._is_ending.is_set()
 
-    def commit_soon(self) -> None:
-        self._committer.request()
+    def has_stopped(self) -> bool:
+        """Return whether nothing is handed out any more."""
+        return self.work_queue.is_stopped or self.ended.is_set()
 
     def end(self, *, timeout_s: float, drain_s: float) -> None:
         """Begin to close, and return at once; ``ended`` is set at the end."""
@@ -190,7 +186,7 @@ class Engine:
             self.state = State.CLOSED if self.failure is None else State.FAILED
             self.on_end()
             self.ended.set()
-        if self._is_leaving_late and self._committer.end(_LATE_S):
+        if self._is_leaving_late and self.committer.end(_LATE_S):
             self._source.close()
 
     def _shut_down(self) -> None:
@@ -210,9 +206,9 @@ class Engine:
         self.dead_letters.close(max(1.0, self._close_until_s - monotonic()))
         self.results.close(max(1.0, self._close_until_s - monotonic()))
         # It is committed also when a part of it failed: done is done.
-        is_idle = self._committer.commit_at_last(timeout_s)
+        is_idle = self.committer.commit_at_last(timeout_s)
         self._tell_of_refusal()
-        if not self._committer.end(timeout_s) or not is_idle:
+        if not self.committer.end(timeout_s) or not is_idle:
             _log.warning("a last commit has no answer; leaving the group goes on behind it")
             # A client must not be ended with a commit inside of it.
             self._is_leaving_late = True
@@ -221,8 +217,7 @@ class Engine:
         self._source.close()
 
     def _tell_of_refusal(self) -> None:
-        """Tell of a refused commit that none will follow."""
-        refusal = self._committer.refusal
+        refusal = self.committer.refusal
         if refusal is not None:
             _log.warning(
                 "the last commit failed: what was done since the one before comes again",
@@ -248,7 +243,7 @@ class Engine:
         groups = self._source.poll(MAX_POLL, TICK_S)
         self.stats.last_poll_s = monotonic()
         self.on_turn()
-        if is_reading and (groups or self._source.ends):
+        if is_reading and (groups or self._source.group.ends):
             self._take_in(groups)
         now_s = monotonic()
         if now_s - self._tended_s >= TICK_S:
@@ -280,7 +275,7 @@ class Engine:
             assignment.flow.observe(list(map(len, messages[::_SAMPLE])))
             if assignment.partition.tracker.open_count >= assignment.flow.max_open:
                 crowded = assignment
-        for place, offset in self._source.ends.items():
+        for place, offset in self._source.group.ends.items():
             assignment = self._assignments.get(place)
             if assignment is not None:
                 with self.work_queue.lock:
@@ -302,7 +297,7 @@ class Engine:
         for assignment in paused:
             assignment.is_paused = True
         if paused:
-            self._source.pause([assignment.place for assignment in paused])
+            self._source.group.pause([assignment.place for assignment in paused])
 
     def _tend(self, now_s: float, *, is_reading: bool) -> None:
         self.work_queue.tend()
@@ -314,7 +309,7 @@ class Engine:
             tracker = assignment.partition.tracker
             if is_reading and assignment.is_paused and assignment.flow.fetch(tracker.open_count):
                 assignment.is_paused = False
-                self._source.resume([assignment.place])
+                self._source.group.resume([assignment.place])
             with self.work_queue.lock:
                 stall = assignment.stalls.observe(tracker.first_open(), now_ms)
             if stall is not None:
@@ -322,7 +317,7 @@ class Engine:
         is_due = now_s - self._committed_s >= self.config.commit_interval_ms / 1000
         if is_due and self.config.commit_mode is CommitMode.SYNCHRONOUS:
             self._committed_s = now_s
-            self._committer.commit_now(self.config.commit_timeout_ms / 1000)
+            self.committer.commit_now(self.config.commit_timeout_ms / 1000)
 
     def _stalled(self, assignment: Assignment, stall: Stall) -> None:
         self.stats.stalls += 1
@@ -337,7 +332,7 @@ class Engine:
             },
         )
         held_s = stall.held_ms / 1000
-        tell("on_stall", self.config.hooks.on_stall, topic, partition, stall.offset, held_s)
+        self.config.tell("on_stall", topic, partition, stall.offset, held_s)
         record = None
         if self.config.gives_up_stalled:
             record = self.work_queue.find(assignment.partition, stall.offset)
@@ -353,9 +348,8 @@ class Engine:
     def assigned(self, positions: Sequence[Position]) -> None:
         config = self.config
         for position in positions:
-            place = (position.topic, position.partition)
-            partition = self.work_queue.assign(place, position.tracker)
-            self._assignments[place] = Assignment(
+            partition = self.work_queue.assign(position.place, position.tracker)
+            self._assignments[position.place] = Assignment(
                 partition,
                 PartitionFlow(config.limits),
                 StallDetector(stall_after_ms=config.stall_after_ms),
@@ -363,12 +357,12 @@ class Engine:
                 position.tracker.version if position.is_committed else -1,
                 position.metadata,
             )
-        places = [(position.topic, position.partition) for position in positions]
+        places = [position.place for position in positions]
         _log.info("partitions were assigned", extra={"partitions": places})
         if any(not position.is_committed for position in positions):
             # A new group's start is committed before anything else happens to it.
-            self._committer.request()
-        tell("on_assigned", config.hooks.on_assigned, places)
+            self.committer.request()
+        config.tell("on_assigned", places)
 
     def revoked(self, partitions: Sequence[PartitionId]) -> None:
         """Wait for what is in flight of these (bounded), commit what is done, and forget them."""
@@ -381,29 +375,29 @@ class Engine:
         while self.work_queue.has_in_flight(going) and monotonic() < deadline_s:
             sleep(0.001)
         self.dead_letters.tend_all()
-        if assignments and not self._committer.commit_at_last(self.config.commit_timeout_ms / 1000):
+        if assignments and not self.committer.commit_at_last(self.config.commit_timeout_ms / 1000):
             _log.warning("no answer to the commit of revoked partitions")
         self._tell_of_refusal()
         self._forget(partitions)
         _log.info("partitions were revoked", extra={"partitions": list(partitions)})
-        tell("on_revoked", self.config.hooks.on_revoked, list(partitions), False)
+        self.config.tell("on_revoked", list(partitions), False)
 
     def lost(self, partitions: Sequence[PartitionId]) -> None:
         """Another member has these already: commit nothing of them."""
-        if isinstance(self._committer, TransactionCommitter):
-            self._committer.forget()
+        if isinstance(self.committer, TransactionCommitter):
+            self.committer.forget()
         self._forget(partitions)
         _log.warning("partitions were lost", extra={"partitions": list(partitions)})
-        tell("on_revoked", self.config.hooks.on_revoked, list(partitions), True)
+        self.config.tell("on_revoked", list(partitions), True)
 
     def restarted(self, position: Position) -> None:
         """The log is another one: what is done of the old one says nothing of its records.
 
         What is in flight is of the old one, and counts nowhere any more.
         """
-        places = [(position.topic, position.partition)]
+        places = [position.place]
         self._forget(places)
-        tell("on_revoked", self.config.hooks.on_revoked, places, True)
+        self.config.tell("on_revoked", places, True)
         self.assigned([position])
 
     def _forget(self, partitions: Sequence[PartitionId]) -> None:
@@ -425,8 +419,7 @@ class Position:
         metadata: What it has committed with it.
     """
 
-    topic: str
-    partition: int
+    place: PartitionId
     offset: int
     tracker: OffsetTracker
     is_committed: bool
@@ -438,7 +431,7 @@ class Source:
         self._config = config
         self._member = member
         self._stats = stats
-        self._group = GroupConsumer(
+        self.group = GroupConsumer(
             config.service,
             self,
             config.topics,
@@ -449,24 +442,20 @@ class Source:
             # Markers and deleted records behind the last record count for the position.
             enable_partition_eof=True,
         )
-        self.commits = CommitTurns(self._group)
-
-    @property
-    def ends(self) -> Mapping[PartitionId, int]:
-        return self._group.ends
+        self.commits = CommitTurns(self.group)
 
     def subscribe(self) -> None:
         for topic in self._config.topics:
             if not topic.startswith("^"):
                 self._require(topic)
         try:
-            self._group.join()
+            self.group.join()
         except BrokerError as error:
             raise ConfigError(f"topics is {self._config.topics!r}: {error}") from error
 
     def _require(self, topic: str) -> None:
         try:
-            self._group.partition_count(topic)
+            self.group.partition_count(topic)
         except BrokerError as error:
             if meaning(error) is not Meaning.NO_TOPIC:
                 raise
@@ -480,18 +469,18 @@ class Source:
         self.commits.serve()
         self._note_member()
         with self.commits.inside():
-            batch = self._group.poll(limit, wait_s)
+            batch = self.group.poll(limit, wait_s)
         groups = _by_partition(batch) if batch else []
-        if self._group.outside:
-            others = {place for place in list(self._group.outside) if self._is_another_log(place)}
+        if self.group.outside:
+            others = {place for place in list(self.group.outside) if self._is_another_log(place)}
             groups = [each for each in groups if each[0] not in others]
         return groups
 
     def _is_another_log(self, place: PartitionId) -> bool:
         """Read a partition on whose position is outside its log; True: the offsets are others'."""
-        position = self._group.outside[place]
+        position = self.group.outside[place]
         try:
-            low, high = self._group.bounds(place)
+            low, high = self.group.bounds(place)
         except KafkaMQError as error:
             if not is_retriable(error):
                 raise
@@ -508,12 +497,12 @@ class Source:
                 )
             _log.warning("records were lost and are skipped", extra={"error": error_text})
             start = low
-        self._group.place({place: start})
+        self.group.place({place: start})
         is_another = position > high
         if is_another:
-            self._member.restarted(Position(*place, start, OffsetTracker(start), False))
+            self._member.restarted(Position(place, start, OffsetTracker(start), False))
             # The member knows of no pause any more.
-            self.resume([place])
+            self.group.resume([place])
         return is_another
 
     def _data_loss(self, place: PartitionId, position: int, low: int, high: int) -> str:
@@ -531,16 +520,9 @@ class Source:
     def rewind(self, begun: Mapping[PartitionId, int]) -> list[Position]:
         """Read these again from what is committed; where nothing is, from where they began."""
         positions = self._find(list(begun), begun)
-        self._group.place({(each.topic, each.partition): each.offset for each in positions})
-        self.resume(begun)
+        self.group.place({each.place: each.offset for each in positions})
+        self.group.resume(begun)
         return positions
-
-    def pause(self, partitions: Iterable[PartitionId]) -> None:
-        """Fetch these no more; those that went meanwhile are left out."""
-        self._group.pause(partitions)
-
-    def resume(self, partitions: Iterable[PartitionId]) -> None:
-        self._group.resume(partitions)
 
     def _find(
         self, partitions: Sequence[PartitionId], begun: Mapping[PartitionId, int] | None = None
@@ -555,7 +537,7 @@ class Source:
         deadline_s = monotonic() + _PATIENCE_S
         while True:
             try:
-                found = self._group.committed_with_metadata(partitions, timeout_s=_REQUEST_S)
+                found = self.group.committed_with_metadata(partitions, timeout_s=_REQUEST_S)
                 return [self._position(each, begun or {}) for each in found]
             except KafkaMQError as error:  # noqa: PERF203 - the loop is the repetition
                 if not is_retriable(error) or monotonic() > deadline_s:
@@ -564,15 +546,13 @@ class Source:
                 sleep(0.1)
 
     def _position(self, found: OffsetCommit, begun: Mapping[PartitionId, int]) -> Position:
-        topic, partition, offset = found.topic, found.partition, found.offset
+        place, offset = (found.topic, found.partition), found.offset
         if offset < 0:
-            start = begun.get((topic, partition))
-            if start is None:
-                return self._first(topic, partition)
-            return Position(topic, partition, start, OffsetTracker(start), False)
+            start = begun[place] if place in begun else self._first(place)
+            return Position(place, start, OffsetTracker(start), False)
         if not found.metadata:
-            return Position(topic, partition, offset, OffsetTracker(offset), True)
-        _, end = self._group.bounds((topic, partition), timeout_s=_REQUEST_S)
+            return Position(place, offset, OffsetTracker(offset), True)
+        _, end = self.group.bounds(place, timeout_s=_REQUEST_S)
         try:
             found_map = offset_maps.decode(offset, found.metadata, log_end=end)
         except WireError as error:
@@ -581,8 +561,8 @@ class Source:
                     f"the commit metadata of group {self._config.group_id} is no offset map"
                     f" ({error.reason}); on_foreign_metadata='ignore' starts at the committed"
                     " offset",
-                    topic=topic,
-                    partition=partition,
+                    topic=found.topic,
+                    partition=found.partition,
                     offset=offset,
                 ) from error
             self._stats.maps_ignored += 1
@@ -590,28 +570,29 @@ class Source:
                 "commit metadata that is no offset map is ignored; what was done beyond the"
                 " committed offset is done again",
                 extra={
-                    "topic": topic,
-                    "partition": partition,
+                    "topic": found.topic,
+                    "partition": found.partition,
                     "error": error.reason,
                     "chars": len(found.metadata),
                 },
             )
-            return Position(topic, partition, offset, OffsetTracker(offset), True, found.metadata)
+            return Position(place, offset, OffsetTracker(offset), True, found.metadata)
         tracker = OffsetTracker(
             offset, highest_seen=found_map.highest_seen, incompletes=found_map.incompletes
         )
-        return Position(topic, partition, offset, tracker, True, found.metadata)
+        return Position(place, offset, tracker, True, found.metadata)
 
-    def _first(self, topic: str, partition: int) -> Position:
+    def _first(self, place: PartitionId) -> int:
+        """Return where a group begins that has committed nothing."""
         if self._config.start == "none":
             raise DataLossError(
-                f"group {self._config.group_id} has no committed offset for {topic}[{partition}],"
-                " and start is 'none': commit one, or choose start='earliest' or 'latest'",
+                f"group {self._config.group_id} has no committed offset for"
+                f" {place[0]}[{place[1]}], and start is 'none': commit one, or choose"
+                " start='earliest' or 'latest'",
                 code="NO_OFFSET",
             )
-        low, high = self._group.bounds((topic, partition), timeout_s=_REQUEST_S)
-        offset = low if self._config.start == "earliest" else high
-        return Position(topic, partition, offset, OffsetTracker(offset), False)
+        low, high = self.group.bounds(place, timeout_s=_REQUEST_S)
+        return low if self._config.start == "earliest" else high
 
     def _note_member(self) -> None:
         """Note the member before each poll, and in each callback of a rebalance.
@@ -628,10 +609,9 @@ class Source:
         self._note_member()
         positions = self._find(places)
         self._member.assigned(positions)
-        return {(each.topic, each.partition): each.offset for each in positions}
+        return {each.place: each.offset for each in positions}
 
     def revoked(self, places: Sequence[PartitionId], *, is_lost: bool) -> None:
-        """These go when this returns; they are another member's already, if they were lost."""
         if is_lost:
             self._member.lost(places)
         else:
@@ -641,7 +621,7 @@ class Source:
 
     def close(self) -> None:
         with self.commits.inside():
-            self._group.close()
+            self.group.close()
 
 
 def _by_partition(batch: Sequence[Record]) -> list[tuple[PartitionId, Sequence[Record]]]:

@@ -120,7 +120,7 @@ class FailurePolicy:
     def _verdict_on(
         self, record: ParallelRecord, error: BaseException, by_default: Verdict
     ) -> Verdict:
-        told = tell("on_failure", self.config.hooks.on_failure, record, error)
+        told = self.config.tell("on_failure", record, error)
         verdict, fault = understood(told) if isinstance(told, VERDICTS) else (by_default, None)
         if fault is not None:
             _log.error(
@@ -257,7 +257,6 @@ class ParallelDeadLetters:
             tell_dead_letter(record, reason, self._config, self._stats)
 
     def tend_all(self) -> None:
-        """Do so for all of them, before what is done is committed for the last time."""
         self.tend(len(self._kept))
 
     def forget(self) -> None:
@@ -295,4 +294,4 @@ def tell_dead_letter(
         "a record is given up; it is a dead letter",
         extra={"record": repr(record), "reason": reason.value},
     )
-    tell("on_dead_letter", config.hooks.on_dead_letter, record, reason.value)
+    config.tell("on_dead_letter", record, reason.value)

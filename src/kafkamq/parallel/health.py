@@ -178,6 +178,6 @@ def _watch_figures(engine: Engine) -> list[Callable[[], None]]:
         HIGHEST_DONE.watch(
             of_partitions(lambda assignment: assignment.partition.tracker.highest_succeeded)
         ),
-        MAP_CHARS.watch(of_partitions(lambda assignment: assignment.map_chars)),
+        MAP_CHARS.watch(of_partitions(lambda assignment: len(assignment.metadata))),
         PAUSED.watch(of_partitions(lambda assignment: assignment.is_paused)),
     ]

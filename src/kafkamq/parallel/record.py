@@ -14,8 +14,6 @@ from kafkamq.transport.record import Record, headers_of
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What is known of a record that failed before."""
-
     attempts: int
     # The last error; None: its handler returned a ``Nack``.
     error: BaseException | None

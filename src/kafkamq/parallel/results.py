@@ -20,13 +20,7 @@ from queue import Empty, Full, Queue
 from types import NoneType
 from typing import Protocol, TypeAlias, TypeVar
 
-from kafkamq.errors import (
-    BrokerError,
-    ConfigError,
-    DeadlineExceededError,
-    KafkaMQError,
-    StateError,
-)
+from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, KafkaMQError, StateError
 from kafkamq.parallel.config import ParallelConfig, tell
 from kafkamq.parallel.failure_policy import FailurePolicy, Unwritten
 from kafkamq.parallel.record import ParallelRecord
@@ -57,8 +51,8 @@ _FIELDS: dict[str, tuple[tuple[type, ...], str]] = {
     "headers": ((Mapping, Sequence), _HEADERS),
 }
 
-Outputs: TypeAlias = "list[tuple[PoolRun, ParallelRecord, object]]"
-"""Records and their runs, and what their handlers returned."""
+_Result: TypeAlias = tuple[PoolRun, ParallelRecord, object]
+"""A record and its run, and what its handler returned."""
 
 _RESULTS = "poll_and_produce takes OutgoingRecord, several of them, None, or a verdict"
 Delivered = Callable[["KafkaError | KafkaMQError | None", Record], None]
@@ -67,7 +61,6 @@ T = TypeVar("T")
 MAX_WAITING = 1024
 _ASYNC_SLICE_S = 0.002
 _log = logging.getLogger(__name__)
-_Result: TypeAlias = tuple[PoolRun, ParallelRecord, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +176,7 @@ class Handling:
         self._policy = policy
         self._takes_all = takes_all
         self._publisher = publisher
+        work_queue.is_deferred = publisher is not None
         self.make_slot, self.join = work_queue.make_slot, work_queue.join
         self.take, self.done, self.calls = work_queue.take, work_queue.done, work_queue.calls
         self.fail = policy.fail
@@ -255,9 +249,7 @@ class _Outstanding:
             self._count += 1
 
     def done(
-        self,
-        record: ParallelRecord | None = None,
-        error: BaseException | Unwritten | None = None,
+        self, record: ParallelRecord | None = None, error: BaseException | Unwritten | None = None
     ) -> None:
         with self._lock:
             self._count -= 1
@@ -279,9 +271,6 @@ class ProducePublisher:
     on_produced: OnProduced | None
     await_room: Attempt | None = None
 
-    def __post_init__(self) -> None:
-        self.work_queue.is_deferred = True
-
     def publish(self, worker: PoolWorker) -> Steps[None]:
         runs = [run for run in worker.finished if run.outputs]
         if runs:
@@ -298,7 +287,7 @@ class ProducePublisher:
             run.outputs = None
         self.work_queue.collect(worker)
 
-    def _send(self, outputs: Outputs) -> Steps[_Outstanding]:
+    def _send(self, outputs: list[_Result]) -> Steps[_Outstanding]:
         sent = _Outstanding()
         for run, record, result in outputs:
             if run.is_stale:
@@ -368,7 +357,7 @@ class ProducePublisher:
             raise
 
     def _failures(
-        self, outputs: Outputs, sent: _Outstanding, *, in_time: bool
+        self, outputs: list[_Result], sent: _Outstanding, *, in_time: bool
     ) -> list[tuple[PoolRun, ParallelRecord, BaseException | Unwritten]]:
         if in_time:
             failed = sent.failed
@@ -378,14 +367,13 @@ class ProducePublisher:
 
 
 def _failed_send(error: Exception) -> Exception | Unwritten:
-    """Return ``Unwritten``, or the error where the result or its topic is at fault."""
     is_ours = isinstance(error, StateError)
     is_over = isinstance(error, BrokerError) and error.is_fatal
     is_kafkas = is_over or is_retriable(error) or meaning(error) in REFUSALS
     return Unwritten(error) if is_ours or is_kafkas else error
 
 
-def _waves(runs: Sequence[PoolRun]) -> Iterator[Outputs]:
+def _waves(runs: Sequence[PoolRun]) -> Iterator[list[_Result]]:
     """Yield what may be sent at once: behind a record that failed before, nothing that is in its
     order.
 
@@ -393,7 +381,7 @@ def _waves(runs: Sequence[PoolRun]) -> Iterator[Outputs]:
     """
     places = dict.fromkeys(runs, 0)
     while places:
-        now: Outputs = []
+        now: list[_Result] = []
         for run, place in list(places.items()):
             outputs = run.outputs or []
             for record, result in outputs[place:]:
@@ -489,7 +477,6 @@ class ResultStream:
     def __init__(self, work_queue: ParallelWorkQueue) -> None:
         self._work_queue = work_queue
         self._waiting: Queue[_Result] = Queue(MAX_WAITING)
-        work_queue.is_deferred = True
 
     def publish(self, worker: PoolWorker) -> Steps[None]:
         """Queue the results, and wait while there is no room."""
@@ -547,7 +534,6 @@ class ProducedStream:
             self._changed.notify_all()
 
     def await_room(self, timeout_s: float) -> bool:
-        """Wait until there is room, or none is needed."""
         with self._changed:
             return self._is_ending() or self._changed.wait_for(
                 lambda: len(self._waiting) < MAX_WAITING, timeout_s
@@ -556,9 +542,7 @@ class ProducedStream:
     def results(
         self, has_ended: Callable[[], bool], slice_s: float = _SLICE_S
     ) -> Iterator[Produced | None]:
-        """Yield them in the order in which Kafka confirmed them; None, without a slice: there is
-        nothing.
-        """
+        """Yield them as Kafka confirmed them; None, without a slice: there is nothing now."""
         try:
             while True:
                 # This is asked before the look, which so sees everything that came until then.

@@ -17,12 +17,13 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
 from kafkamq.errors import BrokerError, KafkaMQError, StateError
-from kafkamq.parallel.commits import Assignment, Committer, Plan
-from kafkamq.parallel.config import ParallelConfig, tell
+from kafkamq.parallel.commits import Committer, Plan
+from kafkamq.parallel.config import tell
 from kafkamq.parallel.failure_policy import FailurePolicy
 from kafkamq.parallel.record import Failure, ParallelRecord
 from kafkamq.parallel.results import (
@@ -34,9 +35,8 @@ from kafkamq.parallel.results import (
     place_of,
 )
 from kafkamq.parallel.rules.shards import PartitionState
-from kafkamq.parallel.work_queue import ParallelWorkQueue, PoolRun, PoolWorker, Stats
+from kafkamq.parallel.work_queue import PoolRun, PoolWorker
 from kafkamq.runtime.steps import Attempt, Steps
-from kafkamq.transport.commits import CommitTurns
 from kafkamq.transport.errors import KafkaError, KafkaException, Meaning, broker_error, meaning
 from kafkamq.transport.record import Record
 from kafkamq.transport.transactions import TransactionalProducer
@@ -58,24 +58,17 @@ def _place(record: ParallelRecord) -> RecordId:
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class TransactionCommitter(Committer):
-    def __init__(
-        self,
-        config: ParallelConfig,
-        work_queue: ParallelWorkQueue,
-        commits: CommitTurns,
-        assignments: Callable[[], list[Assignment]],
-        stats: Stats,
-        fail: Callable[[BaseException], None],
-        rewind: Callable[[], None],
-    ) -> None:
-        super().__init__(config, work_queue, commits, assignments, stats, fail)
+    rewind: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         # Workers pass one by one; a commit waits until none is inside, and keeps it closed.
         self.gate = threading.Lock()
-        self._rewind = rewind
         self._producer = TransactionalProducer(
-            config.service,
-            f"kafkamq.{config.group_id}.{uuid.uuid4().hex}",
+            self.config.service,
+            f"kafkamq.{self.config.group_id}.{uuid.uuid4().hex}",
             partitioner="murmur2_random",
             # This is a proposal: users may raise it.
             transaction_timeout_ms=10_000,
@@ -104,7 +97,7 @@ class TransactionCommitter(Committer):
                 self._partitions.add(run.partition)
                 for record, result in outputs:
                     yield from self._send_one(record, cast("Sequence[OutgoingRecord]", result))
-        self._work_queue.collect(worker)
+        self.work_queue.collect(worker)
         if len(self._produced) >= MAX_UNTOLD:
             self.request()
 
@@ -165,9 +158,9 @@ class TransactionCommitter(Committer):
         if not self._blamed:
             return
         trackers = {
-            assignment.place: assignment.partition.tracker for assignment in self._assignments()
+            assignment.place: assignment.partition.tracker for assignment in self.assignments()
         }
-        with self._work_queue.lock:
+        with self.work_queue.lock:
             for place in list(self._blamed):
                 tracker = trackers.get(place[:2])
                 if tracker is None or not (
@@ -205,7 +198,7 @@ class TransactionCommitter(Committer):
     def _commit(self) -> bool:
         with self.gate:
             # Before the partitions: a member that has lost some of them since is refused by Kafka.
-            member = self._commits.member
+            member = self.commits.member
             plan = self._plan()
             if self._failure is None and not plan.commits and not self._has_begun:
                 self.confirm(plan)
@@ -214,7 +207,7 @@ class TransactionCommitter(Committer):
                 if self._failure is not None:
                     raise self._failure
                 self._begin()
-                timeout_s = self._config.commit_timeout_ms / 1000
+                timeout_s = self.config.commit_timeout_ms / 1000
                 # Kafka refuses a former member by its offsets, so results go with some always.
                 if commits := plan.commits or plan.known():
                     targets = [each.target for each in commits]
@@ -228,7 +221,7 @@ class TransactionCommitter(Committer):
                 if meaning(error) is Meaning.METADATA_TOO_LARGE:
                     # Without the map, results beyond the offset would come twice after a crash.
                     self._fatal = BrokerError(
-                        f"group {self._config.group_id}: the broker takes shorter commit metadata"
+                        f"group {self.config.group_id}: the broker takes shorter commit metadata"
                         " than offset maps need, and transactions do not go without: raise"
                         " offset.metadata.max.bytes to 4096",
                         code="OFFSET_METADATA_TOO_LARGE",
@@ -258,7 +251,7 @@ class TransactionCommitter(Committer):
 
     def _abort(self, error: BaseException | None) -> None:
         """Inside the gate: nothing since the last commit has happened."""
-        self._stats.commit_failures += 1
+        self.stats.commit_failures += 1
         self._failure = None
         self._has_begun = False
         self._produced = []
@@ -271,12 +264,12 @@ class TransactionCommitter(Committer):
             "a transaction is aborted; what it held is processed again", extra={"error": str(error)}
         )
         # What is done from here on counts nowhere.
-        for assignment in self._assignments():
-            self._work_queue.close(assignment.partition)
+        for assignment in self.assignments():
+            self.work_queue.close(assignment.partition)
         self._producer.abort()
         if not self._producer.is_ready:
             self._producer.init()
-        self._rewind()
+        self.rewind()
         if self._fatal is not None:
             raise self._fatal
 
@@ -287,31 +280,22 @@ class TransactionCommitter(Committer):
         return has_ended
 
 
+@dataclass(frozen=True, slots=True)
 class TransactionPublisher:
-    def __init__(
-        self,
-        work_queue: ParallelWorkQueue,
-        committer: TransactionCommitter,
-        policy: FailurePolicy,
-        on_produced: OnProduced | None = None,
-        await_room: Attempt | None = None,
-    ) -> None:
-        self._committer = committer
-        self._policy = policy
-        self._await_room = await_room
-        committer.on_produced = on_produced
-        work_queue.is_deferred = True
+    committer: TransactionCommitter
+    policy: FailurePolicy
+    await_room: Attempt | None = None
 
     def publish(self, worker: PoolWorker) -> Steps[None]:
         if any(run.outputs for run in worker.finished):
-            yield from granted(self._await_room)
-        for run, record, error in self._committer.refused(worker):
-            due_ms = yield from self._policy.apply(record, error)
+            yield from granted(self.await_room)
+        for run, record, error in self.committer.refused(worker):
+            due_ms = yield from self.policy.apply(record, error)
             if due_ms is None:
-                self._committer.give_up(record)
+                self.committer.give_up(record)
             else:
                 run.put_off(record, due_ms)
-        gate = self._committer.gate
+        gate = self.committer.gate
         yield from granted(lambda timeout_s: gate.acquire(timeout=timeout_s))
         passing, sent = self._pass(worker), cast("Future[None]", Future())
         if next(passing, True):
@@ -326,9 +310,9 @@ class TransactionPublisher:
 
     def _pass(self, worker: PoolWorker) -> Iterator[None]:
         try:
-            yield from self._committer.send(worker)
+            yield from self.committer.send(worker)
         finally:
-            self._committer.gate.release()
+            self.committer.gate.release()
 
 
 def _finish(passing: Iterator[None], sent: Future[None]) -> None:

@@ -53,7 +53,6 @@ class Stats:
     maps_ignored: int = 0
     last_commit_s: float = 0.0
     last_poll_s: float = 0.0
-    map_chars: int = 0
 
 
 class ParallelWorkQueue:
@@ -259,7 +258,6 @@ class ParallelWorkQueue:
         self.scheduler.withdraw(partition, given_up)
 
     def complete(self, partition: PartitionState[ParallelRecord], offsets: Sequence[int]) -> None:
-        """These were handed on, and are done."""
         with self.lock:
             self.scheduler.keep(partition, -len(offsets))
             self.scheduler.complete(partition, offsets)
@@ -357,9 +355,7 @@ class ParallelWorkQueue:
                         pass
 
     def has_in_flight(self, partitions: Sequence[PartitionState[ParallelRecord]]) -> bool:
-        """Return whether workers are at records of these partitions, or their results are not
-        taken.
-        """
+        """Return whether workers are at records of these, or their results are not taken."""
         with self.lock:
             return any(partition.in_flight_count for partition in partitions)
 
@@ -421,9 +417,7 @@ class ParallelWorkQueue:
             self._parked.wake_all()
 
     def calls(self, slots: Sequence[PoolWorker]) -> list[Call]:
-        """No time is kept of each record: one that takes longer than a moment was begun when its
-        worker took it, or ``STUCK_S`` later, as ``tend`` takes back what is behind it.
-        """
+        """Return the calls; a long one counts from its worker's take, or ``STUCK_S`` later."""
         with self.lock:
             found = [(worker, _at(worker)) for worker in slots if worker.taken > 0]
             return [

@@ -230,7 +230,7 @@ class TopicOutbox:
             key=message.key,
             record_key=join_key(self._queue_id, message.key),
             payload=message.payload,
-            headers=_without_origin(message),
+            headers=tuple(each for each in message.raw_headers if each[0] != names.ORIGIN),
             reason=reason,
             error=error,
             delivery_count=message.delivery_count,
@@ -261,10 +261,6 @@ class TopicOutbox:
             self._writer.close(timeout_s / 2)
         finally:
             self._copier.close(timeout_s / 2)
-
-
-def _without_origin(message: Message) -> Headers:
-    return tuple(header for header in message.raw_headers if header[0] != names.ORIGIN)
 
 
 def _place_of(message: Message) -> Origin:

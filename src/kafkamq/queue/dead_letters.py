@@ -20,7 +20,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import BrokerError, FencedError, WireError
+from kafkamq.errors import BrokerError, FencedError
 from kafkamq.queue.backend import StoredMessage, load
 from kafkamq.queue.wire import headers as names
 from kafkamq.queue.wire.headers import Origin, read_message_headers, redrive_headers, restored
@@ -156,9 +156,7 @@ def redrive_transactional_id(config: ServiceConfig) -> str:
 
 
 def read_dead_letters(config: ServiceConfig) -> Iterator[DeadLetter]:
-    """Yield all dead letters of a namespace, partition by partition interleaved, each in log
-    order.
-    """
+    """Yield all dead letters of a namespace, those of a partition in log order."""
     done, topic_id = _read_done(config, Source(topic=config.dead_letter_topic))
     for record in scan(config, config.dead_letter_topic):
         yield dead_letter_of(record, done, topic_id)
@@ -184,10 +182,7 @@ def redrive(
     What ``on_progress`` and the selection raise ends it between two transactions.
 
     Args:
-        config: The namespace.
-        selection: Which ones.
         limit: How many go at most.
-        dry_run: Count only.
         on_progress: Told how many went so far, behind each transaction.
         max_records: Of one transaction.
         also: Records that are in the same transaction as so many more copies.
@@ -198,105 +193,68 @@ def redrive(
         FencedError: Another redrive of this namespace has started: it goes on with the rest.
         BrokerError, DeadlineExceededError: What was redriven stays so; run it again for the rest.
     """
-    source = source or Source(topic=config.dead_letter_topic)
-    report = RedriveReport()
-    with (
-        closing(TransactionalProducer(config, redrive_transactional_id(config))) as producer,
-        closing(_Originals(config)) as originals,
-    ):
+    with closing(TransactionalProducer(config, redrive_transactional_id(config))) as producer:
         if not dry_run:
             # When the ledger is read nothing of a predecessor may be under way.
             producer.init()
         writer = _Writer(
-            config,
-            producer,
-            originals,
-            report,
-            source,
+            config=config,
+            producer=producer,
+            source=source or Source(topic=config.dead_letter_topic),
             on_progress=on_progress or (lambda _: None),
             max_records=min(max_records, MAX_TRANSACTION_RECORDS),
             also=also or (lambda _report, _count: ()),
             edited=edited or (lambda message: message),
         )
-        most = math.inf if limit is None else limit
-        for letter in source.read(config):
-            is_enough = report.selected >= most if dry_run else writer.has_redriven(most)
-            if is_enough:
-                break
-            if letter not in selection:
-                continue
-            if writer.is_done(letter):
-                report.already_redriven += 1
-                continue
-            report.selected += 1
-            if not dry_run:
-                writer.add(letter)
-        writer.flush()
-    return report
+        with closing(writer):
+            writer.run(selection, math.inf if limit is None else limit, dry_run=dry_run)
+    return writer.report
 
 
-class _Originals:
-    """Reads what dead letters refer to: a message, or the SCHEDULE of a delayed one (R11)."""
+@dataclass(kw_only=True)
+class _Writer:
+    """Collects dead letters and writes them in transactions."""
 
-    def __init__(self, config: ServiceConfig) -> None:
-        self._config = config
+    config: ServiceConfig
+    producer: TransactionalProducer
+    source: Source
+    on_progress: Callable[[int], None]
+    max_records: int
+    also: Callable[[RedriveReport, int], Sequence[NewRecord]]
+    edited: Callable[[StoredMessage], StoredMessage]
+
+    def __post_init__(self) -> None:
+        self.report = RedriveReport()
+        self._partitions: dict[str, int] = {}
         self._readers: dict[str, RecordReader] = {}
+        with Admin(self.config) as admin:
+            self._ledger_partitions = admin.require_topic(self.config.ledger_topic).partitions
+        # Keys of the ledger, as of the last ``init`` of ours.
+        self._done, self._topic_id = _read_done(self.config, self.source)
+        self._pending: list[tuple[DeadLetter, StoredMessage]] = []
+        self._bytes = 0
 
     def close(self) -> None:
         for reader in self._readers.values():
             reader.close()
 
-    def read(self, letter: DeadLetter, place: Origin) -> StoredMessage | None:
-        """None: it is gone, or another record stands there now (R13)."""
-        topic = place.topic
-        if topic not in self._readers:
-            self._readers[topic] = RecordReader(self._config, topic)
-        try:
-            record = self._readers[topic].read(place.partition, place.offset)
-        except BrokerError as error:
-            if meaning(error) not in MISSING:
-                raise
-            record = None
-        if record is None or place.timestamp_ms not in (0, record.timestamp()[1]):
-            return None
-        is_shared = topic in (self._config.message_topic, self._config.marker_topic)
-        # A queue's own topic is read alike, whichever its backend.
-        backend = load(Backend.MARKERS if is_shared else Backend.OFFSETS)
-        return backend.stored_payload(self._config, record, letter.queue_id)
-
-
-class _Writer:
-    """Collects dead letters and writes them in transactions."""
-
-    def __init__(
-        self,
-        config: ServiceConfig,
-        producer: TransactionalProducer,
-        originals: _Originals,
-        report: RedriveReport,
-        source: Source,
-        *,
-        on_progress: Callable[[int], None],
-        max_records: int,
-        also: Callable[[RedriveReport, int], Sequence[NewRecord]],
-        edited: Callable[[StoredMessage], StoredMessage],
-    ) -> None:
-        self._config = config
-        self._producer = producer
-        self._originals = originals
-        self._report = report
-        self._source = source
-        self._on_progress = on_progress
-        self._max_records = max_records
-        self._also = also
-        self._edited = edited
-        self._partitions: dict[str, int] = {}
-        with Admin(config) as admin:
-            self._ledger_partitions = admin.require_topic(config.ledger_topic).partitions
-        # Keys of the ledger, as of the last ``init`` of ours.
-        self._done, self._topic_id = _read_done(config, source)
-        self._pending: list[tuple[DeadLetter, StoredMessage]] = []
-        self._bytes = 0
+    def run(self, selection: Selection, most: float, *, dry_run: bool) -> None:
+        report = self.report
+        for letter in self.source.read(self.config):
+            if not dry_run and report.redriven + len(self._pending) >= most:
+                # What is pending decides whether it is enough.
+                self.flush()
+            if (report.selected if dry_run else report.redriven) >= most:
+                break
+            if letter not in selection:
+                continue
+            if self.is_done(letter):
+                report.already_redriven += 1
+                continue
+            report.selected += 1
+            if not dry_run:
+                self.add(letter)
+        self.flush()
 
     def is_done(self, letter: DeadLetter) -> bool:
         """Return whether somebody has redriven it, as the ledger says."""
@@ -304,32 +262,24 @@ class _Writer:
 
     def add(self, letter: DeadLetter) -> None:
         if not letter.is_readable:
-            self._report.headers_unreadable += 1
+            self.report.headers_unreadable += 1
             return
         message = self._message(letter)
         if message is None:
-            self._report.payload_lost += 1
+            self.report.payload_lost += 1
             return
         if not split_key(message.key)[0]:
-            self._report.queue_unknown += 1
+            self.report.queue_unknown += 1
             return
         topic = self._topic_of(letter)
         if not self._partitions_of(topic):
             self._refuse(letter, f"there is no topic {topic}: create it, and redrive again")
             return
-        message = self._edited(message)
+        message = self.edited(message)
         self._pending.append((letter, message))
         self._bytes += len(message.payload or b"") + len(message.key) + 256
-        if len(self._pending) >= self._max_records or self._bytes >= MAX_TRANSACTION_BYTES:
+        if len(self._pending) >= self.max_records or self._bytes >= MAX_TRANSACTION_BYTES:
             self.flush()
-
-    def has_redriven(self, count: float) -> bool:
-        """Return whether it is so many; what is pending is written where that would make it so
-        many.
-        """
-        if self._report.redriven + len(self._pending) >= count:
-            self.flush()
-        return self._report.redriven >= count
 
     def flush(self) -> None:
         pending, self._pending, self._bytes = self._pending, [], 0
@@ -350,15 +300,15 @@ class _Writer:
             try:
                 self._commit(pending)
             except BrokerError as error:
-                is_refused = self._producer.too_large > 0 and not isinstance(error, FencedError)
+                is_refused = self.producer.too_large > 0 and not isinstance(error, FencedError)
                 may_be_ours = isinstance(error, OutcomeUnknownError)
                 may_repeat = may_be_ours or isinstance(error, TransactionAbortedError)
                 if not is_refused and (attempt == MAX_ATTEMPTS or not may_repeat):
                     raise
                 # A client that may not go on must not fence one that does.
                 self._count(0)
-                self._producer.init()
-                self._done, _ = _read_done(self._config, self._source)
+                self.producer.init()
+                self._done, _ = _read_done(self.config, self.source)
                 if not is_refused:
                     _log.warning("a redrive transaction is repeated", extra={"error": str(error)})
                 elif len(pending) > 1:
@@ -366,8 +316,13 @@ class _Writer:
                     self._write(pending[len(pending) // 2 :])
                     return
                 else:
-                    for item in self._left(pending, may_be_ours=may_be_ours):
-                        self._refuse_large(*item)
+                    for letter, message in self._left(pending, may_be_ours=may_be_ours):
+                        limit = size_limit(self.config, self._topic_of(letter))
+                        self._refuse(
+                            letter,
+                            f"its message, with a payload of {len(message.payload or b''):,} bytes,"
+                            f" is larger than {limit} allows: raise it, and redrive again",
+                        )
                     return
             else:
                 self._count(len(pending))
@@ -382,37 +337,32 @@ class _Writer:
         if gone and may_be_ours:
             self._count(gone)
         elif gone:
-            self._report.selected -= gone
-            self._report.already_redriven += gone
+            self.report.selected -= gone
+            self.report.already_redriven += gone
         return left
-
-    def _refuse_large(self, letter: DeadLetter, message: StoredMessage) -> None:
-        limit, size = size_limit(self._config, self._topic_of(letter)), len(message.payload or b"")
-        self._refuse(
-            letter,
-            f"its message, with a payload of {size:,} bytes, is larger than {limit} allows: raise"
-            " it, and redrive again",
-        )
 
     def _refuse(self, letter: DeadLetter, error_text: str) -> None:
         """Name one that its topic does not take, and leave it where it is."""
-        report = self._report
+        report = self.report
         report.refused += 1
         if len(report.refusals) < MAX_REFUSALS:
-            place = self._source.topic, letter.partition, letter.offset
+            place = self.source.topic, letter.partition, letter.offset
             report.refusals.append(RefusedLetter(*place, error_text))
 
     def _count(self, amount: int) -> None:
-        self._report.redriven += amount
-        self._on_progress(self._report.redriven)
+        self.report.redriven += amount
+        self.on_progress(self.report.redriven)
 
     def _commit(self, pending: Sequence[tuple[DeadLetter, StoredMessage]]) -> None:
         try:
-            with self._producer.transaction():
+            with self.producer.transaction():
                 for letter, message in pending:
-                    self._producer.produce(self._copy(letter, message))
-                    self._producer.produce(self._done_record(letter))
-                self._producer.produce_records(self._also(self._report, len(pending)))
+                    self.producer.produce(self._copy(letter, message))
+                    key = self._done_key(letter)
+                    partition = key_partition(key, self._ledger_partitions)
+                    at_ms = b"%d" % int(time.time() * 1000)
+                    self.producer.produce((self.config.ledger_topic, partition, key, at_ms, ()))
+                self.producer.produce_records(self.also(self.report, len(pending)))
         except BrokerError as error:
             if error.is_fatal and not isinstance(error, FencedError):
                 # librdkafka says why only once; of an idempotent producer it is nearly always this.
@@ -425,7 +375,7 @@ class _Writer:
             raise
 
     def _copy(self, letter: DeadLetter, message: StoredMessage) -> NewRecord:
-        source = self._source
+        source = self.source
         place = Origin(source.topic, letter.partition, letter.offset, letter.timestamp_ms)
         links = {REDRIVEN_FROM, source.link, *(name for name, _ in source.headers)}
         headers = tuple(
@@ -433,8 +383,8 @@ class _Writer:
         )
         topic, user_key = self._topic_of(letter), split_key(message.key)[1]
         # In a topic of its own a queue's records have their sender's keys, or none.
-        key = message.key if topic == self._config.message_topic else user_key
-        if topic != self._config.message_topic:
+        key = message.key if topic == self.config.message_topic else user_key
+        if topic != self.config.message_topic:
             headers = restored(headers)
         partitions = self._partitions_of(topic)
         partition = (
@@ -446,29 +396,22 @@ class _Writer:
         return topic, partition, key, message.payload, headers
 
     def _topic_of(self, letter: DeadLetter) -> str:
-        """Return where its queue's messages stand: the namespace's topic, or one of the queue's
-        own.
-        """
+        """Return the topic of its queue's messages: the namespace's, or the queue's own."""
         own = "" if letter.origin is None else letter.origin.topic
-        if own in ("", self._config.message_topic, self._config.marker_topic):
-            return self._config.message_topic
+        if own in ("", self.config.message_topic, self.config.marker_topic):
+            return self.config.message_topic
         return own
 
     def _partitions_of(self, topic: str) -> int:
         if topic not in self._partitions:
-            with Admin(self._config) as admin:
+            with Admin(self.config) as admin:
                 found = admin.topics([topic]).get(topic)
             self._partitions[topic] = 0 if found is None else found.partitions
         return self._partitions[topic]
 
     def _done_key(self, letter: DeadLetter) -> bytes:
-        source = self._source
+        source = self.source
         return done_key(self._topic_id, *source.place_of(letter), prefix=source.prefix)
-
-    def _done_record(self, letter: DeadLetter) -> NewRecord:
-        key = self._done_key(letter)
-        partition = key_partition(key, self._ledger_partitions)
-        return self._config.ledger_topic, partition, key, b"%d" % int(time.time() * 1000), ()
 
     def _message(self, letter: DeadLetter) -> StoredMessage | None:
         """Say what the letter has, and its original where it refers to that; None: that is gone."""
@@ -476,10 +419,31 @@ class _Writer:
             if letter.payload is None and letter.reason == DeadLetterReason.PAYLOAD_LOST.value:
                 return None
             return StoredMessage(letter.raw_key, letter.payload, letter.raw_headers)
-        original = self._originals.read(letter, letter.payload_at)
+        original = self._original(letter, letter.payload_at)
         if original is None or letter.is_bare:
             return original
         return StoredMessage(letter.raw_key, original.payload, letter.raw_headers)
+
+    def _original(self, letter: DeadLetter, place: Origin) -> StoredMessage | None:
+        """Read the message that a letter refers to, or the SCHEDULE of a delayed one (R11).
+
+        None: it is gone, or another record stands there now (R13).
+        """
+        config, topic = self.config, place.topic
+        if topic not in self._readers:
+            self._readers[topic] = RecordReader(config, topic)
+        try:
+            record = self._readers[topic].read(place.partition, place.offset)
+        except BrokerError as error:
+            if meaning(error) not in MISSING:
+                raise
+            return None
+        if record is None or place.timestamp_ms not in (0, record.timestamp()[1]):
+            return None
+        is_shared = topic in (config.message_topic, config.marker_topic)
+        # A queue's own topic is read alike, whichever its backend.
+        backend = load(Backend.MARKERS if is_shared else Backend.OFFSETS)
+        return backend.stored_payload(config, record, letter.queue_id)
 
 
 def done_key(topic_id: bytes, partition: int, offset: int, *, prefix: str = Source.prefix) -> bytes:
@@ -560,14 +524,5 @@ def dead_letter_of(record: Record, done: Set[bytes], topic_id: bytes) -> DeadLet
         raw_headers=raw_headers,
         is_readable=readable is not None,
         is_bare=is_bare,
-        payload_at=_place(texts.get(names.PAYLOAD_AT)),
+        payload_at=Origin.read(texts.get(names.PAYLOAD_AT, "").encode()),
     )
-
-
-def _place(text: str | None) -> Origin | None:
-    if text is None:
-        return None
-    try:
-        return Origin.decode(text.encode())
-    except WireError:
-        return None

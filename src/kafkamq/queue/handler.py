@@ -151,6 +151,12 @@ def make_spec(
     given = converted(CALL_OPTIONS, named, of=f"{asked}: ")
     if given.get("processes"):
         given["concurrency"] = given["processes"] * given.get("threads", Options.threads.default)
+    attempts, most = options.get("max_attempts"), queue.max_deliveries
+    if attempts is not None and (type(attempts) is not int or not 1 <= attempts <= most):
+        raise ConfigError(
+            f"{asked}: max_attempts is {attempts!r}: it must be 1 to the queue's max_deliveries, "
+            f"{most}"
+        )
     of_lists = bool(given.get("batch_size"))
     deserializer = deserializer_of(options.get("deserializer"))
     spec = HandlerSpec(
@@ -159,7 +165,7 @@ def make_spec(
         binder=Binder(function, of_lists=of_lists, deserializer=deserializer),
         ordering=order,
         retry=retry,
-        max_attempts=_attempts(options.get("max_attempts"), queue, asked),
+        max_attempts=attempts,
         retry_on=retry_on,
         deserializer=deserializer,
         **given,
@@ -167,15 +173,6 @@ def make_spec(
     spec.check_call(f"{asked}: ")
     _check_lease(spec, asked)
     return spec
-
-
-def _attempts(given: int | None, queue: QueueConfig, asked: str) -> int | None:
-    if given is not None and (type(given) is not int or not 1 <= given <= queue.max_deliveries):
-        raise ConfigError(
-            f"{asked}: max_attempts is {given!r}: it must be 1 to the queue's max_deliveries, "
-            f"{queue.max_deliveries}"
-        )
-    return given
 
 
 def _check_lease(spec: HandlerSpec, asked: str) -> None:
@@ -189,15 +186,6 @@ def _check_lease(spec: HandlerSpec, asked: str) -> None:
             f"{asked}: timeout={spec.timeout_ms / 1000:g} s, a lock of {longest_ms / 1000:g} s",
         )
 
-
-__all__ = [
-    "Binder",
-    "BodyError",
-    "MessageLike",
-    "is_async_function",
-    "refuse_generator",
-    "wants_body",
-]
 
 # Layers of decorators that are looked through: they may go round in a circle.
 _MAX_LAYERS = 100
@@ -318,14 +306,9 @@ def is_async_function(function: Callable[..., Any]) -> bool:
 
 
 def refuse_generator(function: Callable[..., Any], *, may_yield: bool = False) -> None:
-    """Checks that a call of it runs it, which that of a function with ``yield`` does not.
+    """Refuse a function whose call does not run it, as it has ``yield``.
 
-    Args:
-        function: A handler.
-        may_yield: Somebody iterates over what it returns: only ``async def`` may not yield.
-
-    Raises:
-        ConfigError: It yields.
+    ``may_yield``: Somebody iterates over what it returns, so only ``async def`` may not yield.
     """
     for layer in _layers(function):
         if inspect.isasyncgenfunction(layer) or (

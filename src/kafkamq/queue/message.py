@@ -249,9 +249,7 @@ class Message:
 
     @property
     def is_shared(self) -> bool:
-        """Return whether verdicts may come from elsewhere, so that those given here wait for the
-        log.
-        """
+        """Return whether verdicts may come from elsewhere: those given here wait for the log."""
         return False
 
     def __enter__(self) -> Message:

@@ -13,9 +13,7 @@ from kafkamq.config import QueueConfig, ServiceConfig
 
 
 def group_of(config: ServiceConfig, queue_id: str) -> str:
-    """Return the consumer group of a queue's workers; no namespace or topic has a slash in its
-    name.
-    """
+    """Return the group of a queue's workers; no namespace or topic has a slash in its name."""
     return f"kafkamq/{config.namespace}/{queue_id}"
 
 

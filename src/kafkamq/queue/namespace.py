@@ -333,46 +333,36 @@ def check_any_topic(config: ServiceConfig, *, max_lease_ms: int) -> list[Finding
 
 
 def _of_topic(topic: TopicInfo, config: ServiceConfig, max_lease_ms: int) -> Iterator[Finding]:
-    name, settings = topic.name, topic.settings
-    mend = partial(mending_command, config.bootstrap_servers, name)
-    policy = settings.get("cleanup.policy", "delete")
+    mend = partial(mending_command, config.bootstrap_servers, topic.name)
+    refuse, warn = partial(Finding, "refuse", topic.name), partial(Finding, "warn", topic.name)
+    policy = topic.settings.get("cleanup.policy", "delete")
     if "compact" in policy:
-        yield Finding(
-            "refuse",
-            name,
+        yield refuse(
             f"cleanup.policy is {policy}: compaction removes messages that nobody has received; "
-            + mend("cleanup.policy=delete"),
+            + mend("cleanup.policy=delete")
         )
     if not topic.topic_id:
-        yield Finding("refuse", name, _NO_IDS)
-    if settings.get("unclean.leader.election.enable", "false") == "true":
-        yield Finding(
-            "warn",
-            name,
+        yield refuse(_NO_IDS)
+    if topic.settings.get("unclean.leader.election.enable", "false") == "true":
+        yield warn(
             "unclean.leader.election.enable is true: confirmed messages and copies may vanish; "
-            + mend("unclean.leader.election.enable=false"),
+            + mend("unclean.leader.election.enable=false")
         )
     if not _is_broker_time(topic):
-        yield Finding(
-            "warn",
-            name,
+        yield warn(
             "message.timestamp.type is CreateTime: no message has a TTL, and STARTs carry the "
-            "payloads, which costs throughput; " + mend("message.timestamp.type=LogAppendTime"),
+            "payloads, which costs throughput; " + mend("message.timestamp.type=LogAppendTime")
         )
     if topic.kept_ms == 0:
-        yield Finding(
-            "warn",
-            name,
+        yield warn(
             "retention.bytes is set: a burst deletes what nobody has received, and STARTs carry "
-            "the payloads; " + mend("retention.bytes=-1"),
+            "the payloads; " + mend("retention.bytes=-1")
         )
     elif 0 < topic.retention_ms <= 2 * max_lease_ms:  # R28
-        yield Finding(
-            "warn",
-            name,
+        yield warn(
             f"retention.ms is {topic.retention_ms}: no message outlives twice max_lease "
             f"({2 * max_lease_ms}), so STARTs carry the payloads; "
-            + mend(f"retention.ms={max(4 * max_lease_ms, 604_800_000)}"),
+            + mend(f"retention.ms={max(4 * max_lease_ms, 604_800_000)}")
         )
 
 

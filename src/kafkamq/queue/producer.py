@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import TypeAlias
 
 from kafkamq.config import QueueConfig, milliseconds, utf8, wait_seconds
-from kafkamq.errors import ConfigError, DeadlineExceededError, KafkaMQError
+from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.metrics import catalog
 from kafkamq.queue.names import uuid7
 from kafkamq.queue.namespace import Namespace
@@ -85,9 +85,7 @@ class Producer:
 
     @property
     def is_full(self) -> bool:
-        """Return whether ``send`` would wait, because Kafka takes messages more slowly than they
-        come.
-        """
+        """Return whether ``send`` would wait, as messages come faster than Kafka takes them."""
         return self._sender.is_full
 
     def send(
@@ -356,14 +354,11 @@ class Delivery:
                     return
                 self._destination.sender.check(doing)
                 if left_s <= 0:
-                    raise self._late(doing, timeout or 0.0)
+                    raise self._destination.sender.watch.deadline(doing, timeout or 0.0)
         finally:
             with _lock:
                 left = [each for each in self._callbacks or () if each is not told]
                 self._callbacks = left or None
-
-    def _late(self, doing: str, timeout: float) -> DeadlineExceededError:
-        return self._destination.sender.watch.deadline(doing, timeout)
 
     def _report(self, error: KafkaError | None, record: Record) -> None:
         destination = self._destination

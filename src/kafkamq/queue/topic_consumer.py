@@ -31,7 +31,7 @@ from kafkamq.queue.consumer import Consumer, LostLeases
 from kafkamq.queue.dead_letter_writer import DeadLetterOutbox
 from kafkamq.queue.message import Acknowledger, Message
 from kafkamq.queue.rules.capabilities import Feature, require
-from kafkamq.queue.rules.retry import Done, GiveUp, Retry, backoff_delay_ms, judge
+from kafkamq.queue.rules.retry import GiveUp, backoff_delay_ms, judge
 from kafkamq.transport.clients import ForkCheck
 from kafkamq.transport.clock import monotonic_ms, public_s
 from kafkamq.transport.record import RecordLike, headers_of
@@ -199,7 +199,6 @@ class TopicConsumer(Consumer, Generic[M]):
 
     @property
     def in_flight(self) -> int:
-        """Return messages held: fetched ahead, or handed out and without verdict."""
         return len(self._held) + len(self._ready)
 
     @property
@@ -300,21 +299,15 @@ class TopicConsumer(Consumer, Generic[M]):
             self._changed.notify()
 
     def _judge(self, message: M, outcome: Outcome, reason: str, delay_ms: int | None) -> None:
-        delay_s = None if delay_ms is None else delay_ms / 1000
-        verdict = Reject(reason) if outcome is Outcome.REJECT else Nack(delay_s, reason)
-        decision = judge(verdict, attempt=message.delivery_count, max_attempts=self.max_deliveries)
+        verdict = Reject(reason) if outcome is Outcome.REJECT else Nack(None, reason)
+        count = message.delivery_count
+        decision = judge(verdict, attempt=count, max_attempts=self.max_deliveries)
         if isinstance(decision, GiveUp):
             self._write_dead_letter(message, decision.reason, reason)
-        elif isinstance(decision, Retry):
-            self._again(message, self._delay_ms(message, delay_ms))
-        else:
-            assert isinstance(decision, Done)
-            self._done(message)
-
-    def _delay_ms(self, message: M, delay_ms: int | None) -> int:
-        if delay_ms is not None:
-            return delay_ms
-        return backoff_delay_ms(self._queue.backoff, message.delivery_count, random.random())
+            return
+        if delay_ms is None:
+            delay_ms = backoff_delay_ms(self._queue.backoff, count, random.random())
+        self._again(message, delay_ms)
 
     def _write_dead_letter(self, message: M, reason: DeadLetterReason, error: str) -> None:
         """A dead letter first, however long that takes; the message is done when Kafka has it.
@@ -445,7 +438,10 @@ class TopicConsumer(Consumer, Generic[M]):
             self._has_closed = True
             for forget in self._forget_metrics:
                 forget()
-            self._fold_counts()
+            # What was counted is kept when nobody watches any more.
+            for (what, partition), count in self._counts.items():
+                _COUNTERS[what].add(count, self.queue_id, partition)
+            self._counts.clear()
             try:
                 self._dead_letters.close(max(1.0, deadline_s - time.monotonic()))
             finally:
@@ -470,9 +466,3 @@ class TopicConsumer(Consumer, Generic[M]):
                 }
 
         return values
-
-    def _fold_counts(self) -> None:
-        """Keep what was counted when nobody watches any more."""
-        for (what, partition), count in self._counts.items():
-            _COUNTERS[what].add(count, self.queue_id, partition)
-        self._counts.clear()

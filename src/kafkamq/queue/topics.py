@@ -57,22 +57,19 @@ def create_topics(
     """Create what is missing of a namespace, and check all of it.
 
     Args:
-        config: Names the topics.
-        partitions: Of messages and dead letters.
-        marker_partitions: Of the markers: how many trackers can share the work.
-        replication_factor: -1: the cluster's default.
         message_retention_ms: A message that nobody received in this time is lost.
         marker_retention_ms: At least twice the longest lease.
         max_message_bytes: Largest message; markers and dead letters get 64 KiB more.
         ledger_partitions: Of the ledger topic of exactly-once sinks; it holds no records.
         max_lease_ms: The longest lease that queues of this namespace will allow.
-        timeout_s: Bound of every single request.
     """
-    _require_positive(
-        partitions=partitions,
-        marker_partitions=marker_partitions,
-        ledger_partitions=ledger_partitions,
-    )
+    for count, name in (
+        (partitions, "partitions"),
+        (marker_partitions, "marker_partitions"),
+        (ledger_partitions, "ledger_partitions"),
+    ):
+        if count < 1:
+            raise ConfigError(f"{name} is {count}: it must be >= 1")
     if replication_factor == 0 or replication_factor < -1:
         raise ConfigError(f"replication_factor is {replication_factor}: -1, or >= 1")
     if -1 < marker_retention_ms < 2 * max_lease_ms:
@@ -81,19 +78,19 @@ def create_topics(
             f"lease ({2 * max_lease_ms})"
         )
     with Admin(config, timeout_s=timeout_s) as admin:
-        messages, markers, letters, state, quarantine = _settings(
-            log_settings(admin, replication_factor),
-            message_retention_ms,
-            marker_retention_ms,
-            max_message_bytes,
-        )
+        log = log_settings(admin, replication_factor)
+        messages = {**log, "max.message.bytes": str(max_message_bytes)}
+        messages["retention.ms"] = str(message_retention_ms)
+        large = {**log, "max.message.bytes": str(max_message_bytes + HEADROOM_BYTES)}
+        markers = {**large, "retention.ms": str(marker_retention_ms)}
+        compacted = {**log, "cleanup.policy": "compact", "segment.bytes": str(16 * 1024 * 1024)}
         wanted = {
             config.message_topic: (partitions, messages),
             config.marker_topic: (marker_partitions, markers),
-            config.dead_letter_topic: (partitions, letters),
-            config.tracker_topic: (1, state),
-            config.ledger_topic: (ledger_partitions, state),
-            config.quarantine_topic: (1, quarantine),
+            config.dead_letter_topic: (partitions, {**large, "retention.ms": "-1"}),
+            config.tracker_topic: (1, compacted),
+            config.ledger_topic: (ledger_partitions, compacted),
+            config.quarantine_topic: (1, {**large, "retention.ms": str(30 * _DAY_MS)}),
         }
         created = admin.create_topics(wanted, replication_factor=replication_factor)
         findings = _findings(admin, config, max_lease_ms)
@@ -105,16 +102,8 @@ def create_topics(
         return created
 
 
-def _require_positive(**counts: int) -> None:
-    for name, value in counts.items():
-        if value < 1:
-            raise ConfigError(f"{name} is {value}: it must be >= 1")
-
-
 def log_settings(admin: Admin, replication_factor: int) -> dict[str, str]:
-    """Return the settings of a topic from which nothing may vanish but by age, and whose time is
-    the broker's.
-    """
+    """Return settings by which nothing vanishes but by age, and time is the broker's."""
     replicas = replication_factor
     if replicas < 0:
         replicas = int(admin.cluster().settings.get("default.replication.factor", "1"))
@@ -125,29 +114,6 @@ def log_settings(admin: Admin, replication_factor: int) -> dict[str, str]:
         "cleanup.policy": "delete",
         "message.timestamp.type": "LogAppendTime",
     }
-
-
-def _settings(
-    log: Mapping[str, str],
-    message_retention_ms: int,
-    marker_retention_ms: int,
-    max_message_bytes: int,
-) -> tuple[dict[str, str], ...]:
-    """Return the settings of messages, markers, dead letters, compacted topics, and the
-    quarantine.
-    """
-    large = {**log, "max.message.bytes": str(max_message_bytes + HEADROOM_BYTES)}
-    return (
-        {
-            **log,
-            "retention.ms": str(message_retention_ms),
-            "max.message.bytes": str(max_message_bytes),
-        },
-        {**large, "retention.ms": str(marker_retention_ms)},
-        {**large, "retention.ms": "-1"},
-        {**log, "cleanup.policy": "compact", "segment.bytes": str(16 * 1024 * 1024)},
-        {**large, "retention.ms": str(30 * _DAY_MS)},
-    )
 
 
 def check_topics(
@@ -182,15 +148,8 @@ def raise_refusals(findings: Sequence[Finding]) -> list[Finding]:
 def _findings(admin: Admin, config: ServiceConfig, max_lease_ms: int) -> list[Finding]:
     names = list(config.topics.values())
     topics = admin.topics(names)
-    findings = [
-        Finding(
-            "refuse",
-            name,
-            f"{_MISSING}; create it with `kafkamq create` or Service.create_topics()",
-        )
-        for name in names
-        if name not in topics
-    ]
+    missing = f"{_MISSING}; create it with `kafkamq create` or Service.create_topics()"
+    findings = [Finding("refuse", name, missing) for name in names if name not in topics]
     for name in (config.message_topic, config.marker_topic):
         if name in topics:
             findings += _of_log(topics[name])
@@ -215,70 +174,62 @@ def _has(topic: TopicInfo, setting: str, default: str) -> str:
     return topic.settings.get(setting, default)
 
 
-def _of_log(topic: TopicInfo) -> Iterator[Finding]:
-    """Messages and markers: nothing may vanish from them but by age, and time is the broker's."""
+def _of_kept(topic: TopicInfo, *, if_compact: str, if_bytes: str) -> Iterator[Finding]:
+    """Messages, markers and dead letters: nothing may vanish from them but by age."""
     refuse = partial(Finding, "refuse", topic.name)
     policy = _has(topic, "cleanup.policy", "delete")
     if "compact" in policy:
-        yield refuse(
-            f"cleanup.policy is {policy}: compaction removes messages and markers; set it to delete"
-        )
+        yield refuse(f"cleanup.policy is {policy}: {if_compact}; set it to delete")
     if _has(topic, "retention.bytes", "-1") != "-1":
-        yield refuse(
-            "retention.bytes is set: a burst would delete what is still needed; set it to -1"
-        )
-    kind = _has(topic, "message.timestamp.type", "CreateTime")
-    if kind != "LogAppendTime":
-        yield refuse(
-            f"message.timestamp.type is {kind}: one client with a "
-            "wrong clock would move everybody's time; set it to LogAppendTime, and use "
-            "a new namespace if the topic holds records already"
-        )
-    yield from _of_elections(topic)
-
-
-def _of_elections(topic: TopicInfo) -> Iterator[Finding]:
-    refuse = partial(Finding, "refuse", topic.name)
+        yield refuse(if_bytes)
     if _has(topic, "unclean.leader.election.enable", "false") == "true":
         yield refuse(
             "unclean.leader.election.enable is true: confirmed records may vanish; set it to false"
         )
 
 
+def _of_log(topic: TopicInfo) -> Iterator[Finding]:
+    yield from _of_kept(
+        topic,
+        if_compact="compaction removes messages and markers",
+        if_bytes="retention.bytes is set: a burst would delete what is still needed; set it to -1",
+    )
+    kind = _has(topic, "message.timestamp.type", "CreateTime")
+    if kind != "LogAppendTime":
+        yield Finding(
+            "refuse",
+            topic.name,
+            f"message.timestamp.type is {kind}: one client with a wrong clock would move "
+            "everybody's time; set it to LogAppendTime, and use a new namespace if the topic holds "
+            "records already",
+        )
+
+
 def _of_markers(topic: TopicInfo, max_lease_ms: int) -> Iterator[Finding]:
-    refuse = partial(Finding, "refuse", topic.name)
     if 0 <= topic.retention_ms < 2 * max_lease_ms:
-        yield refuse(
-            f"retention.ms is {topic.retention_ms}: a START could be "
-            f"deleted while its message is held; set it to {2 * max_lease_ms} or more "
-            "(twice max_lease)"
+        yield Finding(
+            "refuse",
+            topic.name,
+            f"retention.ms is {topic.retention_ms}: a START could be deleted while its message is "
+            f"held; set it to {2 * max_lease_ms} or more (twice max_lease)",
         )
 
 
 def _of_dead_letters(topic: TopicInfo) -> Iterator[Finding]:
-    refuse = partial(Finding, "refuse", topic.name)
     if topic.retention_ms != -1:
-        yield refuse("dead letters expire; set retention.ms to -1")
-    if _has(topic, "retention.bytes", "-1") != "-1":
-        yield refuse("dead letters expire; set retention.bytes to -1")
-    policy = _has(topic, "cleanup.policy", "delete")
-    if "compact" in policy:
-        yield refuse(
-            f"cleanup.policy is {policy}: dead letters of the same "
-            "key replace each other; set it to delete"
-        )
-    yield from _of_elections(topic)
+        yield Finding("refuse", topic.name, "dead letters expire; set retention.ms to -1")
+    yield from _of_kept(
+        topic,
+        if_compact="dead letters of the same key replace each other",
+        if_bytes="dead letters expire; set retention.bytes to -1",
+    )
 
 
 def _of_status(topic: TopicInfo) -> Iterator[Finding]:
     policy = _has(topic, "cleanup.policy", "delete")
     if policy != "compact":
-        yield Finding(
-            "warn",
-            topic.name,
-            f"cleanup.policy is {policy}: set it to compact, or the "
-            "status of a quiet partition vanishes",
-        )
+        what = "set it to compact, or the status of a quiet partition vanishes"
+        yield Finding("warn", topic.name, f"cleanup.policy is {policy}: {what}")
 
 
 def _of_time(topic: TopicInfo, servers: str) -> Iterator[Finding]:

@@ -87,40 +87,28 @@ class RemoteCall:
     is_async: bool
     slots: int
     wants_all: bool
-    # A call that takes longer has failed; 0: never, or the parent sees to it.
+    # A call that takes longer has failed; 0: never.
     timeout_ms: int
 
+    @property
+    def own_timeout_ms(self) -> int:
+        """Return the same, but 0 where the parent sees to it: a process of one ``def`` is ended."""
+        return self.timeout_ms if self.is_async or self.slots > 1 else 0
 
-def remote_call(
-    what: object,
-    prepare: Callable[[Any], Callable[[Any], Any]],
-    *,
-    is_async: bool,
-    slots: int,
-    wants_all: bool,
-    timeout_ms: int,
-) -> RemoteCall:
-    """Return the call of a handler and what goes with it; a process of one ``def`` is ended by
-    its parent.
+
+def pickled(what: object) -> bytes:
+    """Return a handler and what goes with it for another process.
 
     Raises:
-        ConfigError: It cannot be told to another process.
+        ConfigError: They cannot be told to one.
     """
     try:
-        function = pickle.dumps(what)
+        return pickle.dumps(what)
     except Exception as error:
         raise ConfigError(
             "processes= needs a handler that can be imported, as a module's function, and such a"
             f" deserializer and middleware ({error})"
         ) from error
-    return RemoteCall(
-        function=function,
-        prepare=prepare,
-        is_async=is_async,
-        slots=slots,
-        wants_all=wants_all,
-        timeout_ms=timeout_ms if is_async or slots > 1 else 0,
-    )
 
 
 def start_child(
@@ -373,7 +361,7 @@ def serve(
     how = HandlerCall(
         function=marked.call_async if call.is_async else marked.call,
         wants_all=call.wants_all,
-        timeout_ms=call.timeout_ms,
+        timeout_ms=call.own_timeout_ms,
     )
     executor: Executor
     if call.is_async:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
@@ -32,19 +33,10 @@ class Workers:
         def run() -> None:
             try:
                 result = job()
-            except KafkaMQError as error:
-                # The name of an except clause ends with it.
-                caught = error
-                self._finished.put(lambda: on_error(caught))
-            except BaseException as error:  # noqa: BLE001 - raised again in the owner's thread
-                bug = error
-
-                def fail() -> None:
-                    raise bug
-
-                self._finished.put(fail)
+            except BaseException as error:  # noqa: BLE001 - raised in the owner's thread
+                self._finished.put(partial(_failed, on_error, error))
             else:
-                self._finished.put(lambda: on_done(result))
+                self._finished.put(partial(on_done, result))
 
         self._pool.submit(run)
 
@@ -62,3 +54,9 @@ class Workers:
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _failed(on_error: Callable[[KafkaMQError], None], error: BaseException) -> None:
+    if not isinstance(error, KafkaMQError):
+        raise error
+    on_error(error)

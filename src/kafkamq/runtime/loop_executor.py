@@ -253,9 +253,7 @@ class LoopExecutor(Generic[R]):
             queue.done(slot, run)
 
     def _raise_if_ended(self) -> None:
-        """Find out in an ``except`` whether it was this task that was cancelled, or some other's
-        result.
-        """
+        """Raise, in an ``except``, if it was this task that was cancelled, not another's result."""
         # Tasks have it from Python 3.11 on.
         count = getattr(asyncio.current_task(), "cancelling", None)
         if self._is_cancelled or (count is not None and count()):

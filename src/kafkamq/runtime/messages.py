@@ -14,8 +14,9 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
+from operator import attrgetter
 from typing import Any, ClassVar
 
 from kafkamq.errors import ConfigError, KafkaMQError, LeaseLostError, StateError
@@ -26,7 +27,7 @@ from kafkamq.queue.rules.capabilities import Feature, has
 from kafkamq.queue.rules.retry import Retry, backoff_delay_ms, backoff_on, judge
 from kafkamq.queue.schemas.registry import BodyUnavailableError, Deserializer
 from kafkamq.queue.wire.headers import clean, reason_of
-from kafkamq.runtime.child import remote_call
+from kafkamq.runtime.child import RemoteCall, pickled
 from kafkamq.runtime.middleware import Middleware, bound, surrounded
 from kafkamq.runtime.process_executor import Processes
 from kafkamq.runtime.rules.hanging import Call
@@ -45,10 +46,7 @@ class Calls:
     """Calls one handler, for a message or for a list of them; thread-safe."""
 
     def __init__(
-        self,
-        spec: HandlerSpec,
-        middleware: Sequence[Middleware],
-        telemetry: Telemetry | None,
+        self, spec: HandlerSpec, middleware: Sequence[Middleware], telemetry: Telemetry | None
     ) -> None:
         self.spec = spec
         self.spared: list[Message] = []
@@ -158,9 +156,7 @@ class Calls:
     def _verdict_on(
         self, message: Message, outcome: object
     ) -> tuple[Verdict, BaseException | None]:
-        """Return what follows from an outcome by the handler's retry policy, and the handler's
-        error.
-        """
+        """Return what follows by the handler's retry policy, and the handler's error."""
         spec, queue, count = self.spec, self.spec.queue, message.delivery_count
         verdict, error = understood(outcome, spec.retry_on)
         if queue.is_at_most_once and not isinstance(verdict, Ack):
@@ -366,11 +362,8 @@ class MessageQueue(Inbox[Message, Message]):
     def calls(self, slots: Sequence[Slot[Message]]) -> list[Call]:
         """Return the calls; the time is read last, as another call may begin in between."""
         running = [(claim, slot) for slot in slots for claim in slot.claim[:1]]
-        return [_call_of(claim, slot.claimed_s, slot.caller) for claim, slot in running]
-
-
-def _call_of(claim: Message | list[Message], began_s: float, caller: object) -> Call:
-    return Call(began_s, place_of(claim[0] if isinstance(claim, list) else claim), caller)
+        first = [(each[0] if isinstance(each, list) else each, slot) for each, slot in running]
+        return [Call(slot.claimed_s, place_of(each), slot.caller) for each, slot in first]
 
 
 def place_of(message: Message) -> tuple[str, int, int]:
@@ -398,6 +391,9 @@ class PlainMessage:
         return dict(self.raw_headers)
 
 
+_FACTS = attrgetter(*(each.name for each in fields(PlainMessage)))
+
+
 class _Call:
     """A call in a process: a run of one record, which is one message, or the list of a batch."""
 
@@ -413,9 +409,7 @@ class _Call:
 
 
 class RemoteMessages(MessageQueue):
-    """Processes take messages by it, several calls at once. Each call belongs to one port's
-    thread.
-    """
+    """Processes take messages by it, several calls at once; a call belongs to a port's thread."""
 
     def tend(self) -> None:
         """Tend the queue, and move calls that wait behind slow ones to other processes."""
@@ -498,11 +492,11 @@ class RemoteMessages(MessageQueue):
 def processes_for(
     spec: HandlerSpec, middleware: Sequence[Middleware], owner: object, *, is_ahead: bool
 ) -> Processes:
-    """Get the processes of a queue's handler, which take ``RemoteMessages``; as ``remote_call``."""
+    """Get the processes of a queue's handler, which take ``RemoteMessages``."""
     is_list = bool(spec.batch_size)
-    call = remote_call(
-        (spec.function, spec.deserializer, tuple(middleware)),
-        partial(_called, of_lists=is_list, is_async=spec.is_async, name=spec.name),
+    call = RemoteCall(
+        function=pickled((spec.function, spec.deserializer, tuple(middleware))),
+        prepare=partial(_called, of_lists=is_list, is_async=spec.is_async, name=spec.name),
         is_async=spec.is_async,
         slots=spec.threads,
         wants_all=is_list,
@@ -522,16 +516,7 @@ def processes_for(
 
 
 def _plain(message: Message) -> PlainMessage:
-    return PlainMessage(
-        message.payload,
-        message.key,
-        message.raw_headers,
-        message.id,
-        message.queue_id,
-        message.delivery_count,
-        message.timestamp_ms,
-        message.message_id,
-    )
+    return PlainMessage(*_FACTS(message))
 
 
 def _called(

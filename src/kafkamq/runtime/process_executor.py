@@ -64,10 +64,8 @@ class Processes:
     @property
     def kill_after_s(self) -> float:
         """A process is ended when a call takes so long; 0: never."""
-        if not self.timeout_ms:
-            return 0.0
         # Several handlers are not ended for one that takes too long, if that can be helped.
-        late_s = _LATE_S if self.call.timeout_ms else 0.0
+        late_s = _LATE_S if self.call.own_timeout_ms else 0.0
         return self.timeout_ms / 1000 + late_s
 
 

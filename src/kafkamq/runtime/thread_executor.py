@@ -199,9 +199,7 @@ class ThreadExecutor(Generic[R]):
                         replaced[number] = claim
 
     def _has_too_many_left(self) -> bool:
-        """Return whether no more threads may be left alone: then the queue is told, in another
-        thread.
-        """
+        """Return whether no more may be left alone; then another thread tells the queue."""
         self._left = [thread for thread in self._left if thread.is_alive()]
         if len(self._left) < max_left(len(self._slots)):
             return False

@@ -46,9 +46,7 @@ def is_verdict(outcome: object) -> bool:
 def understood(
     outcome: object, retry_on: RetryOn | None = None
 ) -> tuple[Verdict, BaseException | None]:
-    """Return the verdict that an outcome means, its parts checked; and the error, if it is a
-    failure.
-    """
+    """Return the verdict that an outcome means, its parts checked, and the error of a failure."""
     if outcome is None:
         return Ack(), None
     if isinstance(outcome, BodyError):

@@ -262,10 +262,6 @@ class Inbox(ABC, Generic[R, T]):
         return found
 
     @abstractmethod
-    def take(self, slot: Slot[T], limit: int = 0) -> Sequence[Any]:
-        """Settle what the slot finished, and give it more; nothing: it is parked."""
-
-    @abstractmethod
     def acknowledge(self, slot: Slot[T], run: Any, record: T, outcome: object) -> bool:
         """Return what a handler returned or raised; False: its run ends here. Never waits."""
 

@@ -17,13 +17,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from kafkamq.config import Options, QueueConfig, ServiceConfig, wait_seconds
-from kafkamq.errors import (
-    BrokerError,
-    ConfigError,
-    DeadlineExceededError,
-    KafkaMQError,
-    StateError,
-)
+from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, KafkaMQError, StateError
 from kafkamq.metrics.health import Handlers, health
 from kafkamq.queue.backend import ConsumerPlan
 from kafkamq.queue.consumer import Consumer
@@ -503,8 +497,6 @@ class Feeder:
 
 
 def _may_take_ahead(spec: HandlerSpec) -> bool:
-    """Return whether messages may wait in this process: not where their lease runs, or they are
-    gone.
-    """
+    """Return whether messages may wait here: not where their lease runs, or they are gone."""
     is_held = spec.queue.backend is not Backend.SHARE and not spec.queue.is_at_most_once
     return is_held and spec.max_rate is None

@@ -43,9 +43,7 @@ class ShareLimits:
         return self.handed_out(wanted) + 1 if self.is_of_group else self.max_deliveries
 
     def handed_out(self, wanted: int) -> int:
-        """Return how often a message is handed out: the broker's last delivery is for the dead
-        letter.
-        """
+        """Return how often it is handed out; the broker's last delivery is for the dead letter."""
         return min(wanted, self.max_deliveries - 1)
 
 

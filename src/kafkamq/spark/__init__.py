@@ -15,13 +15,12 @@ from kafkamq.lazy import loader
 
 if TYPE_CHECKING:
     from kafkamq.spark.batches import Batch
-    from kafkamq.spark.formats import register
+    from kafkamq.spark.formats import Views, register, register_views
     from kafkamq.spark.handlers import StreamMessage, map_messages
     from kafkamq.spark.payloads import with_body
     from kafkamq.spark.queue_streams import Acknowledged, AckQuery, ack, read_queue
     from kafkamq.spark.sink.sink import by_slot, clear_sink_ledger, write_stream
     from kafkamq.spark.tables import rows_of, write_once
-    from kafkamq.spark.views import Views, register_views
 
 __all__ = [
     "register",
@@ -47,10 +46,9 @@ _HOMES = {
     "kafkamq.spark.handlers": ("StreamMessage", "map_messages"),
     "kafkamq.spark.payloads": ("with_body",),
     "kafkamq.spark.queue_streams": ("AckQuery", "Acknowledged", "ack", "read_queue"),
-    "kafkamq.spark.formats": ("register",),
+    "kafkamq.spark.formats": ("Views", "register", "register_views"),
     "kafkamq.spark.sink.sink": ("by_slot", "clear_sink_ledger", "write_stream"),
     "kafkamq.spark.tables": ("rows_of", "write_once"),
-    "kafkamq.spark.views": ("Views", "register_views"),
 }
 
 _load = loader(__name__, _HOMES)

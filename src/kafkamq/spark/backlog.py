@@ -1,11 +1,8 @@
 """What of a queue waits in each partition, and which of it the next batch takes.
 
 The driver looks at each record once (Kafka sends records whole, so their payloads come along) and
-keeps what the STARTs of the queue's messages need, bounded, until they are in a batch.
-
-R6: the last allowed delivery of a message is a batch by itself. Where some wait, every second batch
-is one of them, their partitions in turn; the batches between take what the others have. So behind a
-last delivery waits nothing but its own partition.
+keeps what the STARTs of the queue's messages need, bounded, until they are in a batch. The last
+allowed delivery of a message is a batch by itself (R6), and every second one where some wait.
 """
 
 from __future__ import annotations

@@ -9,10 +9,9 @@ release; they are no storage format.
 
 from __future__ import annotations
 
-import json
-import struct
+import pickle
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kafkamq.markers.rules.delivery import Carry, DueCause, Settle
@@ -21,7 +20,6 @@ from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, Outcome
 FoldRow = tuple[int, int, "Marker | None"]
 """(offset, LogAppendTime in ms or -1, marker or None for an undecodable record)."""
 
-_HEAD = struct.Struct("<III")
 _UNDECODABLE = -1
 _OF_SCHEDULE = 256
 _OUTCOMES = tuple(Outcome)
@@ -32,21 +30,12 @@ _ALL_BITS = (1 << 64) - 1
 _CARRY = -1
 
 
-class _Logs:
-    """Numbers for (topic id, leader epoch); a cell has few of them."""
+_Logs = dict[tuple[bytes, int], int]
+"""Numbers for (topic id, leader epoch); a cell has few of them."""
 
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[bytes, int], int] = {}
 
-    def number(self, one: MessageId | MessageBatch) -> int:
-        return self._numbers.setdefault((one.topic_id, one.leader_epoch), len(self._numbers))
-
-    def table(self) -> list[list[str | int]]:
-        return [[topic_id.hex(), epoch] for topic_id, epoch in self._numbers]
-
-    @staticmethod
-    def read(table: Iterable[tuple[str, int]]) -> list[tuple[bytes, int]]:
-        return [(bytes.fromhex(topic_id), epoch) for topic_id, epoch in table]
+def _number(logs: _Logs, one: MessageId | MessageBatch) -> int:
+    return logs.setdefault((one.topic_id, one.leader_epoch), len(logs))
 
 
 def encode_block(rows: Sequence[FoldRow]) -> bytes:
@@ -54,14 +43,14 @@ def encode_block(rows: Sequence[FoldRow]) -> bytes:
     markers = [_NO_MARKER if row[2] is None else row[2] for row in rows]
     ids = [_NO_ID if marker.message_id is None else marker.message_id for marker in markers]
     consumers: dict[str, int] = {}
-    logs = _Logs()
+    logs: _Logs = {}
     columns: list[list[int]] = [
         [row[0] for row in rows],
         [row[1] for row in rows],
         [_UNDECODABLE if row[2] is None else int(row[2].type) for row in rows],
         [message_id.partition for message_id in ids],
         [message_id.offset for message_id in ids],
-        [logs.number(message_id) for message_id in ids],
+        [_number(logs, message_id) for message_id in ids],
         [marker.redeliver_after_ms for marker in markers],
         [marker.max_lease_ms for marker in markers],
         [consumers.setdefault(marker.consumer_id, len(consumers)) for marker in markers],
@@ -69,21 +58,20 @@ def encode_block(rows: Sequence[FoldRow]) -> bytes:
         [marker.engine_epoch for marker in markers],
     ]
     batches = [
-        [at, each.partition, logs.number(each), each.base_offset, f"{each.bits:x}"]
+        [at, each.partition, _number(logs, each), each.base_offset, each.bits]
         for at, marker in enumerate(markers)
         for each in marker.batches
     ]
-    return pack(columns, [list(consumers), logs.table(), batches])
+    return pack(columns, (list(consumers), list(logs), batches))
 
 
 class Block:
     def __init__(self, data: bytes) -> None:
-        self._columns, (self._consumers, logs, batches) = unpack(data)
-        self._logs = _Logs.read(logs)
+        self._columns, (self._consumers, self._logs, batches) = unpack(data)
         self._batches: dict[int, tuple[MessageBatch, ...]] = {}
         for at, partition, log, base_offset, bits in batches:
             topic_id, leader_epoch = self._logs[log]
-            one = MessageBatch(partition, topic_id, leader_epoch, base_offset, int(bits, 16))
+            one = MessageBatch(partition, topic_id, leader_epoch, base_offset, bits)
             self._batches[at] = (*self._batches.get(at, ()), one)
 
     def __len__(self) -> int:
@@ -138,13 +126,13 @@ def encode_actions(actions: Sequence[Settle | Carry]) -> bytes:
     """Pack what a tracker planned; in the same order again from ``decode_actions``. None: b""."""
     if not actions:
         return b""
-    logs = _Logs()
+    logs: _Logs = {}
     rows = [
         (
             action.start_offset,
             action.message_id.partition,
             action.message_id.offset,
-            logs.number(action.message_id),
+            _number(logs, action.message_id),
             *(
                 (_CARRY, 1, action.remaining_ms, 0, 0, 0, 1)
                 if isinstance(action, Carry)
@@ -161,14 +149,13 @@ def encode_actions(actions: Sequence[Settle | Carry]) -> bytes:
         )
         for action in actions
     ]
-    return pack(list(zip(*rows, strict=True)), logs.table())
+    return pack(list(zip(*rows, strict=True)), list(logs))
 
 
 def decode_actions(data: bytes) -> list[Settle | Carry]:
     if not data:
         return []
-    columns, table = unpack(data)
-    logs = _Logs.read(table)
+    columns, logs = unpack(data)
     actions: list[Settle | Carry] = []
     for start, partition, offset, log, cause, of_schedule, *numbers in zip(*columns, strict=True):
         message_id = MessageId(partition, offset, *logs[log])
@@ -187,21 +174,9 @@ def _signed(bits: int) -> int:
 
 
 def pack(columns: Sequence[Sequence[int]], table: object = None) -> bytes:
-    """Columns of equal length, and a value that JSON can hold."""
-    text = json.dumps(table, separators=(",", ":")).encode()
-    parts = [_HEAD.pack(len(columns[0]), len(columns), len(text)), text]
-    parts += [array("q", column).tobytes() for column in columns]
-    return b"".join(parts)
+    return pickle.dumps(([array("q", column) for column in columns], table))
 
 
 def unpack(data: bytes) -> tuple[list[list[int]], Any]:
-    rows, count, table_bytes = _HEAD.unpack_from(data)
-    start = _HEAD.size + table_bytes
-    table = json.loads(data[_HEAD.size : start])
-    columns = []
-    for _ in range(count):
-        column = array("q")
-        column.frombytes(data[start : start + 8 * rows])
-        columns.append(column.tolist())
-        start += 8 * rows
-    return columns, table
+    columns, table = pickle.loads(data)
+    return [column.tolist() for column in columns], table

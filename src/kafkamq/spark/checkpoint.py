@@ -12,6 +12,7 @@ import json
 import re
 import uuid
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -115,11 +116,8 @@ def read_note(spark: SparkSession, checkpoint: str, *, topic: str) -> Checkpoint
         return None
     name = _name(number)
     path = _path(spark, folder, name)
-    stream = files.open(path)
-    try:
+    with closing(files.open(path)) as stream:
         text = bytes(stream.readAllBytes())
-    finally:
-        stream.close()
     try:
         values = json.loads(text)
         version = int(values.pop("version"))
@@ -139,19 +137,17 @@ def read_note(spark: SparkSession, checkpoint: str, *, topic: str) -> Checkpoint
     return note
 
 
-def write_note(spark: SparkSession, checkpoint: str, note: CheckpointNote) -> None:
+def write_note(spark: SparkSession, checkpoint: str, note: CheckpointNote) -> CheckpointNote:
     files, folder = _folder(spark, checkpoint)
     files.mkdirs(folder)
     name = _name(note.number)
     draft = _path(spark, folder, f".{name}.draft")
-    stream = files.create(draft, True)
-    try:
-        values = {"version": _VERSION, **asdict(note)}
+    values = {"version": _VERSION, **asdict(note)}
+    with closing(files.create(draft, True)) as stream:
         stream.write(bytearray(json.dumps(values).encode()))
-    finally:
-        stream.close()
     if not files.rename(draft, _path(spark, folder, name)):
         raise ConfigError(f"{checkpoint}/{name} cannot be written: check the folder's permissions")
+    return note
 
 
 def last_batch(spark: SparkSession, checkpoint: str) -> int:

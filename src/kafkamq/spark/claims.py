@@ -20,6 +20,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -57,14 +58,12 @@ def claimed_assign(held: Hold, topic: str) -> ClaimedAssign:
     return ClaimedAssign(held, topic, tokens, starts)
 
 
+@dataclass(frozen=True)
 class ClaimedAssign:
-    def __init__(
-        self, held: Hold, topic: str, tokens: Mapping[int, int], starts: Mapping[int, int]
-    ) -> None:
-        self.topic = topic
-        self.tokens = dict(tokens)
-        self.starts = dict(starts)
-        self._held = held
+    _held: Hold
+    topic: str
+    tokens: Mapping[int, int]
+    starts: Mapping[int, int]
 
     @property
     def options(self) -> dict[str, str]:
@@ -95,7 +94,6 @@ class ClaimedAssign:
         ]
 
     def check(self) -> None:
-        """Raise LeaseLostError when a partition is not held any more."""
         if lost := self.lost():
             raise LeaseLostError(
                 f"claims of {self.topic} {lost} are lost: another driver may read them"
@@ -115,14 +113,11 @@ class ClaimedAssign:
             found = json.loads(ends) if isinstance(ends, str) else ends
             for partition, offset in ((found or {}).get(self.topic) or {}).items():
                 if int(partition) in self.tokens:
-                    self._commit(int(partition), int(offset))
-
-    def _commit(self, partition: int, offset: int) -> None:
-        try:
-            self._held.commit_position(self.topic, partition, offset)
-        except LeaseLostError:
-            self.check()
-            raise
+                    try:
+                        self._held.commit_position(self.topic, int(partition), int(offset))
+                    except LeaseLostError:
+                        self.check()
+                        raise
 
     def guard(self, query: StreamingQuery) -> ClaimGuard:
         """Stop the query when a claim is lost, and commit its progress until then."""
@@ -214,14 +209,6 @@ COORDINATION_COLUMNS = (
 """Columns of ``coordination_frame``, as (name, Spark type)."""
 
 
-def _fold(records: pd.DataFrame, interval_s: float) -> pd.DataFrame:
-    """Runs in a worker: one coordination partition, as a whole."""
-    import pandas as pd
-
-    rows = list(_rows(records.sort_values("offset"), interval_s))
-    return pd.DataFrame(rows, columns=[name for name, _ in COORDINATION_COLUMNS])
-
-
 def _rows(records: pd.DataFrame, interval_s: float) -> Iterator[tuple[object, ...]]:
     history: ClaimHistory | None = None
     audit = ClaimAudit(interval_s)
@@ -282,6 +269,10 @@ def coordination_frame(
     records = spark.read.format(name).option("topic", topic).load()
 
     def fold(partition: pd.DataFrame) -> pd.DataFrame:
-        return _fold(partition, interval_s)
+        """Runs in a worker: one coordination partition, as a whole."""
+        import pandas as pd
+
+        rows = list(_rows(partition.sort_values("offset"), interval_s))
+        return pd.DataFrame(rows, columns=[name for name, _ in COORDINATION_COLUMNS])
 
     return records.groupBy("partition").applyInPandas(fold, schema)

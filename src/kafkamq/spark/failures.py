@@ -27,19 +27,12 @@ class SparkGoneError(KafkaMQError):
     """The JVM that a session lives in has ended; nothing in this process brings it back."""
 
 
-def error_named(name: str, text: str) -> KafkaMQError | None:
-    kind = getattr(errors, name, None) or getattr(client_errors, name, None)
-    if isinstance(kind, type) and issubclass(kind, KafkaMQError):
-        return kind(text)
-    return None
-
-
 def query_failure(error: BaseException) -> KafkaMQError:
     """Our error for the one that a query ended with, or could not start with, from Spark's text."""
     for name, text in reversed(_OURS.findall(str(error))):
-        found = error_named(name, text)
-        if found is not None:
-            return found
+        kind = getattr(errors, name, None) or getattr(client_errors, name, None)
+        if isinstance(kind, type) and issubclass(kind, KafkaMQError):
+            return kind(text)
     advice = _NO_ROOM if "No space left on device" in str(error) else ""
     return QueryFailedError(f"the Spark query ended: {first_line(error)}{advice}")
 

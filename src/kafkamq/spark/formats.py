@@ -5,6 +5,9 @@
     spark.readStream.format("kafkamq").option("topic", "orders").load()
     rows.write.format("kafkamq").option("queue", "emails").mode("append").save()
 
+    register_views(spark, config)
+    spark.sql("SELECT queue_id, outcome, count(*) FROM deliveries GROUP BY ALL").show()
+
 What writing does is in ``spark/sink/``, and for acknowledgements in ``spark/queues/acks.py``.
 Options are in ``options.py``, the columns of each view in ``spark/source/columns.py``. Readers are
 ``read_committed`` and assigned (no consumer group takes part); a position outside a log is an
@@ -29,7 +32,7 @@ from pyspark.sql.types import StructType
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
-from kafkamq.spark.options import SourceOptions, parse_source_options
+from kafkamq.spark.options import VIEWS, SourceOptions, parse_source_options
 from kafkamq.spark.queues.acks import BatchEndWriter, StreamEndWriter, parse_ack_options
 from kafkamq.spark.queues.leasing import QueueReader
 from kafkamq.spark.session import active, check_packages
@@ -42,7 +45,7 @@ from kafkamq.spark.source.streaming import StreamReader, WaitingReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.datasource import Filter
 
 FORMAT = "kafkamq"
@@ -195,3 +198,65 @@ class KafkaSource(DataSource):
                 f"view {options.view} has the columns {', '.join(names)}: leave .schema() out"
             )
         return options
+
+
+class Views:
+    def __init__(self, spark: SparkSession, config: ServiceConfig) -> None:
+        self._spark = spark
+        self._format = register_source(spark, config)
+
+    def messages(self) -> DataFrame:
+        """Every copy of every message in the queue topic.
+
+        ``origin_*`` is the place of the first copy, its own for the first; ``headers`` are the
+        sender's; ``delivery_count`` is what the copy's delivery is.
+        """
+        return self.view("messages")
+
+    def markers(self) -> DataFrame:
+        """Every record of the markers topic; ``type`` is null where it is no marker."""
+        return self.view("markers")
+
+    def dead_letters(self) -> DataFrame:
+        """Every dead letter, with its reason and the error's text."""
+        return self.view("dead_letters")
+
+    def deliveries(self) -> DataFrame:
+        """Return one row per attempt: a copy of a message that a worker STARTed.
+
+        It ends with the first END that names it: a worker's verdict (ACK, NACK, REJECT, RELEASE),
+        or a tracker's (REDELIVERED, DEAD_LETTERED) when none came. What has not ended has null
+        there. ``is_late``: the verdict came after the lease's end, and the message went on.
+        """
+        return self.view("deliveries")
+
+    def in_flight(self) -> DataFrame:
+        """Return what a tracker still has to do with: held, waiting, scheduled or due, by log time.
+
+        Computed by the tracker's own rules from the position that a tracker has committed.
+        """
+        return self.view("in_flight")
+
+    def view(self, name: str) -> DataFrame:
+        return self._spark.read.format(self._format).option("view", name).load()
+
+
+def register_views(
+    spark: SparkSession, config: ServiceConfig, *, prefix: str = ""
+) -> tuple[str, ...]:
+    """Make the views known to a session as temporary views; returns their names.
+
+    ``prefix`` goes before each name, for several namespaces in one session.
+
+    Raises:
+        ConfigError: The prefix cannot begin a view's name.
+    """
+    if prefix and not prefix.isidentifier():
+        raise ConfigError(
+            f"prefix is {prefix!r}: it must begin with a letter or '_' and go on "
+            "with letters, digits and '_'"
+        )
+    views = Views(spark, config)
+    for name in VIEWS:
+        views.view(name).createOrReplaceTempView(f"{prefix}{name}")
+    return tuple(f"{prefix}{name}" for name in VIEWS)

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from pyspark.sql.types import StructType
@@ -37,7 +38,7 @@ Verdict: TypeAlias = "Ack | Nack | Reject | bytes | str | None"
 Handler: TypeAlias = "Callable[[StreamMessage], Verdict | Awaitable[Verdict]]"
 
 _NEEDED = ("ack_token", "value")
-_RESULTS = (("verdict", "STRING"), ("delay", "DOUBLE"), ("reason", "STRING"), ("result", "BINARY"))
+_RESULTS = {"verdict": "string", "delay": "double", "reason": "string", "result": "binary"}
 _GIVEN = ("verdict", "reason")
 _log = logging.getLogger(__name__)
 
@@ -83,15 +84,15 @@ def map_messages(
         )
     given = _GIVEN if set(_GIVEN) <= set(frame.columns) else ()
     columns = [each for each in frame.schema.fields if each.name not in given]
-    taken = [each.name for each in columns if each.name in dict(_RESULTS)]
+    taken = [each.name for each in columns if each.name in _RESULTS]
     if taken:
         raise ConfigError(f"column {taken[0]} is taken: map_messages adds it; rename yours")
     is_async = inspect.iscoroutinefunction(handler)
     count = (256 if is_async else 1) if concurrency is None else concurrency
     Options.concurrency.check(count)
     schema = StructType(columns)
-    for name, kind in _RESULTS:
-        schema = schema.add(name, kind.lower())
+    for name, kind in _RESULTS.items():
+        schema = schema.add(name, kind)
     return frame.mapInArrow(
         lambda parts: _run(parts, handler, count=count, is_async=is_async), schema
     )
@@ -112,10 +113,8 @@ def _run(
     with ThreadPoolExecutor(count, "kafkamq-handler") as threads:
         for part in parts:
             messages = _messages(part)
-            shards, done = list(_shards(messages)), list(map(_given, messages))
-            for shard in threads.map(lambda shard: _run_shard(shard, handler), shards):
-                for index, result in shard:
-                    done[index] = result
+            done = list(map(_given, messages))
+            list(threads.map(partial(_run_shard, handler, done), _shards(messages)))
             yield _with(part, done)
 
 
@@ -176,15 +175,12 @@ def _shards(messages: Sequence[StreamMessage]) -> list[_Shard]:
     return shards
 
 
-def _run_shard(shard: _Shard, handler: Handler) -> list[tuple[int, _Done]]:
-    done = []
+def _run_shard(handler: Handler, done: list[_Done], shard: _Shard) -> None:
     for index, message in shard:
         try:
-            result = _judge(cast("Verdict", handler(message)))
-        except Exception as error:  # noqa: BLE001 - a handler may raise anything
-            result = _failed(error, message)
-        done.append((index, result))
-    return done
+            done[index] = _judge(cast("Verdict", handler(message)))
+        except Exception as error:  # noqa: BLE001, PERF203 - a handler may raise anything
+            done[index] = _failed(error, message)
 
 
 async def _run_coroutines(
@@ -253,10 +249,9 @@ def _delay(delay: object) -> float | None:
 def _with(part: pa.RecordBatch, done: Sequence[_Done]) -> pa.RecordBatch:
     import pyarrow as pa
 
-    kinds = {"STRING": pa.string(), "DOUBLE": pa.float64(), "BINARY": pa.binary()}
     if set(_GIVEN) <= set(part.schema.names):
         part = part.drop_columns(list(_GIVEN))
-    for name, kind in _RESULTS:
+    for name, kind in _RESULTS.items():
         values = [getattr(each, name) for each in done]
-        part = part.append_column(name, pa.array(values, kinds[kind]))
+        part = part.append_column(name, pa.array(values, kind))
     return part

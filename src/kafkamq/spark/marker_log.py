@@ -32,25 +32,6 @@ class RecordMetadata:
     timestamp_ms: int
 
 
-class _Reports:
-    def __init__(self, count: int) -> None:
-        self.places: list[RecordMetadata] = [RecordMetadata(-1, -1)] * count
-        self.missing = count
-        # The LogAppendTime of one of them; -1: not known.
-        self.log_ms = -1
-        self.error: KafkaError | None = None
-
-    def told(self, number: int, error: KafkaError | None, message: Record) -> None:
-        self.missing -= 1
-        if error is not None:
-            self.error = self.error or error
-        else:
-            kind, timestamp_ms = message.timestamp()
-            self.places[number] = RecordMetadata(message.offset() or 0, timestamp_ms)
-            if kind == LOG_APPEND_TIME:
-                self.log_ms = timestamp_ms
-
-
 class MarkerLog:
     """The markers topic of a namespace; one owner thread, but that any may ``write``."""
 
@@ -65,29 +46,41 @@ class MarkerLog:
 
     def write(self, markers: Sequence[tuple[int, bytes, bytes]]) -> list[RecordMetadata]:
         """Write markers (partition, key, value) and wait until all are in the log."""
-        with self._writing:
-            return self._write(markers)
-
-    def _write(self, markers: Sequence[tuple[int, bytes, bytes]]) -> list[RecordMetadata]:
         doing = f"writing to {self._topic}"
-        added_s = time.monotonic() + _ADDED_S
-        reports, written_ms = _Reports(len(markers)), monotonic_ms()
-        for number, (partition, key, value) in enumerate(markers):
-            report = partial(reports.told, number)
-            while True:
-                try:
-                    self._producer.produce(self._topic, value, key, partition, None, report)
-                    break
-                except BrokerError as error:
-                    is_new = meaning(error) is Meaning.NO_PARTITION
-                    if not is_new or time.monotonic() > added_s:
-                        raise
-                    self._producer.serve(0.1)
-        self._producer.confirm(lambda: not reports.missing, doing, _FLUSH_S)
-        if reports.error is not None:
-            raise broker_error(self._producer.failed(reports.error), doing)
-        self._namespace.broker_clock.reported(reports.log_ms, written_ms)
-        return reports.places
+        places = [RecordMetadata(-1, -1)] * len(markers)
+        errors: list[KafkaError] = []
+        # The LogAppendTime of one of them; -1: not known.
+        missing, log_ms = len(markers), -1
+
+        def told(number: int, error: KafkaError | None, message: Record) -> None:
+            nonlocal missing, log_ms
+            missing -= 1
+            if error is not None:
+                errors.append(error)
+                return
+            kind, timestamp_ms = message.timestamp()
+            places[number] = RecordMetadata(message.offset() or 0, timestamp_ms)
+            if kind == LOG_APPEND_TIME:
+                log_ms = timestamp_ms
+
+        with self._writing:
+            added_s, written_ms = time.monotonic() + _ADDED_S, monotonic_ms()
+            for number, (partition, key, value) in enumerate(markers):
+                report = partial(told, number)
+                while True:
+                    try:
+                        self._producer.produce(self._topic, value, key, partition, None, report)
+                        break
+                    except BrokerError as error:
+                        is_new = meaning(error) is Meaning.NO_PARTITION
+                        if not is_new or time.monotonic() > added_s:
+                            raise
+                        self._producer.serve(0.1)
+            self._producer.confirm(lambda: not missing, doing, _FLUSH_S)
+            if errors:
+                raise broker_error(self._producer.failed(errors[0]), doing)
+            self._namespace.broker_clock.reported(log_ms, written_ms)
+        return places
 
     def broker_ms(self) -> int | None:
         """Return the brokers' time (R28); None: it is not known."""

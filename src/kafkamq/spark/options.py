@@ -90,7 +90,6 @@ class SourceOptions:
 
 
 def chosen_partitions(options: SourceOptions, count: int) -> list[int]:
-    """Return which of a topic's ``count`` partitions a query reads."""
     if options.partitions is None:
         return list(range(count))
     if max(options.partitions, default=0) >= count:
@@ -155,18 +154,11 @@ def parse_service(given: Mapping[str, str], service: ServiceConfig | None) -> Se
             f"option {_BOOTSTRAP} is missing: give host:port[,host:port...], or register the "
             "format with a ServiceConfig"
         )
-    if namespace is not None or service is None:
-        before = service or ServiceConfig(bootstrap_servers=servers)
-        service = ServiceConfig(
-            bootstrap_servers=before.bootstrap_servers,
-            namespace=before.namespace if namespace is None else namespace,
-            kafka=before.kafka,
-        )
-    return replace(
-        service,
-        bootstrap_servers=servers or service.bootstrap_servers,
-        kafka={**service.kafka, **kafka},
-    )
+    base = service or ServiceConfig(bootstrap_servers=servers)
+    servers, kafka = servers or base.bootstrap_servers, {**base.kafka, **kafka}
+    if namespace is not None:
+        return ServiceConfig(bootstrap_servers=servers, namespace=namespace, kafka=kafka)
+    return replace(base, bootstrap_servers=servers, kafka=kafka)
 
 
 def _topic_of(config: ServiceConfig, view: str) -> str:

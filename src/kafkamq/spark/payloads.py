@@ -263,7 +263,6 @@ _AVRO: Mapping[str, DataType] = {
 # What the deserializer makes of a logical type: on another base it is ignored, as Avro says.
 _AVRO_LOGICAL: Mapping[str, DataType] = {
     "int-date": DateType(),
-    "string-uuid": StringType(),
     "long-timestamp-millis": TimestampType(),
     "long-timestamp-micros": TimestampType(),
     "long-local-timestamp-millis": TimestampNTZType(),

@@ -62,7 +62,6 @@ class QueryMetrics:
 
 
 def _state_bytes(operator: Mapping[str, Any]) -> int:
-    """Return the bytes in memory, and in RocksDB's files."""
     files: int = operator.get("customMetrics", {}).get("rocksdbSstFileSize", 0)
     memory: int = operator["memoryUsedBytes"]
     return memory + files

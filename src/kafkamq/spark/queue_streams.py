@@ -86,8 +86,6 @@ def read_queue(
     reads the whole queue: no other workers at the same time.
 
     Args:
-        spark: The session.
-        queue_id: The queue.
         config: Cluster and namespace; None: those that were registered.
         redelivery_timeout: Seconds without a sign of life until redelivery; the driver renews.
         max_deliveries: Of a message, until it is a dead letter.
@@ -129,12 +127,6 @@ class Acknowledged:
     written: int = 0
     skipped: int = 0
     late: int = 0
-
-    def _add(self, other: Acknowledged) -> None:
-        self.ends += other.ends
-        self.written += other.written
-        self.skipped += other.skipped
-        self.late += other.late
 
 
 class AckQuery:
@@ -262,14 +254,15 @@ def ack(
     spark = frame.sparkSession
     config = config or registered_config(spark)
     settings = AckSettings(config=config, backoff=backoff or Backoff())
-    batches = _Batches(settings, each_batch, on_late, planned=last_batch(spark, checkpoint))
-    # What `table` needs reads all rows before the first one is written.
-    batches.keeps_at_once = not table and not _follows_from_messages(frame)
+    output = None
     if topic or ("topic" in frame.columns and each_batch is None):
         _require_output(frame, config, topic)
-        batches.commits, batches.cut = _committing(spark, settings, checkpoint, topic, slots)
+        output = _Output(spark, settings, checkpoint, topic, slots)
     elif slots is not None:
         raise ConfigError("slots is for output to a topic, and there is none")
+    batches = _Batches(settings, each_batch, on_late, output, last_batch(spark, checkpoint))
+    # What `table` needs reads all rows before the first one is written.
+    batches.keeps_at_once = not table and not _follows_from_messages(frame)
     writer = frame.writeStream.foreachBatch(batches.run).option("checkpointLocation", checkpoint)
     return AckQuery(start(writer), batches.total)
 
@@ -351,43 +344,35 @@ def _require_output(frame: DataFrame, config: ServiceConfig, topic: str) -> None
                 )
 
 
-def _committing(
-    spark: SparkSession, ack: AckSettings, checkpoint: str, topic: str, slots: int | None
-) -> tuple[CommitSettings, _Cut]:
-    note = _note(spark, ack.config, checkpoint, slots)
-    epoch = next_epoch(ack.config, note)
-    commits = CommitSettings(
-        ack=ack, topic=topic, engine=note.engine, epoch=epoch, slots=note.tasks
-    )
-    return commits, _Cut(spark, checkpoint, note, is_fixed=slots is not None)
-
-
-def _note(
-    spark: SparkSession, config: ServiceConfig, checkpoint: str, slots: int | None
-) -> CheckpointNote:
-    """Return the checkpoint's note: written when it is new, followed by another for other slots."""
-    note = read_note(spark, checkpoint, topic=config.ledger_topic)
-    if note is None:
-        count = slots or cores(spark)
-        note = CheckpointNote.new("ack", topic=config.ledger_topic, tasks=count)
-        write_note(spark, checkpoint, note)
-    elif slots is not None and slots != note.tasks:
-        note = note.cut(slots, since=last_batch(spark, checkpoint) + 1)
-        write_note(spark, checkpoint, note)
-    return note
-
-
-class _Cut:
-    """Into how many slots each batch goes: the same for a batch whenever it is repeated."""
+class _Output:
+    """Commits batches with their output, each in as many slots whenever it is repeated."""
 
     def __init__(
-        self, spark: SparkSession, checkpoint: str, note: CheckpointNote, *, is_fixed: bool
+        self, spark: SparkSession, ack: AckSettings, checkpoint: str, topic: str, slots: int | None
     ) -> None:
-        self.note = note
+        ledger_topic = ack.config.ledger_topic
+        note = read_note(spark, checkpoint, topic=ledger_topic)
+        if note is None:
+            new = CheckpointNote.new("ack", topic=ledger_topic, tasks=slots or cores(spark))
+            note = write_note(spark, checkpoint, new)
+        elif slots is not None and slots != note.tasks:
+            cut = note.cut(slots, since=last_batch(spark, checkpoint) + 1)
+            note = write_note(spark, checkpoint, cut)
+        epoch = next_epoch(ack.config, note)
+        self._note = note
+        self._settings = CommitSettings(
+            ack=ack, topic=topic, engine=note.engine, epoch=epoch, slots=note.tasks
+        )
         self._spark = spark
         self._checkpoint = checkpoint
-        self._is_fixed = is_fixed
+        self._is_fixed = slots is not None
         self._look_s = time.monotonic() + FIRST_LOOK_S
+
+    def commits(self, frame: DataFrame, batch: int) -> DataFrame:
+        settings = replace(self._settings, slots=self._note.tasks_of(batch))
+        return with_slots(frame, settings.slots).mapInArrow(
+            lambda parts: commit_slots(parts, settings, batch), RESULT_SCHEMA
+        )
 
     def follow_executors(self, batch: int) -> None:
         """Take more slots for the batches behind this one, if there are more cores."""
@@ -396,11 +381,10 @@ class _Cut:
             return
         self._look_s = now_s + NEXT_LOOK_S
         wanted = min(MAX_SLOTS, cores(self._spark))
-        if wanted > self.note.tasks:
+        if wanted > self._note.tasks:
             # Spark plans it when this one is done.
-            made = self.note.cut(wanted, since=batch + 1)
-            write_note(self._spark, self._checkpoint, made)
-            self.note = made
+            cut = self._note.cut(wanted, since=batch + 1)
+            self._note = write_note(self._spark, self._checkpoint, cut)
             _log.info("batches have more slots from now on", extra={"slots": wanted})
 
 
@@ -410,13 +394,12 @@ class _Batches:
         settings: AckSettings,
         each_batch: EachBatch | None,
         on_late: Callable[[list[str]], None] | None,
-        *,
+        output: _Output | None,
         planned: int,
     ) -> None:
         self.total = Acknowledged()
         self.keeps_at_once = True
-        self.commits: CommitSettings | None = None
-        self.cut: _Cut | None = None
+        self._output = output
         self._settings = settings
         self._each_batch = each_batch
         self._on_late = on_late
@@ -424,13 +407,9 @@ class _Batches:
 
     def run(self, frame: DataFrame, batch: int) -> None:
         """Output first, ENDs last."""
-        if self.commits is not None and self.cut is not None:
-            commits = replace(self.commits, slots=self.cut.note.tasks_of(batch))
-            rows = with_slots(frame, commits.slots).mapInArrow(
-                lambda parts: commit_slots(parts, commits, batch), RESULT_SCHEMA
-            )
-            self._count(rows)
-            self.cut.follow_executors(batch)
+        if self._output is not None:
+            self._count(self._output.commits(frame, batch))
+            self._output.follow_executors(batch)
         elif self._each_batch is None:
             self._end(frame)
         else:
@@ -459,14 +438,16 @@ class _Batches:
         self._count(rows.mapInArrow(lambda parts: write_ends(parts, settings), RESULT_SCHEMA))
 
     def _count(self, results: DataFrame) -> None:
-        places: list[str] = []
-        late = 0
-        for row in results.collect():
-            self.total._add(Acknowledged(row.ends, row.written, row.skipped, row.late))
-            late += row.late
-            places += row.places
+        rows, total = results.collect(), self.total
+        for row in rows:
+            total.ends += row.ends
+            total.written += row.written
+            total.skipped += row.skipped
+            total.late += row.late
+        late = sum(row.late for row in rows)
         if not late:
             return
+        places = [place for row in rows for place in row.places]
         _log.warning(
             "verdicts came after their leases' ends: these messages are delivered again",
             extra={"count": late, "places": places},

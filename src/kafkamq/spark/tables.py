@@ -1,7 +1,6 @@
 """Writes messages of a queue into a Delta or Iceberg table, each of them once.
 
-A batch's number does not tell what is written already: copies of its messages come in later batches
-(docs/spark.md). The origin of a message does, which all its copies share. So rows are merged by it:
+Rows are merged by the origin of their messages, which all copies share (docs/spark.md has why):
 what the table does not have is inserted, all rows of a message or none. The condition also names
 the ranges of the batch's offsets, by which the table's format leaves out the files that cannot have
 them: each batch reads the origins of a few files, not of the whole table.
@@ -179,23 +178,19 @@ def insert_once(frame: DataFrame, table: Table) -> None:
     try:
         _insert(frame, table)
     except spark_errors():
-        found = _looked_at_again(frame, table.name)
-        if found is None or found == table:
+        # What cannot be looked at again leaves the failure before, which has the reason.
+        found = table
+        try:
+            found = check_table(frame, table.name)
+        except ConfigError as error:
+            if error.__cause__ is None:
+                # The rows do not fit the table as it is now.
+                raise
+        except spark_errors():
+            pass
+        if found == table:
             raise
         _insert(frame, found)
-
-
-def _looked_at_again(frame: DataFrame, table: str) -> Table | None:
-    """None: nobody can tell, and the failure before has the reason."""
-    try:
-        return check_table(frame, table)
-    except ConfigError as error:
-        if error.__cause__ is None:
-            # The rows do not fit the table as it is now.
-            raise
-    except spark_errors():
-        pass
-    return None
 
 
 def _insert(frame: DataFrame, table: Table) -> None:

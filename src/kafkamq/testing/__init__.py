@@ -13,25 +13,16 @@ from typing import TYPE_CHECKING
 from kafkamq.lazy import loader
 from kafkamq.testing.checker import CheckFailedError, Problem, Verdict, check_logs
 from kafkamq.testing.history import LogRecord, record_of
-from kafkamq.testing.memory_backend import Clock, MemoryDeadLetter, MemoryService
+from kafkamq.testing.memory_backend import MemoryService
+from kafkamq.testing.memory_queue import Clock, MemoryDeadLetter
 
 if TYPE_CHECKING:
     from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
 
 __all__ = [
-    "CheckFailedError",
-    "Clock",
-    "LogRecord",
-    "MemoryDeadLetter",
-    "MemoryKafka",
-    "MemoryService",
-    "Problem",
-    "Verdict",
-    "check_logs",
-    "cluster_of",
-    "forget_cluster",
-    "record_of",
-]
+    "CheckFailedError", "Clock", "LogRecord", "MemoryDeadLetter", "MemoryKafka", "MemoryService",
+    "Problem", "Verdict", "check_logs", "cluster_of", "forget_cluster", "record_of",
+]  # fmt: skip
 
 __getattr__ = loader(
     __name__,

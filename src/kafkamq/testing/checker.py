@@ -90,43 +90,39 @@ class _Message:
         return (record.key, record.value, self.headers.id, self.headers.user)
 
 
+@dataclass(kw_only=True)
 class Checker:
     """Judges one namespace; give it all records of its topics, in any order."""
 
-    def __init__(
-        self,
-        *,
-        messages: Iterable[LogRecord],
-        markers: Iterable[LogRecord],
-        dead_letters: Iterable[LogRecord],
-        confirmed: Collection[RecordId],
-        deleted: Collection[tuple[int, int]],
-        max_deliveries: int,
-        max_lease_ms: int,
-        must_be_settled: bool,
-    ) -> None:
+    messages: Iterable[LogRecord]
+    markers: Iterable[LogRecord]
+    dead_letters: Iterable[LogRecord]
+    confirmed: Collection[RecordId]
+    deleted: Collection[tuple[int, int]]
+    max_deliveries: int
+    max_lease_ms: int
+    must_be_settled: bool
+
+    def __post_init__(self) -> None:
         self.verdict = Verdict()
-        self._max_deliveries = max_deliveries
-        self._must_be_settled = must_be_settled
         self._messages: dict[tuple[int, int], _Message] = {}
         self._families: dict[RecordId, list[_Message]] = defaultdict(list)
         self._message_topic = ""
         self._marker_topic = ""
-        for record in messages:
+        for record in self.messages:
             self._take_message(record)
-        self._there = self._messages.keys() - set(deleted)
-        marker_records = list(markers)
+        self._there = self._messages.keys() - set(self.deleted)
+        marker_records = list(self.markers)
         if marker_records:
             self._marker_topic = marker_records[0].topic
-        self._confirmed = confirmed
         self._places: set[RecordId] = set()
-        if confirmed:
+        if self.confirmed:
             self._places = {(r.topic, r.partition, r.offset) for r in marker_records}
             self._places |= {(self._message_topic, *number) for number in self._messages}
-        self._timelines = read_timelines(marker_records, max_lease_ms=max_lease_ms)
+        self._timelines = read_timelines(marker_records, max_lease_ms=self.max_lease_ms)
         self._histories = defaultdict[tuple[int, int], list[tuple[Timeline, MessageHistory]]](list)
         self._buried: dict[RecordId, list[LogRecord]] = defaultdict(list)
-        for record in dead_letters:
+        for record in self.dead_letters:
             self._take_dead_letter(record)
         # By the origin of the family: what the ENDs of trackers say must be there.
         self._copies_due: dict[RecordId, Counter[int]] = defaultdict(Counter)
@@ -148,10 +144,8 @@ class Checker:
         self._families[place].append(message)
 
     def _take_dead_letter(self, record: LogRecord) -> None:
-        origin = _header(record, names.ORIGIN)
-        try:
-            first = Origin.decode(origin or b"")
-        except KafkaMQError:
+        first = Origin.read(_header(record, names.ORIGIN))
+        if first is None:
             place = (record.topic, record.partition, record.offset)
             self._problem("dead letter", place, "it names no origin")
             return
@@ -173,7 +167,7 @@ class Checker:
         self._check_fired()
         for place in self._burials_due.keys() | self._buried.keys():
             self._check_burials(place)
-        for place in self._confirmed:
+        for place in self.confirmed:
             if place not in self._places:
                 self._problem("lost", place, "it was confirmed and is not in the log")
         verdict = self.verdict
@@ -201,14 +195,14 @@ class Checker:
             self.verdict.sent += history.ending is not Ending.REDELIVERED
             self.verdict.cancelled += history.ending is Ending.CANCELLED
             self.verdict.dead_lettered += history.ending is Ending.DEAD_LETTERED
-            if history.ending is Ending.OPEN and self._must_be_settled:
+            if history.ending is Ending.OPEN and self.must_be_settled:
                 self._problem("lost", place, "the SCHEDULE never fired")
         at = timeline.offsets[history.begin]
-        if history.is_extra and history.ending is Ending.OPEN and self._must_be_settled:
+        if history.is_extra and history.ending is Ending.OPEN and self.must_be_settled:
             self._problem("unexplained", place, f"it had ended before its START at {at}: no END")
         if history.ending is Ending.ALREADY_ENDED and not history.is_extra:
             self._problem("lost", place, f"its START at {at} was said to come behind its END")
-        self.verdict.late_verdicts += history.late_acks
+        self.verdict.late_verdicts += len(history.late_at)
         if history.ending in (Ending.REDELIVERED, Ending.DEAD_LETTERED):
             self._check_settlement(timeline, history, place)
 
@@ -283,7 +277,7 @@ class Checker:
     ) -> tuple[bool, frozenset[DeadLetterReason]]:
         """Return whether it had to die, and the reasons that its dead letter may name (R14)."""
         reasons: set[DeadLetterReason] = set()
-        limit = start.max_deliveries or self._max_deliveries
+        limit = start.max_deliveries or self.max_deliveries
         if history.why is Why.REJECTED:
             reasons = {DeadLetterReason.REJECTED}
         elif history.why not in (Why.RELEASED, Why.SCHEDULED) and start.delivery_count >= limit:
@@ -321,9 +315,7 @@ class Checker:
         )
 
     def _is_unread(self, timeline: Timeline, history: MessageHistory) -> bool:
-        """Return whether its START was of a batch, and its message lost: nobody has read its
-        headers.
-        """
+        """Return whether its START was of a batch, and its message lost before it was read."""
         start, one = timeline.marker(history.begin), history.message_id
         place = (self._message_topic, one.partition, one.offset)
         is_buried = history.ending is Ending.DEAD_LETTERED
@@ -377,7 +369,7 @@ class Checker:
         """Judges one record of the messages topic; how often it was acked."""
         record = message.record
         histories = self._histories.get((record.partition, record.offset), [])
-        if self._must_be_settled and all(history.ending is Ending.OPEN for _, history in histories):
+        if self.must_be_settled and all(history.ending is Ending.OPEN for _, history in histories):
             last = "it is open" if histories else "nobody STARTed it"
             at = f"{record.topic}[{record.partition}]@{record.offset}"
             self._problem("lost", place, f"{at}: {last}")
@@ -388,7 +380,7 @@ class Checker:
             if is_told and max(1, start.delivery_count) != count:
                 text = f"delivery count {count} was STARTed as {start.delivery_count}"
                 self._problem("count", place, text)
-        return sum(each.ending is Ending.ACKED or each.late_acks > 0 for _, each in histories)
+        return sum(each.ending is Ending.ACKED or bool(each.late_at) for _, each in histories)
 
     def _check_fired(self) -> None:
         """Each SCHEDULE that fired is in the queue, once when it has an id of its own."""
@@ -472,9 +464,6 @@ def check_logs(
     """Judge the logs of one namespace, each given as all its committed records in any order.
 
     Args:
-        messages: Records of the messages topic.
-        markers: Records of the markers topic.
-        dead_letters: Records of the dead letters topic.
         confirmed: Places whose sends were confirmed; all must be in the logs.
         deleted: Partition and offset of those that are among ``messages``, and not in the log now.
         max_deliveries: The trackers' default, for STARTs that name no limit.

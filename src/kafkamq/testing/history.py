@@ -96,14 +96,6 @@ class MessageHistory:
         return self.after >= 0
 
     @property
-    def late_acks(self) -> int:
-        return len(self.late_at)
-
-    @property
-    def is_due(self) -> bool:
-        return self.why is not None
-
-    @property
     def is_explained(self) -> bool:
         """Return whether a tracker could settle it where it did: it was due before the END."""
         return self.why is not None and self.due < self.end
@@ -299,7 +291,7 @@ class Timeline:
         for next_at in (*own[first + 1 :], len(self.records)):
             if history.why is None:
                 self._pass_time(history, lease, at, next_at)
-                if not history.is_due:
+                if history.why is None:
                     history.deadline_ms = lease.limit_ms()
             at = next_at
             if at == len(self.records):

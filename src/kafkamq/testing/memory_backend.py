@@ -82,7 +82,6 @@ _FACTS = NamespaceFacts(
     max_marker_bytes=1_113_100,
 )
 _OWN_TOPIC_BYTES = 1_114_112
-__all__ = ["Clock", "MemoryDeadLetter", "MemoryService"]
 
 
 class _RealClock(Clock):

@@ -1,6 +1,4 @@
-"""The cluster is asked here: topics, partitions, ids, groups, configurations; every wait
-bounded.
-"""
+"""The cluster is asked here: topics, ids, groups, configurations; every wait is bounded."""
 
 from __future__ import annotations
 
@@ -118,7 +116,8 @@ class Admin:
         self._timeout_s = timeout_s
         self._until_s = until_s
         self._watch = ErrorWatch(config.bootstrap_servers)
-        self._client = open_admin(admin_settings(config), self._watch)
+        # Also for requests that have no method here: see ``wait``.
+        self.client = open_admin(admin_settings(config), self._watch)
         self._committed = CommittedOffsets(config, self._watch, kept=kept_groups)
         self._is_closed = False
         self._lock = threading.Lock()
@@ -139,18 +138,11 @@ class Admin:
             if not self._is_closed:
                 self._is_closed = True
                 self._committed.close()
-                self._client.__exit__(None, None, None)
+                self.client.__exit__(None, None, None)
 
-    @property
-    def client(self) -> AdminClient:
-        """Return the client underneath, for requests that have no method here; see ``wait``."""
-        return self._client
-
-    def wait(self, future: Future[T], doing: str, *, timeout_s: float = 0.0) -> T:
-        """Return the result of one of the client's futures, within ``timeout_s`` or this Admin's
-        bound.
-        """
-        return self._wait(self._client, future, doing, timeout_s or self._timeout_s)
+    def wait(self, future: Future[T], doing: str) -> T:
+        """Return what a future of the client gives, within this Admin's bound."""
+        return self._wait(self.client, future, doing, self._timeout_s)
 
     def _wait(self, client: AdminClient, future: Future[T], doing: str, timeout_s: float) -> T:
         deadline_s = time.monotonic() + timeout_s
@@ -186,7 +178,7 @@ class Admin:
         deadline_s = min(time.monotonic() + self._timeout_s, self._until_s)
         failures = 0
         while True:
-            client = self._client
+            client = self.client
             left_s = max(_SLICE_S, deadline_s - time.monotonic())
             try:
                 return call(_Attempt(self, client, doing, min(attempt_s, left_s)))
@@ -206,8 +198,8 @@ class Admin:
     def _renew(self, stuck: AdminClient) -> None:
         """Go on with a new client; the old one ends when nobody waits for it any more."""
         with self._lock:
-            if self._client is stuck and not self._is_closed:
-                self._client = open_admin(admin_settings(self.config), self._watch)
+            if self.client is stuck and not self._is_closed:
+                self.client = open_admin(admin_settings(self.config), self._watch)
 
     def cluster(self) -> ClusterInfo:
         """Brokers and identity of the cluster, and the settings of one broker."""
@@ -398,8 +390,7 @@ class Admin:
         return self._ask(f"reading the bounds of {topic}", ask)
 
     def log_ends(self, topic: str) -> dict[int, tuple[int, int]]:
-        """Return of each partition the last stable offset, and the high watermark behind or at
-        it.
+        """Return of each partition the last stable offset, and the high watermark.
 
         They differ while a transaction is open, which holds ``read_committed`` readers back.
         """

@@ -17,9 +17,7 @@ _TIMEOUT_S = 5.0
 
 
 def broker_release(config: ServiceConfig, address: str) -> str | None:
-    """Return the release as "4.2"; None when it cannot be told: over TLS, before 3.3, or without
-    an answer.
-    """
+    """Return the release as "4.2"; None over TLS, of one before 3.3, or without an answer."""
     if config.kafka.get("security.protocol", "PLAINTEXT").upper() not in _PLAIN:
         return None
     host, _, port = address.rpartition(":")

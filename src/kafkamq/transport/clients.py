@@ -35,6 +35,9 @@ MEMORY = "memory://"
 """How the bootstrap servers of a cluster in memory begin; its name follows."""
 
 _log = logging.getLogger("kafkamq.librdkafka")
+# Of a client whose failures its caller tells.
+_SILENT = logging.getLogger("kafkamq.librdkafka.silent")
+_SILENT.setLevel(logging.CRITICAL + 1)
 Client = TypeVar("Client")
 
 
@@ -109,7 +112,7 @@ def _open(
     servers = str(settings.get("bootstrap.servers", ""))
     full = {**settings, "error_cb": watch if watch is not None else ErrorWatch(servers)}
     try:
-        return make(full, logger=_NoLog() if quiet else ClientLog())
+        return make(full, logger=_SILENT if quiet else ClientLog())
     except (KafkaException, TypeError, ValueError) as error:
         text = kafka_error(error).str() if isinstance(error, KafkaException) else str(error)
         for name, value in settings.items():
@@ -119,9 +122,7 @@ def _open(
 
 
 class ClientLog:
-    """It makes Python log records of librdkafka's log lines, each kind at most once in ten
-    seconds.
-    """
+    """It makes log records of librdkafka's lines, each kind at most once in ten seconds."""
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
@@ -141,13 +142,6 @@ class ClientLog:
         self._last[facility] = now
         # A client that cannot connect goes on trying; who waits raises. So never above WARNING.
         _log.log(min(level, logging.WARNING), "%s: %s", facility, text, extra={"client": client})
-
-
-class _NoLog:
-    """It serves a client whose failures its caller tells."""
-
-    def log(self, level: int, _format: str, *args: object) -> None:
-        """Called as that of ``ClientLog``."""
 
 
 Rebalance = Callable[["Any", "list[TopicPartition]"], None]
@@ -194,15 +188,12 @@ class Consumer(Protocol):
         """Go on at another offset; raises ``_STATE`` where the partition is not being read."""
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Return the offsets behind what was handed out; -1001: nothing was since the
-        assignment.
-        """
+        """Return the offsets behind what was handed out; -1001: nothing, since the assignment."""
 
     def pause(self, partitions: list[TopicPartition]) -> None:
         """Hand out no more records of these; outlives their assignment, unlike in Java's client."""
 
-    def resume(self, partitions: list[TopicPartition]) -> None:
-        """Hand out records of these again."""
+    def resume(self, partitions: list[TopicPartition]) -> None: ...
 
     def poll(self, timeout: float = -1) -> Message | None:
         """Return the next record or event, or None when the time is over; serves callbacks.
@@ -230,9 +221,7 @@ class Consumer(Protocol):
     def committed(
         self, partitions: list[TopicPartition], timeout: float = -1
     ) -> list[TopicPartition]:
-        """Return what the group has committed; -1001: nothing. read_committed waits for
-        transactions.
-        """
+        """Return what is committed (-1001: nothing); read_committed waits for transactions."""
 
     def get_watermark_offsets(
         self, partition: TopicPartition, timeout: float = -1, cached: bool = False
@@ -306,8 +295,7 @@ class Producer(Protocol):
         Like the calls below, it may be called again after a timeout.
         """
 
-    def begin_transaction(self) -> None:
-        """Begin; asks nobody."""
+    def begin_transaction(self) -> None: ...
 
     def send_offsets_to_transaction(
         self, positions: list[TopicPartition], group_metadata: Any, timeout: float = -1
@@ -315,10 +303,9 @@ class Producer(Protocol):
         """Commit offsets with the transaction; refused for a former generation of the member."""
 
     def commit_transaction(self, timeout: float = -1) -> None:
-        """Flush and commit; goes on when it is called again after a retriable error."""
+        """Flush and commit; it goes on when it is called again after a retriable error."""
 
-    def abort_transaction(self, timeout: float = -1) -> None:
-        """Purge and abort."""
+    def abort_transaction(self, timeout: float = -1) -> None: ...
 
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any: ...
 
@@ -334,19 +321,16 @@ class AdminClient(Protocol):
 
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any: ...
 
-    def describe_cluster(self, **kwargs: Any) -> Future[Any]:
-        """Brokers, controller and id."""
+    def describe_cluster(self, **kwargs: Any) -> Future[Any]: ...
 
-    def describe_topics(self, topics: Any, **kwargs: Any) -> dict[str, Future[Any]]:
-        """Ids and partitions by topic."""
+    def describe_topics(self, topics: Any, **kwargs: Any) -> dict[str, Future[Any]]: ...
 
     def describe_configs(self, resources: list[Any], **kwargs: Any) -> dict[Any, Future[Any]]:
         """Return the effective settings of topics, brokers or groups."""
 
     def incremental_alter_configs(
         self, resources: list[Any], **kwargs: Any
-    ) -> dict[Any, Future[Any]]:
-        """Set and remove single settings."""
+    ) -> dict[Any, Future[Any]]: ...
 
     def create_topics(self, new_topics: list[Any], **kwargs: Any) -> dict[str, Future[Any]]:
         """Returns before every broker knows of the topic."""
@@ -358,8 +342,7 @@ class AdminClient(Protocol):
 
     def describe_consumer_groups(
         self, group_ids: list[str], **kwargs: Any
-    ) -> dict[str, Future[Any]]:
-        """Members and what is assigned to them."""
+    ) -> dict[str, Future[Any]]: ...
 
     def delete_consumer_groups(self, group_ids: list[str], **kwargs: Any) -> dict[str, Future[Any]]:
         """Delete groups without members, and what they committed."""
@@ -369,8 +352,7 @@ class AdminClient(Protocol):
     ) -> dict[TopicPartition, Future[Any]]:
         """Return the first and last offsets, or that of the latest timestamp."""
 
-    def __exit__(self, exc_type: Any, exc_value: Any, exc_traceback: Any) -> bool | None:
-        """End the client."""
+    def __exit__(self, exc_type: Any, exc_value: Any, exc_traceback: Any) -> bool | None: ...
 
 
 _checks: WeakSet[ForkCheck] = WeakSet()

@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
@@ -209,11 +209,8 @@ def _metadata(found: TopicPartition) -> str:
 
 def metadata_of(config: ServiceConfig, group_id: str) -> bytes:
     """``membership`` of a group that never has members; says no more than its name."""
-    offsets = GroupOffsets(config, group_id)
-    try:
+    with closing(GroupOffsets(config, group_id)) as offsets:
         return offsets.membership()
-    finally:
-        offsets.close()
 
 
 class CommitTurns:
@@ -290,8 +287,7 @@ class CommitTurns:
                     self._group.begin_these(pending)
 
     def _is_refused(self, pending: PendingCommit) -> bool:
-        """Return whether a partition of it has gone, or its log: brokers take any offset of any
-        member.
+        """Return whether a partition or its log has gone: brokers take offsets of any member.
 
         Of a log that was replaced, records that nobody has read would count as done.
         """
@@ -358,8 +354,7 @@ class CommittedOffsets:
     def read(
         self, requests: Sequence[tuple[str, PartitionId]], *, stable: bool, timeout_s: float
     ) -> list[OffsetCommit]:
-        """Return one answer per (group, partition), in that order; an offset below 0: nothing
-        committed.
+        """Return an answer for each (group, partition), in order; below 0: nothing is committed.
 
         Raises:
             BrokerError, DeadlineExceededError: One of the groups could not be asked in time.

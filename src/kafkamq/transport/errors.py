@@ -216,8 +216,7 @@ def raised_error(error: KafkaException | SystemError) -> KafkaException:
 
 
 def raised_inside(error: SystemError) -> BaseException:
-    """Return what a callback of a consumer's client raised: ours raise nothing but what interrupts
-    them.
+    """Return what a consumer's callback raised: ours raise only what interrupts them.
 
     Python wraps it, or confluent-kafka loses it; what is lost is taken for Ctrl-C.
     """
@@ -256,9 +255,7 @@ def is_retriable(error: BaseException | KafkaError, *, or_missing: bool = False)
 
 
 def is_fatal(error: KafkaError) -> bool:
-    """Return whether waiting mends nothing: credentials or rights are refused, or the client has
-    ended.
-    """
+    """Return whether waiting mends nothing: a right is refused, or the client has ended."""
     return has_ended(error) or meaning(error) in REFUSALS
 
 
@@ -357,9 +354,7 @@ class ErrorWatch:
         return self._down_since is not None
 
     def deadline(self, doing: str, timeout_s: float) -> DeadlineExceededError:
-        """Return the error to raise when a bounded wait is over: names the servers and the last
-        cause.
-        """
+        """Return the error of a bounded wait that is over: it names servers and the last cause."""
         text = f"{doing} did not end within {timeout_s:g} s at {self._servers}"
         if self._down_since is not None or self._transport is not None:
             text = f"{text}: no broker answers{self._cause()}; {_HINTS['_ALL_BROKERS_DOWN']}"

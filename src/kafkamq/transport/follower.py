@@ -70,7 +70,6 @@ class Follower:
         """Open a client that reads nothing yet.
 
         Args:
-            config: The cluster.
             doing: What it does, for error texts: "reading topic x".
             group_id: Its name for the brokers.
             ignores: Errors that end nothing, as polling on mends them.
@@ -267,26 +266,22 @@ class Follower:
             )
         except BrokerError as error:
             # What librdkafka says of one without a leader, too, which has one again some time.
-            if meaning(error) is not Meaning.NO_PARTITION or not self._has(place, timeout_s):
+            if meaning(error) is not Meaning.NO_PARTITION:
+                raise
+            if number >= self.partition_count(topic, timeout_s=timeout_s):
                 raise
             raise broker_error(KafkaError(KafkaError.LEADER_NOT_AVAILABLE), doing) from error
         return low, high
 
-    def _has(self, place: PartitionId, timeout_s: float) -> bool:
-        return place[1] < self.partition_count(place[0], timeout_s=timeout_s)
-
     def known_end(self, place: PartitionId) -> int:
-        """Return the offset behind the last record, as the last fetch told; ask nobody.
-        Negative: none was made.
-        """
+        """Return the log's end as the last fetch told it; negative: there was none. Asks nobody."""
         _, end = self.client.get_watermark_offsets(TopicPartition(*place), cached=True)
         return end
 
     def offsets_for_times(
         self, topic: str, times_ms: Mapping[int, int], *, timeout_s: float = REQUEST_S
     ) -> dict[int, int]:
-        """Return the first offsets of these partitions whose times are not before those; -1: none
-        is.
+        """Return the first offsets of these partitions from those times on; -1: there is none.
 
         A time of -1 asks for the end of what may be read, -2 for the start.
         """

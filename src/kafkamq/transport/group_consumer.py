@@ -1,5 +1,4 @@
-"""Here is a member of a consumer group: classic (eager or cooperative), or of Kafka's newer
-protocol.
+"""A member of a group, classic (eager or cooperative) or of Kafka's newer protocol.
 
 librdkafka gives partitions and takes them back inside ``poll``, ``consume`` and ``close``, when its
 callbacks return. So the owner is told there, says where to read, and ends its work on what goes.
@@ -18,12 +17,10 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from kafkamq.config import ServiceConfig
 from kafkamq.transport.commits import GroupOffsets
 from kafkamq.transport.errors import broker_error, is_retriable, kafka_error
-from kafkamq.transport.follower import COMMITTED, partitions_of, targets_of
+from kafkamq.transport.follower import partitions_of, targets_of
 from kafkamq.transport.record import Record, place_of
 from kafkamq.transport.settings import is_new_protocol
 from kafkamq.types import PartitionId
-
-__all__ = ["COMMITTED"]
 
 COOPERATIVE = "cooperative-sticky"
 _SESSION_MS = 10_000
@@ -139,7 +136,6 @@ class GroupConsumer(GroupOffsets):
         """Read these partitions from there, if they are still this member's.
 
         Args:
-            positions: Where to read.
             others: Where other partitions are, as far as the owner knows better than the client: a
                 member of an eager group can only be assigned everything again.
         """

@@ -116,7 +116,6 @@ class IdempotentProducer:
     They take locks of their own, so call none of these with one held that a report takes.
 
     Args:
-        config: Where.
         settings: Of the client, from ``producer_settings``.
         owner: Who has it, for people.
         verb: What it does, for people: "sending".
@@ -189,11 +188,7 @@ class IdempotentProducer:
         """Queue one record.
 
         Args:
-            topic: Where to.
-            value: Its value.
-            key: Its key.
             partition: -1: the client's choice.
-            headers: Its headers.
             on_delivery: Told what became of it.
             max_block_s: In the place of the producer's own.
 
@@ -445,12 +440,9 @@ class ThreadedProducer(IdempotentProducer):
     would cost a sixth of a send.
 
     Args:
-        config: As of ``IdempotentProducer``, like ``settings`` and ``more``.
-        settings: See there.
         name: Of the thread.
         on_start: Called by the thread when it begins.
         on_turn: Called by the thread now and then.
-        **more: See there.
     """
 
     def __init__(

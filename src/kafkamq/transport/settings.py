@@ -9,19 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from enum import Enum
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
-
-
-class Role(Enum):
-    CONSUMER = "consumer"
-    PRODUCER = "producer"
-    TRANSACTIONAL = "transactional producer"
-    ADMIN = "admin"
-    SHARE = "share consumer"
-
 
 MAX_START_MS = 30_000  # R5
 # Each step of ours gives up sooner; the transaction of a killed process goes on until then.
@@ -37,50 +27,41 @@ _EVERYWHERE: dict[str, object] = {
     "reconnect.backoff.max.ms": MAX_RECONNECT_MS,
     "socket.keepalive.enable": True,
 }
-_DEFAULTS: dict[Role, dict[str, object]] = {
-    Role.CONSUMER: {
-        # librdkafka's 1000 caps batched reading at 150-245k/s.
-        "fetch.queue.backoff.ms": 3,
-        # This is as fast as 1,000,000, with a third of the memory.
-        "queued.min.messages": 20_000,
-    },
-    Role.PRODUCER: {
-        "message.timeout.ms": MAX_START_MS,
-        "linger.ms": 1,
-        "message.max.bytes": _MAX_MESSAGE_BYTES,
-    },
-    Role.TRANSACTIONAL: {
-        # What a dead producer holds readers back (R22).
-        "transaction.timeout.ms": 10_000,
-        # librdkafka wants it to be no longer than ``transaction.timeout.ms``.
-        "message.timeout.ms": 10_000,
-        "linger.ms": 1,
-        "message.max.bytes": _MAX_MESSAGE_BYTES,
-        # A transaction right behind another one is refused until that one's markers are written;
-        # librdkafka's 100 ms would be the cost of every transaction.
-        "retry.backoff.ms": 10,
-        # Connections that rest are closed by brokers, and by what stands before them. When the last
-        # one is, librdkafka bootstraps again: it drops the brokers that it knew, and a commit of
-        # offsets waits for the one that it remembers as the group's coordinator, mostly without end
-        # (librdkafka issue 5511). ``TransactionalProducer.init`` bootstraps again in any case.
-        "metadata.recovery.strategy": "none",
-    },
-    Role.ADMIN: {},
-    Role.SHARE: {},
+_CONSUMER: dict[str, object] = {
+    # librdkafka's 1000 caps batched reading at 150-245k/s.
+    "fetch.queue.backoff.ms": 3,
+    # This is as fast as 1,000,000, with a third of the memory.
+    "queued.min.messages": 20_000,
 }
-_FIXED: dict[Role, dict[str, object]] = {
-    Role.CONSUMER: {
-        "enable.auto.commit": False,
-        "enable.auto.offset.store": False,
-        "isolation.level": "read_committed",
-        # With ``earliest`` a reader passes over deleted records in silence.
-        "auto.offset.reset": "error",
-    },
-    Role.PRODUCER: {"enable.idempotence": True, "acks": "all"},
-    Role.TRANSACTIONAL: {"enable.idempotence": True, "acks": "all"},
-    Role.ADMIN: {},
-    Role.SHARE: {"share.acknowledgement.mode": "explicit"},
+_PRODUCER: dict[str, object] = {
+    "message.timeout.ms": MAX_START_MS,
+    "linger.ms": 1,
+    "message.max.bytes": _MAX_MESSAGE_BYTES,
 }
+_TRANSACTIONAL: dict[str, object] = {
+    **_PRODUCER,
+    # What a dead producer holds readers back (R22).
+    "transaction.timeout.ms": 10_000,
+    # librdkafka wants it to be no longer than ``transaction.timeout.ms``.
+    "message.timeout.ms": 10_000,
+    # A transaction right behind another one is refused until that one's markers are written;
+    # librdkafka's 100 ms would be the cost of every transaction.
+    "retry.backoff.ms": 10,
+    # Connections that rest are closed by brokers, and by what stands before them. When the last
+    # one is, librdkafka bootstraps again: it drops the brokers that it knew, and a commit of
+    # offsets waits for the one that it remembers as the group's coordinator, mostly without end
+    # (librdkafka issue 5511). ``TransactionalProducer.init`` bootstraps again in any case.
+    "metadata.recovery.strategy": "none",
+}
+# What stays whatever the user sets.
+_READS: dict[str, object] = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "isolation.level": "read_committed",
+    # With ``earliest`` a reader passes over deleted records in silence.
+    "auto.offset.reset": "error",
+}
+_WRITES: dict[str, object] = {"enable.idempotence": True, "acks": "all"}
 
 _OWNED = {
     "bootstrap.servers": "give it as bootstrap_servers",
@@ -145,9 +126,7 @@ def is_secret(name: str) -> bool:
 
 
 def is_new_protocol(settings: Mapping[str, object]) -> bool:
-    """Return whether groups are Kafka 4's (KIP-848): what members may set there is the brokers'
-    own.
-    """
+    """Return whether groups are Kafka 4's (KIP-848), whose brokers set what members would."""
     # librdkafka reads it so.
     return str(settings.get("group.protocol", "")).lower() == "consumer"
 
@@ -161,12 +140,12 @@ def size_limit(config: ServiceConfig, topic: str) -> str:
 
 def consumer_settings(config: ServiceConfig, *, group_id: str, **ours: object) -> dict[str, object]:
     """Properties of a read_committed consumer without automatic commits."""
-    return _settings(config, Role.CONSUMER, {"group.id": group_id, **_dotted(ours)})
+    return _settings(config, _CONSUMER, _READS, group_id=group_id, **ours)
 
 
 def producer_settings(config: ServiceConfig, **ours: object) -> dict[str, object]:
     """Properties of an idempotent producer (acks=all) outside of transactions."""
-    return _settings(config, Role.PRODUCER, _dotted(ours))
+    return _settings(config, _PRODUCER, _WRITES, **ours)
 
 
 def transactional_settings(
@@ -177,9 +156,8 @@ def transactional_settings(
     A transaction of a killed process holds readers back until its timeout, so the user's is bounded
     by a minute; but not where the caller proposes one, whose transactions may take long.
     """
-    settings = _settings(
-        config, Role.TRANSACTIONAL, {"transactional.id": transactional_id, **_dotted(ours)}
-    )
+    ids = {"transactional_id": transactional_id}
+    settings = _settings(config, _TRANSACTIONAL, _WRITES, **ids, **ours)
     if "transaction_timeout_ms" not in ours:
         _cap(settings, "transaction.timeout.ms", MAX_TRANSACTION_MS)
     # librdkafka refuses a longer one; a user who set it for the other producers means no harm.
@@ -210,18 +188,13 @@ def _cap(settings: dict[str, object], name: str, limit: int) -> None:
 
 
 def admin_settings(config: ServiceConfig, **ours: object) -> dict[str, object]:
-    return _settings(config, Role.ADMIN, _dotted(ours))
+    return _settings(config, {}, {}, **ours)
 
 
 def share_settings(config: ServiceConfig, *, group_id: str, **ours: object) -> dict[str, object]:
-    """Return settings for ``ShareConsumer``: no logger, none of consumers' own properties;
-    explicit acks.
-    """
-    return _settings(config, Role.SHARE, {"group.id": group_id, **_dotted(ours)})
-
-
-def _dotted(ours: Mapping[str, object]) -> dict[str, object]:
-    return {name.replace("_", "."): value for name, value in ours.items()}
+    """Return settings for ``ShareConsumer``: explicit acks, no properties of consumers."""
+    fixed = {"share.acknowledgement.mode": "explicit"}
+    return _settings(config, {}, fixed, group_id=group_id, **ours)
 
 
 def _int(value: object) -> int:
@@ -231,9 +204,6 @@ def _int(value: object) -> int:
         return 0
 
 
-# librdkafka names the property and the value.
-
-
 _ALIASES = {
     "compression.codec": "compression.type",
     "queue.buffering.max.ms": "linger.ms",
@@ -241,7 +211,13 @@ _ALIASES = {
 }
 
 
-def _settings(config: ServiceConfig, role: Role, ours: Mapping[str, object]) -> dict[str, object]:
+def _settings(
+    config: ServiceConfig,
+    defaults: Mapping[str, object],
+    fixed: Mapping[str, object],
+    **underscored: object,
+) -> dict[str, object]:
+    ours = {name.replace("_", "."): value for name, value in underscored.items()}
     for name, value in config.kafka.items():
         if name in _JAVA_ONLY:
             raise ConfigError(f"kafka property {name} is Java's: {_JAVA_ONLY[name]}")
@@ -250,14 +226,14 @@ def _settings(config: ServiceConfig, role: Role, ours: Mapping[str, object]) -> 
             raise ConfigError(
                 f"kafka property {name} ({shown}) belongs to kafkamq: {_OWNED[name]}; remove it"
             )
-    settings = {**_EVERYWHERE, **_DEFAULTS[role]}
+    settings = {**_EVERYWHERE, **defaults}
     settings.update({name: value for name, value in ours.items() if name not in _OWNED})
     for name, value in config.kafka.items():
         if name in _ALIASES:
             # These are two names of one property: librdkafka takes the last one set.
             settings.pop(_ALIASES[name], None)
         settings[name] = value
-    settings.update(_FIXED[role])
+    settings.update(fixed)
     settings.update({name: value for name, value in ours.items() if name in _OWNED})
     settings["bootstrap.servers"] = config.bootstrap_servers
     return settings

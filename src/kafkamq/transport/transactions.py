@@ -106,12 +106,8 @@ class TransactionalProducer:
         self._watch = ErrorWatch(config.bootstrap_servers)
         self._producer: Producer | None = None
         self._calls = BoundedCall()
-        self._is_ready = False
+        self.is_ready = False
         self._in_transaction = False
-
-    @property
-    def is_ready(self) -> bool:
-        return self._is_ready
 
     def init(self, *, timeout_s: float = 30.0) -> None:
         """Fence earlier producers of the id; what they had under way is settled when it returns.
@@ -130,7 +126,7 @@ class TransactionalProducer:
             producer.init_transactions,
             timeout_s,
         )
-        self._is_ready = True
+        self.is_ready = True
 
     def begin(self) -> None:
         producer = self._ready()
@@ -267,7 +263,7 @@ class TransactionalProducer:
         except (TransactionAbortedError, FencedError):
             raise
         except (BrokerError, DeadlineExceededError) as error:
-            self._is_ready = False
+            self.is_ready = False
             raise OutcomeUnknownError(
                 f"{error}: whether it was committed is not known", is_retriable=True
             ) from error
@@ -290,7 +286,7 @@ class TransactionalProducer:
             )
         except (BrokerError, DeadlineExceededError) as error:
             # The next init aborts the transaction; the broker's timeout does it otherwise.
-            self._is_ready = False
+            self.is_ready = False
             return error if isinstance(error, FencedError) else None
         return None
 
@@ -312,14 +308,14 @@ class TransactionalProducer:
         self._calls.close()
 
     def _ready(self) -> Producer:
-        if self._producer is None or not self._is_ready:
+        if self._producer is None or not self.is_ready:
             raise StateError(f"the producer of {self.transactional_id} needs init() first")
         return self._producer
 
     def _discard(self) -> None:
         producer, self._producer = self._producer, None
-        is_idle = self._is_ready and not self._in_transaction
-        self._is_ready = self._in_transaction = False
+        is_idle = self.is_ready and not self._in_transaction
+        self.is_ready = self._in_transaction = False
         if producer is None:
             return
         # Nothing of it may be sent any more, and nobody waits for it.
@@ -350,7 +346,7 @@ class TransactionalProducer:
             except CallAbandonedError as error:
                 # The bounded call keeps it.
                 self._producer = None
-                self._is_ready = self._in_transaction = False
+                self.is_ready = self._in_transaction = False
                 raise BrokerError(f"{doing}: {error}", code="HANGS", is_retriable=True) from None
             except KafkaException as error:
                 inner = kafka_error(error)
@@ -358,7 +354,7 @@ class TransactionalProducer:
                 if not resumable or inner.fatal():
                     raise self._failed(error, doing) from error
                 if left_s <= 0:
-                    self._is_ready = False
+                    self.is_ready = False
                     raise self._watch.deadline(doing, timeout_s) from error
                 if meaning(inner) is not Meaning.TIMED_OUT:
                     time.sleep(0.05)
@@ -386,5 +382,5 @@ class TransactionalProducer:
         # What ``produce`` raises behind a fatal error says so by its code alone.
         is_spent = inner.fatal() or meaning(inner) is Meaning.FATAL
         if is_spent or isinstance(ours, FencedError):
-            self._is_ready = self._in_transaction = False
+            self.is_ready = self._in_transaction = False
         return ours

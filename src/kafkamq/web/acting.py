@@ -445,9 +445,7 @@ def api_routes(operations: Operations) -> list[Any]:
 
     @post("/api/jobs", sync_to_thread=True)
     def start(request: _Request, data: JSONBody[NewJob], body: RawBody) -> dict[str, Any]:
-        """Begin to redrive or replay what matches; filters are those of /api/redrive, or of
-        /api/replay.
-        """
+        """Begin a job that redrives or replays, by a filter of /api/redrive or /api/replay."""
         return operations.start(_user(request), _of_json(data, json.loads(body))).answer()
 
     @post("/api/jobs/{id:str}", sync_to_thread=True)

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import ConfigError, DeadlineExceededError, KafkaMQError
+from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.queue.names import actions_topic
 from kafkamq.queue.topics import log_settings
 from kafkamq.transport.admin import Admin
@@ -31,7 +31,7 @@ _LOOK_S = 5.0
 _LOOK_AGAIN_S = 60.0
 _RETRY_S = 5.0
 _WRITE_S = 30.0
-_SEEN_S = 5.0
+SEEN_S = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -67,7 +67,7 @@ class Actions:
         self._stopping.set()
         self._look.set()
         if self._thread.ident is not None:
-            self._thread.join(_SEEN_S)
+            self._thread.join(SEEN_S)
         with self._writing:
             if self._producer is not None:
                 self._producer.close()
@@ -203,21 +203,10 @@ class Actions:
         """Return the record of an action, for a transaction."""
         return self.topic, 0, action.id.encode(), action.encode(), ()
 
-    def record(self, action: Action) -> None:
-        """Write an action, and return when this process has read it; raises as ``write``.
-
-        Readers come no further than to a transaction that is open: of a process that was killed
-        or stands still this takes until the next redrive begins.
-        """
-        if not self.wait_for(self.write(action)):
-            raise DeadlineExceededError(
-                f"{self.topic} was written, but is not read in {_SEEN_S:g} s"
-            )
-
     def wait_for(self, offset: int) -> bool:
         """Return whether this process has read a record, maybe some seconds later."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._next_offset > offset, _SEEN_S)
+            return self._changed.wait_for(lambda: self._next_offset > offset, SEEN_S)
 
     def write(self, action: Action) -> int:
         """Write an action, and return its offset.
@@ -230,12 +219,15 @@ class Actions:
         if len(value or b"") > MAX_RECORD_BYTES:
             raise ConfigError(f"the action has {len(value or b''):,} bytes: {MAX_RECORD_BYTES:,}")
         if not self.exists:
-            self._create()
+            with Admin(self.config) as admin:
+                settings = {**log_settings(admin, -1), "retention.ms": "-1"}
+                admin.create_topics({topic: (1, settings)}, replication_factor=-1)
+            self._look.set()
         told: list[tuple[Any, int]] = []
         with self._writing:
             if self._producer is None:
-                settings = producer_settings(self.config)
-                self._producer = IdempotentProducer(self.config, settings, owner="page")
+                own = producer_settings(self.config)
+                self._producer = IdempotentProducer(self.config, own, owner="page")
             self._producer.produce(
                 topic,
                 value,
@@ -250,9 +242,3 @@ class Actions:
         if error is not None:
             raise broker_error(error, f"writing to {topic}")
         return offset
-
-    def _create(self) -> None:
-        with Admin(self.config) as admin:
-            settings = {**log_settings(admin, -1), "retention.ms": "-1"}
-            admin.create_topics({self.topic: (1, settings)}, replication_factor=-1)
-        self._look.set()

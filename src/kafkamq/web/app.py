@@ -385,9 +385,7 @@ def _action_pages(site: Site) -> list[Any]:
     """Make the pages of what was and is being done, and those from which it is begun."""
 
     def dry_run(request: _Request) -> _Data | None:
-        """Return how many dead letters a job with this filter would send back, and up to 20 of
-        them.
-        """
+        """Return how many dead letters a job with this filter would send back, and up to 20."""
         site.require_operator(request)
         texts = request.query_params.copy()
         marked = texts.popall("place", [])
@@ -451,9 +449,7 @@ def _more(site: Site) -> list[Any]:
 
     @get("/api/state", sync_to_thread=True)
     def state(request: _Request) -> _Data:
-        """Return how far the index is; for operators the token that each POST needs as
-        X-CSRF-Token.
-        """
+        """Return how far the index is; for operators the X-CSRF-Token that each POST needs."""
         return views.state() | {"csrf": request.scope["state"]["csrf"]}
 
     return [find, api_find, state]

@@ -80,7 +80,11 @@ class LetterFilter:
             if not each.name.endswith("_ms"):
                 found[each.name] = text
             elif text:
-                found[each.name] = _whole_number(each.name, text)
+                if not (text.isascii() and text.isdecimal()) or len(text) > 16:
+                    raise ConfigError(
+                        f"{each.name} is {text[:80]!r}: it must be a time in milliseconds"
+                    )
+                found[each.name] = int(text)
             else:
                 name = each.name.removesuffix("_ms")
                 found[each.name] = _moment_ms(name, texts.get(name, ""))
@@ -212,12 +216,6 @@ def name_number(connection: sqlite3.Connection, text: str) -> int:
 def _lower(text: str) -> str:
     """Lower the letters that SQLite lowers: those of ASCII."""
     return text.translate(_LOWER)
-
-
-def _whole_number(name: str, text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or len(text) > 16:
-        raise ConfigError(f"{name} is {text[:80]!r}: it must be a time in milliseconds")
-    return int(text)
 
 
 def _moment_ms(name: str, text: str) -> int:

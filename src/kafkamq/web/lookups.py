@@ -283,11 +283,7 @@ def letters(
 ) -> tuple[list[dict[str, Any]], int]:
     """Return dead letters, the newest first, and the number to go on before; 0: that is all.
 
-    Args:
-        connection: Of the index.
-        chosen: Which.
-        before: A letter's number; 0: from the newest on.
-        limit: How many.
+    ``before``: A letter's number; 0: from the newest on.
     """
     inner, outer, values = chosen.conditions(connection)
     last = before or (1 << 62)

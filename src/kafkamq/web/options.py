@@ -53,8 +53,17 @@ class WebOptions:
                 " requests of that address"
             )
         for address in self.trusted_proxies:
-            _require_address(address)
-        _require_urls(self.workers)
+            try:
+                ipaddress.ip_address(address)
+            except ValueError:  # noqa: PERF203 - of one or two
+                raise ConfigError(f"trusted_proxy is {address!r}: it must be an address") from None
+        for url in self.workers:
+            found = _URL.fullmatch(url)
+            if not found or int(found[2] or 1) >= 1 << 16:
+                raise ConfigError(f"worker is {url[:80]!r}: it must be as http://host:9400")
+        if len(self.workers) > MAX_WORKERS:
+            asked = len(self.workers)
+            raise ConfigError(f"{asked} times worker: {MAX_WORKERS} are asked at most")
         if self.host not in LOOPBACK and not self.authenticates:
             raise ConfigError(
                 f"host is {self.host!r}: an address that is not loopback needs authentication, by"
@@ -70,22 +79,6 @@ class WebOptions:
         """Return the values of ``Host`` that are answered, without the port, in lower case."""
         named = {each.casefold() for each in self.allowed_hosts}
         return frozenset(LOOPBACK | named | {self.host.casefold()})
-
-
-def _require_address(text: str) -> None:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        raise ConfigError(f"trusted_proxy is {text!r}: it must be an address") from None
-
-
-def _require_urls(urls: tuple[str, ...]) -> None:
-    for url in urls:
-        found = _URL.fullmatch(url)
-        if not found or int(found[2] or 1) >= 1 << 16:
-            raise ConfigError(f"worker is {url[:80]!r}: it must be as http://host:9400")
-    if len(urls) > MAX_WORKERS:
-        raise ConfigError(f"{len(urls)} times worker: {MAX_WORKERS} are asked at most")
 
 
 def read_accounts(path: Path) -> dict[str, Account]:

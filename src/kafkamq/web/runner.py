@@ -37,7 +37,7 @@ from kafkamq.transport.errors import KafkaError, broker_error, is_fatal
 from kafkamq.transport.group_consumer import GroupConsumer
 from kafkamq.transport.transactions import NewRecord
 from kafkamq.types import PartitionId
-from kafkamq.web.actions import Actions
+from kafkamq.web.actions import SEEN_S, Actions
 from kafkamq.web.filters import LetterFilter
 from kafkamq.web.jobs import Action, Job
 
@@ -278,7 +278,13 @@ class Runner:
         )
 
     def _tell(self, job: Job, what: str, **more: object) -> None:
-        self._actions.record(Action(what=what, id=job.id, user=self.name, more=more))
+        offset = self._actions.write(Action(what=what, id=job.id, user=self.name, more=more))
+        # Readers come no further than to a transaction that is open: of a process that was killed
+        # or stands still this takes until the next redrive begins.
+        if not self._actions.wait_for(offset):
+            raise DeadlineExceededError(
+                f"{self._actions.topic} was written, but is not read in {SEEN_S:g} s"
+            )
 
     def _stop(self, job: Job, why: str) -> None:
         self._failures = 0

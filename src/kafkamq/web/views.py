@@ -203,9 +203,7 @@ class Views:
             }
 
     def workers(self, *, consumer: str = "", at: str = "") -> dict[str, Any]:
-        """Return which consumer holds what, and what handlers are at: all of those that are asked,
-        those of a consumer, or those at an address.
-        """
+        """Return who holds what, and what the handlers of asked workers are at."""
         held: defaultdict[str, list[Run]] = defaultdict(list)
         for run in self._index.picture.runs:
             if run.consumer_id:
@@ -239,7 +237,7 @@ class Views:
                     "error": error_text,
                     "pools": [each for each in said.pools if consumer in ("", each.consumer)],
                 }
-                for url, (said, error_text) in list(self._workers.answers.items())
+                for url, (said, error_text) in self._workers.answers.items()
                 if at in ("", url)
             ],
         }
@@ -249,14 +247,8 @@ class Views:
         return {
             "markers": [
                 {
-                    "partition": each.partition,
-                    "position": each.position,
-                    "clock_ms": each.clock_ms,
-                    "open": each.open,
-                    "lag": None
-                    if each.status is None
-                    else max(0, each.position - each.status.position),
-                    "status": None if each.status is None else asdict(each.status),
+                    **asdict(each),
+                    "lag": each.status and max(0, each.position - each.status.position),
                 }
                 for each in self._index.picture.markers
             ]
@@ -266,7 +258,7 @@ class Views:
         """Return what ``kafkamq doctor`` says of the cluster, at most half a minute ago."""
         asked_s, checks = self._health
         if time.monotonic() - asked_s > HEALTH_S:
-            found = cluster_checks(self._index.config, max_lease_ms=43_200_000)
+            found = cluster_checks(self._index.config)
             checks = [asdict(check) for check in found]
             self._health = (time.monotonic(), checks)
         return {"checks": checks, "ok": all(check["level"] != "refuse" for check in checks)}

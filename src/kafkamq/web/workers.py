@@ -1,33 +1,27 @@
 """What workers say of their handlers, where the operator has named their metrics ports.
 
-A loop of its own asks each of these addresses, and no other, again and again; pages show what was
-answered last. What answers is not trusted: it is read up to a limit of bytes and time, no redirect
-is followed, and what has another form is no answer.
+Each of these addresses, and no other, has a thread that asks it again and again; pages show what
+was answered last. What answers is not trusted: it is read up to a limit of bytes and time, no
+redirect is followed, and what has another form is no answer.
 """
 
 from __future__ import annotations
 
-import asyncio
-import socket
+import threading
 from collections import defaultdict
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from functools import partial
-from typing import Annotated, Any
-from urllib.parse import SplitResult, urlsplit
+from contextlib import closing
+from http.client import HTTPConnection, HTTPSConnection
+from time import monotonic
+from typing import Annotated
+from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
-from kafkamq.runtime.loop_executor import LoopThread
-from kafkamq.web.options import MAX_WORKERS
-
 ASK_S = 2.0
 PATIENCE_S = 2.0
 MAX_ANSWER_BYTES = 1 << 18
-_STOP_S = 5.0
-_Found = list[tuple[Any, ...]]
 _Text = Annotated[str, Meta(max_length=1024)]
 _Number = Annotated[int, Meta(ge=0, le=1 << 53)]
 
@@ -55,102 +49,94 @@ class Pool(Struct, frozen=True):
 
 
 class Pools(Struct, frozen=True):
-    """It is what a process answers."""
+    """A process answers with its pools of handlers."""
 
     pools: list[Pool] = []
 
 
 class Workers:
-    """It knows what each worker has answered last; ``start`` and ``close`` are its owner's."""
+    """Knows what each worker has answered last; its owner calls ``start`` and ``close``."""
 
     def __init__(self, urls: Iterable[str]) -> None:
-        self.answers: dict[str, tuple[Pools, str]] = {
-            url: (Pools(), "it was not asked yet") for url in urls
-        }
-        """By address: its pools, or why there are none."""
-        self._decoder = Decoder(Pools)
-        self._loop = LoopThread()
-        # One thread for each, as a name that is dead holds one for as long as the resolver likes.
-        self._names = ThreadPoolExecutor(MAX_WORKERS, "kafkamq-web-names")
-        self._stopping = asyncio.Event()
-        self._asking: Future[None] | None = None
+        self._answers = {url: (Pools(), "it was not asked yet") for url in urls}
+        # When those were asked that have not answered.
+        self._asked_s: dict[str, float] = {}
+        self._closing = threading.Event()
 
     def start(self) -> None:
-        if self.answers:
-            self._asking = asyncio.run_coroutine_threadsafe(self._ask_all(), self._loop.loop())
+        for url in self._answers:
+            threading.Thread(
+                target=self._ask, args=(url,), name=f"kafkamq-web-{url}", daemon=True
+            ).start()
 
     def close(self) -> None:
-        if self._asking is not None:
-            self._loop.loop().call_soon_threadsafe(self._stopping.set)
-            self._asking.result(_STOP_S)
-            self._loop.stop()
-        self._names.shutdown(wait=False)
+        """Ask no more; what is asked ends by itself, or with the process."""
+        self._closing.set()
+
+    @property
+    def answers(self) -> dict[str, tuple[Pools, str]]:
+        """Return the pools of each address, or why there are none."""
+        found, late_s = dict(self._answers), monotonic() - PATIENCE_S
+        # A thread waits for a resolver as long as that likes.
+        for url, asked_s in list(self._asked_s.items()):
+            if asked_s < late_s:
+                found[url] = _nothing()
+        return found
 
     def slots(self) -> dict[str, tuple[int, int]]:
         found: defaultdict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
-        for answer, _ in list(self.answers.values()):
+        for answer, _ in self.answers.values():
             for pool in answer.pools:
                 busy, slots = found[pool.queue]
                 found[pool.queue] = busy + pool.busy, slots + pool.slots
         return found
 
-    async def _ask_all(self) -> None:
-        asking = [asyncio.ensure_future(self._ask(url)) for url in self.answers]
-        await self._stopping.wait()
-        for each in asking:
-            each.cancel()
-        await asyncio.wait(asking)
-
-    async def _ask(self, url: str) -> None:
-        parts, run = urlsplit(url), asyncio.get_running_loop().run_in_executor
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        lookup: asyncio.Future[_Found] | None = None
-        while True:
-            pools, error_text = Pools(), ""
-            lookup = lookup or run(self._names, _find, parts.hostname, port)
+    def _ask(self, url: str) -> None:
+        decoder = Decoder(Pools)
+        while not self._closing.is_set():
+            self._asked_s[url] = monotonic()
             try:
-                said = await asyncio.wait_for(_read(parts, lookup), PATIENCE_S)
-                pools = self._decoder.decode(said)
-            except asyncio.TimeoutError:
-                error_text = f"nothing within {PATIENCE_S:g} s"
+                self._answers[url] = decoder.decode(_read(url)), ""
+            except TimeoutError:
+                self._answers[url] = _nothing()
             except (ValueError, RecursionError):
-                error_text = "what answers there is no worker"
+                self._answers[url] = Pools(), "what answers there is no worker"
             except OSError as error:
-                error_text = str(error)[:200]
-            self.answers[url] = pools, error_text
-            if lookup.done():
-                lookup = None
-            await asyncio.sleep(ASK_S)
+                self._answers[url] = Pools(), str(error)[:200]
+            del self._asked_s[url]
+            self._closing.wait(ASK_S)
 
 
-def _find(name: str | None, port: int) -> _Found:
-    return socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+def _nothing() -> tuple[Pools, str]:
+    return Pools(), f"nothing within {PATIENCE_S:g} s"
 
 
-async def _connected(
-    parts: SplitResult, found: _Found
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    name = parts.hostname if parts.scheme == "https" else None
-    connect = partial(asyncio.open_connection, ssl=True if name else None, server_hostname=name)
-    addresses = [address[:2] for *_, address in found]
-    for host, port in addresses[:-1]:
-        with suppress(OSError):
-            return await connect(host, port)
-    return await connect(*addresses[-1])
+def _read(url: str) -> bytearray:
+    """Return the body of an answer that ends in time.
 
-
-async def _read(parts: SplitResult, lookup: asyncio.Future[_Found]) -> bytes:
-    reader, writer = await _connected(parts, await asyncio.shield(lookup))
-    try:
+    The socket is read here, as ``HTTPResponse`` has a time-out for each read and none for all.
+    """
+    parts, said = urlsplit(url), bytearray()
+    connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    with closing(connect(parts.netloc, timeout=PATIENCE_S)) as connection:
+        connection.connect()
+        end_s = monotonic() + PATIENCE_S
         address = f"{parts.path.rstrip('/')}/handlers"
-        writer.write(f"GET {address} HTTP/1.0\r\nHost: {parts.netloc}\r\n\r\n".encode())
-        await reader.readexactly(MAX_ANSWER_BYTES + 1)
-    except asyncio.IncompleteReadError as error:
-        head, _, body = error.partial.partition(b"\r\n\r\n")
-    else:
-        raise ValueError("it is too long")
-    finally:
-        writer.close()
+        connection.sock.sendall(f"GET {address} HTTP/1.0\r\nHost: {parts.netloc}\r\n\r\n".encode())
+        while len(said) <= MAX_ANSWER_BYTES:
+            left_s = end_s - monotonic()
+            if left_s <= 0:
+                raise TimeoutError
+            connection.sock.settimeout(left_s)
+            part = connection.sock.recv(MAX_ANSWER_BYTES)
+            if not part:
+                return _body(said)
+            said += part
+    raise ValueError("it is too long")
+
+
+def _body(said: bytearray) -> bytearray:
+    head, _, body = said.partition(b"\r\n\r\n")
     if head[:7] != b"HTTP/1." or head[8:13] != b" 200 ":
         raise ValueError("it has refused")
     return body

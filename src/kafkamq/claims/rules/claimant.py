@@ -57,7 +57,7 @@ from kafkamq.claims.rules.steps import (
     Write,
 )
 from kafkamq.errors import LeaseLostError, StateError
-from kafkamq.types import MarshalRecord, MarshalType
+from kafkamq.types import MarshalType
 
 SAMPLES = 10
 MAX_CYCLES_BEHIND = 3
@@ -88,7 +88,6 @@ class DeliveredOffsets:
         return len(self._delivered)
 
     def deliver(self, offsets: Iterable[int]) -> None:
-        """Take note of messages that are handed out."""
         for offset in offsets:
             last = self._delivered[-1] if self._delivered else self.position - 1
             if offset <= last:
@@ -118,15 +117,6 @@ class DeliveredOffsets:
         return self.position != before
 
 
-@dataclass(frozen=True, slots=True)
-class StartPosition:
-    """Where to begin; how far the known position lies before the log, or beyond its end."""
-
-    offset: int
-    deleted: int = 0
-    beyond: int = 0
-
-
 def start_position(
     *,
     coordination_offset: int,
@@ -134,8 +124,8 @@ def start_position(
     earliest_offset: int,
     latest_offset: int | None = None,
     take_larger: bool = False,
-) -> StartPosition:
-    """Return where a new owner begins.
+) -> Fetch:
+    """Return where a new owner begins, and how far the known position lies outside of the log.
 
     The coordination log's offset when it is known (> 0), else Kafka's committed one, else the
     log's start; never before that. Beyond the log's end it is clamped to the end.
@@ -150,11 +140,10 @@ def start_position(
         beyond = start - latest_offset
         start = max(latest_offset, earliest_offset)
     deleted = earliest_offset - known if 0 < known < earliest_offset else 0
-    return StartPosition(start, deleted, beyond)
+    return Fetch(start, deleted, beyond)
 
 
 def velocity(samples: Collection[int]) -> float:
-    """Range of the positive samples divided by their number less one."""
     known = [sample for sample in samples if sample > 0]
     if len(known) < 2:
         return 0.0
@@ -225,70 +214,6 @@ class PendingWrite:
     offset: int = -1
 
 
-class ClaimWriter:
-    """Names writes, remembers the pending one, and paces repetitions of failed ones."""
-
-    __slots__ = ("_config", "_steps", "_tickets", "pending", "retry_ms")
-
-    def __init__(self, config: ClaimantConfig, steps: list[Step]) -> None:
-        self._config = config
-        self._steps = steps
-        self._tickets = 0
-        self.pending: PendingWrite | None = None
-        self.retry_ms = -(2**62)
-
-    def can_write(self, monotonic_ms: int) -> bool:
-        return self.pending is None and monotonic_ms >= self.retry_ms
-
-    def is_read(self, next_offset: int) -> bool:
-        """The pending write stands in the log, and the log was read up to it."""
-        return self.pending is not None and 0 <= self.pending.offset < next_offset
-
-    def on_written(self, ticket: int, offset: int) -> None:
-        if self.pending is not None and self.pending.ticket == ticket:
-            self.pending.offset = offset
-
-    def on_failed(self, ticket: int, monotonic_ms: int) -> bool:
-        """It may be in the log all the same; False: the ticket is not of the pending write."""
-        if self.pending is None or self.pending.ticket != ticket:
-            return False
-        self.pause(monotonic_ms)
-        return True
-
-    def pause(self, monotonic_ms: int) -> None:
-        self.pending = None
-        self.retry_ms = monotonic_ms + self._config.retry_ms
-
-    def clear(self, monotonic_ms: int) -> None:
-        self.pending = None
-        self.retry_ms = monotonic_ms
-
-    def write(
-        self,
-        type: MarshalType,
-        monotonic_ms: int,
-        now_s: float,
-        *,
-        offset: int = 0,
-        commit_offset: int = -1,
-        must_commit: bool = False,
-    ) -> None:
-        config = self._config
-        self._tickets += 1
-        self.pending = PendingWrite(self._tickets, type, monotonic_ms, offset)
-        record = MarshalRecord(
-            type,
-            time_s=int(now_s),
-            instance=config.instance,
-            client=config.client,
-            group=config.group,
-            topic=config.topic,
-            partition=config.partition,
-            offset=offset,
-        )
-        self._steps.append(Write(self._tickets, record, commit_offset, must_commit))
-
-
 class Claimant:
     """Holds one partition for one instance of a client, or tries to."""
 
@@ -304,9 +229,11 @@ class Claimant:
         self._log = log
         self._peers = peers
         self._steps: list[Step] = []
-        self._writer = ClaimWriter(config, self._steps)
+        self._tickets = 0
+        self._pending: PendingWrite | None = None
+        self._retry_ms = -(2**62)
         self._offsets = DeliveredOffsets(0)
-        self._start: StartPosition | None = None
+        self._start: Fetch | None = None
         self._health: Health | None = None
         self._batch: ClaimBatch | None = None
         # The offset that C6 let be handed out, and nobody took.
@@ -356,20 +283,18 @@ class Claimant:
         return self.phase is Phase.OWNING and monotonic_ms < self.lease_until_ms
 
     def wake_ms(self) -> int | None:
-        """Return when ``plan`` has something to do at the latest, if nothing happens; None:
-        nothing.
-        """
-        phase, writer, times = self.phase, self._writer, []
+        """Return when ``plan`` is due if nothing happens; None: there is nothing to do."""
+        phase, times = self.phase, []
         if phase is Phase.OVER:
             return None
         if phase is Phase.LOOKING:
             if not self._is_looking:
-                times.append(writer.retry_ms)
-        elif writer.pending is None:
+                times.append(self._retry_ms)
+        elif self._pending is None:
             batch = self._batch
             is_pressing = batch is not None and (batch.is_wanted or not batch.is_announced)
             is_idle = phase in (Phase.OWNING, Phase.DRAINING) and not is_pressing
-            times.append(max(writer.retry_ms, self._next_beat_ms if is_idle else writer.retry_ms))
+            times.append(max(self._retry_ms, self._next_beat_ms) if is_idle else self._retry_ms)
         if phase is Phase.CLAIMING or phase in HOLDING:
             times.append(self.lease_until_ms)
         if phase is Phase.DRAINING:
@@ -382,11 +307,13 @@ class Claimant:
 
     def on_written(self, ticket: int, offset: int) -> None:
         """The write stands at ``offset`` in the coordination partition."""
-        self._writer.on_written(ticket, offset)
+        if self._pending is not None and self._pending.ticket == ticket:
+            self._pending.offset = offset
 
     def on_failed(self, ticket: int, monotonic_ms: int) -> None:
-        """The write failed, or nobody knows; it is repeated."""
-        if self._writer.on_failed(ticket, monotonic_ms):
+        """The write failed, or nobody knows: it may be in the log all the same. It is repeated."""
+        if self._pending is not None and self._pending.ticket == ticket:
+            self._pause(monotonic_ms)
             self._next_beat_ms = monotonic_ms
 
     def on_offsets(
@@ -404,7 +331,7 @@ class Claimant:
             )
             self._begin_at(start)
             self.phase = Phase.STARTING
-            self._writer.clear(monotonic_ms)
+            self._clear(monotonic_ms)
         elif self.phase is Phase.OWNING and self._health is not None:
             self._offsets.advance()
             self._health.sample(self.position, latest_offset)
@@ -416,7 +343,7 @@ class Claimant:
         """Answer to ``LookUp``; a claim that has not begun asks again."""
         self._is_looking = False
         if self.phase is Phase.LOOKING:
-            self._writer.pause(monotonic_ms)
+            self._pause(monotonic_ms)
 
     def hand_out(self, offsets: Sequence[int], monotonic_ms: int) -> bool:
         """At least once: these messages go to the application now; False: they may not."""
@@ -531,9 +458,9 @@ class Claimant:
         is_drained = is_idle or monotonic_ms >= self._drain_until_ms
         if self.phase is Phase.DRAINING and is_drained:
             self._begin_release(monotonic_ms)
-        can_write = self._writer.can_write(monotonic_ms)
+        can_write = self._can_write(monotonic_ms)
         if self.phase is Phase.LOOKING:
-            if not self._is_looking and monotonic_ms >= self._writer.retry_ms:
+            if not self._is_looking and monotonic_ms >= self._retry_ms:
                 self._look_up(monotonic_ms)
         elif not can_write:
             pass
@@ -544,7 +471,7 @@ class Claimant:
             pass
         elif self.phase is Phase.CLAIMING:
             # What became of the first write is not known.
-            self._writer.write(MarshalType.CLAIMING_PARTITION, monotonic_ms, now_s)
+            self._write(MarshalType.CLAIMING_PARTITION, monotonic_ms, now_s)
         elif self.phase is Phase.STARTING:
             if self.token >= 0 or self._may_reclaim(claim, now_s):
                 self._beat(self.position, monotonic_ms, now_s, random_unit)
@@ -566,14 +493,12 @@ class Claimant:
             self._finish(End.PAUSED)
         elif is_orphan:
             # An attempt left it that ended before its claim was read back.
-            self._writer.write(
-                MarshalType.RELEASING_PARTITION, monotonic_ms, now_s, offset=claim.offset
-            )
+            self._write(MarshalType.RELEASING_PARTITION, monotonic_ms, now_s, offset=claim.offset)
         elif claim.is_claimable and (
             self._peers is None or self._claim(wall_s, self._peers).is_claimable
         ):  # C1
             self._begin(Phase.CLAIMING, monotonic_ms)
-            self._writer.write(MarshalType.CLAIMING_PARTITION, monotonic_ms, now_s)
+            self._write(MarshalType.CLAIMING_PARTITION, monotonic_ms, now_s)
         elif self._may_reclaim(claim, now_s):  # C4
             self._is_restart = True
             self._begin(Phase.LOOKING, monotonic_ms)
@@ -593,24 +518,23 @@ class Claimant:
         """Return where to begin: of two offsets the larger loses messages, the smaller repeats."""
         return claim.max_offset if self._is_at_most_once else claim.offset
 
-    def _begin_at(self, start: StartPosition) -> None:
+    def _begin_at(self, start: Fetch) -> None:
         self._start = start
         self._offsets = DeliveredOffsets(start.offset)
 
     # ---- what the log says
 
     def _observe(self, claim: Claim, monotonic_ms: int, now_s: float) -> None:
-        is_read = self._writer.is_read(self._log.next_offset)
+        is_read = self._is_read()
         if self.phase is Phase.SEEKING:
             if is_read:
-                self._writer.clear(monotonic_ms)
+                self._clear(monotonic_ms)
         elif self.phase is Phase.CLAIMING or (self.phase in HOLDING and self.token < 0):
             self._observe_attempt(claim, monotonic_ms, is_read=is_read)
         elif self.phase in HOLDING and self._still_holds(claim, monotonic_ms, now_s) and is_read:
             self._confirm(claim, monotonic_ms)
 
     def _observe_attempt(self, claim: Claim, monotonic_ms: int, *, is_read: bool) -> None:
-        """Nothing is ours before the log says so."""
         is_ours = self._is_ours(claim) and claim.token >= self._since_offset
         if self._is_restart:
             is_ours = is_ours and is_read  # C4
@@ -621,11 +545,11 @@ class Claimant:
             elif self._is_restart:
                 reached = self._coordination_offset(claim)
                 if reached > self.position:
-                    self._begin_at(StartPosition(reached))
+                    self._begin_at(Fetch(reached))
                 self._confirm(claim, monotonic_ms)
             else:
                 self.phase = Phase.LOOKING
-                self._writer.clear(monotonic_ms)
+                self._clear(monotonic_ms)
         elif is_read:
             self._give_up(self._end or End.REFUSED, monotonic_ms)
         elif monotonic_ms >= self.lease_until_ms:
@@ -648,9 +572,9 @@ class Claimant:
 
     def _confirm(self, claim: Claim, monotonic_ms: int) -> None:
         """The pending write was read back, and the partition is ours."""
-        pending = self._writer.pending
+        pending = self._pending
         assert pending is not None, "only a write is confirmed"
-        self._writer.clear(monotonic_ms)
+        self._clear(monotonic_ms)
         if pending.type is MarshalType.CLAIMING_MESSAGES:
             if claim.intent_at != pending.offset:
                 # The claim did not hold at that record (C6).
@@ -671,12 +595,11 @@ class Claimant:
                 self._steps.append(HandOut(batch.first_offset, batch.next_offset))
 
     def _own(self, monotonic_ms: int) -> None:
-        start = self._start
-        assert start is not None, "its position was looked up"
+        assert self._start is not None, "its position was looked up"
         self.phase = Phase.OWNING
         if not self.config.is_whole_topic:
             self.read(monotonic_ms)
-        self._steps.append(Fetch(start.offset, start.deleted, start.beyond))
+        self._steps.append(self._start)
 
     def _claim(self, now_s: float, log: ClaimLog | None = None) -> Claim:
         log, config = log or self._log, self.config
@@ -692,7 +615,7 @@ class Claimant:
         self._offsets.advance()  # C5
         batch = self._batch
         if batch is not None and not batch.is_announced:  # C6
-            self._writer.write(
+            self._write(
                 MarshalType.CLAIMING_MESSAGES, monotonic_ms, now_s, offset=batch.next_offset
             )
         elif batch is not None and batch.is_wanted:
@@ -717,7 +640,7 @@ class Claimant:
     ) -> None:
         quarter_ms = self.config.interval_ms // 4
         self._next_beat_ms = monotonic_ms + quarter_ms + int(quarter_ms * random_unit)
-        self._writer.write(
+        self._write(
             MarshalType.HEARTBEAT,
             monotonic_ms,
             now_s,
@@ -730,6 +653,38 @@ class Claimant:
         self._is_looking = True
         self._looked_ms = monotonic_ms
         self._steps.append(LookUp())
+
+    # ---- writing, one record at a time
+
+    def _can_write(self, monotonic_ms: int) -> bool:
+        return self._pending is None and monotonic_ms >= self._retry_ms
+
+    def _is_read(self) -> bool:
+        """Return whether the pending write stands in the log, which was read up to it."""
+        return self._pending is not None and 0 <= self._pending.offset < self._log.next_offset
+
+    def _pause(self, monotonic_ms: int) -> None:
+        self._pending = None
+        self._retry_ms = monotonic_ms + self.config.retry_ms
+
+    def _clear(self, monotonic_ms: int) -> None:
+        self._pending = None
+        self._retry_ms = monotonic_ms
+
+    def _write(
+        self,
+        type: MarshalType,
+        monotonic_ms: int,
+        now_s: float,
+        *,
+        offset: int = 0,
+        commit_offset: int = -1,
+        must_commit: bool = False,
+    ) -> None:
+        self._tickets += 1
+        self._pending = PendingWrite(self._tickets, type, monotonic_ms, offset)
+        record = self.config.record(type, now_s, offset)
+        self._steps.append(Write(self._tickets, record, commit_offset, must_commit))
 
     # ---- the end
 
@@ -748,15 +703,15 @@ class Claimant:
     def _begin_release(self, monotonic_ms: int) -> None:
         self.phase = Phase.RELEASING
         self._batch = None
-        self._writer.clear(monotonic_ms)
+        self._clear(monotonic_ms)
         self._give_up_ms = monotonic_ms + self.config.lease_ms
         if self._keeps_claim:
             self._give_up_ms = min(self._give_up_ms, self.lease_until_ms)  # C2
 
     def _release(self, claim: Claim, monotonic_ms: int, now_s: float) -> None:
         assert self._end is not None, "it ends for a reason"
-        pending = self._writer.pending
-        if pending is not None and 0 <= pending.offset < self._log.next_offset:
+        pending = self._pending
+        if pending is not None and self._is_read():
             at = claim.renewed_at if self._keeps_claim else claim.released_at
             is_confirmed = at == pending.offset
             if is_confirmed:
@@ -764,7 +719,7 @@ class Claimant:
             self._finish(self._end, is_confirmed=is_confirmed)
         elif monotonic_ms >= self._give_up_ms:
             self._finish(self._end)
-        elif self._writer.can_write(monotonic_ms):
+        elif self._can_write(monotonic_ms):
             self._offsets.advance()
             given = self._release_offset  # C6
             given = self._untaken_offset if given is None else given
@@ -772,7 +727,7 @@ class Claimant:
             # After its lease another may hold it, whose commits must not be undone.
             commits = offset >= 0 and monotonic_ms < self.lease_until_ms
             type = MarshalType.HEARTBEAT if self._keeps_claim else MarshalType.RELEASING_PARTITION
-            self._writer.write(
+            self._write(
                 type,
                 monotonic_ms,
                 now_s,
@@ -784,5 +739,5 @@ class Claimant:
     def _finish(self, reason: End, *, is_confirmed: bool = False) -> None:
         self._end = reason
         self.phase = Phase.OVER
-        self._writer.pending = None
+        self._pending = None
         self._steps.append(Finish(reason, self.position if self.token >= 0 else -1, is_confirmed))

@@ -59,8 +59,6 @@ _OTHERS: Owner = ("", "others")
 
 
 class ClaimState(Enum):
-    """How sure it is that the last known owner lives, by the age of its last sign of life."""
-
     # Nobody ever claimed it, or the owner has released it.
     FREE = "free"
     FRESH = "fresh"
@@ -164,7 +162,6 @@ class Entry:
         return self.client, self.instance
 
     def own(self, owner: Owner, token: int) -> None:
-        """Begin a new ownership."""
         self.client, self.instance = owner
         self.has_owner = True
         self.token = token
@@ -266,7 +263,6 @@ class SafeRules:
         self._trusted.add(instance)
 
     def advance(self, observed_at_s: float, broker_time_s: float | None) -> None:
-        """Go to the next record."""
         if broker_time_s is None:
             raise StateError("the safe rules need the broker's time of every record")
         self._clock.advance(max(0, round(broker_time_s * 1000)))  # S1
@@ -423,7 +419,6 @@ class SafeRules:
         entry.is_grounded = False
 
     def _contend(self, entry: Entry, record: MarshalRecord, at: int, *, is_new: bool) -> None:
-        """Fold a heartbeat while the owner is not certain."""
         owner = (record.client, record.instance)
         assert entry.contenders is not None, "only where the owner is not certain"
         claimed_at = self._note(entry, owner, record.offset).claimed_at
@@ -465,7 +460,6 @@ class SafeRules:
         return owner if len(contenders) < _MAX_CONTENDERS else _OTHERS
 
     def _live(self, entry: Entry, now_ms: int) -> list[Owner]:
-        """Return who may hold it at ``now_ms``."""
         return [
             owner
             for owner, contender in (entry.contenders or {}).items()

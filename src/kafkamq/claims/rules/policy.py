@@ -41,8 +41,6 @@ _NOBODY: Owner = ("", "")
 
 
 class ClaimMode(Enum):
-    """How eagerly partitions are claimed."""
-
     BALANCED = "balanced"
     GREEDY = "greedy"
     TOPIC = "topic"
@@ -95,7 +93,6 @@ class ClaimPolicy:
     def choose(
         self, prospects: Sequence[Prospect], monotonic_ms: int, *, random_unit: float = 0.5
     ) -> list[Prospect]:
-        """Choose the partitions to try now."""
         if self._mode is ClaimMode.TOPIC:
             return self._whole_topics(prospects, monotonic_ms)
         room = len(prospects)

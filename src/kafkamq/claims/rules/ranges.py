@@ -66,7 +66,6 @@ _TYPES = {type.value.encode(): type for type in RangeType}
 
 
 def encode_range(record: RangeRecord) -> bytes:
-    """Encode the value of a Kafka record, whose key is null."""
     ids = (record.instance, record.client, record.group, record.topic)
     numbers = (record.seen, record.partition, record.first, record.next, record.frontier)
     if any("/" in text for text in ids):
@@ -81,7 +80,6 @@ def encode_range(record: RangeRecord) -> bytes:
 
 
 def decode_range(value: bytes | None) -> RangeRecord:
-    """Decode the value of a Kafka record."""
     if value is None or len(value) > _MAX_BYTES:
         raise WireError("a range record is null or too long")
     fields = value.split(b"/", _FIELDS)
@@ -384,9 +382,7 @@ class RangeLog:
             notes.add(first, at, self._clock.now_ms, self._stale_ms)
 
     def _was_claimed_before(self, place: _PartitionClaims, record: RangeRecord) -> bool:
-        """Return whether a range that this reader does not know was claimed before it began to
-        read.
-        """
+        """Return whether a range that is unknown here was claimed before this reader began."""
         return (
             self._since_ms is not None
             and 0 < record.next - record.first <= MAX_RANGE
@@ -419,8 +415,6 @@ class RangeLog:
 
 @dataclass(slots=True)
 class RangeWrite:
-    """Append ``record``; answer ``on_written``."""
-
     record: RangeRecord
     sent_ms: int
     offset: int = -1
@@ -432,14 +426,7 @@ class RangeMember:
     """One client of one group on one topic; its owner applies every record to ``log``."""
 
     def __init__(
-        self,
-        log: RangeLog,
-        *,
-        client: str,
-        instance: str,
-        size: int,
-        ahead: int,
-        interval_ms: int,
+        self, log: RangeLog, *, client: str, instance: str, size: int, ahead: int, interval_ms: int
     ) -> None:
         self._log = log
         self._ids = (client, instance)
@@ -468,7 +455,6 @@ class RangeMember:
         self._is_leaving = True
 
     def on_written(self, write: RangeWrite, offset: int) -> None:
-        """It stands there; -1: nobody knows."""
         write.offset = offset
         if offset < 0 and write in self._pending:
             self._pending.remove(write)
@@ -575,7 +561,6 @@ class RangeMember:
                 yield self._write(RangeType.FREE, *place, monotonic_ms)
 
     def end(self, type: RangeType, place: OffsetRange, monotonic_ms: int) -> RangeWrite:
-        """Say that a range is done, or free."""
         write = self._write(type, *place, monotonic_ms)
         self._pending.append(write)
         return write

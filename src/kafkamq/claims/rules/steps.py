@@ -5,22 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from kafkamq.errors import ConfigError
-from kafkamq.types import MarshalRecord
-
-_MAX_ID_CHARACTERS = 249
+from kafkamq.types import MarshalRecord, MarshalType
 
 
 class Delivery(Enum):
-    """How often a message may be handed out."""
-
     AT_LEAST_ONCE = "at-least-once"
     AT_MOST_ONCE = "at-most-once"
 
 
 class Phase(Enum):
-    """The stages of one claimant's claim."""
-
     SEEKING = "seeking"
     CLAIMING = "claiming"
     # The partition is ours, or to be taken over: where it begins is looked up.
@@ -37,8 +30,6 @@ HOLDING = (Phase.LOOKING, Phase.STARTING, Phase.OWNING, Phase.DRAINING)
 
 
 class End(Enum):
-    """Why a claimant does not hold its partition (any more)."""
-
     HELD = "held by another"
     REFUSED = "another was first"
     PAUSED = "the group is paused"
@@ -66,8 +57,6 @@ class ClaimantConfig:
     delivery: Delivery = Delivery.AT_LEAST_ONCE
     # All clients of the topic must agree on it.
     interval_ms: int = 60_000
-    # How long a heartbeat counts for its sender; 0: one interval.
-    lease_ms: int = 0
     retry_ms: int = 500
     reclaim: bool = True
     release_if_behind: bool = True
@@ -77,29 +66,27 @@ class ClaimantConfig:
     # With Go clients in the group: give way when one of them heartbeats here.
     yields_to_rivals: bool = False
 
-    def __post_init__(self) -> None:
-        for name in ("client", "instance", "group", "topic"):
-            value: str = getattr(self, name)
-            if not 0 < len(value) <= _MAX_ID_CHARACTERS or "/" in value:
-                raise ConfigError(
-                    f"{name} is {value!r}: it must be 1-{_MAX_ID_CHARACTERS} characters without '/'"
-                )
-        if not 0 <= self.partition < 2**31:
-            raise ConfigError(f"partition is {self.partition}: it must be 0 to 2^31 - 1")
-        if self.interval_ms < 4 or self.retry_ms < 1:
-            raise ConfigError("interval_ms must be >= 4 and retry_ms >= 1")
-        if not 0 <= self.lease_ms < 2 * self.interval_ms:
-            raise ConfigError(
-                f"lease_ms is {self.lease_ms}: it must end before others may claim, that is below"
-                f" two intervals ({2 * self.interval_ms})"
-            )
-        if self.lease_ms == 0:
-            object.__setattr__(self, "lease_ms", self.interval_ms)
+    @property
+    def lease_ms(self) -> int:
+        """Return how long a heartbeat counts for its sender; others wait twice as long (C2)."""
+        return self.interval_ms
 
     @property
     def patience_ms(self) -> int:
         """Return how long verdicts are awaited when a claim is given up."""
         return self.interval_ms // 4
+
+    def record(self, type: MarshalType, now_s: float, offset: int = 0) -> MarshalRecord:
+        return MarshalRecord(
+            type,
+            time_s=int(now_s),
+            instance=self.instance,
+            client=self.client,
+            group=self.group,
+            topic=self.topic,
+            partition=self.partition,
+            offset=offset,
+        )
 
 
 @dataclass(frozen=True, slots=True)

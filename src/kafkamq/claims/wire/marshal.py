@@ -23,19 +23,6 @@ import re
 from kafkamq.errors import ConfigError, WireError
 from kafkamq.types import MarshalRecord, MarshalType
 
-__all__ = [
-    "COORDINATION_TOPIC",
-    "MAX_RECORD_LENGTH",
-    "VERSION",
-    "MarshalRecord",
-    "MarshalType",
-    "coordination_partition",
-    "decode",
-    "decode_value",
-    "encode",
-    "encode_value",
-]
-
 COORDINATION_TOPIC = "__marshal"
 """The topic that every Go client uses."""
 

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from html import escape as escape_html
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from kafkamq.spark.jobs.audit import Audit, QueueAudit
-    from kafkamq.spark.jobs.replay import ReplayReport
     from kafkamq.spark.jobs.sql import Tables
 
 EXIT_FAILED = 1
@@ -130,20 +130,14 @@ def _converse(tables: Tables, limit: int, *, as_json: bool) -> bool:
         text += line
         if at_end or text.rstrip().endswith(";"):
             statement, text = text.strip().rstrip("; \n"), ""
-            if statement:
-                is_done = _try(tables, statement, limit, as_json=as_json)
-                failed = failed or not (is_done or is_terminal)
+            try:
+                if statement:
+                    _answer(tables, statement, limit, as_json=as_json)
+            except KafkaMQError as error:
+                output.refuse(error)
+                failed = not is_terminal
         if at_end:
             return failed
-
-
-def _try(tables: Tables, statement: str, limit: int, *, as_json: bool) -> bool:
-    try:
-        _answer(tables, statement, limit, as_json=as_json)
-    except KafkaMQError as error:
-        output.refuse(error)
-        return False
-    return True
 
 
 def _line(prompt: str) -> str:
@@ -267,13 +261,9 @@ def replay(
         output.note(f"This replay is called {wanted.name}: --name continues it after a failure.")
     with (
         view_tables(config, "replay", on) as spark,
-        output.progress_to("Replaying", None) as on_progress,
+        output.progress("Replaying", None) as on_progress,
     ):
         report = run_replay(spark, config, wanted, dry_run=dry_run, on_progress=on_progress)
-    _print_replay(report, dry_run=dry_run, as_json=as_json)
-
-
-def _print_replay(report: ReplayReport, *, dry_run: bool, as_json: bool) -> None:
     if as_json:
         output.print_json({**asdict(report), "dry_run": dry_run})
     elif dry_run:
@@ -309,11 +299,13 @@ def audit(
         raise ConfigError(f"--html {html}: there is no folder {html.parent}")
     with (
         view_tables(config, "audit", on) as spark,
-        output.progress("Auditing", len(STEPS)) as advance,
+        output.progress("Auditing", len(STEPS)) as tell,
     ):
+        steps = count(1)
         found = run_audit(
-            spark, namespace=config.namespace, queue_id=queue_id, top=top, on_step=advance, **given
-        )
+            spark, namespace=config.namespace, queue_id=queue_id, top=top,
+            on_step=lambda: tell(next(steps)), **given,
+        )  # fmt: skip
     if queue_id and not found.queues:
         warn_of_unused(config, queue_id)
     if html is not None:

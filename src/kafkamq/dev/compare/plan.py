@@ -160,15 +160,11 @@ class Phase:
         return range(self.items[0].number, self.items[-1].number + 1)
 
 
-def backend_of_contender(contender: Contender) -> Backend | None:
-    return None if contender is Contender.GROUP else Backend(contender.value)
-
-
 def ordering_of(contender: Contender, work: Work) -> str:
     """Say what stays in order: the first that its backend has, or nothing when none is wanted."""
-    backend = backend_of_contender(contender)
-    if backend is None:
+    if contender is Contender.GROUP:
         return "partition"
+    backend = Backend(contender.value)
     return CAPABILITIES[backend].orders[0] if work.keeps_order else "unordered"
 
 
@@ -201,7 +197,11 @@ def phases(work: Work, contender: Contender, *, first: int = 0) -> list[Phase]:
     count = min(LATENCY_MESSAGES, work.messages)
     add(PhaseKind.LATENCY, [(0, 0)] * count, work.keys, LATENCY_INTERVAL_MS)
     add(PhaseKind.THROUGHPUT, _drawn(chance, work, work.messages), work.keys, 0)
-    add(PhaseKind.BLOCKING, _slowed(chance, work), work.keys, 0)
+    slowed = _drawn(chance, work, work.messages)
+    count = min(work.messages, max(1, round(work.messages * work.slow.share)))
+    for place in chance.sample(range(work.messages), count):
+        slowed[place] = (work.slow.ms * 1000, slowed[place][1])
+    add(PhaseKind.BLOCKING, slowed, work.keys, 0)
     failure = max(work.failure, ORDER_FAILURE)
     count = min(ORDER_MESSAGES, work.messages)
     add(PhaseKind.ORDER, _drawn(chance, work, count, failure), min(ORDER_KEYS, count), 0)
@@ -217,14 +217,6 @@ def _drawn(
     share = work.failure if failure is None else failure
     failing = set(chance.sample(range(count), round(count * share)))
     return [(chance.randint(low, high), int(place in failing)) for place in range(count)]
-
-
-def _slowed(chance: random.Random, work: Work) -> list[tuple[int, int]]:
-    drawn = _drawn(chance, work, work.messages)
-    count = max(1, round(work.messages * work.slow.share))
-    for place in chance.sample(range(work.messages), min(count, work.messages)):
-        drawn[place] = (work.slow.ms * 1000, drawn[place][1])
-    return drawn
 
 
 def encode(item: Item, *, size: int) -> bytes:
@@ -290,9 +282,7 @@ class Measured:
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """Return of ascending values the smallest with at least that share at or below it; None: no
-    value.
-    """
+    """Return the smallest of ascending values with at least that share at or below it."""
     if not values:
         return None
     rank = max(1, -(-len(values) * share // 1))
@@ -332,9 +322,7 @@ def judge(items: Sequence[Item], events: Iterable[Event], *, begin_s: float) -> 
 def keys_in_order(
     items: Iterable[Item], begins: Mapping[int, float], ends: Mapping[int, float]
 ) -> tuple[int, int]:
-    """Return how many keys there are, and of how many all messages were worked on one after the
-    other.
-    """
+    """Return how many keys there are, and how many had their messages one after the other."""
     last: dict[str, float] = {}
     wrong: set[str] = set()
     for item in items:
@@ -348,9 +336,7 @@ def keys_in_order(
 
 
 def max_busy(events: Iterable[Event]) -> int:
-    """Return the most handlers that ran at once; ``events`` by time. A killed process's end with
-    it.
-    """
+    """Return the most handlers that ran at once, by events in the order of their times."""
     busy = most = 0
     running: set[tuple[str, int, int]] = set()
     for event in events:

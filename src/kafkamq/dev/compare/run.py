@@ -64,7 +64,14 @@ def compare(
                 found.append(Measured(contender=contender.value, notes=[refusal]))
                 continue
             stage = Stage(own, work, contender, folder, keep=keep)
-            found.append(_measured(stage, say))
+            result = Measured(contender=stage.name, ordering=ordering_of(contender, work))
+            found.append(result)
+            try:
+                with stage:
+                    measure(stage, result, say)
+            except KafkaMQError as error:
+                result.notes.append(str(error))
+                say(f"{stage.name}: {error}")
             if stage.left:
                 say(f"{contender.value}: could not be deleted: {', '.join(stage.left)}")
     finally:
@@ -86,17 +93,6 @@ def why_not(config: ServiceConfig, contender: Contender) -> str:
         except ConfigError as error:
             return str(error)
     return ""
-
-
-def _measured(stage: Stage, say: Say) -> Measured:
-    result = Measured(contender=stage.name, ordering=ordering_of(stage.contender, stage.work))
-    try:
-        with stage:
-            measure(stage, result, say)
-    except KafkaMQError as error:
-        result.notes.append(str(error))
-        say(f"{stage.name}: {error}")
-    return result
 
 
 def measure(stage: Stage, result: Measured, say: Say) -> None:
@@ -176,7 +172,7 @@ def _recovery(stage: Stage, phase: Phase, result: Measured) -> PhaseFacts:
     if stage.work.processes < 2:
         result.notes.append("recovery: it takes two processes or more")
         return _judged(stage, phase, begin_s)
-    stage.wait_for_share(phase.numbers, KILL_AT, stage.work.limit_s)
+    stage.wait(phase.numbers, stage.work.limit_s, share=KILL_AT)
     killed_s = stage.kill_busiest()
     stage.wait(phase.numbers, max(RECOVERY_LIMIT_S, stage.work.limit_s))
     facts = judge(phase.items, stage.events, begin_s=killed_s)

@@ -22,7 +22,7 @@ from kafkamq.dev.compare.plan import Contender, Item, Work, encode, ordering_of
 from kafkamq.dev.history import Event, HistoryReader, under_way
 from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError
 from kafkamq.queue.names import group_of
-from kafkamq.queue.service import Queue, Service
+from kafkamq.queue.service import Service
 from kafkamq.queue.wire.headers import ORIGIN
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.clients import open_consumer
@@ -68,7 +68,6 @@ class Stage:
         self.events: list[Event] = []
         self.ended: set[int] = set()
         self.sent_s: dict[int, float] = {}
-        self._user_kafka = dict(config.kafka)
         self._folder = folder
         self._module = module
         own = "group" if contender is Contender.GROUP else "work"
@@ -79,10 +78,10 @@ class Stage:
         self._histories = folder / self.name
         self._reader = HistoryReader(self._histories)
         self._warmed = _WARM_FIRST
-        self._service = Service(
-            config.bootstrap_servers, self.config.namespace, kafka=self._user_kafka
-        )
-        self.queue = self._queue()
+        namespace = self.config.namespace
+        self._service = Service(config.bootstrap_servers, namespace, kafka=config.kafka)
+        backend = "offsets" if contender is Contender.GROUP else contender.value
+        self.queue = self._service.queue(QUEUE, backend=backend, redelivery_timeout=work.lease_s)
 
     @staticmethod
     def _session(contender: Contender, work: Work) -> dict[str, str]:
@@ -92,10 +91,6 @@ class Stage:
             return {}
         return {"session.timeout.ms": str(int(max(MIN_SESSION_S, work.lease_s) * 1000))}
 
-    def _queue(self) -> Queue:
-        backend = "offsets" if self.contender is Contender.GROUP else self.contender.value
-        return self._service.queue(QUEUE, backend=backend, redelivery_timeout=self.work.lease_s)
-
     @property
     def topic(self) -> str:
         return self.queue.config.topic or self.config.message_topic
@@ -103,12 +98,16 @@ class Stage:
     def __enter__(self) -> Stage:
         self._histories.mkdir(parents=True, exist_ok=True)
         try:
-            self._create_topics()
-            if self.contender is Contender.MARKERS:
+            partitions = self.work.partitions
+            if self.contender is not Contender.MARKERS:
+                self.queue.create_topics(partitions=partitions)
+            else:
+                markers = min(partitions, 8)
+                self._service.create_topics(partitions=partitions, marker_partitions=markers)
                 self._tracker = self._child(ACTORS, "tracker", {"role": "tracker"})
             for number in range(self.work.processes):
                 self._start_worker(number)
-            for child in filter(None, (self._tracker, *self._workers.values())):
+            for child in self._children():
                 child.wait_for("ready", timeout_s=READY_S)
         except BaseException:
             self._end()
@@ -117,13 +116,6 @@ class Stage:
 
     def __exit__(self, *_: object) -> None:
         self._end()
-
-    def _create_topics(self) -> None:
-        partitions = self.work.partitions
-        if self.contender is Contender.MARKERS:
-            self._service.create_topics(partitions=partitions, marker_partitions=min(partitions, 8))
-        else:
-            self.queue.create_topics(partitions=partitions)
 
     def _start_worker(self, number: int) -> None:
         name = f"worker-{number}"
@@ -210,34 +202,25 @@ class Stage:
         self.events += new
         self.ended.update(event["id"] for event in new if event.op == "end")
 
-    def wait(self, numbers: Sequence[int], limit_s: float) -> bool:
+    def wait(self, numbers: Sequence[int], limit_s: float, *, share: float = 1.0) -> bool:
+        """Wait until this share of the messages has ended; False: the time is over."""
         deadline_s = time.monotonic() + limit_s
         open_numbers = set(numbers)
+        most = (1.0 - share) * len(open_numbers)
         while True:
             self.follow()
             open_numbers -= self.ended
-            if not open_numbers:
+            if len(open_numbers) <= most:
                 return True
             if time.monotonic() > deadline_s:
                 return False
-            self._check()
+            for child in self._children():
+                child.check()
             time.sleep(_FOLLOW_S)
 
-    def wait_for_share(self, numbers: Sequence[int], share: float, limit_s: float) -> bool:
-        deadline_s = time.monotonic() + limit_s
-        wanted = set(numbers)
-        while len(wanted & self.ended) < share * len(wanted):
-            if time.monotonic() > deadline_s:
-                return False
-            self._check()
-            time.sleep(_FOLLOW_S / 4)
-            self.follow()
-        return True
-
-    def _check(self) -> None:
-        for child in (self._tracker, *self._workers.values()):
-            if child is not None:
-                child.check()
+    def _children(self) -> list[Child]:
+        tracker = [] if self._tracker is None else [self._tracker]
+        return [*self._workers.values(), *tracker]
 
     def kill_busiest(self) -> float:
         """SIGKILL to the process that holds most messages; returns when, monotonic."""
@@ -252,7 +235,7 @@ class Stage:
     # The end.
 
     def _end(self) -> None:
-        children = [each for each in (*self._workers.values(), self._tracker) if each is not None]
+        children = self._children()
         for child in children:
             with suppress(KafkaMQError):
                 child.order({"stop": True})
@@ -264,8 +247,8 @@ class Stage:
         with suppress(KafkaMQError):
             self._service.close()
         if not self._keep:
-            share = self.contender is Contender.SHARE
-            groups = [group_of(self.config, QUEUE)] if share else []
+            is_share = self.contender is Contender.SHARE
+            groups = [group_of(self.config, QUEUE)] if is_share else []
             self.left = remove(self.config, self.config.namespace, groups=groups)
 
 
@@ -373,12 +356,9 @@ def _size(record: Record) -> int:
 
 
 def remove(config: ServiceConfig, prefix: str, *, groups: Sequence[str]) -> list[str]:
-    """Delete the topics and groups with that prefix, and these groups; what could not be deleted.
+    """Delete what has that prefix in its name, and these share groups, which no client can list.
 
-    Args:
-        config: Where.
-        prefix: Of names; consumer groups are found by it wherever it stands in theirs.
-        groups: Share groups, which no client of ours can list.
+    Returns what could not be deleted.
     """
     left: list[str] = []
     with Admin(config) as admin:
@@ -387,7 +367,16 @@ def remove(config: ServiceConfig, prefix: str, *, groups: Sequence[str]) -> list
         topics = [
             name for name in admin.client.list_topics(timeout=10).topics if name.startswith(prefix)
         ]
-        _forget_settings(admin, groups)
+        for group in groups:
+            entries = [
+                ConfigEntry(name, None, incremental_operation=AlterConfigOpType.DELETE)
+                for name in _GROUP_SETTINGS
+            ]
+            kind = ConfigResource.Type.GROUP
+            resource = ConfigResource(kind, group, incremental_configs=entries)
+            for future in admin.client.incremental_alter_configs([resource]).values():
+                with suppress(KafkaMQError):
+                    admin.wait(future, f"resetting share group {group}")
         for futures, what in (
             (admin.client.delete_consumer_groups(sorted(names)) if names else {}, "group"),
             (admin.client.delete_topics(topics) if topics else {}, "topic"),
@@ -401,15 +390,3 @@ def remove(config: ServiceConfig, prefix: str, *, groups: Sequence[str]) -> list
                 except KafkaMQError:
                     left.append(f"{what} {name}")
     return left
-
-
-def _forget_settings(admin: Admin, groups: Sequence[str]) -> None:
-    for group in groups:
-        entries = [
-            ConfigEntry(name, None, incremental_operation=AlterConfigOpType.DELETE)
-            for name in _GROUP_SETTINGS
-        ]
-        resource = ConfigResource(ConfigResource.Type.GROUP, group, incremental_configs=entries)
-        for future in admin.client.incremental_alter_configs([resource]).values():
-            with suppress(KafkaMQError):
-                admin.wait(future, f"resetting share group {group}")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import WireError
 from kafkamq.markers.wire.markers import decode_slim
 from kafkamq.queue.wire.headers import read_message_headers
-from kafkamq.queue.wire.keys import split_key
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.follower import Follower
 from kafkamq.transport.record import Record, headers_of
@@ -22,6 +21,18 @@ BATCH = 2000
 POLL_S = 0.1
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    sent: int = 0
+    delayed: int = 0
+    held: int = 0
+    acked: int = 0
+    redelivered: int = 0
+    dead: int = 0
+    keepalives: int = 0
+    is_settled: bool = False
+
+
 @dataclass(slots=True)
 class DemoRecorder:
     """Counts of one run, by what its topics hold, in whatever order they are read. Pure.
@@ -29,29 +40,24 @@ class DemoRecorder:
     The verdict does not use it: that is a Spark SQL job over the whole logs (``verdict.py``).
     """
 
-    queue_of: dict[PartitionOffset, str] = field(default_factory=dict)
+    copies: set[PartitionOffset] = field(default_factory=set)
     ended: dict[PartitionOffset, Outcome] = field(default_factory=dict)
     started: set[PartitionOffset] = field(default_factory=set)
     scheduled: set[PartitionOffset] = field(default_factory=set)
     fired: set[PartitionOffset] = field(default_factory=set)
-    first_copies: Counter[str] = field(default_factory=Counter)
-    dead: Counter[str] = field(default_factory=Counter)
+    first_copies: int = 0
+    dead: int = 0
     keepalives: int = 0
-    ticks: int = 0
 
-    def message(self, place: PartitionOffset, queue_id: str, *, is_first: bool) -> None:
-        self.queue_of[place] = queue_id
-        if is_first:
-            self.first_copies[queue_id] += 1
-
-    def dead_letter(self, queue_id: str) -> None:
-        self.dead[queue_id] += 1
+    def message(self, place: PartitionOffset, *, is_first: bool) -> None:
+        self.copies.add(place)
+        self.first_copies += is_first
 
     def marker(self, place: PartitionOffset, marker: Marker) -> None:
         """A record of the markers topic, at ``place`` there."""
         if marker.type is MarkerType.TICK:
-            self.ticks += 1
-        elif marker.type is MarkerType.KEEPALIVE:
+            return
+        if marker.type is MarkerType.KEEPALIVE:
             self.keepalives += 1
         elif marker.batches:
             for each in expand(marker):
@@ -67,49 +73,28 @@ class DemoRecorder:
         elif marker.outcome in (Outcome.REDELIVERED, Outcome.DEAD_LETTERED):
             self.ended[_at(marker)] = marker.outcome
 
-    @property
-    def sent(self) -> int:
-        """Return messages that were sent: first copies, and delayed ones that are still to come."""
-        return sum(self.first_copies.values()) + len(self.scheduled - self.fired)
-
-    @property
-    def held(self) -> int:
-        """Copies that a worker has taken and nothing has ended."""
-        return len(self.started - self.ended.keys())
-
-    def count(self, outcome: Outcome) -> int:
-        return sum(1 for found in self.ended.values() if found is outcome)
-
-    def is_settled(self, planned: int) -> bool:
-        """Return whether all of ``planned`` messages are in the logs and nothing is open."""
-        return (
-            self.sent >= planned
-            and self.scheduled <= self.fired
-            and self.queue_of.keys() <= self.ended.keys()
+    def snapshot(self, planned: int) -> Snapshot:
+        """Return the counts; settled: all of ``planned`` are in the logs, and nothing is open."""
+        outcomes, delayed = Counter(self.ended.values()), len(self.scheduled - self.fired)
+        # First copies, and delayed messages that are still to come.
+        sent = self.first_copies + delayed
+        has_ended = self.scheduled <= self.fired and self.copies <= self.ended.keys()
+        return Snapshot(
+            sent=sent,
+            delayed=delayed,
+            held=len(self.started - self.ended.keys()),
+            acked=outcomes[Outcome.ACK],
+            redelivered=outcomes[Outcome.REDELIVERED],
+            dead=self.dead,
+            keepalives=self.keepalives,
+            is_settled=sent >= planned and has_ended,
         )
-
-    def open_copies(self) -> int:
-        return len(self.queue_of.keys() - self.ended.keys())
 
 
 def _at(marker: Marker) -> PartitionOffset:
     # The decoder refuses such STARTs and ENDs.
     assert marker.message_id is not None
     return marker.message_id.partition, marker.message_id.offset
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    sent: int = 0
-    delayed: int = 0
-    held: int = 0
-    acked: int = 0
-    redelivered: int = 0
-    dead: int = 0
-    open_copies: int = 0
-    keepalives: int = 0
-    ticks: int = 0
-    is_settled: bool = False
 
 
 class Background:
@@ -152,65 +137,37 @@ class DemoFollower(Background):
     def snapshot(self) -> Snapshot:
         self.check()
         with self._lock:
-            recorder = self._recorder
-            return Snapshot(
-                sent=recorder.sent,
-                delayed=len(recorder.scheduled - recorder.fired),
-                held=recorder.held,
-                acked=recorder.count(Outcome.ACK),
-                redelivered=recorder.count(Outcome.REDELIVERED),
-                dead=sum(recorder.dead.values()),
-                open_copies=recorder.open_copies(),
-                keepalives=recorder.keepalives,
-                ticks=recorder.ticks,
-                is_settled=recorder.is_settled(self._planned),
-            )
+            return self._recorder.snapshot(self._planned)
 
     def _run(self) -> None:
+        config = self._config
         # librdkafka retries; a real outage shows as a demo that never settles.
         follower = Follower(
-            self._config,
+            config,
             "following the demo",
-            group_id=f"{self._config.namespace}.demo",
+            group_id=f"{config.namespace}.demo",
             ignores=lambda _: True,
         )
-        try:
-            follower.place(_beginnings(self._config, self._topics()))
+        places: dict[PartitionId, int] = {}
+        with closing(follower), Admin(config) as admin:
+            for topic in (config.message_topic, config.marker_topic, config.dead_letter_topic):
+                bounds = admin.log_bounds(topic, range(admin.require_topic(topic).partitions))
+                places |= {(topic, number): first for number, (first, _) in bounds.items()}
+            follower.place(places)
             while not self.stopping.is_set():
-                self._apply(follower.poll(BATCH, POLL_S))
-        finally:
-            follower.close()
+                records = follower.poll(BATCH, POLL_S)
+                with self._lock:
+                    for record in records:
+                        self._apply(record)
 
-    def _topics(self) -> tuple[str, str, str]:
-        config = self._config
-        return config.message_topic, config.marker_topic, config.dead_letter_topic
-
-    def _apply(self, records: Iterable[Record]) -> None:
-        messages, markers, _ = self._topics()
-        with self._lock:
-            for record in records:
-                place = (record.partition() or 0, record.offset() or 0)
-                if record.topic() == markers:
-                    self._marker(place, record)
-                    continue
-                queue_id = split_key(record.key())[0].decode("utf-8", "replace")
-                if record.topic() == messages:
-                    pairs = headers_of(record)
-                    is_first = read_message_headers(pairs).origin is None
-                    self._recorder.message(place, queue_id, is_first=is_first)
-                else:
-                    self._recorder.dead_letter(queue_id)
-
-    def _marker(self, place: tuple[int, int], record: Record) -> None:
-        # What is no marker goes to the quarantine; the verdict counts what is really open.
-        with contextlib.suppress(WireError):
-            self._recorder.marker(place, decode_slim(record.value()))
-
-
-def _beginnings(config: ServiceConfig, topics: Iterable[str]) -> dict[PartitionId, int]:
-    found = {}
-    with Admin(config) as admin:
-        for topic in topics:
-            bounds = admin.log_bounds(topic, range(admin.require_topic(topic).partitions))
-            found.update({(topic, number): first for number, (first, _) in bounds.items()})
-    return found
+    def _apply(self, record: Record) -> None:
+        place = (record.partition() or 0, record.offset() or 0)
+        if record.topic() == self._config.marker_topic:
+            # What is no marker goes to the quarantine; the verdict counts what is really open.
+            with suppress(WireError):
+                self._recorder.marker(place, decode_slim(record.value()))
+        elif record.topic() == self._config.message_topic:
+            is_first = read_message_headers(headers_of(record)).origin is None
+            self._recorder.message(place, is_first=is_first)
+        else:
+            self._recorder.dead += 1

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.children import Orders, serve, tell
 from kafkamq.dev.demo.verdict import HISTORY_SCHEMA, verdict_rows
+from kafkamq.spark.formats import Views
 from kafkamq.spark.session import build_session, session_settings
-from kafkamq.spark.views import Views
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

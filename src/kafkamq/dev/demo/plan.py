@@ -65,9 +65,7 @@ def synthetic(count: int, seed: int) -> list[Planned]:
 def from_input(
     messages: Sequence[tuple[str | None, Kind | None, OutgoingMessage]], seed: int
 ) -> list[Planned]:
-    """Return the user's messages; what names no queue or kind is dealt out, delays stay as they
-    are.
-    """
+    """Return the user's messages; what names no queue or kind is dealt out."""
     return list(_prepared(messages, seed, may_delay=False))
 
 
@@ -106,9 +104,7 @@ def _prepared(
 
 
 def _drawn(count: int, seed: int, *, may_delay: bool) -> tuple[dict[int, Kind], dict[int, float]]:
-    """Return which of ``count`` messages are special: at least one of each sort, if there are
-    enough.
-    """
+    """Return which of ``count`` messages are special, some of each sort if there are enough."""
     chance = random.Random(seed)
     poison, slow, delayed = (
         max(1, round(count * share)) for share in (POISON_SHARE, SLOW_SHARE, DELAYED_SHARE)

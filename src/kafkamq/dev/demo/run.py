@@ -12,7 +12,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
@@ -22,7 +22,7 @@ from typing import Any
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.broker import LocalKafka
 from kafkamq.dev.children import Child
-from kafkamq.dev.demo.follow import Background, DemoFollower, Snapshot
+from kafkamq.dev.demo.follow import Background, DemoFollower
 from kafkamq.dev.demo.plan import DemoOptions, Planned
 from kafkamq.dev.demo.show import Show
 from kafkamq.dev.demo.verdict import Verdict
@@ -53,9 +53,6 @@ def run_demo(
     """Runs the demo; everything that it starts ends with it, also on Ctrl-C.
 
     Args:
-        planned: The messages.
-        options: How it runs.
-        show: What it says.
         beside: Shows the namespace while the demo runs, with a folder for its files; its address.
         stay: Called behind the verdict; what was started ends when it returns.
     """
@@ -109,31 +106,56 @@ class _Demo:
         stack.callback(self._end_children)
 
     def run(self) -> Verdict:
-        show = self.show
+        show, options = self.show, self.options
         with show.step("Starting Kafka, and Spark beside it"):
-            tracker = self._tracker()
+            tracker = self._child(ACTORS, {"role": "tracker", "engine": options.engine}, "tracker")
             self.others.append(tracker)
-            broker = self._broker()
+            broker = self.brokers.enter_context(
+                LocalKafka(
+                    data_dir=self.folder / "kafka",
+                    cache_dir=options.cache_dir,
+                    java=options.java,
+                    on_progress=show.fetching,
+                )
+            )
         config = ServiceConfig(
             bootstrap_servers=broker.bootstrap_servers,
-            namespace=self.options.namespace,
-            kafka=self.options.kafka,
+            namespace=options.namespace,
+            kafka=options.kafka,
         )
-        with show.step(f"Starting the tracker ({self.options.engine}) and the workers"):
-            self._create_topics(config)
-            tracker.order(self._tracker_orders(config))
-            self._start_workers(config)
+        where = {
+            "bootstrap_servers": config.bootstrap_servers,
+            "namespace": config.namespace,
+            "histories": str(self.histories),
+        }
+        with show.step(f"Starting the tracker ({options.engine}) and the workers"):
+            with Service(config.bootstrap_servers, config.namespace, kafka=config.kafka) as service:
+                service.create_topics(
+                    partitions=options.partitions,
+                    marker_partitions=options.marker_partitions,
+                    replication_factor=1,
+                )
+            tracker.order(
+                {
+                    **where,
+                    "kafka": {},
+                    "marker_partitions": options.marker_partitions,
+                    "settings": {"max_deliveries": options.max_deliveries},
+                }
+            )
+            self._start_workers({**where, "kafka": dict(config.kafka)})
             if self.beside is not None:
                 show.say(f"Pages: {self.stack.enter_context(self.beside(config, self.folder))}")
             tracker.wait_for("ready", timeout_s=ENGINE_TIMEOUT_S)
-        judge = self._judge(config)
+        judge = self._child("kafkamq.dev.demo.judge", where, "judge")
         self.others.append(judge)
         follower = DemoFollower(config, planned=len(self.planned))
-        sender = Sender(config, self.planned, per_s=self.options.send_per_s)
+        sender = Sender(config, self.planned, per_s=options.send_per_s)
+        half = options.kill_at * len(self.planned)
         self.stack.enter_context(follower)
         self.stack.enter_context(sender)
         with show.live(len(self.planned)):
-            self._watch(follower, sender, until=self._is_half_way)
+            self._watch(follower, sender, until=lambda seen: seen.acked + seen.dead >= half)
             self._kill_one(follower)
             is_settled = self._watch(
                 follower, sender, until=lambda seen: sender.is_done and seen.is_settled
@@ -146,17 +168,8 @@ class _Demo:
             report["rows"], sent_confirmed=sender.confirmed, is_settled=is_settled
         )
 
-    def _broker(self) -> LocalKafka:
-        options = self.options
-        broker = LocalKafka(
-            data_dir=self.folder / "kafka",
-            cache_dir=options.cache_dir,
-            java=options.java,
-            on_progress=self.show.fetching,
-        )
-        return self.brokers.enter_context(broker)
-
-    def _child(self, module: str, orders: dict[str, Any], name: str) -> Child:
+    def _child(self, module: str, orders: Mapping[str, Any], name: str) -> Child:
+        orders = {"folder": str(self.folder), "messages": len(self.planned), **orders}
         child = Child(module, orders, name=name, log=self.folder / f"{name}.log")
         self.started.append(child)
         return child
@@ -168,53 +181,14 @@ class _Demo:
             for ending in [pool.submit(child.end) for child in children]:
                 ending.result()
 
-    def _tracker(self) -> Child:
-        orders = {
-            "role": "tracker",
-            "folder": str(self.folder),
-            "messages": len(self.planned),
-            "engine": self.options.engine,
-        }
-        return self._child(ACTORS, orders, "tracker")
-
-    def _judge(self, config: ServiceConfig) -> Child:
-        orders = {
-            "folder": str(self.folder),
-            "messages": len(self.planned),
-            "bootstrap_servers": config.bootstrap_servers,
-            "namespace": config.namespace,
-            "histories": str(self.histories),
-        }
-        return self._child("kafkamq.dev.demo.judge", orders, "judge")
-
-    def _create_topics(self, config: ServiceConfig) -> None:
-        with Service(config.bootstrap_servers, config.namespace, kafka=config.kafka) as service:
-            service.create_topics(
-                partitions=self.options.partitions,
-                marker_partitions=self.options.marker_partitions,
-                replication_factor=1,
-            )
-
-    def _tracker_orders(self, config: ServiceConfig) -> dict[str, Any]:
-        return {
-            "bootstrap_servers": config.bootstrap_servers,
-            "namespace": config.namespace,
-            "kafka": {},
-            "marker_partitions": self.options.marker_partitions,
-            "settings": {"max_deliveries": self.options.max_deliveries},
-        }
-
-    def _start_workers(self, config: ServiceConfig) -> None:
+    def _start_workers(self, where: Mapping[str, Any]) -> None:
         options = self.options
         for number in range(1, options.workers + 1):
             name = f"worker-{number}"
             orders = {
                 "role": "worker",
                 "runner": "demo",
-                "bootstrap_servers": config.bootstrap_servers,
-                "namespace": config.namespace,
-                "kafka": dict(config.kafka),
-                "histories": str(self.histories),
+                **where,
                 "name": name,
                 "queues": self.queues,
                 "contender": "markers",
@@ -245,9 +219,6 @@ class _Demo:
             for child in (*self.workers, *self.others):
                 child.check()
             time.sleep(POLL_S)
-
-    def _is_half_way(self, seen: Snapshot) -> bool:
-        return seen.acked + seen.dead >= self.options.kill_at * len(self.planned)
 
     def _kill_one(self, follower: DemoFollower) -> None:
         """Kills a worker in a moment at which its history shows messages in its hands."""

@@ -1,6 +1,6 @@
 """The verdict: Spark SQL over the topics, and over nothing else that kafkamq says of itself.
 
-It expects the views ``messages``, ``markers`` and ``dead_letters`` (``kafkamq.spark.views``) and
+It expects the views ``messages``, ``markers`` and ``dead_letters`` (``kafkamq.spark.Views``) and
 ``history``, what the workers wrote down (op, id, attempt). It folds no tracker code: a
 lease's end is found again from R1 and R2 by window functions, so that a tracker that is wrong
 cannot agree with itself. A message is known by its id; the demo gives each its own.
@@ -315,9 +315,7 @@ class Verdict:
 
     @classmethod
     def from_rows(cls, rows: Sequence[dict[str, Any]], **more: Any) -> Verdict:
-        """Make a verdict from the rows of its SQL: one per queue, and one with an empty queue:
-        all.
-        """
+        """Make a verdict from the rows of its SQL; the one with an empty queue is of all."""
         names = {item.name for item in fields(QueueResult)}
         results = [
             QueueResult(**{name: value for name, value in row.items() if name in names})

@@ -1,5 +1,4 @@
-"""What became of messages is folded beside a tracker: attempts at each one, and fates of some
-(R34).
+"""Attempts at each message, and fates of some (R34), are folded beside a tracker.
 
 An attempt begins with the START that a tracker would track, and ends with the first END that names
 its message: a worker's verdict, or the tracker's own where none came. What is open, and whether a
@@ -69,7 +68,6 @@ class Attempts:
         """Fold one record, in offset order, for each of its messages (R27); total.
 
         Args:
-            offset: Of the record.
             timestamp_ms: Of the record, whatever its kind: what the attempt shows.
             log_time_ms: LogAppendTime; negative for any other kind: what moves the clock (R1).
             marker: None for a record that could not be decoded (R21).
@@ -209,8 +207,6 @@ class Counted:
 
 @dataclass(slots=True)
 class Fate:
-    # A START was read that a tracker takes in.
-    is_started: bool = False
     counted: list[Counted] = field(default_factory=list)
 
     @property
@@ -240,7 +236,6 @@ class Fates:
         """Fold one committed record, in offset order; total.
 
         Args:
-            offset: Of the record.
             log_ms: Its LogAppendTime; negative for any other kind (R1).
             marker: None for a record that could not be decoded (R21).
         """
@@ -281,25 +276,15 @@ class Fates:
                 yield marker.message_id
             return
         for message_id in self._watched:
-            for batch in marker.batches:
-                bit = message_id.offset - batch.base_offset
-                if (
-                    bit >= 0
-                    and batch.partition == message_id.partition
-                    and batch.bits >> bit & 1
-                    and (batch.topic_id, batch.leader_epoch) == message_id.log
-                ):
-                    yield message_id
-                    break
+            if any(message_id in batch for batch in marker.batches):
+                yield message_id
 
     def _fold(self, offset: int, message_id: MessageId, marker: Marker) -> None:
         tracker, fate = self._tracker, self._watched[message_id]
         before = _found(tracker.hold_of(message_id))
         tracker.fold(offset, marker)
         after = _found(tracker.hold_of(message_id))
-        if marker.type is MarkerType.START:
-            fate.is_started = fate.is_started or after != _NOT_OPEN
-        elif marker.type is MarkerType.END and before != after:
+        if marker.type is MarkerType.END and before != after:
             fate.counted.append(Counted(offset, marker.outcome, marker.consumer_id))
 
 

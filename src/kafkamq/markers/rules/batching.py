@@ -114,7 +114,6 @@ def oldest_by_reference_ms(now_ms: int, *, max_lease_ms: int, retention_ms: int)
 
     Args:
         now_ms: The brokers' time.
-        max_lease_ms: Of the queue.
         retention_ms: Of the messages topic; negative: forever.
     """
     if retention_ms < 0:

@@ -15,7 +15,7 @@ import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from operator import attrgetter
 
 from kafkamq.markers.rules.hold import (
     ASKED,
@@ -39,39 +39,26 @@ _WORDS = struct.Struct(f"<{CHUNK_OFFSETS // PAGE_BITS}Q")
 _HOLD = struct.Struct("<BHiQqqqq")
 
 
+@dataclass(slots=True, eq=False)
 class Chunk:
-    """What is known of a chunk while it lies in the store, as it was when it was written.
+    """What is known of a chunk while it lies in the store, as it was when it was written."""
 
-    Attributes:
-        wake_ms: A lower bound of the next time at which something in it changes by itself.
-        size: Open messages.
-        first_start_offset: The smallest of its holds; NEVER when there is none.
-        wanted: Messages that are due, or to be carried, and not asked for.
-        asked: Those that are.
-        ended_ms: When the last one that is remembered ended.
-        stored: What the store has of it, while it is here; None: it is in the store alone.
-        is_changed: The last snapshot wrote it.
-    """
-
-    __slots__ = (
-        "asked",
-        "ended_ms",
-        "first_start_offset",
-        "is_changed",
-        "key",
-        "size",
-        "stored",
-        "wake_ms",
-        "wanted",
-    )
-
-    def __init__(self, key: ChunkKey) -> None:
-        self.key = key
-        self.stored: bytes | None = None
-        self.is_changed = False
-        self.wake_ms = self.first_start_offset = NEVER
-        self.size = self.wanted = self.asked = 0
-        self.ended_ms = -NEVER
+    key: ChunkKey
+    # A lower bound of the next time at which something in it changes by itself.
+    wake_ms: int = NEVER
+    # Open messages.
+    size: int = 0
+    # The smallest of its holds; NEVER when there is none.
+    first_start_offset: int = NEVER
+    # Messages that are due, or to be carried, and not asked for; and those that are.
+    wanted: int = 0
+    asked: int = 0
+    # When the last one that is remembered ended.
+    ended_ms: int = -NEVER
+    # What the store has of it, while it is here; None: it is in the store alone.
+    stored: bytes | None = None
+    # The last snapshot wrote it.
+    is_changed: bool = False
 
     @property
     def is_here(self) -> bool:
@@ -176,8 +163,8 @@ class Page:
         self.size = sum(chunk.size for chunk in filled)
 
 
-def _first(page: Page) -> ChunkKey:
-    return page.first
+first_key = attrgetter("first")
+"""Orders pages."""
 
 
 class Pages:
@@ -189,16 +176,6 @@ class Pages:
         load: Fetches a page's bytes and chunks from the state store.
     """
 
-    __slots__ = (
-        "_load",
-        "change_ms",
-        "closed",
-        "first_start_offset",
-        "next_number",
-        "open",
-        "wake_ms",
-    )
-
     def __init__(
         self,
         closed: Iterable[Page] = (),
@@ -208,7 +185,7 @@ class Pages:
         self.open: list[Page] = []
         self.next_number = next_number
         self._load = load
-        self._close(sorted(closed, key=_first))
+        self._close(sorted(closed, key=first_key))
 
     def _close(self, closed: list[Page]) -> None:
         self.closed = closed
@@ -217,7 +194,7 @@ class Pages:
         self.first_start_offset = min((page.first_start_offset for page in closed), default=NEVER)
 
     def of(self, key: ChunkKey) -> Page | None:
-        at = bisect_right(self.closed, key, key=_first) - 1
+        at = bisect_right(self.closed, key, key=first_key) - 1
         return self.closed[at] if at >= 0 and key <= self.closed[at].last else None
 
     def read(self, pages: Sequence[Page]) -> list[Chunk]:
@@ -236,65 +213,3 @@ class Pages:
     def new(self, keys: Sequence[ChunkKey]) -> None:
         self.open.append(Page(self.next_number, keys[0], keys[-1], keys=list(keys)))
         self.next_number += 1
-
-
-class PagedTable(Protocol):
-    chunks: dict[ChunkKey, Chunk]
-    pages: Pages
-
-    def open_pages(self, pages: list[Page]) -> None: ...
-
-
-def listed_chunks(table: PagedTable, limits: PageLimits = LIMITS) -> list[Chunk]:
-    """Share out what is here; returns what the index lists, those that changed last at the end.
-
-    The others are in the open pages; one that has none left is still there, without keys.
-    """
-    chunks, pages = table.chunks, table.pages
-    paged: set[ChunkKey] = set()
-    for page in pages.open:
-        kept = [key for key in page.keys if key in chunks and _rests(chunks[key])]
-        dissolves = len(kept) < min(limits.least, len(page.keys))
-        page.keys = [] if dissolves else kept
-        paged.update(page.keys)
-    left = [chunk for key, chunk in chunks.items() if key not in paged]
-    resting = [chunk for chunk in left if _rests(chunk)]
-    busy = [chunk for chunk in left if not _rests(chunk)]
-    if len(left) > limits.listed:
-        surplus = len(left) - limits.kept
-        _put(table, sorted(chunk.key for chunk in resting[:surplus]), limits)
-        resting = resting[surplus:]
-    return resting + busy
-
-
-def _rests(chunk: Chunk) -> bool:
-    return not (chunk.is_changed or chunk.wanted or chunk.asked)
-
-
-def _put(table: PagedTable, keys: Sequence[ChunkKey], limits: PageLimits) -> None:
-    """Put chunks, in order of their keys, into the pages where they belong, or into new ones."""
-    pages = table.pages
-    before = sorted([*pages.closed, *pages.open], key=_first)
-    inside: dict[int, list[ChunkKey]] = {}
-    # By the place of the page in front of them; -1: they are before all pages.
-    behind: dict[int, list[ChunkKey]] = {}
-    for key in keys:
-        at = bisect_right(before, key, key=_first) - 1
-        is_inside = at >= 0 and key <= before[at].last
-        (inside if is_inside else behind).setdefault(at, []).append(key)
-    for at, more in behind.items():
-        if before and len(more) < limits.least:
-            inside.setdefault(max(at, 0), []).extend(more)
-        else:
-            for start in range(0, len(more), limits.page):
-                pages.new(more[start : start + limits.page])
-    for at, more in inside.items():
-        page = before[at]
-        if page not in pages.open:
-            table.open_pages([page])
-        merged = sorted(page.keys + more)
-        if len(merged) > 2 * limits.page:
-            for start in range(limits.page, len(merged), limits.page):
-                pages.new(merged[start : start + limits.page])
-            del merged[limits.page :]
-        page.keys = merged

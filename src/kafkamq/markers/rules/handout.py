@@ -1,5 +1,4 @@
-"""A worker decides this around handing out: how far ahead, alone or not, too old, how long to
-wait.
+"""A worker decides this around handing out: how far ahead, alone or not, too old, how late.
 
 Pure parts of R5 (how many STARTs ahead of ``receive``), R6 (the last allowed delivery is alone in
 its process), R8 (the delay of a NACK) and R10 (expired messages).
@@ -127,28 +126,23 @@ class ReceiveAhead:
     def __init__(self, *, first: int, maximum: int) -> None:
         self._first = min(first, maximum)
         self._maximum = maximum
-        self._size = self._first
-
-    @property
-    def size(self) -> int:
-        return self._size
+        self.size = self._first
 
     def size_for(self, n: int) -> int:
-        """Return the size for ``receive_many(n)``: ``n``, or as many times ``n`` as are used up
-        fast.
+        """Return ``n``, or as many times ``n`` as are used up fast, for ``receive_many(n)``.
 
         At most half of ``max_in_flight``, so that the next ones can be STARTed meanwhile.
         """
-        if self._size == self._first:
+        if self.size == self._first:
             # Nothing says that they are used up fast.
             return n
-        return n * max(1, min(self._size, self._maximum // 2, _MOST_AT_ONCE) // n)
+        return n * max(1, min(self.size, self._maximum // 2, _MOST_AT_ONCE) // n)
 
     def drained(self, count: int, elapsed_ms: int) -> None:
         """``count`` messages were handed out in that time, since they were there."""
         if count > 0:
             wanted = count * _AHEAD_MS // max(elapsed_ms, 1)
-            self._size = max(self._first, min(wanted, 2 * self._size, self._maximum))
+            self.size = max(self._first, min(wanted, 2 * self.size, self._maximum))
 
 
 def expires_at_ms(ttl_ms: int | None, origin_timestamp_ms: int) -> int:
@@ -178,8 +172,6 @@ def nack_delay_ms(
 
     Args:
         requested_ms: What the application asked for; None: the queue's back-off.
-        backoff: Of the queue.
-        delivery_count: Of the delivery that failed.
         retention_ms: Of the markers topic; negative: forever.
         random_unit: In [0, 1), draws the jitter.
     """

@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from kafkamq.types import MessageId
 
@@ -41,40 +42,20 @@ ASKED = 16
 CAUSE_SHIFT = 8
 
 
+@dataclass(slots=True, eq=False)
 class Hold:
     """Messages of one page of 64 offsets with the same facts (R18, R31); times are log time."""
 
-    __slots__ = (
-        "begin_ms",
-        "bits",
-        "deadline_ms",
-        "flags",
-        "holder",
-        "start_offset",
-        "verdict_offset",
-        "wake_ms",
-    )
-
-    def __init__(
-        self,
-        bits: int,
-        start_offset: int,
-        begin_ms: int,
-        deadline_ms: int,
-        flags: int,
-        holder: Holder | None,
-        verdict_offset: int = -1,
-    ) -> None:
-        self.bits = bits
-        self.start_offset = start_offset
-        self.begin_ms = begin_ms
-        self.deadline_ms = deadline_ms
-        self.flags = flags
-        self.holder = holder
-        # Where the END with a reason stands; -1: there is none.
-        self.verdict_offset = verdict_offset
-        # A lower bound of when it changes by itself.
-        self.wake_ms = NEVER
+    bits: int
+    start_offset: int
+    begin_ms: int
+    deadline_ms: int
+    flags: int
+    holder: Holder | None
+    # Where the END with a reason stands; -1: there is none.
+    verdict_offset: int = -1
+    # A lower bound of when it changes by itself.
+    wake_ms: int = NEVER
 
     def split(self, bits: int) -> Hold:
         self.bits ^= bits
@@ -86,8 +67,8 @@ class Hold:
             self.flags,
             self.holder,
             self.verdict_offset,
+            self.wake_ms,
         )
-        part.wake_ms = self.wake_ms
         if self.holder is not None:
             self.holder.references += 1
         return part
@@ -134,37 +115,21 @@ class Consumer:
         return max(own_ms, self._untils[at]) if at < len(self._untils) else own_ms
 
 
+@dataclass(slots=True, eq=False)
 class Holder:
     """A consumer with the terms of its leases; shared by all entries that it holds."""
 
-    __slots__ = (
-        "_consumer",
-        "_counted",
-        "_until_ms",
-        "consumer_id",
-        "max_lease_ms",
-        "number",
-        "references",
-        "timeout_ms",
-    )
+    number: int
+    consumer_id: str
+    timeout_ms: int
+    max_lease_ms: int
+    _consumer: Consumer
+    _until_ms: int = -1
+    references: int = 0
+    _counted: int = field(init=False)
 
-    def __init__(
-        self,
-        number: int,
-        consumer_id: str,
-        timeout_ms: int,
-        max_lease_ms: int,
-        consumer: Consumer,
-        until_ms: int = -1,
-    ) -> None:
-        self.number = number
-        self.consumer_id = consumer_id
-        self.timeout_ms = timeout_ms
-        self.max_lease_ms = max_lease_ms
-        self.references = 0
-        self._consumer = consumer
-        self._until_ms = until_ms
-        self._counted = consumer.renewals
+    def __post_init__(self) -> None:
+        self._counted = self._consumer.renewals
 
     @property
     def renewed_ms(self) -> int:
@@ -184,8 +149,6 @@ class Holder:
 
 class Holders:
     """The holders of one marker partition, by terms and by number, and their consumers."""
-
-    __slots__ = ("_by_terms", "_consumers", "_idle", "_timeouts", "by_number", "next_number")
 
     def __init__(self) -> None:
         self.next_number = 0

@@ -109,66 +109,53 @@ _ENDLESS_MS = 1 << 53
 _STARTING, _STARTED, _HELD, _ACKNOWLEDGED, _LOST = LeaseState
 
 
+@dataclass(slots=True, eq=False)
 class Lease:
-    """A worker's hold on messages of one chunk; changed by ``Leases``, and ``held`` by ACKs too.
+    """A worker's hold on messages of one chunk; changed by ``Leases``, and ``held`` by ACKs too."""
 
-    Attributes:
-        offsets: In ascending order, of one chunk of ``log``: topic id and leader epoch.
-        holder_id: Whom trackers take for its holder; a RELEASE names it (R8).
-        next_holder_id: Whom a KEEPALIVE that is not reported makes its holder.
-        begin_ms: When its first START, which was delivered, was written.
-        deadline_ns: The ``deadline_ms``, as an ACK compares it with its clock.
-        asked_ms: Until when ``extend`` asked to hold it, or a tracker may hold it.
-        start_offset: Of its first START in the markers.
-        oldest_ms: The broker's time of its oldest message, if its START has no payload.
-        held: The offsets without a verdict; of ``lost`` ones none comes any more.
-        uncollected: These, and those that ``collect`` will find missing in ``held``.
-        parts: What has split off with a verdict; ``many_parts`` are looked through for known ENDs.
-        number: Of a part: it is behind the renewals with smaller numbers.
-        end: Of a part with its ``verdict``: the last END of it that was written.
-        is_end_known: Its END is in the log, or nobody waits for that.
-    """
+    partition: int
+    # In ascending order, of one chunk of ``log``: topic id and leader epoch.
+    offsets: Sequence[int]
+    log: tuple[bytes, int]
+    marker_partition: int
+    # Whom trackers take for its holder (a RELEASE names it, R8), and whom a KEEPALIVE that is not
+    # reported makes its holder.
+    holder_id: str
+    next_holder_id: str = ""
+    state: LeaseState = _STARTING
+    # When its first START, which was delivered, was written.
+    begin_ms: int = -1
+    # The ``deadline_ms``, as an ACK compares it with its clock.
+    deadline_ns: int = -1
+    # Until when ``extend`` asked to hold it, or a tracker may hold it.
+    asked_ms: int = -1
+    log_begin_ms: int = -1
+    log_deadline_ms: int = -1
+    # Of its first START in the markers.
+    start_offset: int = -1
+    # The broker's time of its oldest message, if its START has no payload.
+    oldest_ms: int = -1
+    # Of a part: it is behind the renewals with smaller numbers.
+    number: int = 0
+    sharing: Sharing = field(default=Sharing.NONE, init=False)
+    # The offsets without a verdict; of ``lost`` ones none comes any more.
+    held: set[int] = field(init=False)
+    lost: Collection[int] = field(default=(), init=False)
+    # Those in ``held``, and those that ``collect`` will find missing there.
+    uncollected: set[int] = field(init=False)
+    is_noted: bool = field(default=False, init=False)
+    # What has split off with a verdict; ``many_parts`` are looked through for known ENDs.
+    parts: list[Lease] = field(default_factory=list, init=False)
+    many_parts: int = field(default=16, init=False)
+    # Of a part with its verdict: the last END of it that was written.
+    verdict: Verdict = field(default=ACKED, init=False)
+    end: object = field(default=None, init=False)
+    # Its END is in the log, or nobody waits for that.
+    is_end_known: bool = field(default=False, init=False)
 
-    __slots__ = (
-        "asked_ms", "begin_ms", "deadline_ns", "end", "held", "holder_id", "is_end_known",
-        "is_noted", "log", "log_begin_ms", "log_deadline_ms", "lost", "many_parts",
-        "marker_partition", "next_holder_id", "number", "offsets", "oldest_ms", "partition",
-        "parts", "sharing", "start_offset", "state", "uncollected", "verdict",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        partition: int,
-        offsets: Sequence[int],
-        log: tuple[bytes, int],
-        marker_partition: int,
-        holder_id: str,
-    ) -> None:
-        self.partition = partition
-        self.offsets = offsets
-        self.log = log
-        self.marker_partition = marker_partition
-        self.holder_id = holder_id
-        self.next_holder_id = ""
-        self.state = _STARTING
-        self.begin_ms = -1
-        self.deadline_ms = -1
-        self.asked_ms = -1
-        self.log_begin_ms = -1
-        self.log_deadline_ms = -1
-        self.start_offset = -1
-        self.sharing = Sharing.NONE
-        self.oldest_ms = -1
-        self.held = set(offsets)
+    def __post_init__(self) -> None:
+        self.held = set(self.offsets)
         self.uncollected = self.held.copy()
-        self.lost: Collection[int] = ()
-        self.is_noted = False
-        self.parts: list[Lease] = []
-        self.many_parts = 16
-        self.number = 0
-        self.verdict = ACKED
-        self.end: object = None
-        self.is_end_known = False
 
     @classmethod
     def unwatched(
@@ -259,16 +246,8 @@ class Renewal:
 
     def names(self, lease: Lease) -> bool:
         """Say whether it renews a part of its leases; one that was acked before is in no batch."""
-        if not self.batches:
-            return True
-        return any(
-            batch.partition == lease.partition
-            and all(
-                at >= batch.base_offset and batch.bits >> (at - batch.base_offset) & 1
-                for at in lease.offsets
-            )
-            for batch in self.batches
-        )
+        ids = lease.message_ids() if self.batches else ()
+        return not ids or any(all(one in batch for one in ids) for batch in self.batches)
 
 
 class Leases:
@@ -280,7 +259,9 @@ class Leases:
         max_lease_ms: int,
         batch_markers: bool = False,
     ) -> None:
-        self._consumer_id = consumer_id
+        self.consumer_id = consumer_id
+        # Something that was started under that id must not be renewed: change it (R7).
+        self.id_is_spent = False
         self._timeout_ms = redelivery_timeout_ms
         self._max_lease_ms = max_lease_ms
         self._is_batched = batch_markers
@@ -298,18 +279,8 @@ class Leases:
         # What is over and was not told yet; no HELD lease ends before the time.
         self._ended: list[Lease] = []
         self._look_ms = _NEVER_MS
-        self._id_is_spent = False
 
     # Views.
-
-    @property
-    def consumer_id(self) -> str:
-        return self._consumer_id
-
-    @property
-    def id_is_spent(self) -> bool:
-        """Something that was started under ``consumer_id`` must not be renewed: change it (R7)."""
-        return self._id_is_spent
 
     @property
     def open_count(self) -> int:
@@ -327,8 +298,8 @@ class Leases:
 
     def change_id(self, consumer_id: str) -> None:
         """Go on under a fresh id; what is held is renewed by message_id from here on (R7)."""
-        self._consumer_id = consumer_id
-        self._id_is_spent = False
+        self.consumer_id = consumer_id
+        self.id_is_spent = False
 
     def gained_partition(self, partition: int, monotonic_ms: int) -> None:
         """A partition of the messages topic was assigned (R7's 60 s)."""
@@ -391,7 +362,7 @@ class Leases:
         self, partition: int, offsets: Sequence[int], log: tuple[bytes, int], marker_partition: int
     ) -> Lease:
         """A START of messages of one chunk, ascending, is about to be written."""
-        lease = Lease(partition, offsets, log, marker_partition, self._consumer_id)
+        lease = Lease(partition, offsets, log, marker_partition, self.consumer_id)
         self._open[lease] = None
         return lease
 
@@ -399,7 +370,6 @@ class Leases:
         """Its START was delivered. A second START of a message moves nothing but log time.
 
         Args:
-            lease: Of the messages.
             written_ms: Monotonic, not after the START was written.
             log_ms: Its broker timestamp.
             offset: Its offset.
@@ -453,7 +423,7 @@ class Leases:
             if lease.state is _STARTED:
                 self._remember(lease)
             self._lose(lease)
-        self._id_is_spent = True
+        self.id_is_spent = True
 
     def aborted(self, batch: Iterable[Lease]) -> None:
         """Their STARTs were in a transaction that did not happen, or nobody knows (exactly once).
@@ -463,7 +433,7 @@ class Leases:
         """
         for lease in batch:
             self._lose(lease)
-        self._id_is_spent = True
+        self.id_is_spent = True
 
     def may_hand_out(self, lease: Lease, monotonic_ms: int) -> bool:
         """Return whether it stands; else it is LOST, and a tracker redelivers its messages (R5)."""
@@ -495,7 +465,7 @@ class Leases:
 
     def _lose(self, lease: Lease) -> None:
         # A KEEPALIVE of the consumer would keep it alive.
-        self._id_is_spent = True
+        self.id_is_spent = True
         self._open.pop(lease, None)
         lease.held.clear()
         # This comes last: a call that is broken off before is repeated.
@@ -521,7 +491,7 @@ class Leases:
                 continue
             # R7: an older owner's START may come late, a commit take longer than a lease lasts.
             # R34: who extended it by its token may hold it.
-            is_ours = lease.holder_id == self._consumer_id and lease.sharing is Sharing.NONE
+            is_ours = lease.holder_id == self.consumer_id and lease.sharing is Sharing.NONE
             if is_ours and lease.partition not in self._new_partitions:
                 together[lease.marker_partition].append(lease)
             # R30: one time for all of a record would cut what was extended.
@@ -529,7 +499,7 @@ class Leases:
                 named[lease.marker_partition].append(lease)
             else:
                 single.append(self._renewal(lease, now_ms))
-        known = self._consumer_id, None, self._timeout_ms
+        known = self.consumer_id, None, self._timeout_ms
         shared = [
             Renewal(partition, *known, tuple(leases), now_ms, self._number)
             for partition, leases in together.items()
@@ -550,13 +520,6 @@ class Leases:
                 for lease in renewal.leases:
                     lease.next_holder_id = renewal.consumer_id
         return renewals
-
-    def apart(self, lease: Lease, offset: int) -> Lease:
-        """Return a lease of this message of ``lease`` alone, which still has it, too.
-
-        The caller takes it out there, uses this one, and then ``keep``s it.
-        """
-        return self._copy(lease, [offset])
 
     def keep(self, lease: Lease) -> None:
         """What ``apart`` gave is in use; or it ends earlier than it was to."""
@@ -653,7 +616,7 @@ class Leases:
         # The tracker sets clock + this, so no renewal may cut what was asked for before it.
         after_ms = max(self._timeout_ms, lease.asked_ms - monotonic_ms)
         (message_id,) = lease.message_ids()
-        to, by = lease.marker_partition, self._consumer_id
+        to, by = lease.marker_partition, self.consumer_id
         return Renewal(to, by, message_id, after_ms, (lease,), monotonic_ms, self._number)
 
     # Verdicts (R8, R9).
@@ -751,7 +714,7 @@ class Leases:
         if len(offsets) == len(lease.offsets):
             lease.verdict = verdict
             return lease
-        part = self._copy(lease, offsets)
+        part = self.apart(lease, offsets)
         part.held.clear()
         part.uncollected.clear()
         part.state, part.verdict = _ACKNOWLEDGED, verdict
@@ -761,16 +724,16 @@ class Leases:
             lease.many_parts = max(16, 2 * len(lease.parts))
         return part
 
-    def _copy(self, lease: Lease, offsets: Sequence[int]) -> Lease:
+    def apart(self, lease: Lease, offsets: Sequence[int]) -> Lease:
+        """Return a lease of these messages of ``lease`` alone, which still has them, too.
+
+        The caller takes them out there, uses this one, and then ``keep``s it.
+        """
         of = lease.partition, offsets, lease.log, lease.marker_partition, lease.holder_id
-        copy = Lease(*of)
-        copy.state, copy.number = lease.state, self._number
-        copy.next_holder_id = lease.next_holder_id
-        copy.begin_ms, copy.deadline_ms = lease.begin_ms, lease.deadline_ms
-        copy.asked_ms = lease.asked_ms
-        copy.log_begin_ms, copy.log_deadline_ms = lease.log_begin_ms, lease.log_deadline_ms
-        copy.oldest_ms, copy.start_offset = lease.oldest_ms, lease.start_offset
-        return copy
+        now = lease.next_holder_id, lease.state, lease.begin_ms, lease.deadline_ns, lease.asked_ms
+        log = lease.log_begin_ms, lease.log_deadline_ms, lease.start_offset, lease.oldest_ms
+        # ``replace`` takes longer than all the rest.
+        return Lease(*of, *now, *log, self._number)
 
     def ended(self, lease: Lease, log_ms: int) -> bool:
         """Note that its END is in the log; False: it came behind the lease's end (R2, R9)."""
@@ -783,7 +746,7 @@ class Leases:
     def end_failed(self, lease: Lease, monotonic_ms: int) -> bool:
         """An END was not delivered; True: the lease still stands, write it again."""
         # A KEEPALIVE of the consumer would keep the settled message alive.
-        self._id_is_spent = True
+        self.id_is_spent = True
         if monotonic_ms < lease.deadline_ms:
             return True
         lease.state = _LOST

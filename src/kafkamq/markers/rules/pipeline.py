@@ -103,7 +103,8 @@ class Pipeline(Generic[Message]):
         self._waiting: dict[int, set[str]] = {}
         self._begun: dict[int, int] = {}
         self._covered: Covered[Message] | None = None
-        self._uncommitted = 0
+        # Records, those of other queues included, that were polled since the last commit.
+        self.uncommitted_count = 0
 
     # Views.
 
@@ -115,11 +116,6 @@ class Pipeline(Generic[Message]):
         if not self._waiting:
             return self._count
         return sum(len(run.offsets) for run in self.upcoming())
-
-    @property
-    def uncommitted_count(self) -> int:
-        """Get records, those of other queues included, that were polled since the last commit."""
-        return self._uncommitted
 
     @property
     def waiting(self) -> Collection[int]:
@@ -176,7 +172,7 @@ class Pipeline(Generic[Message]):
             self._committed.setdefault(partition, offset)
             self._begun.setdefault(partition, offset)
         self._next.update(next_offsets)
-        self._uncommitted += count
+        self.uncommitted_count += count
         for run in own:
             self._add(run)
 
@@ -312,7 +308,7 @@ class Pipeline(Generic[Message]):
                 runs.append(run)
             if offset != self._committed.get(partition):
                 offsets[partition] = offset
-        return Covered(offsets, runs, self._uncommitted)
+        return Covered(offsets, runs, self.uncommitted_count)
 
     def committing(self, covered: Covered[Message]) -> None:
         """A commit of what ``committable`` said has set out; one at a time."""
@@ -327,7 +323,7 @@ class Pipeline(Generic[Message]):
         for sent in self._sent.values():
             while sent and sent[0] in done:
                 sent.popleft()
-        self._uncommitted = max(0, self._uncommitted - covered.count)
+        self.uncommitted_count = max(0, self.uncommitted_count - covered.count)
         return covered.runs
 
     def commit_failed(self) -> tuple[list[Run[Message]], dict[int, int]]:
@@ -359,7 +355,7 @@ class Pipeline(Generic[Message]):
 
     def nothing_to_commit(self) -> None:
         """All that was polled since the last commit is committed already."""
-        self._uncommitted = 0
+        self.uncommitted_count = 0
 
     def give_up(self, run: Run[Message]) -> tuple[list[Run[Message]], int]:
         """Read again from this run on: what is given up with it, and where to seek to."""

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from kafkamq.config import Options
 from kafkamq.markers.rules.chunks import ChunkKey
 from kafkamq.markers.rules.delivery import Carry, DueCause, Settle, action_of, row_order
 from kafkamq.markers.rules.hold import (
@@ -60,8 +61,6 @@ from kafkamq.markers.rules.table import HoldTable
 from kafkamq.markers.rules.ticks import Wake
 from kafkamq.queue.rules.log_clock import LogClock
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
-
-__all__ = ["MAX_PLAN", "RedeliveryTracker", "Wake"]
 
 MAX_PLAN = 50_000
 MAX_GRACE_MS = 3_000  # R3
@@ -96,7 +95,7 @@ class RedeliveryTracker:
         next_offset: int = 0,
         *,
         partition: int = 0,
-        max_lease_ms: int = 43_200_000,
+        max_lease_ms: int = Options.max_lease.default_ms,
         longest_ms: int = NEVER,
         carry_after_ms: int = NEVER,
         engine: tuple[str, int] | None = None,

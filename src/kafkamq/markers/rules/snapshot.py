@@ -1,5 +1,4 @@
-"""A tracker's state is kept in a state store: one index, and the chunks and pages that changed
-(R18).
+"""A tracker's state in a state store is an index, and chunks and pages as they change (R18).
 
 The index is JSON: the clock, the holders, and a line for each chunk; of a thousand and more only
 for those that changed last, the others' lines are in pages (``chunks.py``). A chunk is what
@@ -9,9 +8,12 @@ for those that changed last, the others' lines are in pages (``chunks.py``). A c
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
+from kafkamq.config import Options
 from kafkamq.errors import UnsupportedVersionError, WireError
 from kafkamq.markers.rules.chunks import (
     LIMITS,
@@ -20,10 +22,11 @@ from kafkamq.markers.rules.chunks import (
     Page,
     PageLimits,
     Pages,
-    listed_chunks,
+    first_key,
 )
 from kafkamq.markers.rules.hold import NEVER
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
+from kafkamq.markers.rules.table import HoldTable
 from kafkamq.queue.rules.log_clock import LogClock
 
 STATE_VERSION = 4
@@ -74,7 +77,7 @@ def take_snapshot(tracker: RedeliveryTracker, limits: PageLimits = LIMITS) -> Sn
         chunk.is_changed = chunk.stored != before
         if chunk.is_changed:
             changed[chunk_id(key)] = chunk.stored
-    listed = listed_chunks(table, limits)
+    listed = _listed_chunks(table, limits)
     for page in pages.open:
         if page.keys:
             _write_page(page, [table.chunks[key] for key in page.keys], changed)
@@ -89,23 +92,67 @@ def take_snapshot(tracker: RedeliveryTracker, limits: PageLimits = LIMITS) -> Sn
         "malformed": tracker.malformed,
         "live": list(tracker.engine) if tracker.engine and tracker.is_live else None,
         "next_holder": tracker.holders.next_number,
-        "holders": [
-            [
-                holder.number,
-                holder.consumer_id,
-                holder.timeout_ms,
-                holder.max_lease_ms,
-                holder.renewed_ms,
-                holder.renewed_until_ms,
-                holder.references,
-            ]
-            for holder in tracker.holders.used()
-        ],
+        "holders": [_holder_facts(holder) for holder in tracker.holders.used()],
         "chunks": [_line(chunk) for chunk in listed],
         "pages": [_page_line(page) for page in (*pages.closed, *pages.open)],
         "next_page": pages.next_number,
     }
     return Snapshot(_encoded(index), changed, removed)
+
+
+def _listed_chunks(table: HoldTable, limits: PageLimits) -> list[Chunk]:
+    """Share out what is here; returns what the index lists, those that changed last at the end.
+
+    The others are in the open pages; one that has none left is still there, without keys.
+    """
+    chunks, pages = table.chunks, table.pages
+    paged: set[ChunkKey] = set()
+    for page in pages.open:
+        kept = [key for key in page.keys if key in chunks and _rests(chunks[key])]
+        dissolves = len(kept) < min(limits.least, len(page.keys))
+        page.keys = [] if dissolves else kept
+        paged.update(page.keys)
+    left = [chunk for key, chunk in chunks.items() if key not in paged]
+    resting = [chunk for chunk in left if _rests(chunk)]
+    busy = [chunk for chunk in left if not _rests(chunk)]
+    if len(left) > limits.listed:
+        surplus = len(left) - limits.kept
+        _put(table, sorted(chunk.key for chunk in resting[:surplus]), limits)
+        resting = resting[surplus:]
+    return resting + busy
+
+
+def _rests(chunk: Chunk) -> bool:
+    return not (chunk.is_changed or chunk.wanted or chunk.asked)
+
+
+def _put(table: HoldTable, keys: Sequence[ChunkKey], limits: PageLimits) -> None:
+    """Put chunks, in order of their keys, into the pages where they belong, or into new ones."""
+    pages = table.pages
+    before = sorted([*pages.closed, *pages.open], key=first_key)
+    inside: dict[int, list[ChunkKey]] = {}
+    # By the place of the page in front of them; -1: they are before all pages.
+    behind: dict[int, list[ChunkKey]] = {}
+    for key in keys:
+        at = bisect_right(before, key, key=first_key) - 1
+        is_inside = at >= 0 and key <= before[at].last
+        (inside if is_inside else behind).setdefault(at, []).append(key)
+    for at, more in behind.items():
+        if before and len(more) < limits.least:
+            inside.setdefault(max(at, 0), []).extend(more)
+        else:
+            for start in range(0, len(more), limits.page):
+                pages.new(more[start : start + limits.page])
+    for at, more in inside.items():
+        page = before[at]
+        if page not in pages.open:
+            table.open_pages([page])
+        merged = sorted(page.keys + more)
+        if len(merged) > 2 * limits.page:
+            for start in range(limits.page, len(merged), limits.page):
+                pages.new(merged[start : start + limits.page])
+            del merged[limits.page :]
+        page.keys = merged
 
 
 def _write_page(page: Page, chunks: list[Chunk], changed: dict[str, bytes]) -> None:
@@ -119,28 +166,26 @@ def _encoded(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
+_holder_facts = attrgetter(
+    "number",
+    "consumer_id",
+    "timeout_ms",
+    "max_lease_ms",
+    "renewed_ms",
+    "renewed_until_ms",
+    "references",
+)
+# Of a chunk or page in the index, behind its names, in the order of the constructor.
+_chunk_numbers = attrgetter("wake_ms", "size", "first_start_offset", "wanted", "asked", "ended_ms")
+_page_numbers = attrgetter("wake_ms", "change_ms", "first_start_offset", "size")
+
+
 def _line(chunk: Chunk) -> _Line:
-    return [
-        chunk_id(chunk.key),
-        chunk.wake_ms,
-        chunk.size,
-        chunk.first_start_offset,
-        chunk.wanted,
-        chunk.asked,
-        chunk.ended_ms,
-    ]
+    return [chunk_id(chunk.key), *_chunk_numbers(chunk)]
 
 
 def _page_line(page: Page) -> _Line:
-    return [
-        page.number,
-        chunk_id(page.first),
-        chunk_id(page.last),
-        page.wake_ms,
-        page.change_ms,
-        page.first_start_offset,
-        page.size,
-    ]
+    return [page.number, chunk_id(page.first), chunk_id(page.last), *_page_numbers(page)]
 
 
 def _own(tracker: RedeliveryTracker, engine: tuple[str, int], live: object) -> None:
@@ -155,13 +200,12 @@ def restore_tracker(
     load_chunk: Callable[[str], bytes],
     *,
     partition: int,
-    max_lease_ms: int = 43_200_000,
+    max_lease_ms: int = Options.max_lease.default_ms,
     longest_ms: int = NEVER,
     carry_after_ms: int = NEVER,
     engine: tuple[str, int] | None = None,
 ) -> RedeliveryTracker:
-    """Return the tracker that a snapshot describes; ``load_chunk`` fetches chunks and pages when
-    needed.
+    """Return a snapshot's tracker; ``load_chunk`` fetches chunks and pages when needed.
 
     It is live only for the engine that was live when the snapshot was taken (R17).
 
@@ -216,25 +260,11 @@ def _read_page(data: bytes) -> tuple[bytes, list[Chunk]]:
 
 
 def _stored_page(line: _Line) -> Page:
-    number, first, last, wake_ms, change_ms, first_offset, size = line
-    return Page(
-        int(number),
-        _chunk_key(str(first)),
-        _chunk_key(str(last)),
-        wake_ms=int(wake_ms),
-        change_ms=int(change_ms),
-        first_start_offset=int(first_offset),
-        size=int(size),
-    )
+    first, last = _chunk_key(str(line[1])), _chunk_key(str(line[2]))
+    number, wake_ms, change_ms, first_offset, size = map(int, [line[0], *line[3:]])
+    return Page(number, first, last, wake_ms, change_ms, first_offset, size)
 
 
 def _stored_chunk(line: _Line) -> Chunk:
-    name, wake_ms, size, first, wanted, asked, ended_ms = line
-    chunk = Chunk(_chunk_key(str(name)))
-    chunk.wake_ms = int(wake_ms)
-    chunk.size = int(size)
-    chunk.first_start_offset = int(first)
-    chunk.wanted = int(wanted)
-    chunk.asked = int(asked)
-    chunk.ended_ms = int(ended_ms)
-    return chunk
+    wake_ms, size, first, wanted, asked, ended_ms = map(int, line[1:])
+    return Chunk(_chunk_key(str(line[0])), wake_ms, size, first, wanted, asked, ended_ms)

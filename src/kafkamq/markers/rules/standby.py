@@ -21,8 +21,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["BEAT_MS", "LOST_MS", "SILENT_BEATS", "Beat", "Phase", "Standby"]
-
 BEAT_MS = 500
 """A tracker that stands by writes a beat so often; an active one gives a sign every second."""
 SILENT_BEATS = 9

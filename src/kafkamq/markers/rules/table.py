@@ -54,25 +54,6 @@ class HoldTable:
         wanting: Leaves in which something is wanted, and maybe others.
     """
 
-    __slots__ = (
-        "_asleep",
-        "_ended",
-        "_firsts",
-        "_holders",
-        "_load_chunk",
-        "_made",
-        "_size",
-        "_wakes",
-        "_wakes_at",
-        "chunks",
-        "logs",
-        "next_wake_ms",
-        "open",
-        "pages",
-        "unsettled",
-        "wanting",
-    )
-
     def __init__(
         self,
         holders: Holders,

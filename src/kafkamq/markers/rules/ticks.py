@@ -40,18 +40,6 @@ class TickPolicy:
         lead_ms: For engines that read in batches: how long before one ``is_read_soon`` is true.
     """
 
-    __slots__ = (
-        "_due_since_ms",
-        "_lead_ms",
-        "_max_silence_ms",
-        "_next_offset",
-        "_offset_ms",
-        "_offset_since_ms",
-        "_read_ms",
-        "_sent_ms",
-        "_unread",
-    )
-
     def __init__(self, monotonic_ms: int, max_silence_ms: int = 1000, lead_ms: int = 0) -> None:
         self._max_silence_ms = max_silence_ms
         self._lead_ms = lead_ms
@@ -68,8 +56,6 @@ class TickPolicy:
         """The engine has read the partition up to ``next_offset`` at this moment.
 
         Args:
-            monotonic_ms: The engine's clock.
-            next_offset: Behind the last record.
             clock_ms: The log clock there, from engines that read seldom: the last record may be
                 old by then, and how far the log's clock is ahead is remembered for a minute.
         """
@@ -101,7 +87,6 @@ class TickPolicy:
         """Append a TICK now?
 
         Args:
-            monotonic_ms: The engine's clock.
             clock_ms: The partition's log clock after all that was read.
             wake: What the partition waits for.
             is_read_soon: The engine is about to read. If not, a TICK that can wait does so: one

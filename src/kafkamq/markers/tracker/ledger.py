@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, FencedError, KafkaMQError
@@ -31,6 +32,8 @@ from kafkamq.transport.transactions import TransactionalProducer
 MAX_OPEN = 24
 # Partitions at once: each start of a producer waits for the broker.
 _CLAIMING = 8
+# Of each partition.
+_CLAIM_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +85,14 @@ class Ledger:
         self._owns_admin = admin is None
         self._group = b""
         self._is_read = False
-        self._rests = False
+        # ``rest`` ended its client, and ``resume`` may make another one.
+        self.is_resting = False
         self._held: Position | None = None
 
     @property
     def is_open(self) -> bool:
         """Return whether transactions can start: opened, and not fenced or broken since."""
         return self._is_read and self.producer.is_ready
-
-    @property
-    def is_resting(self) -> bool:
-        """Return whether ``rest`` ended its client, and ``resume`` may make another one."""
-        return self._rests
 
     def open(self, *, timeout_s: float = 30.0) -> Position | None:
         """Fence the former owner (``init_transactions``), read the ledger, check the epoch.
@@ -138,12 +137,12 @@ class Ledger:
         self._metadata()
         self.last = read_ledgers(self._admin, (self.key,)).get(self.key)
         self._is_read = True
-        self._rests = False
+        self.is_resting = False
 
     def rest(self) -> None:
         """End the client until ``resume``; only of an open ledger, outside of transactions."""
         if self.is_open:
-            self._rests = True
+            self.is_resting = True
             self._is_read = False
             self._held = self.last
             self.producer.close()
@@ -257,7 +256,7 @@ class Ledger:
 
     def close(self) -> None:
         """Abort what is open and end the clients; idempotent."""
-        self._rests = False
+        self.is_resting = False
         self.producer.close()
         if self._owns_admin and self._admin is not None:
             self._admin.close()
@@ -357,25 +356,18 @@ class OpenLedgers:
             self._used.add(ledger)
 
 
-def read_positions(config: ServiceConfig, keys: Sequence[LedgerKey]) -> dict[LedgerKey, Position]:
-    """Return what the ledgers hold, without fencing anybody; a key without a commit is absent.
-
-    Raises:
-        WireError: Something that is not ours was committed under one of the ids.
-    """
-    with Admin(config) as admin:
-        return read_ledgers(admin, keys)
-
-
 def read_ledgers(
     admin: Admin, keys: Sequence[LedgerKey], *, stable: bool = True
 ) -> dict[LedgerKey, Position]:
-    """``read_positions`` with a client that is there already.
+    """Return what the ledgers hold, without fencing anybody; a key without a commit is absent.
 
     An offset without our text beside it was set by an operator: it is the position, of no engine.
 
     ``stable=False`` reads past transactions that are under way, for a look at epochs before a
     ``fence`` has settled them.
+
+    Raises:
+        WireError: Something that is not ours was committed under one of the ids.
     """
     requests = [(key.transactional_id, (key.topic, key.partition)) for key in keys]
     found = {}
@@ -396,10 +388,6 @@ def is_later_start(error: Exception) -> bool:
     return isinstance(error, FencedError) and error.code == "LATER_START"
 
 
-def latest(positions: Sequence[Position]) -> Position | None:
-    return max(positions, key=lambda position: position.epoch, default=None)
-
-
 def newest_start(admin: Admin, keys: Sequence[LedgerKey]) -> Position | None:
     """Return what the latest start of any engine has written; None: nobody has started yet.
 
@@ -408,7 +396,6 @@ def newest_start(admin: Admin, keys: Sequence[LedgerKey]) -> Position | None:
     it: then all ledgers that exist are read.
 
     Args:
-        admin: To ask with.
         keys: Of all marker partitions, that of partition 0 first.
 
     Raises:
@@ -420,7 +407,8 @@ def newest_start(admin: Admin, keys: Sequence[LedgerKey]) -> Position | None:
     # The coordinator of a group that does not exist need not be asked.
     groups = admin.groups()
     exist = [key for key in keys if key.transactional_id in groups]
-    return latest(list(read_ledgers(admin, exist, stable=False).values()))
+    found = read_ledgers(admin, exist, stable=False).values()
+    return max(found, key=attrgetter("epoch"), default=None)
 
 
 @dataclass(slots=True)
@@ -441,7 +429,6 @@ def claim(
     engine: str,
     partitions: int,
     takeover: bool = True,
-    timeout_s: float = 60.0,
     begun: Claim | None = None,
     kept: tuple[OpenLedgers, Admin] | None = None,
 ) -> Claim:
@@ -452,11 +439,7 @@ def claim(
     were found; batches of this start begin again, because its plans differ from an earlier one's.
 
     Args:
-        config: Names the markers topic.
-        engine: Who starts.
-        partitions: How many there are.
         takeover: False: refuse where another engine's epoch is the latest.
-        timeout_s: Bound of each partition.
         begun: What an earlier call is filling, or has filled when it failed: this one goes on
             behind it, under the same epoch, unless another start came between. Nothing may have
             been planned under that epoch. None: begin.
@@ -471,7 +454,7 @@ def claim(
     keys = [LedgerKey.of_markers(config, partition) for partition in range(partitions)]
     begun = Claim() if begun is None else begun
     often = {keys[0].transactional_id}
-    own = partial(Admin, config, timeout_s=timeout_s, kept_groups=often)
+    own = partial(Admin, config, timeout_s=_CLAIM_S, kept_groups=often)
     with nullcontext(kept[1]) if kept else own() as admin:
         bounds = admin.log_bounds(config.marker_topic, range(partitions))
         if not takeover:
@@ -487,7 +470,7 @@ def claim(
 
         def take(key: LedgerKey) -> None:
             first, _ = bounds[key.partition]
-            one = _claim_one(config, key, engine, begun, first, choose, admin, timeout_s)
+            one = _claim_one(config, key, engine, begun, first, choose, admin)
             if one is not None and kept is not None:
                 begun.ledgers[key.partition] = one
                 kept[0].keep(one)
@@ -514,17 +497,16 @@ def _claim_one(
     first: int,
     choose: Callable[[Position | None], int],
     admin: Admin,
-    timeout_s: float,
 ) -> Ledger | None:
     """Make one ledger this start's; chooses the epoch at id 0. None: it was claimed before."""
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + _CLAIM_S
     while True:
         one = Ledger(config, key, engine=engine, epoch=begun.epoch, admin=admin)
         try:
             if key.partition:
-                one.open(timeout_s=timeout_s)
+                one.open(timeout_s=_CLAIM_S)
             else:
-                one.fence(timeout_s=timeout_s)
+                one.fence(timeout_s=_CLAIM_S)
                 if begun.done and one.is_last(engine, begun.epoch):
                     one.close()
                     return None
@@ -533,7 +515,7 @@ def _claim_one(
             if one.last is not None:
                 begun.positions[key.partition] = one.last
             position = first if one.last is None else one.last.position
-            one.adopt(begun.epoch, position, timeout_s=timeout_s)
+            one.adopt(begun.epoch, position, timeout_s=_CLAIM_S)
             begun.done.add(key.partition)
             return one
         except (FencedError, TransactionAbortedError) as error:

@@ -72,8 +72,6 @@ class LocalTracker:
     """One replica of the in-process tracker of a namespace; one owner thread.
 
     Args:
-        config: Names the cluster and the topics.
-        tracker: How it runs.
         timeout_s: Bound of each question to the cluster before it runs.
 
     Raises:
@@ -110,7 +108,7 @@ class LocalTracker:
             self._workers.submit(self._settlers.add, lambda _: None, _raise)
         self._starting = 0
         self._next_status_s = 0.0
-        self._is_closed = False
+        self.is_over = False
         self._reader = MarkerReader(config, on_assigned=self._assigned, on_revoked=self._revoked)
         self._metrics = TrackerMetrics(config, self.statuses)
         name = f"tracker of {config.namespace}"
@@ -132,13 +130,13 @@ class LocalTracker:
             while not stop.is_set():
                 self.run_once()
         except BaseException:
-            self._end(timeout_s=2.0)
+            self._end()
             raise
         self.close()
 
     def run_once(self, timeout_s: float = _POLL_S) -> int:
         """Read, fold, plan, and hand out what is to be done, once; return the records read."""
-        if self._is_closed:
+        if self.is_over:
             raise StateError("this tracker is closed")
         self._loop.beat()
         self._workers.deliver()
@@ -208,10 +206,6 @@ class LocalTracker:
         return self._reader.member.is_member and (not self._partitions or self.is_live)
 
     @property
-    def is_over(self) -> bool:
-        return self._is_closed
-
-    @property
     def assigned(self) -> frozenset[int]:
         return frozenset(self._partitions)
 
@@ -226,7 +220,7 @@ class LocalTracker:
         Raises:
             BrokerError: What ended a settlement meanwhile.
         """
-        if self._is_closed:
+        if self.is_over:
             return
         deadline_s = time.monotonic() + timeout_s
         try:
@@ -240,20 +234,20 @@ class LocalTracker:
             # What it had read stays known when the ledgers have expired.
             self._publish()
         finally:
-            self._end(timeout_s=2.0)
+            self._end()
 
-    def _end(self, *, timeout_s: float) -> None:
+    def _end(self) -> None:
         """End the clients; what is under way is aborted or finished by the next owner."""
-        if self._is_closed:
+        if self.is_over:
             return
-        self._is_closed = True
+        self.is_over = True
         health.remove(self._loop)
         self._metrics.close()
         self._workers.close()
         self._reader.close()
         ledgers = (part.ledger for part in self._partitions.values())
         self._settlers.close(ledger for ledger in ledgers if ledger is not None)
-        self._ticker.close(timeout_s=timeout_s)
+        self._ticker.close(timeout_s=2.0)
         self._quarantine.close()
         self._starter.close()
 
@@ -318,7 +312,8 @@ class LocalTracker:
         for number in touched:
             part = parts.get(number)
             if part is not None and part.phase is Phase.READING:
-                part.was_read()
+                # The TICK rules measure silence from here (R4).
+                part.ticks.on_read(monotonic_ms(), part.core.next_offset)
 
     def _guard_positions(self) -> None:
         """No position goes behind a record that is not in the quarantine yet (R21)."""
@@ -506,7 +501,6 @@ class MarkerReader:
     """One member of the trackers' group and its reader; one owner thread.
 
     Args:
-        config: Names the markers topic.
         on_assigned: Called inside ``poll`` with the numbers of partitions that are ours now.
         on_revoked: Called inside ``poll`` with those that are not ours any more.
 

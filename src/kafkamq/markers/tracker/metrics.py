@@ -29,6 +29,7 @@ class TrackerMetrics:
         self, config: ServiceConfig, statuses: Callable[[], Iterable[TrackerStatus]]
     ) -> None:
         """``statuses``: the latest per partition of this process; any thread may call it."""
+        self._config = config
         self._statuses = statuses
         self._logs = LogWatch(config)
         fields: tuple[tuple[Family, Callable[[TrackerStatus], float]], ...] = (
@@ -46,8 +47,8 @@ class TrackerMetrics:
         self._forget += [
             catalog.OLDEST_DEADLINE.watch(self._deadlines),
             catalog.LAG.watch(self._lags),
-            catalog.LSO_STALLED.watch(self._markers_stalled),
-            catalog.MESSAGES_LSO_STALLED.watch(self._messages_stalled),
+            catalog.LSO_STALLED.watch(lambda: self._stalled(config.marker_topic)),
+            catalog.MESSAGES_LSO_STALLED.watch(lambda: self._stalled(config.message_topic)),
         ]
 
     def close(self) -> None:
@@ -66,28 +67,20 @@ class TrackerMetrics:
         }
 
     def _lags(self) -> dict[Labels, float]:
-        ends = self._logs.markers()
+        ends = self._logs.ends(self._config.marker_topic)
         return {
             (str(each.partition),): max(0, ends[each.partition].stable_offset - each.position)
             for each in self._statuses()
             if each.partition in ends
         }
 
-    def _markers_stalled(self) -> dict[Labels, float]:
-        # Replicas share the partitions.
-        ours = {each.partition for each in self._statuses()}
-        now_s = time.monotonic()
-        return {
-            (str(number),): end.stalled_s(now_s)
-            for number, end in self._logs.markers().items()
-            if number in ours
-        }
-
-    def _messages_stalled(self) -> dict[Labels, float]:
-        now_s = time.monotonic()
-        return {
-            (str(number),): end.stalled_s(now_s) for number, end in self._logs.messages().items()
-        }
+    def _stalled(self, topic: str) -> dict[Labels, float]:
+        now_s, found = time.monotonic(), self._logs.ends(topic)
+        if topic == self._config.marker_topic:
+            # Replicas share the partitions.
+            ours = {each.partition for each in self._statuses()}
+            found = {number: end for number, end in found.items() if number in ours}
+        return {(str(number),): end.stalled_s(now_s) for number, end in found.items()}
 
 
 def observe_lateness(
@@ -135,18 +128,11 @@ class LogWatch:
         self._has_begun = False
         self._ends: dict[str, dict[int, LogEnd]] = {}
 
-    def markers(self) -> dict[int, LogEnd]:
-        """Per partition of the markers topic, as last seen; does not wait."""
-        return self._seen(self._config.marker_topic)
-
-    def messages(self) -> dict[int, LogEnd]:
-        """Per partition of the messages topic, as last seen; does not wait."""
-        return self._seen(self._config.message_topic)
-
     def close(self) -> None:
         self._stopping.set()
 
-    def _seen(self, topic: str) -> dict[int, LogEnd]:
+    def ends(self, topic: str) -> dict[int, LogEnd]:
+        """Return them by partition of the markers or messages topic, as last seen; no waiting."""
         with self._lock:
             if not self._has_begun and not self._stopping.is_set():
                 self._has_begun = True

@@ -180,12 +180,6 @@ class TrackedPartition:
         self.awaited = Awaited(self.number)
         self.succeeded()
 
-    # ---- reading
-
-    def was_read(self) -> None:
-        """Note that a batch was read: the TICK rules measure silence from here (R4)."""
-        self.ticks.on_read(monotonic_ms(), self.core.next_offset)
-
     # ---- ticks
 
     def wants_tick(self, now_ms: int) -> bool:

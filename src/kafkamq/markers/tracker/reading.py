@@ -441,7 +441,9 @@ class Rereader:
                 there[offset] = decoded = _decoded(record)
                 size_bytes += decoded[2]
                 if (size_bytes > max_bytes or time.monotonic() > full_s) and len(rows) > 1:
-                    unread = (at for at, row in enumerate(rows) if _wanted([row]) - there.keys())
+                    # A difference with all of them would look at each of them, for each row.
+                    held = there.keys()
+                    unread = (at for at, row in enumerate(rows) if not _wanted([row]) <= held)
                     whole = next(unread, len(rows))
                     if 8 * whole <= missing.index(offset):
                         rows, whole = rows[: len(rows) // 4 or 1], 0

@@ -1,5 +1,4 @@
-"""Trackers write this outside of transactions, and read it back: TICKs, statuses, signs,
-quarantine.
+"""TICKs, statuses, signs and quarantine: what trackers write outside of transactions.
 
 TICKs (R4, R17), and statuses (R24) and signs of life (R36) on the compacted tracker topic, are
 written by one idempotent producer: a TICK must become readable while a transaction is under way
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, KafkaMQError, WireError
-from kafkamq.markers.wire.markers import encode_tick
+from kafkamq.markers.wire.marker_writer import encode_tick
 from kafkamq.markers.wire.records import (
     Sign,
     TrackerStatus,
@@ -87,12 +86,11 @@ class Ticker:
         *,
         engine: str,
         epoch: int,
-        on_done: Callable[[int, int], None] | None = None,
+        on_done: Callable[[int, int], None],
     ) -> None:
         """Append a TICK to a marker partition, without waiting.
 
         Args:
-            partition: Of the markers topic.
             engine: The ``consumer_id`` of the TICK: who waits for it (R17).
             epoch: Its ``engine_epoch``.
             on_done: Called from ``poll`` with (partition, offset); offset -1: it failed. A TICK
@@ -100,9 +98,8 @@ class Ticker:
         """
 
         def delivered(error: KafkaError | None, message: Record) -> None:
-            if on_done is not None:
-                offset = message.offset()
-                on_done(partition, -1 if error is not None or offset is None else offset)
+            offset = message.offset()
+            on_done(partition, -1 if error is not None or offset is None else offset)
 
         try:
             value = encode_tick(engine, epoch)
@@ -110,8 +107,7 @@ class Ticker:
                 self._config.marker_topic, value, None, partition, None, delivered
             )
         except BrokerError:
-            if on_done is not None:
-                on_done(partition, -1)
+            on_done(partition, -1)
 
     def tick_all(
         self, partitions: Sequence[int], *, engine: str, epoch: int, timeout_s: float = 30.0
@@ -226,11 +222,9 @@ class StatusReader:
 
     Attributes:
         latest: What was read so far.
-        malformed: Records that were passed because they are neither status nor sign (R36).
     """
 
     def __init__(self, config: ServiceConfig) -> None:
-        self.malformed = 0
         self.latest: dict[tuple[str, int], TrackerStatus] = {}
         self._signs: deque[Sign] = deque(maxlen=_MAX_SIGNS)
         topic = config.tracker_topic
@@ -261,7 +255,7 @@ class StatusReader:
         return self.latest
 
     def poll(self, timeout_s: float = 0.1) -> list[TrackerStatus]:
-        """New statuses since the last call, oldest first; malformed ones are passed, counted.
+        """New statuses since the last call, oldest first; malformed ones are passed.
 
         Raises:
             BrokerError: Reading is not possible any more.
@@ -296,7 +290,7 @@ class StatusReader:
                 return None
             status = decode_status(value)
         except WireError:
-            self.malformed += 1
+            # A later release's, or nobody's.
             return None
         self.latest[key] = status
         return status
@@ -334,8 +328,6 @@ class Quarantine:
         self._refused: list[_Kept] = []
         self._again_s = 0.0
         self._has_warned = False
-        self.dropped = 0
-        """Records that were too large for the topic: only their place and error were kept."""
 
     @property
     def is_full(self) -> bool:
@@ -392,7 +384,6 @@ class Quarantine:
         except BrokerError as error:
             if value is None or meaning(error) is not Meaning.TOO_LARGE:
                 raise
-            self.dropped += 1
             self._produce(kept, None, headers)
 
     def poll(self, timeout_s: float = 0.0) -> None:
@@ -442,5 +433,4 @@ class Quarantine:
                 _log.warning("%s", ours)
             return
         # Too large: its place is in the tracker's log line; the record stays as it is.
-        self.dropped += error is not None
         self._pending.pop(kept.place, None)

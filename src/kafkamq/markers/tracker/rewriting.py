@@ -27,7 +27,7 @@ from kafkamq.markers.rules.delivery import (
 )
 from kafkamq.markers.rules.hold import lowest
 from kafkamq.markers.tracker.reading import Found, FoundAction, Rereader
-from kafkamq.markers.wire.markers import (
+from kafkamq.markers.wire.marker_writer import (
     encode_batches,
     encode_known_end,
     encode_schedule,

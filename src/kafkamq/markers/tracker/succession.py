@@ -18,8 +18,6 @@ from kafkamq.markers.tracker.records import StatusReader, Ticker
 from kafkamq.markers.wire.records import Sign, SignKind
 from kafkamq.transport.clock import monotonic_ms
 
-__all__ = ["SIGN_MS", "Succession"]
-
 SIGN_MS = 1_000
 """Between two signs of a tracker that is active."""
 _POLL_S = 0.1
@@ -33,10 +31,13 @@ class Succession:
     """The signs of one process's tracker; a context manager, thread-safe.
 
     Args:
-        config: Names the topics.
         engine: Whose starts share the work with this one, so that it need not wait while one of
             them is active; empty: there is none such.
         stands_by: Whether it reads the signs of others. Otherwise it only gives its own.
+
+    Attributes:
+        seen_epoch: The largest of any sign.
+        is_caught_up: Whether it has read what was there when it began.
     """
 
     def __init__(self, config: ServiceConfig, *, engine: str = "", stands_by: bool = False) -> None:
@@ -48,11 +49,11 @@ class Succession:
         self._gives: SignKind | None = None
         self._engine = engine
         self._epoch = 0
-        self._seen_epoch = 0
+        self.seen_epoch = 0
         self._signed_ms = 0
         self._moved_ms = 0
         self._has_joined = False
-        self._is_caught_up = False
+        self.is_caught_up = False
         self._heard: set[str] = set()
         self._lock = threading.Lock()
         self._changed = threading.Event()
@@ -80,15 +81,6 @@ class Succession:
     @property
     def is_succeeded(self) -> bool:
         return self._rules.phase is Phase.SUCCEEDED
-
-    @property
-    def seen_epoch(self) -> int:
-        return self._seen_epoch
-
-    @property
-    def is_caught_up(self) -> bool:
-        """Return whether it has read what was there when it began."""
-        return self._is_caught_up
 
     def hears(self, engine: str) -> bool:
         """Return whether another start of an engine gave a sign since this one began."""
@@ -122,7 +114,7 @@ class Succession:
         """It tracks from now on, under this epoch (R22)."""
         with self._lock:
             self._epoch = epoch
-            self._seen_epoch = max(self._seen_epoch, epoch)
+            self.seen_epoch = max(self.seen_epoch, epoch)
             self._rules.took_over(epoch)
             self._gives = SignKind.ACTIVE
             self._signed_ms = 0
@@ -164,7 +156,7 @@ class Succession:
         with closing(StatusReader(self._config)) as reader:
             reader.read_to_end()
             self._take(reader.take_signs())
-            self._is_caught_up = True
+            self.is_caught_up = True
             while not self._stopping.is_set():
                 self._take(reader.take_signs())
                 if self._has_joined:
@@ -213,14 +205,14 @@ class Succession:
                 self._changed.set()
 
     def _take_one(self, sign: Sign) -> None:
-        self._seen_epoch = max(self._seen_epoch, sign.epoch)
-        if sign.start != self._start and self._is_caught_up:
+        self.seen_epoch = max(self.seen_epoch, sign.epoch)
+        if sign.start != self._start and self.is_caught_up:
             self._heard.add(sign.engine)
         if sign.start == self._start:
             self._rules.own(sign.number)
         elif sign.kind is SignKind.ACTIVE:
             self._rules.active(sign.epoch)
-            if sign.epoch >= self._seen_epoch:
+            if sign.epoch >= self.seen_epoch:
                 self._has_joined = bool(sign.engine) and sign.engine == self._shared
         elif sign.kind is SignKind.ENDED:
             self._rules.ended(sign.epoch)

@@ -12,6 +12,7 @@ import logging
 import secrets
 import threading
 import time
+from contextlib import closing
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import BrokerError, DataLossError, FencedError
@@ -71,7 +72,6 @@ class PartitionStarter:
         """Own a partition; None: not yet, ask again soon.
 
         Args:
-            number: Of the partition.
             old: What this process held of it before; is closed.
 
         Raises:
@@ -170,8 +170,7 @@ class PartitionStarter:
 
 
 def told_positions(config: ServiceConfig) -> dict[int, int]:
-    """Return by marker partition where its last tracker would have begun again, as its status
-    tells.
+    """Return by marker partition where its last tracker would begin, as its status tells.
 
     Empty, with a warning, for a tracker that may not read the statuses.
 
@@ -179,11 +178,8 @@ def told_positions(config: ServiceConfig) -> dict[int, int]:
         BrokerError, DeadlineExceededError: No answer.
     """
     try:
-        reader = StatusReader(config)
-        try:
+        with closing(StatusReader(config)) as reader:
             statuses = reader.read_to_end().values()
-        finally:
-            reader.close()
     except BrokerError as error:
         if meaning(error) is not Meaning.FORBIDDEN:
             raise
@@ -205,10 +201,7 @@ def require_inside(key: LedgerKey, position: int, first: int, end: int) -> None:
     """Refuse to begin where the log has lost what comes next; never jumps.
 
     Args:
-        key: Of the marker partition.
         position: From where on its records are needed.
-        first: Of the log.
-        end: Of the log.
 
     Raises:
         DataLossError: Says how many records are gone, and how to go on without them.

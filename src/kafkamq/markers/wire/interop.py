@@ -18,13 +18,13 @@ from dataclasses import dataclass
 
 from kafkamq.errors import WireError
 from kafkamq.markers.rules.handout import expires_at_ms
-from kafkamq.markers.wire.markers import (
+from kafkamq.markers.wire.marker_writer import (
     MAX_DURATION_MS,
     StartEncoder,
-    decode_marker,
     encode_end,
     encode_keepalive,
 )
+from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.wire.headers import MessageHeaders, read_message_headers
 from kafkamq.queue.wire.keys import join_key
 from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome
@@ -89,9 +89,7 @@ def decode_go_marker(key: bytes | None, value: bytes | None) -> tuple[bytes, Mar
 
 
 def is_go_start(start: Marker) -> bool:
-    """Return whether its workers wrote this START: it says neither who holds the message nor since
-    when, and nothing of what the message's headers say.
-    """
+    """Return whether its workers wrote this START, which says nothing of holder or time."""
     return not (start.consumer_id or start.headers or start.message_timestamp_ms)
 
 
@@ -108,10 +106,6 @@ def completed_start(
     One of its workers; or one with batches (R29).
 
     Args:
-        start: The START.
-        key: Of the message's own record.
-        headers: All headers of it.
-        timestamp_ms: The broker's, of it.
         read: What is believed of the headers, where that is not all of them.
     """
     known = read_message_headers(headers) if read is None else read

@@ -60,8 +60,7 @@ def topic_name(name: str) -> str:
 
 
 def checked(value: int, maximum: int = MAX_INT64) -> int:
-    """Return a number that readers believe; one that they do not must not be written: they would
-    pass it.
+    """Return a number that readers believe: they would pass a marker with another one.
 
     Raises:
         WireError: it is negative or larger.
@@ -97,9 +96,7 @@ def _bounded(data: bytes) -> bytes:
 
 
 def _message_id(message_id: MessageId) -> bytes:
-    return encode_identity(
-        message_id.partition, message_id.offset, message_id.topic_id, message_id.leader_epoch
-    )
+    return encode_identity(message_id.partition, message_id.offset, *message_id.log)
 
 
 def encode_identity(partition: int, offset: int, topic_id: bytes, leader_epoch: int) -> bytes:
@@ -180,11 +177,9 @@ class StartEncoder:
         """Return the START of one message.
 
         Args:
-            message_id: Identity of the message record.
             key: Its whole record key.
             value: Its payload; None: null. Not written when ``by_reference``.
             delivery_count: 1 at the first delivery.
-            headers: All headers of the record.
             expires_at_ms: Broker time; 0: never.
             message_timestamp_ms: Of the record; 0 or negative: unknown.
             by_reference: The payload stays in the message record (R11).
@@ -192,18 +187,8 @@ class StartEncoder:
         Raises:
             WireError: a number is outside its range, or it is too large for any reader.
         """
-        return _bounded(
-            self.encode_known(
-                _message_id(message_id),
-                key,
-                value,
-                delivery_count,
-                headers,
-                expires_at_ms,
-                message_timestamp_ms,
-                by_reference,
-            )
-        )
+        known = delivery_count, headers, expires_at_ms, message_timestamp_ms, by_reference
+        return _bounded(self.encode_known(_message_id(message_id), key, value, *known))
 
     def encode_known(
         self,
@@ -236,42 +221,6 @@ class StartEncoder:
         return identity + self._constant + marker.SerializeToString()
 
 
-def encode_start(
-    message_id: MessageId,
-    key: bytes,
-    value: bytes | None,
-    *,
-    redeliver_after_ms: int,
-    consumer_id: str = "",
-    delivery_count: int = 1,
-    headers: Headers = (),
-    expires_at_ms: int = 0,
-    message_timestamp_ms: int = 0,
-    by_reference: bool = False,
-    max_deliveries: int = 0,
-    max_lease_ms: int = 0,
-    message_topic: str = "",
-) -> bytes:
-    """Return one START; ``StartEncoder`` is the quicker form for many of one consumer."""
-    encoder = StartEncoder(
-        consumer_id=consumer_id,
-        redeliver_after_ms=redeliver_after_ms,
-        max_deliveries=max_deliveries,
-        max_lease_ms=max_lease_ms,
-        message_topic=message_topic,
-    )
-    return encoder.encode(
-        message_id,
-        key,
-        value,
-        delivery_count=delivery_count,
-        headers=headers,
-        expires_at_ms=expires_at_ms,
-        message_timestamp_ms=message_timestamp_ms,
-        by_reference=by_reference,
-    )
-
-
 def encode_end(
     message_id: MessageId,
     outcome: Outcome,
@@ -285,8 +234,6 @@ def encode_end(
 
     Args:
         message_id: Identity of the message, or of the SCHEDULE.
-        outcome: The verdict.
-        consumer_id: Who gives it.
         redeliver_after_ms: The delay of a NACK; not written otherwise.
         reason: Text for people, cut at 4 KiB of UTF-8 (R11).
         of_schedule: ``message_id`` names a SCHEDULE.
@@ -356,16 +303,12 @@ def encode_schedule(
     consumer_id: str = "",
     first: MessageId | None = None,
 ) -> bytes:
-    """Return a SCHEDULE: a message that is not in the queue before ``redeliver_after_ms`` have
-    passed.
+    """Return a SCHEDULE: a message that enters its queue after ``redeliver_after_ms``.
 
     Args:
         key: The whole record key.
-        value: The payload; None: null.
         redeliver_after_ms: The delay; of one carried forward, what remains of it (R19).
-        headers: All headers of the message.
         expires_at_ms: Broker time; 0: never.
-        consumer_id: Who wrote it.
         first: Of one carried forward: marker partition and offset of its first record.
 
     Raises:
@@ -420,8 +363,7 @@ def check_named(batches: Collection[MessageBatch]) -> None:
 
 
 def encode_named(items: Sequence[Item], *, together: bool) -> Iterator[tuple[bytes, list[Item]]]:
-    """Yield who is meant by each marker that is needed to name these, as ``encode_known_end`` takes
-    it.
+    """Yield who is meant by each marker that these need, as ``encode_known_end`` takes it.
 
     ``together``: in batches, where there are several.
     """
@@ -434,8 +376,7 @@ def encode_named(items: Sequence[Item], *, together: bool) -> Iterator[tuple[byt
 
 
 def encode_batch_start(encoder: StartEncoder, batches: Sequence[MessageBatch], key: bytes) -> bytes:
-    """Return a START of messages that stay where they are (R28); ``key`` names their queue, or is
-    empty.
+    """Return a START of messages that stay where they are (R28); ``key`` may name their queue.
 
     Raises:
         WireError: the batches cannot be encoded, or it is too large for any reader.

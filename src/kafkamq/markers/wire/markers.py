@@ -7,7 +7,7 @@ count reads as 1, no consumer id as empty, every END as ACK. Whatever else is wr
 Reading a field costs, so each type reads only the fields that it has; what a marker carries beyond
 them is ignored. Batches are read leniently, since a refused START would leave all of its messages
 without anybody who watches them: what is named twice is meant once. Malformed is what leaves its
-chunk, is empty or too much. The encoders are in ``marker_writer`` and offered here as well.
+chunk, is empty or too much. Who writes markers of one kind calls ``marker_writer``.
 """
 
 from __future__ import annotations
@@ -33,43 +33,15 @@ from kafkamq.markers.wire.marker_writer import (
     encode_batch_start,
     encode_batches,
     encode_end,
-    encode_identity,
     encode_keepalive,
     encode_known_end,
     encode_known_keepalive,
-    encode_named,
-    encode_reference,
     encode_schedule,
-    encode_start,
     encode_tick,
-    identity_encoder,
     topic_name,
 )
 from kafkamq.queue.wire.keys import CHUNK_OFFSETS
 from kafkamq.types import Headers, Marker, MarkerType, MessageBatch, MessageId, Outcome
-
-__all__ = [
-    "MAX_BATCH_BYTES",
-    "MAX_DURATION_MS",
-    "MAX_MARKER_BYTES",
-    "StartEncoder",
-    "decode_marker",
-    "decode_slim",
-    "encode_batch_start",
-    "encode_batches",
-    "encode_end",
-    "encode_identity",
-    "encode_keepalive",
-    "encode_known_end",
-    "encode_known_keepalive",
-    "encode_reference",
-    "encode_marker",
-    "encode_named",
-    "encode_schedule",
-    "encode_start",
-    "encode_tick",
-    "identity_encoder",
-]
 
 # Of STARTs that name a topic (R37); it is 1 with batches, 0 of others.
 _VERSION = 2

@@ -16,42 +16,76 @@ Unknown fields are ignored, so that a release may add some. What cannot be writt
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
+from typing import Generic, TypeAlias, TypeVar
 
 from kafkamq.errors import UnsupportedVersionError, WireError
 
 _MAX_INT64 = 0x7FFF_FFFF_FFFF_FFFF
 _MAX_TEXT = 1024
+Value = TypeVar("Value")
+Check: TypeAlias = "Callable[[object, str], object]"
+"""Returns a value, or raises WireError, naming the field of the object."""
+
+
+def _number(value: object, what: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_INT64:
+        raise WireError(f"{what} must be a number from 0 to 2^63 - 1")
+    return value
+
+
+def _number_or_none(value: object, what: str) -> int | None:
+    return None if value is None else _number(value, what)
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str) or len(value) > _MAX_TEXT:
+        raise WireError(f"{what} must be text of at most {_MAX_TEXT} characters")
+    return value
+
+
+def _flag(value: object, what: str) -> bool:
+    if not isinstance(value, bool):
+        raise WireError(f"{what} must be true or false")
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JsonForm:
+class JsonForm(Generic[Value]):
     """One kind of object; its methods raise WireError, naming it and the field."""
 
     name: str
-    # The version that this release writes, and the only one that it reads.
-    version: int
-    version_field: str
+    make: Callable[..., Value]
+    # By attribute of the value: the name in the object, and what the attribute must be.
+    fields: Mapping[str, tuple[str, Check]]
     max_bytes: int
+    version_field: str = "version"
+    # The version that this release writes, and the only one that it reads.
+    version: int = 1
 
-    def write(self, values: Mapping[str, int | str | bool | None]) -> str:
-        """Return the compact text, in ASCII; the values are checked already."""
-        text = json.dumps({self.version_field: self.version, **values}, separators=(",", ":"))
-        self._require_size(len(text))
-        return text
+    def encode(self, value: Value) -> bytes:
+        """Return compact text, in ASCII."""
+        found: dict[str, object] = {self.version_field: self.version}
+        for name, (short, check) in self.fields.items():
+            found[short] = check(getattr(value, name), f"{name} of {self.name}")
+        data = json.dumps(found, separators=(",", ":")).encode()
+        self._require_size(len(data))
+        return data
 
-    def read(self, text: str | bytes) -> dict[str, object]:
-        """Return the fields, also unknown ones; a newer version is an UnsupportedVersionError."""
-        self._require_size(len(text))
+    def decode(self, data: str | bytes | None) -> Value:
+        """Return the value; unknown fields are ignored."""
+        if not data:
+            raise WireError(f"{self.name} is empty")
+        self._require_size(len(data))
         try:
-            found: object = json.loads(text)
+            found: object = json.loads(data)
         except (ValueError, RecursionError):
             raise WireError(f"{self.name} is not JSON") from None
         if not isinstance(found, dict):
             raise WireError(f"{self.name} is not a JSON object")
-        version = self.number(found.get(self.version_field), "version")
+        version = _number(found.get(self.version_field), f"version of {self.name}")
         if version < self.version:
             raise WireError(f"{self.name} of version {version}, which never was")
         if version > self.version:
@@ -59,29 +93,11 @@ class JsonForm:
                 f"{self.name} has version {version}, this release reads {self.version}: "
                 "upgrade kafkamq"
             )
-        return found
-
-    def number(self, value: object, field: str) -> int:
-        """Return a number from 0 to 2^63 - 1."""
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_INT64:
-            raise WireError(f"{field} of {self.name} must be a number from 0 to 2^63 - 1")
-        return value
-
-    def optional(self, value: object, field: str) -> int | None:
-        return None if value is None else self.number(value, field)
-
-    def text(self, value: object, field: str) -> str:
-        """Return a text of at most 1024 characters."""
-        if not isinstance(value, str) or len(value) > _MAX_TEXT:
-            raise WireError(
-                f"{field} of {self.name} must be text of at most {_MAX_TEXT} characters"
-            )
-        return value
-
-    def flag(self, value: object, field: str) -> bool:
-        if not isinstance(value, bool):
-            raise WireError(f"{field} of {self.name} must be true or false")
-        return value
+        values = {
+            name: check(found.get(short), f"{name} of {self.name}")
+            for name, (short, check) in self.fields.items()
+        }
+        return self.make(**values)
 
     def _require_size(self, size: int) -> None:
         if size > self.max_bytes:
@@ -89,8 +105,6 @@ class JsonForm:
 
 
 MAX_STATUS_BYTES = 16_384
-
-_STATUS = JsonForm(name="a status", version=1, version_field="version", max_bytes=MAX_STATUS_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,17 +136,24 @@ class TrackerStatus:
     batch: int = 0
     # False: it only reads, as its own TICK was not read yet (R17).
     is_live: bool = True
-    lateness: str = ""
 
 
-_TEXTS = ("topic", "engine", "lateness")
-_OPTIONAL = ("deadline_ms", "warn_ms")
-_FLAGS = ("is_live",)
-_NUMBERS = tuple(
-    field.name
-    for field in fields(TrackerStatus)
-    if field.name not in (*_TEXTS, *_OPTIONAL, *_FLAGS)
+_CHECKS: Mapping[str, Check] = {
+    "topic": _text,
+    "engine": _text,
+    "deadline_ms": _number_or_none,
+    "warn_ms": _number_or_none,
+    "is_live": _flag,
+}
+_STATUS = JsonForm(
+    name="a status",
+    make=TrackerStatus,
+    fields={
+        each.name: (each.name, _CHECKS.get(each.name, _number)) for each in fields(TrackerStatus)
+    },
+    max_bytes=MAX_STATUS_BYTES,
 )
+encode_status, decode_status = _STATUS.encode, _STATUS.decode
 
 
 def status_key(topic: str, partition: int) -> bytes:
@@ -151,40 +172,7 @@ def decode_status_key(key: bytes | None) -> tuple[str, int]:
     return topic.decode("ascii"), int(number)
 
 
-def encode_status(status: TrackerStatus) -> bytes:
-    values: dict[str, int | str | bool | None] = {}
-    for field in fields(TrackerStatus):
-        values[field.name] = _checked(getattr(status, field.name), field.name)
-    return _STATUS.write(values).encode()
-
-
-def decode_status(value: bytes | None) -> TrackerStatus:
-    if not value:
-        raise WireError("a status is empty")
-    values = _STATUS.read(value)
-    return TrackerStatus(
-        topic=_STATUS.text(values.get("topic"), "topic"),
-        engine=_STATUS.text(values.get("engine"), "engine"),
-        lateness=_STATUS.text(values.get("lateness", ""), "lateness"),
-        is_live=_STATUS.flag(values.get("is_live"), "is_live"),
-        deadline_ms=_STATUS.optional(values.get("deadline_ms"), "deadline_ms"),
-        warn_ms=_STATUS.optional(values.get("warn_ms"), "warn_ms"),
-        **{name: _STATUS.number(values.get(name), name) for name in _NUMBERS},
-    )
-
-
-def _checked(value: object, name: str) -> int | str | bool | None:
-    if name in _TEXTS:
-        return _STATUS.text(value, name)
-    if name in _OPTIONAL:
-        return _STATUS.optional(value, name)
-    return _STATUS.flag(value, name) if name in _FLAGS else _STATUS.number(value, name)
-
-
-_SIGN = JsonForm(name="a sign of life", version=1, version_field="version", max_bytes=4096)
-
-
-class SignKind(Enum):
+class SignKind(str, Enum):
     ACTIVE = "active"
     ENDED = "ended"
     STANDBY = "standby"
@@ -215,42 +203,29 @@ def is_sign_key(key: bytes | None) -> bool:
     return key is not None and (key.endswith(b"/active") or b"/standby/" in key)
 
 
-def encode_sign(sign: Sign) -> bytes:
-    return _SIGN.write(
-        {
-            "topic": _SIGN.text(sign.topic, "topic"),
-            "kind": sign.kind.value,
-            "engine": _SIGN.text(sign.engine, "engine"),
-            "start": _SIGN.text(sign.start, "start"),
-            "epoch": _SIGN.number(sign.epoch, "epoch"),
-            "number": _SIGN.number(sign.number, "number"),
-        }
-    ).encode()
-
-
-def decode_sign(value: bytes | None) -> Sign:
-    if not value:
-        raise WireError("a sign of life is empty")
-    values = _SIGN.read(value)
+def _kind(value: object, what: str) -> SignKind:
     try:
-        kind = SignKind(values.get("kind"))
+        return SignKind(value)
     except ValueError:
-        raise WireError("kind of a sign of life is unknown") from None
-    return Sign(
-        topic=_SIGN.text(values.get("topic"), "topic"),
-        kind=kind,
-        engine=_SIGN.text(values.get("engine"), "engine"),
-        start=_SIGN.text(values.get("start"), "start"),
-        epoch=_SIGN.number(values.get("epoch"), "epoch"),
-        number=_SIGN.number(values.get("number"), "number"),
-    )
+        raise WireError(f"{what} is unknown") from None
 
+
+_SIGN = JsonForm(
+    name="a sign of life",
+    make=Sign,
+    fields={
+        "topic": ("topic", _text),
+        "kind": ("kind", _kind),
+        "engine": ("engine", _text),
+        "start": ("start", _text),
+        "epoch": ("epoch", _number),
+        "number": ("number", _number),
+    },
+    max_bytes=4096,
+)
+encode_sign, decode_sign = _SIGN.encode, _SIGN.decode
 
 MAX_METADATA_BYTES = 4095
-
-_ENTRY = JsonForm(name="a ledger entry", version=1, version_field="v", max_bytes=MAX_METADATA_BYTES)
-_ENTRY_NUMBERS = {"position": "p", "epoch": "e", "batch": "b", "rows_done": "r"}
-_ENTRY_TEXTS = {"source_hash": "s", "engine": "i"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,13 +241,24 @@ class Position:
     engine: str = ""
 
 
+_ENTRY = JsonForm(
+    name="a ledger entry",
+    make=Position,
+    fields={
+        "position": ("p", _number),
+        "epoch": ("e", _number),
+        "batch": ("b", _number),
+        "rows_done": ("r", _number),
+        "source_hash": ("s", _text),
+        "engine": ("i", _text),
+    },
+    max_bytes=MAX_METADATA_BYTES,
+    version_field="v",
+)
+
+
 def encode_position(position: Position) -> str:
-    fields: dict[str, int | str | bool | None] = {}
-    for name, short in _ENTRY_NUMBERS.items():
-        fields[short] = _ENTRY.number(getattr(position, name), name)
-    for name, short in _ENTRY_TEXTS.items():
-        fields[short] = _ENTRY.text(getattr(position, name), name)
-    return _ENTRY.write(fields)
+    return _ENTRY.encode(position).decode()
 
 
 def decode_position(metadata: str | None) -> Position | None:
@@ -284,20 +270,7 @@ def decode_position(metadata: str | None) -> Position | None:
         WireError: the text is not ours; ``UnsupportedVersionError`` for a newer version's.
     """
     text = (metadata or "").removesuffix("\0")
-    if not text:
-        return None
-    fields = _ENTRY.read(text)
-    return Position(
-        position=_ENTRY.number(fields.get("p"), "position"),
-        epoch=_ENTRY.number(fields.get("e"), "epoch"),
-        batch=_ENTRY.number(fields.get("b"), "batch"),
-        rows_done=_ENTRY.number(fields.get("r"), "rows_done"),
-        source_hash=_ENTRY.text(fields.get("s"), "source_hash"),
-        engine=_ENTRY.text(fields.get("i"), "engine"),
-    )
-
-
-_POSITION = JsonForm(name="a group's position", version=1, version_field="v", max_bytes=4096)
+    return _ENTRY.decode(text) if text else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,23 +289,25 @@ def position_prefix(group: str) -> bytes:
     return b"kafkamq-position\0%s\0" % group.encode()
 
 
-def encode_group_position(position: GroupPosition) -> bytes:
-    fields: dict[str, int | str | bool | None] = {
-        "topic": position.topic_id.hex(),
-        "offset": _POSITION.number(position.offset, "offset"),
-        "at_ms": _POSITION.number(position.at_ms, "at_ms"),
-    }
-    return _POSITION.write(fields).encode()
-
-
-def decode_group_position(value: bytes | None) -> GroupPosition:
-    fields = _POSITION.read(value or b"")
+def _topic_id(value: object, what: str) -> object:
+    """Hexadecimal in the object, bytes in the value."""
+    if isinstance(value, bytes):
+        return value.hex()
     try:
-        topic_id = bytes.fromhex(_POSITION.text(fields.get("topic"), "topic"))
+        return bytes.fromhex(_text(value, "topic of a group's position"))
     except ValueError:
         raise WireError("the topic of a group's position is no hexadecimal number") from None
-    return GroupPosition(
-        topic_id,
-        _POSITION.number(fields.get("offset"), "offset"),
-        _POSITION.number(fields.get("at_ms"), "at_ms"),
-    )
+
+
+_POSITION = JsonForm(
+    name="a group's position",
+    make=GroupPosition,
+    fields={
+        "topic_id": ("topic", _topic_id),
+        "offset": ("offset", _number),
+        "at_ms": ("at_ms", _number),
+    },
+    max_bytes=4096,
+    version_field="v",
+)
+encode_group_position, decode_group_position = _POSITION.encode, _POSITION.decode

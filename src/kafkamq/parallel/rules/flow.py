@@ -4,7 +4,7 @@ pure.
 Three limits, each per partition, so that one that is stuck does not hold the others up:
 
 - *Records held*: a partition is fetched until ``max_open`` of its records are polled and not done,
-  and again when they are down to ``resume_open``. One poll may go over it. Where records are large
+  and again when they are down to half of that. One poll may go over it. Where records are large
   it is fewer, so that what is held takes about ``max_open_bytes`` at most.
 - *Size of the map*: up to ``max_free_map_chars`` it may grow. Above, nothing beyond the highest
   that succeeded is handed out, so that holes are filled and the map shrinks; judge it again soon.
@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kafkamq.errors import ConfigError
 from kafkamq.parallel.rules.offsets import Progress
 
 _SIZE_WEIGHT = 1 / 16
@@ -29,28 +28,11 @@ _SIZE_WEIGHT = 1 / 16
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowLimits:
     max_open: int = 10_000
-    # From this number of open records down a paused partition is fetched again.
-    resume_open: int = 5_000
     # The bytes of their values, by the mean of the latest.
     max_open_bytes: int = 256 * 1024 * 1024
     max_free_map_chars: int = 3072
     # The broker's ``offset.metadata.max.bytes``, less the NUL that the client adds.
     max_map_chars: int = 4095
-
-    def __post_init__(self) -> None:
-        if self.max_open < 1:
-            raise ConfigError(f"max_open is {self.max_open}: it must be at least 1")
-        if not 0 <= self.resume_open < self.max_open:
-            raise ConfigError(
-                f"resume_open is {self.resume_open}: it must be below max_open ({self.max_open})"
-            )
-        if self.max_open_bytes < 1:
-            raise ConfigError(f"max_open_bytes is {self.max_open_bytes}: it must be at least 1")
-        if not 0 < self.max_free_map_chars <= self.max_map_chars:
-            raise ConfigError(
-                f"max_free_map_chars is {self.max_free_map_chars}: it must be at least 1 and at"
-                f" most max_map_chars ({self.max_map_chars})"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,28 +47,23 @@ class PartitionFlow:
     def __init__(self, limits: FlowLimits) -> None:
         self._limits = limits
         self._is_fetching = True
-        self._max_open = limits.max_open
+        # How many records may be polled and not done, as large as they are of late.
+        self.max_open = limits.max_open
         self._record_bytes = 0.0
-
-    @property
-    def max_open(self) -> int:
-        """Return how many records may be polled and not done, as large as they are of late."""
-        return self._max_open
 
     @property
     def resume_open(self) -> int:
         """Down to how many they must be before a paused partition is fetched again."""
-        return self._limits.resume_open * self._max_open // self._limits.max_open
+        return self.max_open // 2
 
     def observe(self, sizes: Sequence[int]) -> None:
         """Records of these sizes, in bytes, were polled; a sample of them is enough."""
         for size in sizes:
             self._record_bytes += (size - self._record_bytes) * _SIZE_WEIGHT
         fitting = self._limits.max_open_bytes / max(self._record_bytes, 1.0)
-        self._max_open = max(1, min(self._limits.max_open, int(fitting)))
+        self.max_open = max(1, min(self._limits.max_open, int(fitting)))
 
     def fetch(self, open_count: int) -> bool:
-        """Return whether to fetch on, with so many records polled and not done."""
         if self._is_fetching:
             self._is_fetching = open_count < self.max_open
         else:
@@ -111,8 +88,6 @@ class StallDetector:
     """Notices when the committable offset of a partition stands still for long."""
 
     def __init__(self, *, stall_after_ms: int) -> None:
-        if stall_after_ms < 1:
-            raise ConfigError(f"stall_after_ms is {stall_after_ms}: it must be at least 1")
         self._stall_after_ms = stall_after_ms
         self._offset: int | None = None
         self._since_ms = 0

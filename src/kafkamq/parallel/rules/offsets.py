@@ -63,58 +63,45 @@ class OffsetTracker:
         _require_order(incompletes)
         if incompletes and not base <= incompletes[0] <= incompletes[-1] <= highest_seen:
             raise StateError(f"a map from {base} to {highest_seen} has holes outside")
-        self._next_offset = base
+        self.next_offset = base
         self._has_polled = False
         # Holes of the map that were not polled yet: open already, as they are not done.
         self._restored = deque(incompletes)
         self._map_end = max(highest_seen + 1, base)
-        self._highest_succeeded = self._map_end - 1
+        # The highest offset that is done; the one before the base when none is.
+        self.highest_succeeded = self._map_end - 1
         # In order: restored holes first, then what was polled behind the map.
         self._open: dict[int, None] = dict.fromkeys(incompletes)
-        self._version = 0
+        # It changes with everything that may be committed.
+        self.version = 0
 
     # Views.
-
-    @property
-    def next_offset(self) -> int:
-        return self._next_offset
-
-    @property
-    def highest_succeeded(self) -> int:
-        """Return the highest offset that is done; the one before the base when none is."""
-        return self._highest_succeeded
 
     @property
     def open_count(self) -> int:
         """Return offsets polled and not done: what the owner holds in memory."""
         return len(self._open) - len(self._restored)
 
-    @property
-    def version(self) -> int:
-        return self._version
-
     def committable_offset(self) -> int:
-        return min(next(iter(self._open), self._next_offset), self._next_offset)
+        return min(next(iter(self._open), self.next_offset), self.next_offset)
 
     def first_open(self) -> int | None:
-        """Return the record that holds the committable offset back; None: all that was polled is
-        done.
-        """
-        offset = next(iter(self._open), self._next_offset)
-        return offset if offset < self._next_offset else None
+        """Return the record that holds the committable offset back; None: there is none."""
+        offset = next(iter(self._open), self.next_offset)
+        return offset if offset < self.next_offset else None
 
     def progress(self) -> Progress:
         """Return what to commit now; time by what is open."""
         committable = self.committable_offset()
-        highest = max(self._highest_succeeded, committable - 1)
+        highest = max(self.highest_succeeded, committable - 1)
         holes = tuple(self._open)
-        is_complete = not holes and highest < self._next_offset
+        is_complete = not holes and highest < self.next_offset
         return Progress(
-            committable, highest, holes[: bisect_right(holes, highest)], is_complete, self._version
+            committable, highest, holes[: bisect_right(holes, highest)], is_complete, self.version
         )
 
     def is_open(self, offset: int) -> bool:
-        return offset < self._next_offset and offset in self._open
+        return offset < self.next_offset and offset in self._open
 
     # Facts.
 
@@ -129,19 +116,19 @@ class OffsetTracker:
         if not offsets:
             return offsets
         _require_order(offsets)
-        self._version += 1
-        if offsets[0] < self._next_offset or self._next_offset < self._map_end:
+        self.version += 1
+        if offsets[0] < self.next_offset or self.next_offset < self._map_end:
             return self._add_into_map(offsets)
         self._has_polled = True
         self._open.update(dict.fromkeys(offsets))
-        self._next_offset = offsets[-1] + 1
+        self.next_offset = offsets[-1] + 1
         return offsets
 
     def advance(self, position: int) -> None:
         """The consumer's position is there: what lies before it and was not polled is no record."""
-        if position <= self._next_offset:
+        if position <= self.next_offset:
             return
-        self._version += 1
+        self.version += 1
         self._has_polled = True
         self._pass(position, frozenset())
 
@@ -150,31 +137,31 @@ class OffsetTracker:
         if not offsets:
             return
         highest = max(offsets)
-        if highest >= self._next_offset:
-            self.complete([offset for offset in offsets if offset < self._next_offset])
+        if highest >= self.next_offset:
+            self.complete([offset for offset in offsets if offset < self.next_offset])
             return
-        self._version += 1
+        self.version += 1
         forget = self._open.pop
         for offset in offsets:
             forget(offset, None)
-        if highest > self._highest_succeeded:
-            self._highest_succeeded = highest
+        if highest > self.highest_succeeded:
+            self.highest_succeeded = highest
 
     def check(self) -> None:
         keys = list(self._open)
         assert keys == sorted(keys), "open offsets are in order"
         restored = list(self._restored)
-        unpolled = [offset for offset in keys if offset >= self._next_offset]
+        unpolled = [offset for offset in keys if offset >= self.next_offset]
         assert unpolled == restored, "only holes of the map are open before they are polled"
         assert not restored or restored[-1] < self._map_end
-        assert self._highest_succeeded < max(self._next_offset, self._map_end)
-        assert self.committable_offset() <= self._next_offset
+        assert self.highest_succeeded < max(self.next_offset, self._map_end)
+        assert self.committable_offset() <= self.next_offset
 
     def _add_into_map(self, offsets: Sequence[int]) -> Sequence[int]:
-        if not self._has_polled and offsets[0] < self._next_offset:
+        if not self._has_polled and offsets[0] < self.next_offset:
             self._drop_map(offsets[0])
         self._has_polled = True
-        fresh = [offset for offset in offsets if offset >= self._next_offset]
+        fresh = [offset for offset in offsets if offset >= self.next_offset]
         if not fresh:
             return fresh
         known, end = self._open, self._map_end
@@ -190,11 +177,11 @@ class OffsetTracker:
             hole = restored.popleft()
             if hole not in polled:
                 del self._open[hole]
-        self._next_offset = position
+        self.next_offset = position
 
     def _drop_map(self, position: int) -> None:
-        self._next_offset = self._map_end = position
-        self._highest_succeeded = position - 1
+        self.next_offset = self._map_end = position
+        self.highest_succeeded = position - 1
         self._restored.clear()
         self._open.clear()
 

@@ -10,15 +10,14 @@ Rules:
 - Partitions take turns by the records they hand out, and so do the shards of a partition: a worker
   gets at most ``max_run`` records of a shard, then the shard goes to the end of the line.
 - A partition with a ceiling hands out nothing above it, so that its holes are filled first.
-- Epochs: a closed partition takes in nothing, hands out nothing, and nothing done counts in it.
+- A closed partition takes in nothing, hands out nothing, and nothing done counts in it.
 - What a worker has of a closed partition is busy until its run comes back: a key (without an order:
   a record) is in one worker's hands at a time, also where its partition comes back, or is read
   again after an aborted transaction.
 
-A ``PartitionState`` is of one assignment: the next one brings a new state and a higher epoch, so
-whatever belongs to an old one is stale. A *shard* is work kept in order: one key's records, or all
-of the partition's. A *run* is a piece of a shard in a worker's hands. ``Scheduler`` is the only one
-that changes them.
+A ``PartitionState`` is of one assignment: the next one brings a new state, so whatever belongs to
+an old one is stale. A *shard* is work kept in order: one key's records, or all of the partition's.
+A *run* is a piece of a shard in a worker's hands. ``Scheduler`` is the only one that changes them.
 
 Everything that is polled is in the partition's tracker, hence waits, is in flight, or is done. How
 much may be polled ahead is for ``flow``. There is a shard for each key that has something open; it
@@ -112,9 +111,6 @@ class Shard(Generic[R]):
     def __len__(self) -> int:
         return len(self.records) - self.start
 
-    def head(self) -> int:
-        return self.records[self.start].offset
-
     def count_up_to(self, offset: int, limit: int) -> int:
         """Return how many of the first ``limit`` records are not above ``offset``."""
         end = min(self.start + limit, len(self.records))
@@ -195,7 +191,6 @@ class PartitionState(Generic[R]):
     """One assignment of a partition; read it freely, only the scheduler changes it."""
 
     place: Hashable
-    epoch: int
     tracker: OffsetTracker
     phase: PartitionPhase = PartitionPhase.OPEN
     ceiling: int | None = None
@@ -255,8 +250,7 @@ class Scheduler(Generic[R]):
         self._busy: dict[Hashable, dict[Hashable, Shard[R]]] = {}
         self._due_ms: float = inf
         self._delays = 0
-        self._epoch = 0
-        self._waiting_count = 0
+        self.waiting_count = 0
 
     # Views.
 
@@ -267,10 +261,6 @@ class Scheduler(Generic[R]):
     @property
     def has_ready(self) -> bool:
         return bool(self._line)
-
-    @property
-    def waiting_count(self) -> int:
-        return self._waiting_count
 
     @property
     def in_flight_count(self) -> int:
@@ -305,8 +295,7 @@ class Scheduler(Generic[R]):
         older = self._partitions.get(place)
         if older is not None:
             self.close(older)
-        self._epoch += 1
-        partition: PartitionState[R] = PartitionState(place, self._epoch, tracker)
+        partition: PartitionState[R] = PartitionState(place, tracker)
         self._partitions[place] = partition
         return partition
 
@@ -328,7 +317,7 @@ class Scheduler(Generic[R]):
         partition.phase = PartitionPhase.CLOSED
         self._leave_line(partition)
         del self._partitions[partition.place]
-        self._waiting_count -= partition.waiting_count
+        self.waiting_count -= partition.waiting_count
         at_work = partition.at_work()
         if at_work:
             # What an earlier assignment has in workers' hands is seen to first.
@@ -358,7 +347,7 @@ class Scheduler(Generic[R]):
         if not records:
             return 0
         partition.waiting_count += len(records)
-        self._waiting_count += len(records)
+        self.waiting_count += len(records)
         if self._ordering is Ordering.KEY:
             self._add_by_key(partition, records)
         elif self._ordering is Ordering.PARTITION:
@@ -475,7 +464,7 @@ class Scheduler(Generic[R]):
             elif shard is partition.parallel:
                 partition.parallel = None
         partition.waiting_count -= taken
-        self._waiting_count -= taken
+        self.waiting_count -= taken
         partition.in_flight_count += taken
         return taken
 
@@ -542,7 +531,7 @@ class Scheduler(Generic[R]):
         shard, partition = run.shard, run.shard.partition
         untried = [] if processed is None else run.records[processed:]
         partition.waiting_count += len(untried) + len(failed)
-        self._waiting_count += len(untried) + len(failed)
+        self.waiting_count += len(untried) + len(failed)
         if shard.is_serial:
             self._give_back(shard, untried, failed)
         else:
@@ -564,7 +553,7 @@ class Scheduler(Generic[R]):
             return
         partition.in_flight_count -= len(records)
         partition.waiting_count += len(records)
-        self._waiting_count += len(records)
+        self.waiting_count += len(records)
         if run.shard.is_serial:
             run.shard.put_back(records)
         else:
@@ -592,7 +581,7 @@ class Scheduler(Generic[R]):
             if len(kept) == len(waiting):
                 continue
             partition.waiting_count -= len(waiting) - len(kept)
-            self._waiting_count -= len(waiting) - len(kept)
+            self.waiting_count -= len(waiting) - len(kept)
             shard.records, shard.start = kept, 0
             if shard.state is ShardState.DELAYED and waiting[0].offset in gone:
                 delayed[shard] = None
@@ -687,7 +676,7 @@ class Scheduler(Generic[R]):
         assert due_ms is None or self._due_ms <= due_ms
         assert all(self._busy.values()), "a place where nothing is busy is forgotten"
         waiting = sum(partition.waiting_count for partition in self._partitions.values())
-        assert self._waiting_count == waiting
+        assert self.waiting_count == waiting
 
     # The line.
 

@@ -37,7 +37,6 @@ import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from kafkamq.errors import ConfigError, WireError
 
@@ -120,14 +119,27 @@ class _Range:
     def size(self, form: _Form) -> int | None:
         largest = MAX_INT16 if form.width == 2 else MAX_INT32
         if form.is_bits:
-            fits = self.length <= largest
-            return bits_body_bytes(self.length, width=form.width) if fits else None
+            return _bits_bytes(self.length, form.width) if self.length <= largest else None
         return len(self.runs) * form.width if self.longest_run <= largest else None
 
     def body(self, form: _Form) -> bytes:
-        if form.is_bits:
-            return bits_body(self.base, self.length, self.holes, width=form.width)
-        return runs_body(self.runs, width=form.width)
+        """Return runs; or the number of offsets, their bits, and the spare byte."""
+        number = _NUMBER[form.width]
+        if not form.is_bits:
+            return struct.pack(f">{len(self.runs)}{number}", *self.runs)
+        length, base, clear = self.length, self.base, _CLEAR
+        bits = bytearray(b"\xff") * ((length + 7) // 8)
+        if length % 8:
+            bits[-1] = (1 << length % 8) - 1
+        for hole in self.holes:
+            relative = hole - base
+            bits[relative >> 3] &= clear[relative & 7]
+        return struct.pack(f">{number}", length) + bits + b"\0"
+
+
+def _bits_bytes(length: int, width: int) -> int:
+    """Return how long the body of bits is for that many offsets."""
+    return width + (length + 7) // 8 + 1
 
 
 def encode(base: int, highest_succeeded: int, incompletes: Iterable[int]) -> str:
@@ -209,7 +221,8 @@ def decode(base: int, metadata: str, *, log_end: int | None = None) -> OffsetMap
     if len(metadata) > MAX_METADATA_CHARS:
         raise WireError(f"commit metadata of {len(metadata)} characters")
     form, body = _unwrap(metadata)
-    length, incompletes = _read(form, body, base)
+    read = _read_bits if form.is_bits else _read_runs
+    length, incompletes = read(body, form.width, base)
     highest_seen = base + length - 1
     if highest_seen >= _MAX_OFFSET:
         raise WireError("an offset map that ends behind the last offset there can be")
@@ -228,7 +241,8 @@ def _unwrap(metadata: str) -> tuple[_Form, bytes]:
         body, size = decompress(body, max_bytes=MAX_BODY_BYTES)
     elif magic in _PLAIN and _PLAIN[magic].is_bits:
         form = _PLAIN[magic]
-        size = bits_size(body, width=form.width)
+        # By what it says itself: more may follow it.
+        size = _bits_bytes(_bits_length(body, form.width), form.width)
         body = body[:size]
     elif magic in _PLAIN:
         raise WireError("an offset map of runs, whose end is not known")
@@ -238,19 +252,6 @@ def _unwrap(metadata: str) -> tuple[_Form, bytes]:
     if not metadata.startswith(base64.b64encode(data[: 1 + size]).decode("ascii")):
         raise WireError("commit metadata in a base64 that no encoder writes")
     return form, body
-
-
-def _read(form: _Form, body: bytes, base: int) -> tuple[int, tuple[int, ...]]:
-    if form.is_bits:
-        length, count, cleared = read_bits(body, width=form.width)
-        _bound(count)
-        return length, tuple([base + relative for relative in cleared])
-    length, ranges = read_runs(body, width=form.width)
-    spans = list(ranges)
-    _bound(sum(map(len, spans)))
-    return length, tuple(
-        chain.from_iterable(range(base + span.start, base + span.stop) for span in spans)
-    )
 
 
 def _bound(count: int) -> None:
@@ -283,9 +284,7 @@ def runs_of(base: int, length: int, holes: Sequence[int]) -> list[int]:
 
 
 def split_runs(runs: Sequence[int], *, longest: int) -> list[int]:
-    """Return the same map in runs of at most ``longest``, with runs of 0 of the other kind
-    between.
-    """
+    """Return the map in runs of at most ``longest``, with runs of 0 of the other kind between."""
     result: list[int] = []
     for run in runs:
         while run > longest:
@@ -295,52 +294,20 @@ def split_runs(runs: Sequence[int], *, longest: int) -> list[int]:
     return result
 
 
-def runs_body(runs: Sequence[int], *, width: int) -> bytes:
-    return struct.pack(f">{len(runs)}{_NUMBER[width]}", *runs)
-
-
-def bits_body_bytes(length: int, *, width: int) -> int:
-    """Return how long the body of bits is for that many offsets."""
-    return width + (length + 7) // 8 + 1
-
-
-def bits_body(base: int, length: int, holes: Sequence[int], *, width: int) -> bytes:
-    """Return the number of offsets in ``width`` bytes, their bits, and the spare byte."""
-    size = (length + 7) // 8
-    bits = bytearray(b"\xff") * size
-    if length % 8:
-        bits[-1] = (1 << length % 8) - 1
-    clear = _CLEAR
-    for hole in holes:
-        relative = hole - base
-        bits[relative >> 3] &= clear[relative & 7]
-    return struct.pack(f">{_NUMBER[width]}", length) + bits + b"\0"
-
-
-def read_runs(body: bytes, *, width: int) -> tuple[int, Iterator[range]]:
-    """Say how many relative offsets the runs cover, and the incomplete ones, as ranges in order."""
+def _read_runs(body: bytes, width: int, base: int) -> tuple[int, tuple[int, ...]]:
+    """Return how many offsets the body covers, and the incomplete ones."""
     if not body or len(body) % width:
         raise WireError(f"an offset map of runs of {width} bytes has {len(body)} bytes")
     runs = struct.unpack(f">{len(body) // width}{_NUMBER[width]}", body)
     if min(runs) < 0:
         raise WireError("an offset map with a negative run")
-    return sum(runs), _incomplete_ranges(runs)
-
-
-def _incomplete_ranges(runs: Sequence[int]) -> Iterator[range]:
-    position = 0
-    for index in range(0, len(runs) - 1, 2):
-        incomplete = runs[index]
-        if incomplete:
-            yield range(position, position + incomplete)
-        position += incomplete + runs[index + 1]
-    if len(runs) % 2 and runs[-1]:
-        yield range(position, position + runs[-1])
-
-
-def bits_size(body: bytes, *, width: int) -> int:
-    """Return how long a body of bits is by what it says itself; more may follow it."""
-    return bits_body_bytes(_bits_length(body, width), width=width)
+    _bound(sum(runs[::2]))
+    incompletes: list[int] = []
+    position = base
+    for index in range(0, len(runs), 2):
+        incompletes += range(position, position + runs[index])
+        position += sum(runs[index : index + 2])
+    return position - base, tuple(incompletes)
 
 
 def _bits_length(body: bytes, width: int) -> int:
@@ -352,18 +319,17 @@ def _bits_length(body: bytes, width: int) -> int:
     return length
 
 
-def read_bits(body: bytes, *, width: int) -> tuple[int, int, Iterator[int]]:
-    """Return how many relative offsets the bits cover, how many are incomplete, and which, in
-    order.
-    """
+def _read_bits(body: bytes, width: int, base: int) -> tuple[int, tuple[int, ...]]:
+    """Return how many offsets the body covers, and the incomplete ones."""
     length = _bits_length(body, width)
-    expected = bits_body_bytes(length, width=width)
+    expected = _bits_bytes(length, width)
     if len(body) != expected:
         raise WireError(f"an offset map of {length} bits has {len(body)} bytes, not {expected}")
     bits = int.from_bytes(body[width:], "little")
     if bits >> length:
         raise WireError("an offset map with a set bit behind its last offset")
-    return length, length - bits.bit_count(), _cleared_bits(body[width:-1], length)
+    _bound(length - bits.bit_count())
+    return length, tuple([base + relative for relative in _cleared_bits(body[width:-1], length)])
 
 
 def _cleared_bits(data: bytes, length: int) -> Iterator[int]:

@@ -67,9 +67,7 @@ class BrokerClock:
             self._ahead_ms = log_ms - written_ms
 
     def now_ms(self, wall_ms: int, monotonic_ms: int) -> int | None:
-        """Return the later of the wall clock and the last report with the time since; None:
-        unknown.
-        """
+        """Return the later of the wall clock and the last report with the time since, if known."""
         if self._ahead_ms is None:
             return None
         return max(wall_ms, self._ahead_ms + monotonic_ms)

@@ -182,16 +182,21 @@ class Schema:
     """
 
     def __init__(
-        self, registry: SchemaRegistry, kind: str, schema: Any, subject: str | None, *,
+        self, registry: SchemaRegistry, kind: str, definition: Any, subject: str | None, *,
         register: bool,
     ) -> None:  # fmt: skip
-        self._given = registry, kind, schema, subject, register
+        self.registry = registry
+        # One of avro, json and protobuf.
+        self.kind = kind
+        # The schema's text, or Protobuf's class; None: each body is read as it was written.
+        self.definition = definition
+        self._subject, self._register = subject, register
         self._begin()
         # It says what is wrong with the schema.
         self._reader()
 
     def _begin(self) -> None:
-        self._asks_nobody = self._given[1] == "protobuf"
+        self._asks_nobody = self.kind == "protobuf"
         self._known: set[bytes] = set()
         self._lock = threading.Lock()
         self._read: Callable[[bytes, Headers], Any] | None = None
@@ -199,32 +204,14 @@ class Schema:
         self._is_registered = False
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return self._given
+        return self.registry, self.kind, self.definition, self._subject, self._register
 
     def __setstate__(self, given: tuple[Any, ...]) -> None:
-        registry, kind, schema, subject, register = given
-        self._given = registry, kind, schema, subject, register
+        self.registry, self.kind, self.definition, self._subject, self._register = given
         self._begin()
 
     def __repr__(self) -> str:
-        return f"<Schema of {self._given[1]} bodies in {self._given[0]!r}>"
-
-    @property
-    def registry(self) -> SchemaRegistry:
-        registry: SchemaRegistry = self._given[0]
-        return registry
-
-    @property
-    def kind(self) -> str:
-        """Return its format: avro, json or protobuf."""
-        return self._given[1]
-
-    @property
-    def definition(self) -> Any:
-        """Return the schema's text; of Protobuf the class; None: each body is read as it was
-        written.
-        """
-        return self._given[2]
+        return f"<Schema of {self.kind} bodies in {self.registry!r}>"
 
     def newest(self) -> Schema:
         """Itself; or, where it has no definition, with that which its subject has now.
@@ -234,15 +221,15 @@ class Schema:
                 refers to others.
             SchemaRegistryError: The registry does not answer, or refuses.
         """
-        registry, kind, definition, subject, register = self._given
-        if definition is not None:
+        subject = self._subject
+        if self.definition is not None:
             return self
         if not subject:
-            raise ConfigError(f"the {kind} schema has neither a definition nor a subject")
-        client = registry.client()
+            raise ConfigError(f"the {self.kind} schema has neither a definition nor a subject")
+        client = self.registry.client()
         client.clear_latest_caches()
         try:
-            found = registry.outage.ask(lambda: client.get_latest_version(subject))
+            found = self.registry.outage.ask(lambda: client.get_latest_version(subject))
         except BodyError as error:
             raise ConfigError(f"subject {subject!r}: {error}") from None
         if found.schema.references:
@@ -251,7 +238,8 @@ class Schema:
                 f"subject {subject!r}: its schema refers to those of {names}: give a definition "
                 "that has all of them"
             )
-        return Schema(registry, kind, found.schema.schema_str, subject, register=register)
+        text = found.schema.schema_str
+        return Schema(self.registry, self.kind, text, subject, register=self._register)
 
     def is_ready(self, payload: bytes, headers: Headers = ()) -> bool:
         """Return whether the payload's schema is here; or there is none, which is told at once."""
@@ -270,8 +258,7 @@ class Schema:
         frame = _frame(payload, headers)
         if self._asks_nobody or frame in self._known:
             return self._reader()(payload, headers)
-        registry = self._given[0]
-        body = registry.outage.ask(lambda: self._reader()(payload, headers))
+        body = self.registry.outage.ask(lambda: self._reader()(payload, headers))
         if len(self._known) >= _MAX_KNOWN:
             self._known.clear()
         self._known.add(frame)
@@ -291,27 +278,25 @@ class Schema:
             raise ConfigError("the value is None: it has no schema; send None itself as a payload")
         if self._is_registered:
             return self._writer()(value)
-        registry = self._given[0]
-        framed: bytes = registry.outage.ask(lambda: self._writer()(value))
+        framed: bytes = self.registry.outage.ask(lambda: self._writer()(value))
         self._is_registered = True
         return framed
 
     def _reader(self) -> Callable[[bytes, Headers], Any]:
         with self._lock:
             if self._read is None:
-                registry, kind, schema, _, _ = self._given
-                self._read = _made(kind, _confluent().make_reader, registry.client(), schema)
+                make, client = _confluent().make_reader, self.registry.client()
+                self._read = _made(self.kind, make, client, self.definition)
             return self._read
 
     def _writer(self) -> Callable[[Any], bytes]:
         with self._lock:
             if self._write is None:
-                registry, kind, schema, subject, register = self._given
-                if not subject or schema is None:
-                    raise ConfigError(f"to write {kind} name its subject, and its schema")
+                if not self._subject or self.definition is None:
+                    raise ConfigError(f"to write {self.kind} name its subject, and its schema")
                 self._write = _made(
-                    kind, _confluent().make_writer, registry.client(), schema, subject,
-                    register=register,
+                    self.kind, _confluent().make_writer, self.registry.client(), self.definition,
+                    self._subject, register=self._register,
                 )  # fmt: skip
             return self._write
 
@@ -362,9 +347,7 @@ class Outage:
         self._error_text = ""
 
     def ask(self, question: Callable[[], T]) -> T:
-        """Return what ``question`` returns; any error but a ``SchemaRegistryError`` is an answer
-        too.
-        """
+        """Return what ``question`` returns; an error but ``SchemaRegistryError`` is an answer."""
         with self._lock:
             left_s = self._until_s - time.monotonic()
             error_text = self._error_text

@@ -72,6 +72,14 @@ class Origin:
             raise WireError("an origin with a part that is no number")
         return cls(parts[0].decode("ascii"), *numbers)
 
+    @classmethod
+    def read(cls, value: bytes | None) -> Origin | None:
+        """Decode a header's value, if it is an origin."""
+        try:
+            return cls.decode(value or b"")
+        except WireError:
+            return None
+
 
 @dataclass(slots=True)
 class MessageHeaders:
@@ -120,10 +128,7 @@ def _read_own(result: MessageHeaders, name: str, value: bytes) -> None:
         if ttl_ms >= 0:
             result.ttl_ms = ttl_ms
     elif name == ORIGIN:
-        try:
-            result.origin = Origin.decode(value)
-        except WireError:
-            result.origin = None
+        result.origin = Origin.read(value)
 
 
 def _decimal(value: bytes) -> int:
@@ -176,11 +181,8 @@ def dead_letter_headers(
 
     Args:
         headers: All headers of the message.
-        reason: Why it is dead.
         error: Text for people, cut at 4 KiB (R11).
-        delivery_count: Deliveries it had.
         origin: Where the message stands; used when it names no origin itself.
-        queue_id: Its queue.
         payload_at: Set when the payload is not in the dead letter, but still there (R11).
     """
     kept, known = _without(headers, _OF_A_DELIVERY)
@@ -213,10 +215,7 @@ def _without(
         if name not in names:
             kept.append((name, value))
         elif name == ORIGIN and value is not None:
-            try:
-                origin = Origin.decode(value)
-            except WireError:
-                origin = None
+            origin = Origin.read(value)
     return kept, origin
 
 

@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from math import ceil, inf, log
 from typing import Protocol
 
-from kafkamq.errors import ConfigError
-
 # Records up to here are light, also where a dozen workers share one interpreter.
 _LIGHT_US = 50.0
 _MEMORY_RECORDS = 1024.0
@@ -122,22 +120,11 @@ class _Window:
 
 
 class FanOut:
-    """The limit of one pool.
+    """The limit of one pool, from 1 to ``maximum``; ``start`` is what it begins with."""
 
-    Args:
-        start: The limit to begin with.
-        minimum, maximum: Its bounds.
-
-    Raises:
-        ConfigError: The bounds leave nothing between them.
-    """
-
-    def __init__(self, *, start: int, maximum: int, minimum: int = 1) -> None:
-        if not 1 <= minimum <= maximum:
-            raise ConfigError(f"the limit is to be from {minimum} to {maximum}: at least 1")
-        self._minimum = minimum
+    def __init__(self, *, start: int, maximum: int) -> None:
         self.maximum = maximum
-        self.limit = min(max(start, minimum), maximum)
+        self.limit = min(start, maximum)
         self._base = self.limit
         # Its rate as it was just now; None: not known.
         self._base_rate: float | None = None
@@ -239,7 +226,7 @@ class FanOut:
         factor = _FACTORS[self._step]
         if direction > 0:
             return min(self.maximum, max(self._base + 1, int(self._base * factor)))
-        return max(self._minimum, min(self._base - 1, ceil(self._base / factor)))
+        return max(1, min(self._base - 1, ceil(self._base / factor)))
 
 
 class RunSize:
@@ -253,10 +240,6 @@ class RunSize:
     """
 
     def __init__(self, *, max_records: int = 512, target_us: int = 10_000) -> None:
-        if max_records < 1:
-            raise ConfigError(f"max_records is {max_records}: it must be at least 1")
-        if target_us < 1:
-            raise ConfigError(f"target_us is {target_us}: it must be at least 1")
         self._max_records = max_records
         self._target_us = target_us
         # Nothing is known yet: records are taken one by one.
@@ -292,13 +275,9 @@ class RunSize:
 
 
 class RateLimit:
-    """It lets at most so many records pass a second; what was not used in a moment is made up in
-    the next.
-    """
+    """Lets so many records pass a second; what a moment did not use, the next one may."""
 
     def __init__(self, per_second: float, *, burst_ms: int = 100) -> None:
-        if not 0 < per_second <= 1e12:
-            raise ConfigError(f"max_rate is {per_second}: it must be records a second, above 0")
         self._per_ms = per_second / 1000
         self._burst = max(1.0, self._per_ms * burst_ms)
         self._allowance = 1.0

@@ -37,7 +37,7 @@ WHERE started_at >= timestamp_millis({from_ms}) AND started_at < timestamp_milli
 _QUEUES = """
 SELECT queue_id,
   count(DISTINCT origin_topic, origin_partition, origin_offset) AS messages,
-  count(DISTINCT id) AS ids,
+  count(DISTINCT origin_topic, origin_partition, origin_offset) - count(DISTINCT id) AS sent_again,
   count(*) AS attempts,
   count_if(outcome = 'ACK') AS acked,
   count_if(outcome = 'NACK') AS nacked,
@@ -48,9 +48,12 @@ SELECT queue_id,
   count_if(is_late) AS late_verdicts,
   count_if(outcome IS NULL) AS not_ended,
   max(delivery_count) AS max_attempt,
-  percentile_approx(wait_ms, array(0.5, 0.99), 1000) AS waits,
-  percentile_approx(duration_ms, array(0.5, 0.99), 1000) FILTER (WHERE outcome = 'ACK') AS took
-FROM (SELECT *, unix_millis(started_at) - unix_millis(message_timestamp) AS wait_ms FROM audited)
+  percentile_approx(wait_ms, 0.5, 1000) / 1000 AS wait_p50_s,
+  percentile_approx(wait_ms, 0.99, 1000) / 1000 AS wait_p99_s,
+  percentile_approx(took_ms, 0.5, 1000) / 1000 AS took_p50_s,
+  percentile_approx(took_ms, 0.99, 1000) / 1000 AS took_p99_s
+FROM (SELECT *, unix_millis(started_at) - unix_millis(message_timestamp) AS wait_ms,
+  if(outcome = 'ACK', duration_ms, NULL) AS took_ms FROM audited)
 GROUP BY queue_id ORDER BY queue_id
 """
 
@@ -121,8 +124,8 @@ LEFT JOIN shared USING (marker_partition, topic_id, leader_epoch, partition, off
 """
 
 _LATENESS_BARS = """
-SELECT queue_id, count(*) AS redelivered, percentile_approx(late_s, array(0.5, 0.99), 1000) AS late,
-  {bars}
+SELECT queue_id, round(percentile_approx(late_s, 0.5, 1000), 3) AS late_p50_s,
+  round(percentile_approx(late_s, 0.99, 1000), 3) AS late_p99_s, {bars}
 FROM late GROUP BY queue_id
 """
 
@@ -260,16 +263,12 @@ def _late_bars() -> str:
     return f"array({counts}) AS bars"
 
 
-def _seconds(values: Sequence[float] | None, place: int, scale: float = 1000.0) -> float | None:
-    return None if not values else round(values[place] / scale, 3)
-
-
 def _queue(
     name: str, row: Mapping[str, Any], groups: Mapping[str, list[dict[str, Any]]]
 ) -> QueueAudit:
     counts = (
-        "messages", "attempts", "acked", "nacked", "rejected", "released", "leases_lost",
-        "gave_up", "late_verdicts", "not_ended", "max_attempt",
+        "messages", "sent_again", "attempts", "acked", "nacked", "rejected", "released",
+        "leases_lost", "gave_up", "late_verdicts", "not_ended", "max_attempt",
     )  # fmt: skip
     late = groups["late"][0] if groups["late"] else {}
     times = [0] * TIME_BARS
@@ -277,14 +276,13 @@ def _queue(
         times[int(each["bar"])] = each["attempts"]
     return QueueAudit(
         queue_id=name,
-        sent_again=(row.get("messages") or 0) - (row.get("ids") or 0),
         **{count: row.get(count) or 0 for count in counts},
-        wait_p50_s=_seconds(row.get("waits"), 0),
-        wait_p99_s=_seconds(row.get("waits"), 1),
-        took_p50_s=_seconds(row.get("took"), 0),
-        took_p99_s=_seconds(row.get("took"), 1),
-        late_p50_s=_seconds(late.get("late"), 0, 1.0),
-        late_p99_s=_seconds(late.get("late"), 1, 1.0),
+        wait_p50_s=row.get("wait_p50_s"),
+        wait_p99_s=row.get("wait_p99_s"),
+        took_p50_s=row.get("took_p50_s"),
+        took_p99_s=row.get("took_p99_s"),
+        late_p50_s=late.get("late_p50_s"),
+        late_p99_s=late.get("late_p99_s"),
         lateness=late.get("bars") or [0] * (len(LATENESS_BOUNDS_S) + 1),
         messages_by_attempts={each["attempt"]: each["messages"] for each in groups["attempts"]},
         attempts_over_time=times,

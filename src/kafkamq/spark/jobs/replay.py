@@ -93,15 +93,10 @@ def replay(
 ) -> ReplayReport:
     """Send the chosen messages again; of the copies of one message the first that is chosen.
 
+    The session has the namespace's views as tables; ``on_progress`` hears how many were sent.
+
     A copy starts again, with its first delivery and its whole ttl; id, key, payload and the
     sender's headers stay. Order: by broker time.
-
-    Args:
-        spark: A session with the namespace's views as tables.
-        config: The namespace.
-        wanted: Which ones.
-        dry_run: Only count.
-        on_progress: Told how many were sent so far.
 
     Raises:
         ConfigError: The condition is wrong, or the name belongs to another replay.
@@ -162,6 +157,10 @@ class _Writer:
             self._count_key = b"kafkamq-replay\0" + wanted.name.encode()
             ledgers = admin.require_topic(config.ledger_topic).partitions
         self._count_partition = key_partition(self._count_key, ledgers)
+        # A second's worth in a transaction, if the rate is bounded.
+        self._size = MAX_TRANSACTION_RECORDS
+        if wanted.rate is not None:
+            self._size = min(self._size, max(1, math.floor(wanted.rate)))
         self._skipped = 0
         self._places = 0
         self._expected = 0
@@ -219,14 +218,6 @@ class _Writer:
         if len(self._pending) >= self._size or self._bytes >= MAX_TRANSACTION_BYTES:
             self.flush(is_last=False)
 
-    @property
-    def _size(self) -> int:
-        """Return records of a transaction: a second's worth, if the rate is bounded."""
-        rate = self._wanted.rate
-        return MAX_TRANSACTION_RECORDS if rate is None else min(
-            MAX_TRANSACTION_RECORDS, max(1, math.floor(rate))
-        )  # fmt: skip
-
     def _check(self) -> None:
         if self._places != self._expected:
             raise StateError(
@@ -246,22 +237,11 @@ class _Writer:
             id=row["id"] or "",
             ttl_ms=row["ttl_ms"],
         )
-        partition = (
-            random.randrange(self._partitions)
-            if row["user_key"] is None
-            else key_partition(key, self._partitions)
-        )
-        return (
-            config.message_topic,
-            partition,
-            key,
-            row["value"],
-            (
-                *headers,
-                (REPLAYED_FROM, place.encode()),
-                (REPLAY_NAME, self._wanted.name.encode()),
-            ),
-        )
+        partition = key_partition(key, self._partitions)
+        if row["user_key"] is None:
+            partition = random.randrange(self._partitions)
+        ours = (REPLAYED_FROM, place.encode()), (REPLAY_NAME, self._wanted.name.encode())
+        return config.message_topic, partition, key, row["value"], (*headers, *ours)
 
     def flush(self, *, is_last: bool = True) -> None:
         if is_last and self._skipped < self._report.sent_before:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.spark.failures import QueryFailedError, is_spark_gone, query_failure, spark_failure
+from kafkamq.spark.formats import Views, register_views
+from kafkamq.spark.options import VIEWS
 from kafkamq.spark.session import build_session, end_session, has_session
-from kafkamq.spark.views import VIEWS, Views, register_views
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,7 +18,6 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
-from pyspark.sql.types import StructType
 
 from kafkamq.config import Backoff, ServiceConfig
 from kafkamq.errors import ConfigError, StateError
@@ -26,7 +25,7 @@ from kafkamq.markers.rules.attempts import Attempts
 from kafkamq.markers.rules.batching import delay_by_reference_ms
 from kafkamq.markers.rules.handout import nack_delay_ms
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
-from kafkamq.markers.wire.markers import MAX_DURATION_MS, encode_known_end, encode_named
+from kafkamq.markers.wire.marker_writer import MAX_DURATION_MS, encode_known_end, encode_named
 from kafkamq.queue.wire.headers import cut_text
 from kafkamq.queue.wire.keys import marker_key
 from kafkamq.spark.marker_log import MarkerLog, marker_log
@@ -59,6 +58,7 @@ _PLANNED = 3
 _SHOWN = 40
 
 _MAX_NAMED = 100
+_BY_TRACKER = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
 _OUTCOMES = {"ack": Outcome.ACK, "nack": Outcome.NACK, "reject": Outcome.REJECT}
 MAX_DELAY_S = 366 * 86_400.0
 _KNOWN = {"mode", "namespace", "checkpointlocation", "path", "queryname"}
@@ -83,7 +83,6 @@ class AckToken:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Return where the message is: partition and offset."""
         return self.message_id.partition, self.message_id.offset
 
     @property
@@ -234,37 +233,28 @@ def read_verdicts(rows: Iterable[Mapping[str, Any]]) -> list[End]:
     for row in rows:
         text = row["ack_token"]
         if text not in found or str(row.get("verdict") or "ack").lower() != "ack":
-            found[text] = read_end(row)
+            found[text] = _read_end(row)
     return list(found.values())
 
 
-def read_end(row: Mapping[str, Any]) -> End:
-    """Return the verdict of a row; raises as ``read_verdicts``."""
+def _read_end(row: Mapping[str, Any]) -> End:
     token = decode_token(row["ack_token"])
     text = row.get("verdict") or "ack"
     outcome = _OUTCOMES.get(str(text).lower())
     if outcome is None:
         raise ConfigError(f"verdict is {text!r}: it must be ack, nack or reject")
-    delay_ms = None
-    reason = ""
-    if outcome is not Outcome.ACK:
-        reason = cut_text(row.get("reason") or "")
-    if outcome is Outcome.NACK:
-        delay_s = row.get("delay")
-        if delay_s is not None and not 0.0 <= float(delay_s) <= MAX_DELAY_S:
-            raise ConfigError(f"delay is {delay_s}: it must be seconds, from 0 to a year's")
-        delay_ms = None if delay_s is None else round(float(delay_s) * 1000)
-    return End(token, outcome, delay_ms, reason)
+    reason = "" if outcome is Outcome.ACK else cut_text(row.get("reason") or "")
+    delay_s = row.get("delay") if outcome is Outcome.NACK else None
+    if delay_s is not None and not 0.0 <= float(delay_s) <= MAX_DELAY_S:
+        raise ConfigError(f"delay is {delay_s}: it must be seconds, from 0 to a year's")
+    return End(token, outcome, None if delay_s is None else round(float(delay_s) * 1000), reason)
 
 
 def find_late(log: MarkerLog, ends: Sequence[End], ended_ms: int = 0) -> list[AckToken]:
     """Return those whose ENDs came too late (R9), judged as a tracker does: by folding the log.
 
-    Args:
-        log: Of the markers.
-        ends: The verdicts.
-        ended_ms: Broker time of ENDs that are in a transaction, where readers do not see them yet:
-            late is what by the log is not renewed up to then.
+    ``ended_ms``: Broker time of ENDs that are in a transaction, where readers do not see them yet:
+    late is what by the log is not renewed up to then.
     """
     tokens = [end.token for end in ends if end.token.start_offset >= 0]
     if not tokens:
@@ -283,8 +273,16 @@ def find_late(log: MarkerLog, ends: Sequence[End], ended_ms: int = 0) -> list[Ac
         for offset, timestamp_ms, log_ms, marker in log.read(partition, oldest[partition], upto):
             known_ms = max(known_ms, log_ms)
             attempts.apply(offset, timestamp_ms, log_ms, marker)
-            late |= _late(attempts)
-        late |= _due(attempts, max(0, ended_ms - known_ms))
+            for ended in attempts.take_ended():
+                if ended.is_late or ended.outcome in _BY_TRACKER:
+                    late.add((ended.message_id.partition, ended.message_id.offset))
+        passed_ms = max(0, ended_ms - known_ms)
+        for each in attempts.open():
+            # Their ENDs are late, though a transaction's are not to be read yet.
+            if each.attempt.outcome is None and (
+                each.state == "due" or each.remaining_ms < passed_ms
+            ):
+                late.add((each.attempt.message_id.partition, each.attempt.message_id.offset))
     return [end.token for end in ends if end.token.place in late]
 
 
@@ -295,25 +293,6 @@ def first_starts(tokens: Iterable[AckToken]) -> dict[int, int]:
         known = found.get(token.marker_partition, token.start_offset)
         found[token.marker_partition] = min(known, token.start_offset)
     return found
-
-
-def _late(attempts: Attempts) -> set[tuple[int, int]]:
-    ended: Iterable[Any] = attempts.take_ended()
-    tracker = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
-    return {
-        (each.message_id.partition, each.message_id.offset)
-        for each in ended
-        if each.is_late or each.outcome in tracker
-    }
-
-
-def _due(attempts: Attempts, passed_ms: int) -> set[tuple[int, int]]:
-    """Return whose ENDs are late, though a transaction's are not to be read yet."""
-    return {
-        (each.attempt.message_id.partition, each.attempt.message_id.offset)
-        for each in attempts.open()
-        if each.attempt.outcome is None and (each.state == "due" or each.remaining_ms < passed_ms)
-    }
 
 
 def parse_ack_options(options: Mapping[str, str], service: ServiceConfig | None) -> AckSettings:

@@ -1,22 +1,18 @@
 """Output and ENDs of a batch in one transaction per slot: what an acknowledgement commits with.
 
-Rows go to slots by their messages' places. How many slots a batch has is kept in the checkpoint,
-whenever it is repeated: so all rows of a message, its END among them, are in one transaction, and a
-repeated batch finds each message in the slot where it was. The transaction also commits which batch
-it was (a ledger), of which plan, and a digest of its messages. A slot whose batch the ledger holds
-with these messages is not written again, but its ENDs are: a repeated batch may have STARTed the
-messages again.
+Rows go to slots by their messages' places: so all rows of a message, its END among them, are in one
+transaction, and a repeated batch finds each message in the slot where it was. The transaction also
+commits which batch it was (a ledger), of which plan, and a digest of its messages. A slot whose
+batch the ledger holds with these messages is not written again, but its ENDs are: a repeated batch
+may have STARTed the messages again.
 
-A message whose lease has ended by the log is a copy by now, or will be: it gets neither output nor
-END here, its copy does. Whether a lease ended before its END was in the log follows from the
-brokers' times of the ENDs, when they are written and not committed (R9); then all is aborted, and
-made again without it. Nor has a message that is nacked any output: its next delivery has.
+Whether a lease ended before its END was in the log follows from the brokers' times of the ENDs,
+when they are written and not committed (R9); then all is aborted, and made again without it.
 
-The rows of a repeated batch may be others than before: a table that they are joined with has
-changed. Then the log tells, message by message: one with a verdict had it in the transaction that
-the ledger speaks of, and its output; one without was STARTed again, and had no output. Who was
-thought dead may have committed after that. So the log is asked again behind these STARTs, when
-nobody but this task can commit any more.
+The rows of a repeated batch may be others than before. Then the log tells, message by message: one
+with a verdict had it in the transaction that the ledger speaks of, and its output; one without was
+STARTed again, and had no output. Who was thought dead may have committed after that. So the log is
+asked again behind these STARTs, when nobody but this task can commit any more.
 
 A transaction begins when its rows are ready, and ENDs come last: while it is open, nobody reads on
 in the partitions that it has written.
@@ -284,7 +280,6 @@ def _digest(ends: Sequence[End]) -> str:
 def _records(
     rows: Sequence[Mapping[str, Any]], ends: Sequence[End], settings: CommitSettings
 ) -> list[_Output]:
-    """Return the output, but of messages that are nacked."""
     nacked = {end.token for end in ends if end.outcome is Outcome.NACK}
     reader = log_reader(settings.ack.config)
     counts: dict[str, int] = {}

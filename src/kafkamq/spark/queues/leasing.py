@@ -1,17 +1,11 @@
 """Plans the batches of a queue that is acknowledged, STARTs them and keeps their leases alive.
 
-This runs in the process that Spark keeps beside the driver for a stream's source. Spark asks it for
-a batch's tasks, more than once where a frame is used in several branches: the first time it STARTs
-the messages (``starting.py``), and it gives the same tasks each time. Tasks only read. The messages
-are STARTed under a consumer_id of their own, which a thread here renews (R7) until the next batch
-is asked for: by then every row has its END, and what was dropped on the way comes back after the
-timeout. In the first minute each message is renewed by its id as well: a START of an earlier owner
-that arrives late takes the holder's place, and a renewal of everything that this consumer_id holds
-would pass it over (R7).
-
-The messages topic is looked through before Spark gets to plan: so other queues' messages cost no
-batch, and the last allowed delivery of a message is a batch by itself (R6). What is behind a done
-batch is committed for the queue's group: ordinary workers can take over where this one stops.
+This runs in the process that Spark keeps beside the driver for a stream's source (docs/spark.md,
+"How a batch goes"). Spark asks it for a batch's tasks, more than once where a frame is used in
+several branches: the first time it STARTs the messages (``starting.py``), and it gives the same
+tasks each time. A thread renews what the batch's consumer_id holds (R7) until the next batch is
+asked for. In the first minute each message is renewed by its id as well: a START of an earlier
+owner that arrives late takes the holder's place, and a renewal of everything would pass it over.
 """
 
 from __future__ import annotations
@@ -23,6 +17,7 @@ import time
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
@@ -34,17 +29,16 @@ from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.markers.membership import warn_of_mqgo_workers
 from kafkamq.markers.rules.handout import is_last_delivery
 from kafkamq.markers.rules.leases import NEW_PARTITION_MS
-from kafkamq.markers.wire.markers import encode_keepalive, encode_known_keepalive
+from kafkamq.markers.wire.marker_writer import encode_keepalive, encode_known_keepalive
 from kafkamq.queue.names import group_of
 from kafkamq.queue.namespace import NamespaceFacts
 from kafkamq.queue.topics import require_topics
 from kafkamq.queue.wire.headers import read_message_headers
-from kafkamq.queue.wire.keys import join_key
 from kafkamq.spark.backlog import Backlog
 from kafkamq.spark.marker_log import MarkerLog, marker_log
 from kafkamq.spark.options import SourceOptions
 from kafkamq.spark.queues.acks import AckToken
-from kafkamq.spark.queues.owner import QueueOwner, QueuePosition
+from kafkamq.spark.queues.owner import QueueOwner
 from kafkamq.spark.queues.starting import (
     BATCH,
     Start,
@@ -148,10 +142,6 @@ class QueueReader(StreamReader):
         self._keep_alive: KeepAlive | None = None
         self._backlog = Backlog(options.topic, self._look, of=self._waiting, is_last=self._is_last)
         self._group = acknowledge.group_id or group_of(options.config, options.queue_id)
-        self._owner = QueueOwner(options.config, options.queue_id, self._group)
-        self._position = QueuePosition(
-            options.config, options.queue_id, self._group, self._is_own, self._owner
-        )
         self._moved_on: dict[int, int] = {}
         self._begins: dict[int, int] = {}
         self._done: StreamOffsets | None = None
@@ -160,8 +150,11 @@ class QueueReader(StreamReader):
         self._asked_s = 0.0
         self._is_owner = False
         self._gained_s: float | None = None
-        self._own = join_key(options.queue_id)
-        self._prefix = self._own + b"\0"
+
+    @cached_property
+    def _owner(self) -> QueueOwner:
+        """Spark pickles a reader before it is used, and clients cannot be."""
+        return QueueOwner(self.options.config, self.options.queue_id, self._group)
 
     # ---- where to begin, how far to go
 
@@ -171,9 +164,9 @@ class QueueReader(StreamReader):
         self._check()
         offsets = super().initialOffset()
         topic_id = self._facts().message_topic_id
-        position = self._position.find(map(int, offsets[topic]), topic_id)
+        position = self._owner.find(map(int, offsets[topic]), topic_id)
         offsets[topic] |= {str(number): at for number, at in position.items()}
-        self._position.commit(_numbers(offsets[topic]), topic_id)
+        self._owner.commit(_numbers(offsets[topic]), topic_id)
         return offsets
 
     def latestOffset(  # noqa: N802
@@ -187,9 +180,9 @@ class QueueReader(StreamReader):
         topic = self.options.topic
         # Workers of the queue may have gone on where an earlier run of the query stopped.
         self._moved_on = {}
-        if not self._position.is_known:
+        if not self._owner.has_committed:
             known = map(int, start.get(topic, {}))
-            self._moved_on = self._position.find(known, self._facts().message_topic_id)
+            self._moved_on = self._owner.find(known, self._facts().message_topic_id)
         self._start_unplanned(start)
         found = super().latestOffset(start, limit)
         self._commit(start)
@@ -221,14 +214,10 @@ class QueueReader(StreamReader):
         return log_reader(self.options.config, is_short=True).read(wanted, skips_lost=lossy)
 
     def _waiting(self, record: Record) -> Waiting | None:
-        return Waiting.of(record) if self._is_own(record) else None
+        return Waiting.of(record) if self._owner.is_own(record) else None
 
     def _is_last(self, one: Waiting) -> bool:
         return is_last_delivery(one.delivery_count, self._acknowledge.max_deliveries)
-
-    def _is_own(self, record: Record) -> bool:
-        key = record.key()
-        return key == self._own or (key or b"").startswith(self._prefix)
 
     def _starts(
         self, reader: LogReader, start: StreamOffsets, ends: Mapping[int, int]
@@ -242,7 +231,7 @@ class QueueReader(StreamReader):
             self._moved_on = {}
         untold = [number for number in ends if str(number) not in known]
         if known and untold and self._is_same(start):
-            self._moved_on |= self._position.find(untold, self._facts().message_topic_id)
+            self._moved_on |= self._owner.find(untold, self._facts().message_topic_id)
         return {number: max(at, self._moved_on.get(number, 0)) for number, at in starts.items()}
 
     def _ranges(self, start: StreamOffsets, end: StreamOffsets) -> list[LogRange]:
@@ -333,9 +322,7 @@ class QueueReader(StreamReader):
             ]
             return arrow_columns("messages", mine, schema, tokens) if mine else None
 
-        for made in made_of(self._look(partition.wanted), batch):
-            if made is not None:
-                yield made
+        yield from made_of(self._look(partition.wanted), batch)
 
     def _token(self, record: Record, start: Start, consumer_id: str) -> str:
         headers = headers_of(record)
@@ -360,7 +347,7 @@ class QueueReader(StreamReader):
         """
         if done != self._done or time.monotonic() >= self._pass_s:
             self._done, self._pass_s = done, time.monotonic() + PASS_S
-            self._position.commit(self._begins, self._facts().message_topic_id)
+            self._owner.commit(self._begins, self._facts().message_topic_id)
 
     def _start_unplanned(self, end: StreamOffsets) -> None:
         """START what has no START of the batch that ends there, where nobody has asked for it.
@@ -395,7 +382,6 @@ class QueueReader(StreamReader):
 
     def stop(self) -> None:
         self._renew_no_more()
-        self._position.close()
         self._owner.close()
 
     # ---- the cluster

@@ -17,20 +17,20 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, FencedError, StateError
 from kafkamq.markers.positions import Positions
 from kafkamq.markers.rules.batching import MessageSet
 from kafkamq.markers.tracker.ledger import Ledger, LedgerKey, read_ledgers
+from kafkamq.queue.wire.keys import join_key
 from kafkamq.spark.queues.starting import identity_of
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.commits import metadata_of
 from kafkamq.transport.errors import TransactionAbortedError
 from kafkamq.transport.log_reader import LogRange, Record, log_reader
 from kafkamq.transport.record import TopicPartition
-from kafkamq.types import PartitionId
 
 _TAKING_S = 60.0
 _COMMIT_S = 30.0
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class QueueOwner:
-    """One start of a query on a queue; one owner thread."""
+    """One start of a query on a queue, and the queue's position; one owner thread."""
 
     def __init__(self, config: ServiceConfig, queue_id: str, group: str) -> None:
         topic = config.ledger_topic
@@ -47,17 +47,20 @@ class QueueOwner:
         self._queue_id = queue_id
         self._group = group
         self._membership = b""
-        self._key = LedgerKey(f"kafkamq.{topic}.queue.{queue_id}", topic, 0)
+        self._own = join_key(queue_id)
+        self._prefix = self._own + b"\0"
         self._name = f"{socket.gethostname()}, process {os.getpid()}, {secrets.token_hex(4)}"
         self._epoch = 0
-        self._admin: Admin | None = None
-        self._ledger: Ledger | None = None
+        self._admin = Admin(config)
+        self._key = LedgerKey(f"kafkamq.{topic}.queue.{queue_id}", topic, 0)
+        self._ledger = Ledger(config, self._key, engine=self._name, epoch=0, admin=self._admin)
+        self._kept = Positions(config, group, queue_id)
+        self._committed: dict[int, int] = {}
 
     def take(self) -> None:
-        """Become the latest start."""
         deadline_s = time.monotonic() + _TAKING_S
         while True:
-            one = self._opened_ledger()
+            one = self._ledger
             try:
                 one.fence()
                 newest = 0 if one.last is None else one.last.epoch
@@ -74,7 +77,7 @@ class QueueOwner:
 
     def check(self) -> None:
         """Raise FencedError if another query on the queue was started later."""
-        last = read_ledgers(self._opened(), [self._key]).get(self._key)
+        last = read_ledgers(self._admin, [self._key]).get(self._key)
         if last is None:
             # Kafka forgets what was committed once and never again.
             self.take()
@@ -87,102 +90,19 @@ class QueueOwner:
                 is_fatal=True,
             )
 
-    def has_members(self) -> bool:
-        """Return whether workers have joined the queue's group."""
-        return bool(self._opened().group_assignments(self._group))
-
-    def commit(self, offsets: Mapping[PartitionId, int]) -> None:
-        """Set the position of the queue's group, unless another query has started later.
-
-        Raises:
-            FencedError: One has.
-            BrokerError, DeadlineExceededError: Kafka did not take it, several times.
-        """
-        ledger = self._opened_ledger()
-        # Nobody's membership: while Spark reads the queue, its group has no members.
-        self._membership = self._membership or metadata_of(self._config, self._group)
-        targets = [TopicPartition(*place, offset) for place, offset in offsets.items()]
-        tried = 0
-        while True:
-            tried += 1
-            try:
-                if not ledger.is_open:
-                    ledger.open()
-                with ledger.producer.transaction():
-                    ledger.producer.send_offsets(targets, self._membership, timeout_s=_COMMIT_S)
-                return
-            except (BrokerError, DeadlineExceededError):
-                # Who fenced this producer without starting later was about to, and tries again.
-                self.check()
-                if tried == _TRIES:
-                    raise
-
-    def _opened_ledger(self) -> Ledger:
-        if self._ledger is None:
-            self._ledger = Ledger(
-                self._config, self._key, engine=self._name, epoch=0, admin=self._opened()
-            )
-        return self._ledger
-
-    def _opened(self) -> Admin:
-        if self._admin is None:
-            self._admin = Admin(self._config)
-        return self._admin
-
-    def close(self) -> None:
-        if self._ledger is not None:
-            self._ledger.close()
-            self._ledger = None
-        if self._admin is not None:
-            self._admin.close()
-            self._admin = None
-
-
-class QueuePosition:
-    """The position of one queue; one owner thread.
-
-    Args:
-        config: The namespace.
-        queue_id: The queue.
-        group: The consumer group of its position.
-        is_own: Whether a record is the queue's.
-        owner: Commits for the group, as long as no other query has started.
-    """
-
-    def __init__(
-        self,
-        config: ServiceConfig,
-        queue_id: str,
-        group: str,
-        is_own: Callable[[Record], bool],
-        owner: QueueOwner,
-    ) -> None:
-        self._config = config
-        self._queue_id = queue_id
-        self._is_own = is_own
-        self._group = group
-        # Spark pickles a reader before it is used.
-        self._positions: Positions | None = None
-        self._owner = owner
-        self._committed: dict[int, int] = {}
+    def is_own(self, record: Record) -> bool:
+        key = record.key()
+        return key == self._own or (key or b"").startswith(self._prefix)
 
     @property
-    def _kept(self) -> Positions:
-        if self._positions is None:
-            self._positions = Positions(self._config, self._group, self._queue_id)
-        return self._positions
-
-    @property
-    def is_known(self) -> bool:
+    def has_committed(self) -> bool:
         return bool(self._committed)
 
     def find(self, numbers: Iterable[int], topic_id: bytes) -> dict[int, int]:
         """Find the positions of these partitions; absent: the queue is new there."""
         wanted = list(numbers)
         topic = self._config.message_topic
-        with Admin(self._config) as admin:
-            asked = [(self._group, (topic, number)) for number in wanted]
-            committed = admin.committed(asked)
+        committed = self._admin.committed([(self._group, (topic, number)) for number in wanted])
         found = {each.partition: each.offset for each in committed if each.offset >= 0}
         missing = [number for number in wanted if number not in found]
         return found | (self._find_kept(missing, topic_id) if missing else {})
@@ -211,32 +131,53 @@ class QueuePosition:
         end = min(last, reader.log_ends(topic, [number])[number])
         for records in reader.read(LogRange(topic, number, offset, end), skips_lost=True):
             for record in records:
-                if self._is_own(record) and identity_of(record, topic_id) not in started:
+                if self.is_own(record) and identity_of(record, topic_id) not in started:
                     return record.offset()
         return max(offset, end)
 
     def commit(self, offsets: Mapping[int, int], topic_id: bytes) -> None:
+        """Set the position of the queue's group, unless another query has started later.
+
+        Raises:
+            FencedError: One has.
+            StateError: The group has members: a transaction commits for it whatever members it has,
+                and what a worker has committed since it joined would be set back.
+            BrokerError, DeadlineExceededError: Kafka did not take it, several times.
+        """
         news = {number: at for number, at in offsets.items() if self._committed.get(number) != at}
         if news:
-            self._require_alone()
-            topic = self._config.message_topic
-            self._owner.commit({(topic, number): at for number, at in news.items()})
+            if self._admin.group_assignments(self._group):
+                raise StateError(
+                    f"workers joined queue {self._queue_id!r} (group {self._group}) while Spark "
+                    "reads it, and hand out the same messages; stop one of them"
+                )
+            self._transact(news)
             self._committed.update(news)
             self._kept.note(news, topic_id)
         self._kept.write()
 
-    def _require_alone(self) -> None:
-        """A transaction commits for a group whatever members it has, so these are asked for.
-
-        Each time: what a worker has committed since it joined would be set back.
-        """
-        if self._owner.has_members():
-            raise StateError(
-                f"workers joined queue {self._queue_id!r} (group {self._group}) while Spark reads "
-                "it, and hand out the same messages; stop one of them"
-            )
+    def _transact(self, offsets: Mapping[int, int]) -> None:
+        ledger, topic = self._ledger, self._config.message_topic
+        # Nobody's membership: while Spark reads the queue, its group has no members.
+        self._membership = self._membership or metadata_of(self._config, self._group)
+        targets = [TopicPartition(topic, number, offset) for number, offset in offsets.items()]
+        tried = 0
+        while True:
+            tried += 1
+            try:
+                if not ledger.is_open:
+                    ledger.open()
+                with ledger.producer.transaction():
+                    ledger.producer.send_offsets(targets, self._membership, timeout_s=_COMMIT_S)
+                return
+            except (BrokerError, DeadlineExceededError):
+                # Who fenced this producer without starting later was about to, and tries again.
+                self.check()
+                if tried == _TRIES:
+                    raise
 
     def close(self) -> None:
-        """Write what the ledger lacks, bounded; idempotent."""
-        if self._positions is not None:
-            self._positions.close()
+        """Write what the ledger lacks, bounded, and end the clients; idempotent."""
+        self._kept.close()
+        self._ledger.close()
+        self._admin.close()

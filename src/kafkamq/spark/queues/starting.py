@@ -3,15 +3,9 @@
 Spark's log of planned batches takes the place of the group's committed offset: a range is planned
 before its first START is written. It may have been STARTed before: by a driver that was killed
 since, or by another query. So it is looked at together with the markers that were written since it
-was planned:
-
-- what a tracker settled meanwhile is not handed out: its copy is, in a batch of its own;
-- what a worker or a batch of another query gave its verdict on meanwhile is not handed out either:
-  it was done there;
-- what has a verdict of this batch is handed out as before, so that a sink finds the rows that it
-  knows, but not STARTed again (an END is in the log);
-- the rest is STARTed, and if it was STARTed before, looked up again behind its START: a tracker may
-  have been quicker, or its lease may have ended by then, which no START undoes: a copy will come.
+was planned (docs/spark.md, "How a batch goes", says what becomes of each message). What is STARTed
+again is looked up again behind its START: a tracker may have been quicker, or its lease may have
+ended by then, which no START undoes: a copy will come.
 
 A batch that kills the process that works on it would be repeated without end, and each repetition
 is a sign of life for all of it. So from its third run on it hands out half of what is open, then
@@ -22,7 +16,7 @@ with their deliveries counted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kafkamq.config import QueueConfig
 from kafkamq.markers.rules.batching import gather, oldest_by_reference_ms
@@ -30,7 +24,7 @@ from kafkamq.markers.rules.handout import expires_at_ms, has_expired, is_last_de
 from kafkamq.markers.rules.hold import DUE
 from kafkamq.markers.rules.pipeline import MAX_AGE_MS
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
-from kafkamq.markers.wire.markers import (
+from kafkamq.markers.wire.marker_writer import (
     MAX_MARKER_BYTES,
     StartEncoder,
     encode_batch_start,
@@ -172,42 +166,11 @@ def handed_out(count: int, runs: int) -> int:
     return max(count >> runs - 1, int(runs <= count.bit_length() + 1))
 
 
-@dataclass(slots=True)
-class _History:
-    """What the markers since the batch was planned say of its messages, by their places."""
-
-    started: dict[tuple[int, int], tuple[int, bytes]] = field(default_factory=dict)
-    """Whatever is STARTed: marker partition and topic id of its first START."""
-    settled: dict[tuple[int, int], int] = field(default_factory=dict)
-    verdicts: dict[tuple[int, int], bool] = field(default_factory=dict)
-    given_back: set[tuple[int, int]] = field(default_factory=set)
-    expired: set[tuple[int, int]] = field(default_factory=set)
-    runs: set[str] = field(default_factory=set)
-    trackers: dict[int, RedeliveryTracker] = field(default_factory=dict)
-
-    def is_elsewhere(self, place: tuple[int, int]) -> bool:
-        """Return whether it is done, or its copy is what will be handed out."""
-        return place in self.settled or place in self.expired or place in self.given_back
-
-    def is_due(self, one: Waiting) -> bool:
-        """Return whether its lease has ended by the log, as far as that was read."""
-        tracker = self.trackers.get(one.route)
-        hold = None if tracker is None else tracker.hold_of(MessageId(*one.place, *one.log))
-        return hold is not None and bool(hold.flags & DUE)
-
-
 _Started = tuple[Waiting, RecordMetadata, bool]
 
 
 class Starter:
-    """One run of one batch; one owner thread.
-
-    Args:
-        plan: What holds for the run.
-        ranges: Where its messages are.
-        options: Those of the stream.
-        log: Where markers are read and written.
-        check: Raises where another query has started later.
+    """One run of one batch; one owner thread. ``check`` raises where another query started later.
 
     Attributes:
         held: What it holds when it has STARTed: by marker partition.
@@ -233,7 +196,15 @@ class Starter:
         # Of all runs of this batch.
         self._consumers = plan.consumer_id.rpartition("-")[0] + "-"
         self._queue_key = join_key(options.queue_id)
-        self._history = _History()
+        # What the markers since the batch was planned say of its messages, by their places. Of the
+        # first START: its marker partition and topic id; of a verdict: whether it was a nack.
+        self._begun: dict[tuple[int, int], tuple[int, bytes]] = {}
+        self._settled: dict[tuple[int, int], int] = {}
+        self._verdicts: dict[tuple[int, int], bool] = {}
+        self._given_back: set[tuple[int, int]] = set()
+        self._rejected: set[tuple[int, int]] = set()
+        self._runs: set[str] = set()
+        self._trackers: dict[int, RedeliveryTracker] = {}
         self._read_to: dict[int, int] = {}
         self._looked_ms = 0
         self._has_read_on = False
@@ -246,10 +217,10 @@ class Starter:
         """START what is open; returns what tasks are to hand out."""
         self._looked_ms = monotonic_ms()
         self._read_to = self._read_history(self._plan.marker_ends)
-        history, open_ = self._history, self._open(messages)
-        count = share(len(open_), len(history.runs))
+        open_ = self._open(messages)
+        count = share(len(open_), len(self._runs))
         # Before what may kill the process: nothing looks for these behind the batch (R5).
-        unread = [one for one in open_[count:] if one.place not in history.started]
+        unread = [one for one in open_[count:] if one.place not in self._begun]
         self._start(unread, self._plan.consumer_id + LEFT)
         started = self._look_again(self._start(open_[:count], self._plan.consumer_id))
         dropped = self._settled_before(started)
@@ -262,15 +233,17 @@ class Starter:
         return self._handed
 
     def _open(self, messages: Iterable[Waiting]) -> list[Waiting]:
-        """Names these, and hands out what has its verdict; returns what is to be STARTed."""
-        history, open_ = self._history, []
+        """Name these, and hands out what has its verdict; returns what is to be STARTed."""
+        open_ = []
         for one in messages:
             self._name(one)
-            if one.place in history.verdicts:
-                self._hand_out(one, self._verdict(one))
-            elif not history.is_elsewhere(one.place):
+            if not self._is_ended(one) and not self._is_elsewhere(one.place):
                 open_.append(one)
         return open_
+
+    def _is_elsewhere(self, place: tuple[int, int]) -> bool:
+        """Return whether it is done, or its copy is what will be handed out."""
+        return place in self._settled or place in self._rejected or place in self._given_back
 
     def _still_open(self, messages: Sequence[Waiting]) -> list[Waiting]:
         """Return what is still open: an ack behind an old look may be forgotten by now (R12)."""
@@ -282,7 +255,7 @@ class Starter:
         return self._open(messages) if self._has_read_on else list(messages)
 
     def _name(self, one: Waiting) -> None:
-        begun = self._history.started.get(one.place)
+        begun = self._begun.get(one.place)
         if begun is not None:
             # Its markers stay together (R26), under the name of its first START.
             one.route, topic_id = begun
@@ -293,8 +266,12 @@ class Starter:
         # It is one object: batches are gathered by it.
         one.log = self._logs.setdefault(log, log)
 
-    def _verdict(self, one: Waiting) -> RecordMetadata:
-        return RecordMetadata(NACKED if self._history.verdicts[one.place] else ENDED, 0)
+    def _is_ended(self, one: Waiting) -> bool:
+        """Return whether it has its verdict, and hand it out with that."""
+        is_nack = self._verdicts.get(one.place)
+        if is_nack is not None:
+            self._hand_out(one, RecordMetadata(NACKED if is_nack else ENDED, 0))
+        return is_nack is not None
 
     def _hand_out(self, one: Waiting, at: RecordMetadata, is_reference: bool = False) -> None:
         start = Start(one.log[0], one.route, at.offset, at.timestamp_ms, is_reference)
@@ -305,9 +282,8 @@ class Starter:
 
         A transaction that was committed just now may hide verdicts at the first look.
         """
-        history = self._history
         places = {one.place for one, *_ in started}
-        if not self._plan.is_repeated and history.started.keys().isdisjoint(places):
+        if not self._plan.is_repeated and self._begun.keys().isdisjoint(places):
             # It is the first time: nothing else can have been said of them.
             return list(started)
         # Up to the STARTs, beyond whatever transaction is still open there.
@@ -316,31 +292,27 @@ class Starter:
             known = behind.get(one.route, self._read_to.get(one.route, 0))
             behind[one.route] = max(known, place.offset + 1)
         self._read_to |= self._read_history(self._read_to, behind)
-        open_ = []
-        for each in started:
-            one = each[0]
-            if one.place in history.verdicts:
-                self._hand_out(one, self._verdict(one))
-            else:
-                open_.append(each)
-        return open_
+        return [each for each in started if not self._is_ended(each[0])]
 
     def _settled_before(self, started: Sequence[_Started]) -> set[tuple[int, int]]:
         """Places of messages that were settled before these STARTs, or that a tracker will."""
-        history = self._history
         lost = [
             one
             for one, place, _ in started
-            if history.settled.get(one.place, place.offset) < place.offset
+            if self._settled.get(one.place, place.offset) < place.offset
         ]
         # A START that nobody remembers the end of (R12) would be tracked.
         self._end(lost, Outcome.ACK)
         due = {
-            one.place
-            for one, *_ in started
-            if history.is_due(one) or one.place in history.given_back
+            one.place for one, *_ in started if self._is_due(one) or one.place in self._given_back
         }
         return due | {one.place for one in lost}
+
+    def _is_due(self, one: Waiting) -> bool:
+        """Return whether its lease has ended by the log, as far as that was read."""
+        tracker = self._trackers.get(one.route)
+        hold = None if tracker is None else tracker.hold_of(MessageId(*one.place, *one.log))
+        return hold is not None and bool(hold.flags & DUE)
 
     def _expired(self, started: Sequence[_Started]) -> set[tuple[int, int]]:
         """Reject what had expired when it was STARTed (R10); return their places."""
@@ -451,8 +423,8 @@ class Starter:
             ends = self._log.ends(sorted(self._plan.routes(self._ranges.values())))
         for route, end in ends.items():
             begin = begins.get(route, 0)
-            trackers = self._history.trackers
-            tracker = trackers.setdefault(route, RedeliveryTracker(begin, partition=route))
+            new = RedeliveryTracker(begin, partition=route)
+            tracker = self._trackers.setdefault(route, new)
             for offset, _, log_ms, marker in self._log.read(route, begin, end):
                 tracker.apply(offset, log_ms, marker)
                 for each in () if marker is None else expand(marker):
@@ -460,7 +432,7 @@ class Starter:
         return ends
 
     def _note(self, route: int, offset: int, marker: Marker) -> None:
-        history, one = self._history, marker.message_id
+        one = marker.message_id
         wanted = None if one is None else self._ranges.get(one.partition)
         if one is None or wanted is None or marker.of_schedule:
             return
@@ -468,22 +440,22 @@ class Starter:
             return
         place, is_own = (one.partition, one.offset), marker.consumer_id.startswith(self._consumers)
         if marker.type is MarkerType.START:
-            history.started.setdefault(place, (route, one.topic_id))
+            self._begun.setdefault(place, (route, one.topic_id))
             if is_own:
-                history.runs.add(marker.consumer_id.removesuffix(LEFT))
+                self._runs.add(marker.consumer_id.removesuffix(LEFT))
         elif marker.type is not MarkerType.END:
             return
         elif marker.outcome in _SETTLED:
-            history.settled.setdefault(place, offset)
+            self._settled.setdefault(place, offset)
         elif marker.consumer_id == VOID:
             # A handler's own reason may be "expired", too.
             if marker.outcome is Outcome.REJECT:
-                history.expired.add(place)
+                self._rejected.add(place)
         elif marker.outcome in VERDICTS and not is_own:
             if marker.outcome is Outcome.ACK:
-                history.settled.setdefault(place, offset)
+                self._settled.setdefault(place, offset)
             else:
-                history.given_back.add(place)
+                self._given_back.add(place)
         elif marker.outcome in VERDICTS:
             is_nack = marker.outcome is Outcome.NACK
-            history.verdicts[place] = is_nack and history.verdicts.get(place, True)
+            self._verdicts[place] = is_nack and self._verdicts.get(place, True)

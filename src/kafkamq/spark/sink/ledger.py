@@ -50,7 +50,6 @@ class CellEntry:
     run: str
 
     def has_rows_of(self, other: CellEntry) -> bool:
-        """Return whether both are of the same batch and rows."""
         mine = (self.batch, self.rows, self.digest, self.cut)
         return mine == (other.batch, other.rows, other.digest, other.cut)
 

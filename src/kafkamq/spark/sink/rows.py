@@ -92,31 +92,25 @@ def slots_of(columns: Iterable[str]) -> int | None:
     return None
 
 
-def check_columns(types: Mapping[str, str]) -> None:
-    """Refuse columns that the sink does not know or cannot write."""
+def check_columns(types: Mapping[str, str], *, are_messages: bool = False) -> None:
+    """Refuse columns that the sink, or a message of a queue, does not know or have so."""
     types = {name: kind for name, kind in types.items() if slots_of([name]) is None}
-    unknown = sorted(set(types) - set(_TYPES))
-    if unknown or "value" not in types:
-        raise ConfigError(
-            f"the rows have the columns {', '.join(types)}: the sink needs `value` and "
-            f"knows {', '.join(SINK_COLUMNS)}; select and rename before"
+    known, needed = (_MESSAGE_TYPES, "payload") if are_messages else (_TYPES, "value")
+    wrong = [name for name in types if name not in known]
+    if wrong or needed not in types:
+        advice = (
+            f"the sink needs `value` and knows {', '.join(SINK_COLUMNS)}; select and rename before"
         )
-    check_types(types)
-
-
-def check_message_columns(types: Mapping[str, str]) -> None:
-    """Refuse columns that a message of a queue does not have."""
-    types = {name: kind for name, kind in types.items() if slots_of([name]) is None}
-    wrong = [name for name in types if name not in _MESSAGE_TYPES]
-    if wrong or "payload" not in types:
-        wanted = [_MEANT.get(name, f"no {name}") for name in wrong]
-        if not any("payload" in each for each in (*types, *wanted)):
-            wanted.append("to_json(struct(*)) AS payload")
-        raise ConfigError(
-            f"the rows have the columns {', '.join(types)}: a message needs `payload` and knows "
-            f"{', '.join(MESSAGE_COLUMNS)}; select {', '.join(wanted)}"
-        )
-    check_types(types, _MESSAGE_TYPES)
+        if are_messages:
+            wanted = [_MEANT.get(name, f"no {name}") for name in wrong]
+            if not any("payload" in each for each in (*types, *wanted)):
+                wanted.append("to_json(struct(*)) AS payload")
+            advice = (
+                "a message needs `payload` and knows "
+                f"{', '.join(MESSAGE_COLUMNS)}; select {', '.join(wanted)}"
+            )
+        raise ConfigError(f"the rows have the columns {', '.join(types)}: {advice}")
+    check_types(types, known)
 
 
 def check_types(types: Mapping[str, str], known: Mapping[str, Sequence[str]] = _TYPES) -> None:
@@ -158,16 +152,7 @@ def sink_name(sink_id: str, queue_id: str) -> str:
 def parse_sink_options(
     options: Mapping[str, str], service: ServiceConfig | None, types: Mapping[str, str]
 ) -> SinkOptions:
-    """Read the options of a query, and check its columns.
-
-    Args:
-        options: As Spark gives them, in any case.
-        service: What was registered with the format; options stand above it.
-        types: The rows' columns, as Spark names their types.
-
-    Raises:
-        ConfigError: An unknown option, a missing or an impossible value or column.
-    """
+    """Read the options of a query, and check its columns; ``types``: as Spark names them."""
     given = {name.lower(): value for name, value in options.items()}
     own = {name: value for name, value in given.items() if not name.startswith("kafka.")}
     unknown = sorted(set(own) - _OPTIONS - _SPARKS)
@@ -188,9 +173,7 @@ def parse_sink_options(
         join_key(queue_id)
         if topic or guarantee is not Guarantee.EXACTLY_ONCE:
             raise ConfigError("queue excludes topic, and is always written exactly once")
-        check_message_columns(types)
-    else:
-        check_columns(types)
+    check_columns(types, are_messages=bool(queue_id))
     ledger_topic = own.get("ledgertopic", "") or (config.ledger_topic if queue_id else topic)
     if not ledger_topic:
         raise ConfigError(

@@ -29,7 +29,6 @@ from kafkamq.spark.sink.rows import (
     MESSAGE_COLUMNS,
     SINK_COLUMNS,
     check_columns,
-    check_message_columns,
     sink_name,
     slot_column,
 )
@@ -61,10 +60,9 @@ def by_slot(frame: DataFrame, slots: int) -> DataFrame:
 
     if not 1 <= slots <= MAX_SLOTS:
         raise ConfigError(f"slots is {slots}: it must be from 1 to {MAX_SLOTS}")
-    kinds, check = SINK_COLUMNS, check_columns
-    if "payload" in frame.columns:
-        kinds, check = MESSAGE_COLUMNS, check_message_columns
-    check(dict(frame.dtypes))
+    are_messages = "payload" in frame.columns
+    check_columns(dict(frame.dtypes), are_messages=are_messages)
+    kinds = MESSAGE_COLUMNS if are_messages else SINK_COLUMNS
     rows = with_columns(frame, kinds)
     parts = [fn.col(name) for name in reversed(list(kinds)) if name != "headers"]
     rows = rows.withColumn(IDENTITY, fn.xxhash64(*parts, fn.to_json(fn.col("headers"))))
@@ -156,8 +154,7 @@ def _note(
     if note is None:
         tasks = slots or there
         note = CheckpointNote.new("sink", topic=config.ledger_topic, tasks=tasks, queue=queue)
-        write_note(spark, checkpoint, note)
-        return note
+        return write_note(spark, checkpoint, note)
     if note.queue != queue:
         of, now = (f"queue {name}" if name else "topics" for name in (note.queue, queue))
         raise ConfigError(f"checkpoint {checkpoint} is of {of}, not {now}: name another folder")
@@ -165,9 +162,9 @@ def _note(
     if wanted == note.tasks:
         return note
     if is_settled(spark, checkpoint):
-        note = note.cut(wanted, since=last_batch(spark, checkpoint) + 1)
-        write_note(spark, checkpoint, note)
-    elif slots is not None:
+        cut = note.cut(wanted, since=last_batch(spark, checkpoint) + 1)
+        return write_note(spark, checkpoint, cut)
+    if slots is not None:
         raise ConfigError(
             f"slots is {slots}: checkpoint {checkpoint} was made with {note.tasks}, and its last "
             "batch is to be repeated with as many; leave slots out until that is done"

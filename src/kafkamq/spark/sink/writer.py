@@ -81,8 +81,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 f"Spark does not tell the batch (task properties {BATCH_ID}, {QUERY_ID}, {RUN_ID}"
                 "): exactly-once writing needs a streaming query on PySpark 4.2"
             )
-        name = self._options.sink_id or query
-        return _write(self._options, _task(self._options, name, int(batch), run), iterator)
+        return _write(self._options, self._options.sink_id or query, int(batch), run, iterator)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -95,21 +94,16 @@ class BatchWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         batch = task_property(BATCH_ID)
         name = self._options.sink_id or (task_property(QUERY_ID) if batch else "")
-        task = _task(self._options, name, int(batch or 0), self._token)
-        return _write(self._options, task, iterator)
-
-
-def _task(options: SinkOptions, name: str, batch: int, run: str) -> _Task:
-    context = TaskContext.get()
-    assert context is not None, "Spark writes in tasks"
-    sink = sink_name(name or f"write-{run}", options.queue_id)
-    number = context.partitionId()
-    return _Task(sink=sink, batch=batch, run=run, task=number, is_alone=not name)
+        return _write(self._options, name, int(batch or 0), self._token, iterator)
 
 
 def _write(
-    options: SinkOptions, place: _Task, batches: Iterator[pa.RecordBatch]
+    options: SinkOptions, name: str, batch_id: int, run: str, batches: Iterator[pa.RecordBatch]
 ) -> WriterCommitMessage:
+    context = TaskContext.get()
+    assert context is not None, "Spark writes in tasks"
+    sink, task = sink_name(name or f"write-{run}", options.queue_id), context.partitionId()
+    place = _Task(sink=sink, batch=batch_id, run=run, task=task, is_alone=not name)
     if options.guarantee is Guarantee.AT_LEAST_ONCE:
         return _write_marked(options.config, place, _Targets(options), batches)
     ledger = _ledger(options, place)

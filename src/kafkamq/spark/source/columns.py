@@ -2,156 +2,340 @@
 
 Every view starts from the same committed records. ``records`` gives them as they are; the others
 decode what the protocol wrote, by the same code as workers and trackers, so that SQL needs to know
-nothing about the wire. Times are UTC. Those of ``deliveries`` and ``in_flight`` are made in
-``folding.py``.
+nothing about the wire. Times are UTC. The attempts of ``deliveries`` and ``in_flight`` are folded
+in ``folding.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, chain
 from operator import itemgetter
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from kafkamq.errors import UnsupportedVersionError, WireError
+from kafkamq.markers.rules.attempts import Attempt, OpenAttempt
 from kafkamq.markers.wire.markers import decode_marker, decode_slim
 from kafkamq.queue.wire import headers as names
-from kafkamq.queue.wire.headers import MessageHeaders, read_message_headers
+from kafkamq.queue.wire.headers import MessageHeaders, Origin, read_message_headers
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.spark.blocks import FoldRow
 from kafkamq.transport.log_reader import Record
 from kafkamq.transport.record import LOG_APPEND_TIME, all_headers
-from kafkamq.types import Marker, MarkerType
+from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_HEADERS = ("headers", "ARRAY<STRUCT<key: STRING, value: BINARY>>")
+UNKNOWN = -1
+"""The ``delivery_count`` of an attempt whose message is gone."""
+
+_Cells = list[Any]
+_Column = tuple[str, str, Callable[[Any], _Cells]]
+"""Name, Spark's type, and what makes its cells of some rows."""
+
+_HEADERS = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
 _BATCHES = (
     "ARRAY<STRUCT<partition: INT, topic_id: STRING, leader_epoch: INT, offsets: ARRAY<BIGINT>>>"
 )
-_PLACE = (("partition", "INT"), ("offset", "BIGINT"), ("timestamp", "TIMESTAMP"))
-_ORIGIN = (
-    ("origin_topic", "STRING"),
-    ("origin_partition", "INT"),
-    ("origin_offset", "BIGINT"),
-    ("origin_timestamp", "TIMESTAMP"),
+_NOWHERE = SimpleNamespace(topic=None, partition=None, offset=None, timestamp_ms=0)
+
+
+def micros(timestamp_ms: int) -> int | None:
+    """Spark's timestamps are microseconds; a record without a time has none."""
+    return timestamp_ms * 1000 if timestamp_ms > 0 else None
+
+
+def text(data: bytes | None) -> str:
+    return "" if data is None else data.decode("utf-8", "replace")
+
+
+def _last(headers: Sequence[tuple[str, bytes | None]], name: str) -> str | None:
+    for one, value in reversed(headers):
+        if one == name:
+            return text(value)
+    return None
+
+
+@dataclass
+class _Records:
+    """Some records of one partition, and what several columns need of them."""
+
+    records: Sequence[Record]
+    tokens: Sequence[str] | None = None
+
+    @cached_property
+    def keys(self) -> list[tuple[bytes, bytes | None]]:
+        return [split_key(record.key()) for record in self.records]
+
+    @cached_property
+    def headers(self) -> list[Sequence[tuple[str, bytes | None]]]:
+        return all_headers(self.records)
+
+    @cached_property
+    def read(self) -> list[MessageHeaders]:
+        return [read_message_headers(headers) for headers in self.headers]
+
+    @cached_property
+    def origins(self) -> list[Origin]:
+        """Return where the first copies stood: a first copy is its own origin."""
+        return [
+            headers.origin
+            or Origin(record.topic(), record.partition(), record.offset(), record.timestamp()[1])
+            for record, headers in zip(self.records, self.read, strict=True)
+        ]
+
+    @cached_property
+    def decoded(self) -> list[tuple[Marker | None, str | None]]:
+        return [decoded(record) for record in self.records]
+
+    @cached_property
+    def marker_keys(self) -> list[tuple[bytes, bytes | None] | tuple[None, None]]:
+        keys = [b"" if marker is None else marker.key for marker, _ in self.decoded]
+        return [split_key(key) if key else (None, None) for key in keys]
+
+
+@dataclass
+class _Attempts:
+    """Some attempts of one marker partition; ``found``: what a tracker says of them."""
+
+    attempts: Sequence[Attempt]
+    marker_partition: int
+    message_topic: str = ""
+    found: Sequence[OpenAttempt] = ()
+
+    @cached_property
+    def keys(self) -> list[tuple[bytes, bytes | None]]:
+        return [split_key(attempt.key) for attempt in self.attempts]
+
+    @cached_property
+    def origins(self) -> list[Any]:
+        """Return where the first copies stand: a first copy is its own origin."""
+        return [self._origin(attempt) for attempt in self.attempts]
+
+    def _origin(self, attempt: Attempt) -> Any:
+        if attempt.delivery_count == UNKNOWN:
+            return _NOWHERE
+        one, at_ms = attempt.message_id, attempt.message_timestamp_ms
+        first = Origin(self.message_topic, one.partition, one.offset, at_ms)
+        return read_message_headers(attempt.headers).origin or first
+
+
+def _of_markers(read: Callable[[Marker], Any], *kinds: MarkerType) -> Callable[[_Records], _Cells]:
+    """Read a value of markers of these types (none named: of every type); of others null."""
+    return lambda of: [
+        None if marker is None or (kinds and marker.type not in kinds) else read(marker)
+        for marker, _ in of.decoded
+    ]
+
+
+def _of_ids(read: Callable[[MessageId], Any]) -> Callable[[_Records], _Cells]:
+    return _of_markers(lambda each: None if each.message_id is None else read(each.message_id))
+
+
+def _known(read: Callable[[Attempt], Any]) -> Callable[[_Attempts], _Cells]:
+    """Read what the message or its START says; null where neither does."""
+    return lambda of: [
+        None if each.delivery_count == UNKNOWN else read(each) for each in of.attempts
+    ]
+
+
+def _ended(read: Callable[[Attempt], Any]) -> Callable[[_Attempts], _Cells]:
+    return lambda of: [None if each.outcome is None else read(each) for each in of.attempts]
+
+
+def _batches_of(marker: Marker) -> list[dict[str, object]] | None:
+    if not marker.batches:
+        return None
+    return [
+        {
+            "partition": each.partition,
+            "topic_id": each.topic_id.hex(),
+            "leader_epoch": each.leader_epoch,
+            "offsets": [one.offset for one in each.message_ids()],
+        }
+        for each in marker.batches
+    ]
+
+
+_START, _SCHEDULE = MarkerType.START, MarkerType.SCHEDULE
+_PLACE: tuple[_Column, ...] = (
+    ("partition", "INT", lambda of: [of.records[0].partition()] * len(of.records)),
+    ("offset", "BIGINT", lambda of: [record.offset() for record in of.records]),
+    ("timestamp", "TIMESTAMP", lambda of: [micros(each.timestamp()[1]) for each in of.records]),
 )
-_MESSAGE = (
-    ("queue_id", "STRING"),
-    ("id", "STRING"),
-    ("user_key", "BINARY"),
-    ("delivery_count", "INT"),  # which attempt it was; 0: SCHEDULE
-    ("partition", "INT"),  # of the message; of a SCHEDULE: of the markers topic
-    ("offset", "BIGINT"),
-    ("topic_id", "STRING"),
-    ("leader_epoch", "INT"),
+_ID: _Column = ("id", "STRING", lambda of: [headers.id for headers in of.read])
+_USER_KEY: _Column = ("user_key", "BINARY", lambda of: [user_key for _, user_key in of.keys])
+_VALUE: _Column = ("value", "BINARY", lambda of: [record.value() for record in of.records])
+_USER: _Column = ("headers", _HEADERS, lambda of: [headers.user for headers in of.read])
+_COUNT: _Column = ("delivery_count", "INT", lambda of: [each.delivery_count for each in of.read])
+_ORIGIN: tuple[_Column, ...] = (
+    ("origin_topic", "STRING", lambda of: [one.topic for one in of.origins]),
+    ("origin_partition", "INT", lambda of: [one.partition for one in of.origins]),
+    ("origin_offset", "BIGINT", lambda of: [one.offset for one in of.origins]),
+    ("origin_timestamp", "TIMESTAMP", lambda of: [micros(one.timestamp_ms) for one in of.origins]),
 )
-COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
+_MESSAGE: tuple[_Column, ...] = (
+    ("queue_id", "STRING", lambda of: [text(queue_id) for queue_id, _ in of.keys]),
+    ("id", "STRING", _known(lambda each: read_message_headers(each.headers).id)),
+    _USER_KEY,
+    ("delivery_count", "INT", _known(lambda each: each.delivery_count)),  # 0: SCHEDULE
+    # Of the message; of a SCHEDULE: of the markers topic.
+    ("partition", "INT", lambda of: [each.message_id.partition for each in of.attempts]),
+    ("offset", "BIGINT", lambda of: [each.message_id.offset for each in of.attempts]),
+    ("topic_id", "STRING", lambda of: [each.message_id.topic_id.hex() for each in of.attempts]),
+    ("leader_epoch", "INT", lambda of: [each.message_id.leader_epoch for each in of.attempts]),
+)
+_STARTED: _Column = (
+    "started_at", "TIMESTAMP", lambda of: [micros(each.started_ms) for each in of.attempts]
+)  # fmt: skip
+_OUTCOME: _Column = (
+    "outcome", "STRING", lambda of: [getattr(each.outcome, "name", None) for each in of.attempts]
+)  # fmt: skip
+_START_PLACE: tuple[_Column, ...] = (
+    ("marker_partition", "INT", lambda of: [of.marker_partition] * len(of.attempts)),
+    ("start_offset", "BIGINT", lambda of: [each.start_offset for each in of.attempts]),
+)
+_ALL_HEADERS: _Column = ("headers", _HEADERS, lambda of: of.headers)
+
+COLUMNS: dict[str, tuple[_Column, ...]] = {
     "records": (
-        ("topic", "STRING"),
+        ("topic", "STRING", lambda of: [of.records[0].topic()] * len(of.records)),
         *_PLACE,
-        ("timestamp_type", "INT"),  # 1: LogAppendTime, 0: the sender's
-        ("key", "BINARY"),
-        ("value", "BINARY"),
+        # 1: LogAppendTime, 0: the sender's.
+        (
+            "timestamp_type", "INT",
+            lambda of: [int(each.timestamp()[0] == LOG_APPEND_TIME) for each in of.records],
+        ),
+        ("key", "BINARY", lambda of: [record.key() for record in of.records]),
+        _VALUE,
     ),
     "messages": (
-        ("queue_id", "STRING"),
-        ("id", "STRING"),
-        ("user_key", "BINARY"),
-        ("value", "BINARY"),
-        _HEADERS,  # the user's
-        ("delivery_count", "INT"),
-        ("ttl_ms", "BIGINT"),
-        *_PLACE,
-        *_ORIGIN,
-        ("ack_token", "STRING"),  # of a stream that acknowledges (read_queue), else null
+        ("queue_id", "STRING", lambda of: [text(queue_id) for queue_id, _ in of.keys]),
+        *(_ID, _USER_KEY, _VALUE, _USER, _COUNT),
+        ("ttl_ms", "BIGINT", lambda of: [headers.ttl_ms for headers in of.read]),
+        *(*_PLACE, *_ORIGIN),
+        # Of a stream that acknowledges, else null.
+        ("ack_token", "STRING", lambda of: of.tokens or [None] * len(of.records)),
     ),
     "dead_letters": (
-        ("queue_id", "STRING"),
-        ("id", "STRING"),
-        ("reason", "STRING"),
-        ("error", "STRING"),
-        ("delivery_count", "INT"),
-        ("user_key", "BINARY"),
-        ("value", "BINARY"),
-        _HEADERS,  # the user's
-        *_ORIGIN,
-        *_PLACE,
+        (
+            "queue_id", "STRING",
+            lambda of: [
+                text(key) if (told := _last(headers, names.QUEUE_ID)) is None else told
+                for (key, _), headers in zip(of.keys, of.headers, strict=True)
+            ],
+        ),
+        _ID,
+        ("reason", "STRING", lambda of: [_last(each, names.REASON) for each in of.headers]),
+        ("error", "STRING", lambda of: [_last(each, names.ERROR) for each in of.headers]),
+        *(_COUNT, _USER_KEY, _VALUE, _USER, *_ORIGIN, *_PLACE),
     ),
     "markers": (
-        ("marker_partition", "INT"),
-        ("marker_offset", "BIGINT"),
-        ("timestamp", "TIMESTAMP"),
-        ("type", "STRING"),  # null: the record is no marker, see error
-        ("outcome", "STRING"),  # END
-        ("partition", "INT"),  # of the message; END of a SCHEDULE: of the markers topic
-        ("offset", "BIGINT"),
-        ("topic_id", "STRING"),  # hexadecimal; empty: unknown
-        ("leader_epoch", "INT"),  # plus one; 0: unknown
-        ("of_schedule", "BOOLEAN"),
-        ("carried_forward", "BOOLEAN"),
-        ("consumer_id", "STRING"),  # who wrote it; TICK: the engine
-        ("redeliver_after_ms", "BIGINT"),
-        ("delivery_count", "INT"),  # START; of batches: null, as their messages say it
-        ("max_deliveries", "INT"),  # START; 0: the tracker's default
-        ("max_lease_ms", "BIGINT"),  # START; 0: the tracker's default
-        ("queue_id", "STRING"),  # START, SCHEDULE
-        ("user_key", "BINARY"),
-        ("id", "STRING"),
-        ("message_timestamp", "TIMESTAMP"),  # START
-        ("expires_at", "TIMESTAMP"),  # START, SCHEDULE
-        ("by_reference", "BOOLEAN"),  # START
-        ("reason", "STRING"),  # NACK, REJECT, DEAD_LETTERED
-        ("engine_epoch", "BIGINT"),  # TICK
-        ("batches", _BATCHES),  # of these messages; null: of that at partition, offset
-        ("error", "STRING"),  # why the record could not be decoded
+        *(("marker_partition", *_PLACE[0][1:]), ("marker_offset", *_PLACE[1][1:]), _PLACE[2]),
+        ("type", "STRING", _of_markers(lambda each: each.type.name)),  # null: no marker, see error
+        ("outcome", "STRING", _of_markers(lambda each: each.outcome.name, MarkerType.END)),
+        # Of the message; END of a SCHEDULE: of the markers topic.
+        ("partition", "INT", _of_ids(lambda one: one.partition)),
+        ("offset", "BIGINT", _of_ids(lambda one: one.offset)),
+        ("topic_id", "STRING", _of_ids(lambda one: one.topic_id.hex())),  # empty: unknown
+        ("leader_epoch", "INT", _of_ids(lambda one: one.leader_epoch)),  # plus one; 0: unknown
+        ("of_schedule", "BOOLEAN", _of_markers(lambda each: each.of_schedule)),
+        ("carried_forward", "BOOLEAN", _of_markers(lambda each: each.carried_forward)),
+        # Who wrote it; TICK: the engine.
+        ("consumer_id", "STRING", _of_markers(lambda each: each.consumer_id)),
+        ("redeliver_after_ms", "BIGINT", _of_markers(lambda each: each.redeliver_after_ms)),
+        # Of batches null, as their messages say it.
+        (
+            "delivery_count", "INT",
+            _of_markers(lambda each: None if each.batches else each.delivery_count, _START),
+        ),
+        # 0: the tracker's default.
+        ("max_deliveries", "INT", _of_markers(lambda each: each.max_deliveries, _START)),
+        ("max_lease_ms", "BIGINT", _of_markers(lambda each: each.max_lease_ms, _START)),
+        (
+            "queue_id", "STRING",
+            lambda of: [None if one is None else text(one) for one, _ in of.marker_keys],
+        ),
+        ("user_key", "BINARY", lambda of: [user_key for _, user_key in of.marker_keys]),
+        (
+            "id", "STRING",
+            _of_markers(lambda each: _last(each.headers, names.ID), _START, _SCHEDULE),
+        ),
+        (
+            "message_timestamp", "TIMESTAMP",
+            _of_markers(lambda each: micros(each.message_timestamp_ms), _START),
+        ),
+        (
+            "expires_at", "TIMESTAMP",
+            _of_markers(lambda each: micros(each.expires_at_ms), _START, _SCHEDULE),
+        ),
+        ("by_reference", "BOOLEAN", _of_markers(lambda each: each.by_reference, _START)),
+        # Of a NACK, REJECT or DEAD_LETTERED.
+        ("reason", "STRING", _of_markers(lambda each: each.reason or None)),
+        ("engine_epoch", "BIGINT", _of_markers(lambda each: each.engine_epoch, MarkerType.TICK)),
+        # It is of these messages; null: of that at partition, offset.
+        ("batches", _BATCHES, _of_markers(_batches_of)),
+        ("error", "STRING", lambda of: [error for _, error in of.decoded]),
     ),
     "deliveries": (
-        *_MESSAGE,
-        *_ORIGIN,
-        ("consumer_id", "STRING"),  # who STARTed it, the last one if there were several
-        ("started_at", "TIMESTAMP"),  # first START
-        ("ended_at", "TIMESTAMP"),  # first END; null: open
-        ("duration_ms", "BIGINT"),  # between them
-        ("outcome", "STRING"),  # of that END; REDELIVERED, DEAD_LETTERED: no verdict came
-        ("is_late", "BOOLEAN"),  # the verdict came after the lease's end
-        ("reason", "STRING"),
-        ("nack_delay_ms", "BIGINT"),
-        ("starts", "INT"),  # more than one: another worker, or the same one again
-        ("message_timestamp", "TIMESTAMP"),
-        ("marker_partition", "INT"),
-        ("start_offset", "BIGINT"),
-        ("end_offset", "BIGINT"),
+        *(*_MESSAGE, *_ORIGIN),
+        # Who STARTed it, the last one if there were several.
+        ("consumer_id", "STRING", lambda of: [each.consumer_id for each in of.attempts]),
+        _STARTED,  # first START
+        ("ended_at", "TIMESTAMP", _ended(lambda each: micros(each.ended_ms))),  # first END
+        ("duration_ms", "BIGINT", _ended(lambda each: each.ended_ms - each.started_ms)),
+        _OUTCOME,  # REDELIVERED, DEAD_LETTERED: no verdict came
+        ("is_late", "BOOLEAN", _ended(lambda each: each.is_late)),  # behind the lease's end
+        ("reason", "STRING", _ended(lambda each: each.reason or None)),
+        (
+            "nack_delay_ms", "BIGINT",
+            _ended(lambda each: each.delay_ms if each.outcome is Outcome.NACK else None),
+        ),
+        # More than one: another worker, or the same one again.
+        ("starts", "INT", lambda of: [each.starts for each in of.attempts]),
+        (
+            "message_timestamp", "TIMESTAMP",
+            lambda of: [micros(each.message_timestamp_ms) for each in of.attempts],
+        ),
+        *_START_PLACE,
+        ("end_offset", "BIGINT", _ended(lambda each: each.end_offset)),
     ),
     "in_flight": (
         *_MESSAGE,
-        ("state", "STRING"),  # held, waiting (nacked with a delay), scheduled, due
-        ("consumer_id", "STRING"),  # who holds it, or held it last
-        ("started_at", "TIMESTAMP"),
-        ("outcome", "STRING"),  # the verdict, null: none
-        ("remaining_ms", "BIGINT"),  # by the partition's clock; negative: over
-        ("marker_partition", "INT"),
-        ("start_offset", "BIGINT"),
+        # held, waiting (nacked with a delay), scheduled, due
+        ("state", "STRING", lambda of: [each.state for each in of.found]),
+        # Who holds it, or held it last.
+        ("consumer_id", "STRING", lambda of: [each.consumer_id for each in of.found]),
+        *(_STARTED, _OUTCOME),
+        # By the partition's clock; negative: over.
+        ("remaining_ms", "BIGINT", lambda of: [each.remaining_ms for each in of.found]),
+        *_START_PLACE,
     ),
-    "blocks": (
-        ("group_key", "STRING"),
-        ("topic", "STRING"),
-        ("partition", "INT"),
-        ("range_start", "BIGINT"),  # of what the batch reads of this partition
-        ("range_end", "BIGINT"),
-        ("first_offset", "BIGINT"),
-        # What ``spark/blocks.py`` makes.
-        ("block", "BINARY"),
-    ),
-}
-"""Columns of each view, as (name, Spark type); ``records`` may have ``headers`` as well."""
+}  # fmt: skip
+"""Columns of each view that is made of records or attempts."""
 
-Column = list[Any]
+_BLOCKS = (
+    ("group_key", "STRING"),
+    ("topic", "STRING"),
+    ("partition", "INT"),
+    ("range_start", "BIGINT"),  # of what the batch reads of this partition
+    ("range_end", "BIGINT"),
+    ("first_offset", "BIGINT"),
+    # What ``spark/blocks.py`` makes.
+    ("block", "BINARY"),
+)
 
 
 def columns_of(view: str, include_headers: bool) -> tuple[tuple[str, str], ...]:
-    return (*COLUMNS[view], _HEADERS) if include_headers else COLUMNS[view]
+    """Return names and Spark's types; ``records`` may have ``headers`` as well."""
+    if view == "blocks":
+        return _BLOCKS
+    columns = (*COLUMNS[view], _ALL_HEADERS) if include_headers else COLUMNS[view]
+    return tuple((name, kind) for name, kind, _ in columns)
 
 
 def arrow_columns(
@@ -163,22 +347,35 @@ def arrow_columns(
     Raises:
         UnsupportedVersionError: A marker of a newer version (R21).
     """
-    columns = _BUILDERS[view](records)
-    if view == "records" and len(schema) > len(columns):
-        columns.append(all_headers(records))
-    if view == "messages":
-        columns.append([None] * len(records) if tokens is None else list(tokens))
-    return arrow_batch(columns, schema)
+    return _arrow_batch((*COLUMNS[view], _ALL_HEADERS), _Records(records, tokens), schema)
 
 
-def arrow_batch(columns: Sequence[Column], schema: pa.Schema) -> pa.RecordBatch:
+def deliveries_batch(
+    attempts: Sequence[Attempt], schema: pa.Schema, *, message_topic: str, marker_partition: int
+) -> pa.RecordBatch:
+    """Return one row per attempt, ended or not."""
+    rows = _Attempts(attempts, marker_partition, message_topic)
+    return _arrow_batch(COLUMNS["deliveries"], rows, schema)
+
+
+def in_flight_batch(
+    found: Sequence[OpenAttempt], schema: pa.Schema, *, marker_partition: int
+) -> pa.RecordBatch:
+    """Return one row per message that is held, waits or is due."""
+    rows = _Attempts([each.attempt for each in found], marker_partition, found=found)
+    return _arrow_batch(COLUMNS["in_flight"], rows, schema)
+
+
+def _arrow_batch(
+    columns: Sequence[_Column], rows: _Records | _Attempts, schema: pa.Schema
+) -> pa.RecordBatch:
     import pyarrow as pa
 
     arrays = [
-        _header_array(column, field.type)
+        _header_array(read(rows), field.type)
         if field.name == "headers"
-        else pa.array(column, type=field.type)
-        for column, field in zip(columns, schema, strict=True)
+        else pa.array(read(rows), type=field.type)
+        for (_, _, read), field in zip(columns, schema, strict=False)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -199,93 +396,6 @@ def _header_array(column: Sequence[Sequence[tuple[str, bytes | None]]], kind: pa
     return pa.ListArray.from_arrays(pa.array(ends, type=pa.int32()), pairs, type=kind)
 
 
-def _place(records: Sequence[Record]) -> list[Column]:
-    return [
-        [records[0].partition()] * len(records),
-        [record.offset() for record in records],
-        [micros(record.timestamp()[1]) for record in records],
-    ]
-
-
-def micros(timestamp_ms: int) -> int | None:
-    """Spark's timestamps are microseconds; a record without a time has none."""
-    return timestamp_ms * 1000 if timestamp_ms > 0 else None
-
-
-def text(data: bytes | None) -> str:
-    return "" if data is None else data.decode("utf-8", "replace")
-
-
-def _records(records: Sequence[Record]) -> list[Column]:
-    return [
-        [records[0].topic()] * len(records),
-        *_place(records),
-        [int(record.timestamp()[0] == LOG_APPEND_TIME) for record in records],
-        [record.key() for record in records],
-        [record.value() for record in records],
-    ]
-
-
-def _origin_columns(records: Sequence[Record], read: Sequence[MessageHeaders]) -> list[Column]:
-    """Return where the first copy stood: a first copy is its own origin."""
-    origins = [headers.origin for headers in read]
-    pairs = list(zip(records, origins, strict=True))
-    return [
-        [record.topic() if origin is None else origin.topic for record, origin in pairs],
-        [record.partition() if origin is None else origin.partition for record, origin in pairs],
-        [record.offset() if origin is None else origin.offset for record, origin in pairs],
-        [
-            micros(record.timestamp()[1] if origin is None else origin.timestamp_ms)
-            for record, origin in pairs
-        ],
-    ]
-
-
-def _messages(records: Sequence[Record]) -> list[Column]:
-    keys = [split_key(record.key()) for record in records]
-    read = [read_message_headers(headers) for headers in all_headers(records)]
-    return [
-        [text(queue_id) for queue_id, _ in keys],
-        [headers.id for headers in read],
-        [user_key for _, user_key in keys],
-        [record.value() for record in records],
-        [headers.user for headers in read],
-        [headers.delivery_count for headers in read],
-        [headers.ttl_ms for headers in read],
-        *_place(records),
-        *_origin_columns(records, read),
-    ]
-
-
-def _last(headers: Sequence[tuple[str, bytes | None]], name: str) -> str | None:
-    for one, value in reversed(headers):
-        if one == name:
-            return text(value)
-    return None
-
-
-def _dead_letters(records: Sequence[Record]) -> list[Column]:
-    keys = [split_key(record.key()) for record in records]
-    raw = all_headers(records)
-    read = [read_message_headers(headers) for headers in raw]
-    queue_ids = [_last(headers, names.QUEUE_ID) for headers in raw]
-    return [
-        [
-            text(key[0]) if queue_id is None else queue_id
-            for key, queue_id in zip(keys, queue_ids, strict=True)
-        ],
-        [headers.id for headers in read],
-        [_last(headers, names.REASON) for headers in raw],
-        [_last(headers, names.ERROR) for headers in raw],
-        [headers.delivery_count for headers in read],
-        [user_key for _, user_key in keys],
-        [record.value() for record in records],
-        [headers.user for headers in read],
-        *_origin_columns(records, read),
-        *_place(records),
-    ]
-
-
 def decoded(record: Record) -> tuple[Marker | None, str | None]:
     """Return the marker, or what is wrong with the record."""
     try:
@@ -299,71 +409,6 @@ def decoded(record: Record) -> tuple[Marker | None, str | None]:
         raise
     except WireError as error:
         return None, error.reason
-
-
-def _markers(records: Sequence[Record]) -> list[Column]:
-    read = [decoded(record) for record in records]
-    markers = [marker for marker, _ in read]
-
-    def column(read: Callable[[Marker], Any], *kinds: MarkerType) -> Column:
-        """Return a value for markers of these types (none named: of every type), else null."""
-        return [
-            None if marker is None or (kinds and marker.type not in kinds) else read(marker)
-            for marker in markers
-        ]
-
-    start, schedule = MarkerType.START, MarkerType.SCHEDULE
-    keys = [b"" if marker is None else marker.key for marker in markers]
-    split = [split_key(key) if key else (None, None) for key in keys]
-    ids = [None if marker is None else marker.message_id for marker in markers]
-    return [
-        *_place(records),
-        column(lambda marker: marker.type.name),
-        column(lambda marker: marker.outcome.name, MarkerType.END),
-        [None if one is None else one.partition for one in ids],
-        [None if one is None else one.offset for one in ids],
-        [None if one is None else one.topic_id.hex() for one in ids],
-        [None if one is None else one.leader_epoch for one in ids],
-        column(lambda marker: marker.of_schedule),
-        column(lambda marker: marker.carried_forward),
-        column(lambda marker: marker.consumer_id),
-        column(lambda marker: marker.redeliver_after_ms),
-        column(lambda marker: None if marker.batches else marker.delivery_count, start),
-        column(lambda marker: marker.max_deliveries, start),
-        column(lambda marker: marker.max_lease_ms, start),
-        [None if queue_id is None else text(queue_id) for queue_id, _ in split],
-        [user_key for _, user_key in split],
-        column(lambda marker: _last(marker.headers, names.ID), start, schedule),
-        column(lambda marker: micros(marker.message_timestamp_ms), start),
-        column(lambda marker: micros(marker.expires_at_ms), start, schedule),
-        column(lambda marker: marker.by_reference, start),
-        column(lambda marker: marker.reason or None),
-        column(lambda marker: marker.engine_epoch, MarkerType.TICK),
-        column(_batches_of),
-        [error for _, error in read],
-    ]
-
-
-def _batches_of(marker: Marker) -> list[dict[str, object]] | None:
-    if not marker.batches:
-        return None
-    return [
-        {
-            "partition": each.partition,
-            "topic_id": each.topic_id.hex(),
-            "leader_epoch": each.leader_epoch,
-            "offsets": [one.offset for one in each.message_ids()],
-        }
-        for each in marker.batches
-    ]
-
-
-_BUILDERS: dict[str, Callable[[Sequence[Record]], list[Column]]] = {
-    "records": _records,
-    "messages": _messages,
-    "dead_letters": _dead_letters,
-    "markers": _markers,
-}
 
 
 def fold_rows(

@@ -2,13 +2,11 @@
 `in_flight`.
 
 A stream's batch shows what ended in its range, which depends on what was STARTed before it. So the
-fold goes on from where it was left: it is kept in the worker's memory, so that a batch costs what
-it reads and not what is open, and now and then in a file, under whose it is and what it is made of
-(query, log, beginning, next offset). Nothing depends on finding it: without it the worker goes on
-from an older one (another executor had the batches between), else it folds again from the
-beginning, with the same result; where retention has deleted the beginning, from where the log
-begins, which lacks only what was STARTed longer ago than the retention. What STARTs of batches
-(R29) and kafka-mq-go's do not say of a message is read of the message itself.
+fold goes on from where it was left: it is kept in the worker's memory, and now and then in a file,
+under whose it is and what it is made of (query, log, beginning, next offset). Nothing depends on
+finding it: without it the worker goes on from an older one, else it folds again from the beginning,
+or from where the log begins by now. What STARTs of batches (R29) and kafka-mq-go's do not say of a
+message is read of the message itself.
 """
 
 from __future__ import annotations
@@ -20,32 +18,27 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import DeadlineExceededError, KafkaMQError
-from kafkamq.markers.rules.attempts import Attempt, Attempts, OpenAttempt
+from kafkamq.markers.rules.attempts import Attempt, Attempts
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.rules.snapshot import restore_tracker, take_snapshot
 from kafkamq.markers.tracker.reading import MessageLookup
 from kafkamq.queue.wire.headers import read_message_headers
-from kafkamq.queue.wire.keys import split_key
 from kafkamq.spark.batches import of_process
-from kafkamq.spark.source.columns import Column, arrow_batch, decoded, micros, text
+from kafkamq.spark.source.columns import UNKNOWN, decoded
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.log_reader import END_GRACE_S, LogRange, Patience, log_reader
 from kafkamq.transport.record import LOG_APPEND_TIME, headers_of
 from kafkamq.types import MessageId, Outcome
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 _log = logging.getLogger(__name__)
-UNKNOWN = -1
 _MAX_BYTES = 16 * 1024 * 1024
 _LOOK_S = 0.5
 TIMEOUT_S = 120.0
@@ -62,7 +55,6 @@ class FoldedLog:
     """The attempts of one marker partition from ``begin`` on; one owner thread.
 
     Args:
-        config: The namespace.
         wanted: The range whose attempts are shown.
         begin: Where folding begins.
         topic_id: Hexadecimal; empty: unknown, then nothing is kept.
@@ -257,97 +249,6 @@ def _attempt(dumped: dict[str, Any]) -> Attempt:
         "outcome": None if outcome is None else Outcome(outcome),
     }
     return Attempt(**{**dumped, **read})
-
-
-def _known(attempts: Sequence[Attempt], read: Callable[[Attempt], Any]) -> Column:
-    """Return what the message or its START says; null where neither does."""
-    return [None if each.delivery_count == UNKNOWN else read(each) for each in attempts]
-
-
-def _message_columns(attempts: Sequence[Attempt]) -> list[Column]:
-    keys = [split_key(attempt.key) for attempt in attempts]
-    ids = [attempt.message_id for attempt in attempts]
-    return [
-        [text(queue_id) for queue_id, _ in keys],
-        _known(attempts, lambda each: read_message_headers(each.headers).id),
-        [user_key for _, user_key in keys],
-        _known(attempts, lambda each: each.delivery_count),
-        [one.partition for one in ids],
-        [one.offset for one in ids],
-        [one.topic_id.hex() for one in ids],
-        [one.leader_epoch for one in ids],
-    ]
-
-
-def _origin_columns(attempts: Sequence[Attempt], message_topic: str) -> list[Column]:
-    """Return where the first copy stands: a first copy is its own origin."""
-    rows: list[tuple[Any, ...]] = []
-    for attempt in attempts:
-        if attempt.delivery_count == UNKNOWN:
-            rows.append((None,) * 4)
-            continue
-        origin = read_message_headers(attempt.headers).origin
-        one = attempt.message_id
-        if origin is None:
-            rows.append((message_topic, one.partition, one.offset, attempt.message_timestamp_ms))
-        else:
-            rows.append((origin.topic, origin.partition, origin.offset, origin.timestamp_ms))
-    return [
-        [row[0] for row in rows],
-        [row[1] for row in rows],
-        [row[2] for row in rows],
-        [None if row[3] is None else micros(row[3]) for row in rows],
-    ]
-
-
-def deliveries_batch(
-    attempts: Sequence[Attempt], schema: pa.Schema, *, message_topic: str, marker_partition: int
-) -> pa.RecordBatch:
-    """Return one row per attempt, ended or not."""
-
-    def ended(read: Callable[[Attempt], Any]) -> Column:
-        return [None if attempt.outcome is None else read(attempt) for attempt in attempts]
-
-    columns = [
-        *_message_columns(attempts),
-        *_origin_columns(attempts, message_topic),
-        [attempt.consumer_id for attempt in attempts],
-        [micros(attempt.started_ms) for attempt in attempts],
-        ended(lambda each: micros(each.ended_ms)),
-        ended(lambda each: each.ended_ms - each.started_ms),
-        [_name(attempt) for attempt in attempts],
-        ended(lambda each: each.is_late),
-        ended(lambda each: each.reason or None),
-        [attempt.delay_ms if attempt.outcome is Outcome.NACK else None for attempt in attempts],
-        [attempt.starts for attempt in attempts],
-        [micros(attempt.message_timestamp_ms) for attempt in attempts],
-        [marker_partition] * len(attempts),
-        [attempt.start_offset for attempt in attempts],
-        ended(lambda each: each.end_offset),
-    ]
-    return arrow_batch(columns, schema)
-
-
-def _name(attempt: Attempt) -> str | None:
-    return None if attempt.outcome is None else attempt.outcome.name
-
-
-def in_flight_batch(
-    found: Sequence[OpenAttempt], schema: pa.Schema, *, marker_partition: int
-) -> pa.RecordBatch:
-    """Return one row per message that is held, waits or is due."""
-    attempts = [each.attempt for each in found]
-    columns = [
-        *_message_columns(attempts),
-        [each.state for each in found],
-        [each.consumer_id for each in found],
-        [micros(attempt.started_ms) for attempt in attempts],
-        [_name(attempt) for attempt in attempts],
-        [each.remaining_ms for each in found],
-        [marker_partition] * len(found),
-        [attempt.start_offset for attempt in attempts],
-    ]
-    return arrow_batch(columns, schema)
 
 
 class MessageFacts:

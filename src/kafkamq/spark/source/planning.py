@@ -55,7 +55,6 @@ _PLACES = {
 
 
 def push(filters: Iterable[Filter], options: SourceOptions) -> Pushed:
-    """Return what the filters leave to read."""
     if options.view not in _PLACES:
         return NOTHING_PUSHED
     partition, offset, lower_time, upper_time = _PLACES[options.view]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
@@ -19,34 +20,36 @@ from kafkamq.spark.batches import QUERY_ID, of_process, task_property
 from kafkamq.spark.blocks import encode_block
 from kafkamq.spark.options import SourceOptions
 from kafkamq.spark.parallelism import group_key
-from kafkamq.spark.source.columns import arrow_columns, fold_rows
-from kafkamq.spark.source.folding import FoldedLog, deliveries_batch, in_flight_batch, message_facts
+from kafkamq.spark.source.columns import (
+    arrow_columns,
+    deliveries_batch,
+    fold_rows,
+    in_flight_batch,
+)
+from kafkamq.spark.source.folding import FoldedLog, message_facts
 from kafkamq.spark.source.planning import NOTHING_PUSHED, Pushed
 from kafkamq.transport.log_reader import LogRange, Record, log_reader
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_Made = TypeVar("_Made")
 # Records in one Arrow batch of the view: each may name thousands of messages.
 _MAX_MARKERS = 512
 
 
+@dataclass
 class RangePartition(InputPartition):
     """One task: one range of one partition."""
 
-    def __init__(self, wanted: LogRange) -> None:
-        super().__init__(wanted)
-        self.wanted = wanted
+    wanted: LogRange
 
 
+@dataclass
 class FoldedPartition(RangePartition):
     """A range of a stream of ``deliveries``; where its fold begins, and of which topic."""
 
-    def __init__(self, wanted: LogRange, begin: int, topic_id: str) -> None:
-        super().__init__(wanted)
-        self.begin = begin
-        self.topic_id = topic_id
+    begin: int
+    topic_id: str
 
 
 def read_rows(
@@ -55,7 +58,6 @@ def read_rows(
     schema: StructType,
     pushed: Pushed = NOTHING_PUSHED,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a task's range."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     if not isinstance(partition, RangePartition):
@@ -77,22 +79,18 @@ def read_rows(
 
         chunks = reader.read(wanted, skips_lost=not options.fail_on_data_loss)
         if options.view == "markers":
-            chunks = _cut(chunks, _MAX_MARKERS)
-        for made in made_of(chunks, batch):
-            if made is not None:
-                yield made
-
-
-def _cut(chunks: Iterator[list[Record]], most: int) -> Iterator[list[Record]]:
-    for records in chunks:
-        for at in range(0, len(records), most):
-            yield records[at : at + most]
+            chunks = (
+                records[at : at + _MAX_MARKERS]
+                for records in chunks
+                for at in range(0, len(records), _MAX_MARKERS)
+            )
+        yield from made_of(chunks, batch)
 
 
 def made_of(
-    chunks: Iterator[list[Record]], make: Callable[[list[Record]], _Made]
-) -> Iterator[_Made]:
-    """``make`` of each chunk, while the collector of cycles rests."""
+    chunks: Iterator[list[Record]], make: Callable[[list[Record]], pa.RecordBatch | None]
+) -> Iterator[pa.RecordBatch]:
+    """What ``make`` makes of each chunk, if anything, while the collector of cycles rests."""
     was_enabled = gc.isenabled()
     while True:
         gc.disable()
@@ -105,23 +103,24 @@ def made_of(
         finally:
             if was_enabled:
                 gc.enable()
-        yield made
+        if made is not None:
+            yield made
 
 
-def _queue_ids(options: SourceOptions, pushed: Pushed) -> frozenset[str] | None:
-    own = frozenset([options.queue_id]) if options.queue_id else None
-    if own is None or pushed.queue_ids is None:
-        return pushed.queue_ids if own is None else own
-    return own & pushed.queue_ids
+def _queue_keys(options: SourceOptions, pushed: Pushed) -> frozenset[bytes] | None:
+    """Return the queues that are wanted, as in keys; None: every one."""
+    wanted = [frozenset([options.queue_id])] if options.queue_id else []
+    if pushed.queue_ids is not None:
+        wanted.append(pushed.queue_ids)
+    return frozenset(map(str.encode, frozenset.intersection(*wanted))) if wanted else None
 
 
 def _chooser(options: SourceOptions, pushed: Pushed) -> Callable[[bytes | None], bool] | None:
     """Return whether a message with that record key is wanted; None: every one."""
-    queue_ids = _queue_ids(options, pushed)
-    if options.view != "messages" or queue_ids is None:
+    keys = _queue_keys(options, pushed)
+    if options.view != "messages" or keys is None:
         return None
     # An empty one stands for records without a key.
-    keys = frozenset(queue_id.encode() for queue_id in queue_ids)
     return lambda key: key in keys or split_key(key)[0] in keys
 
 
@@ -139,35 +138,23 @@ def _read_folded(
         query=task_property(QUERY_ID),
         skips_lost=not options.fail_on_data_loss,
     )
-    queue_ids = _queue_ids(options, pushed)
-    keys = None if queue_ids is None else frozenset(each.encode() for each in queue_ids)
-
-    facts = message_facts(options.config)
+    keys, facts = _queue_keys(options, pushed), message_facts(options.config)
 
     def chosen(attempts: Iterable[Any], of: Callable[[Any], Attempt]) -> list[Any]:
         found = [each for each in attempts if keys is None or split_key(of(each).key)[0] in keys]
         facts.put_into([of(each) for each in found])
         return found
 
-    def rows(attempts: Sequence[Attempt]) -> pa.RecordBatch:
-        return deliveries_batch(
-            attempts,
-            schema,
-            message_topic=options.config.message_topic,
-            marker_partition=wanted.partition,
-        )
-
+    topic, number = options.config.message_topic, wanted.partition
+    rows = partial(deliveries_batch, schema=schema, message_topic=topic, marker_partition=number)
     for ended in log.ended():
         if options.view == "deliveries" and (found := chosen(ended, lambda each: each)):
             yield rows(found)
     if stream is not None:
         log.keep()
     elif options.view == "in_flight":
-        yield in_flight_batch(
-            chosen(log.attempts.open(), lambda each: each.attempt),
-            schema,
-            marker_partition=wanted.partition,
-        )
+        found = chosen(log.attempts.open(), lambda each: each.attempt)
+        yield in_flight_batch(found, schema, marker_partition=number)
     else:
         unfinished = [each for each in log.attempts.attempts.values() if each.outcome is None]
         yield rows(chosen(unfinished, lambda each: each))
@@ -183,15 +170,18 @@ def _read_blocks(
 
     def batch(first_offset: int, block: bytes) -> pa.RecordBatch:
         row = (key, wanted.topic, wanted.partition, wanted.start, wanted.end, first_offset, block)
-        arrays = [
-            pa.array([cell], type=field.type) for cell, field in zip(row, schema, strict=True)
-        ]
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        named = dict(zip(schema.names, row, strict=True))
+        return pa.RecordBatch.from_pylist([named], schema=schema)
 
     quarantine = of_process(Quarantine, options.config)
 
+    def refuse(record: Record, error: WireError) -> None:
+        """A record that is no marker: kept in the quarantine, passed by the tracker (R21)."""
+        place = Origin(record.topic(), record.partition(), record.offset(), record.timestamp()[1])
+        quarantine.put(place, key=record.key(), value=record.value(), error=error.reason)
+
     def packed(records: list[Record]) -> pa.RecordBatch:
-        rows = fold_rows(records, partial(_refuse, quarantine))
+        rows = fold_rows(records, refuse)
         quarantine.flush()
         return batch(rows[0][0], encode_block(rows))
 
@@ -201,9 +191,3 @@ def _read_blocks(
         yield made
     if is_empty:
         yield batch(wanted.start, encode_block([]))
-
-
-def _refuse(quarantine: Quarantine, record: Record, error: WireError) -> None:
-    """A record that is no marker: kept in the quarantine, passed by the tracker (R21)."""
-    place = Origin(record.topic(), record.partition(), record.offset(), record.timestamp()[1])
-    quarantine.put(place, key=record.key(), value=record.value(), error=error.reason)

@@ -85,9 +85,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         topic = self.options.topic
         reader = log_reader(self.options.config)
         numbers = self._partitions(reader, start)
-        ends = self._final_ends
-        if ends is None:
-            ends = reader.log_ends(topic, numbers)
+        ends = reader.log_ends(topic, numbers) if self._final_ends is None else self._final_ends
         self._known_ends = ends
         starts = self._starts(reader, start, ends)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
@@ -235,7 +233,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def of_another(kind: str, known: str, wanted: str) -> ConfigError:
-    """Return the error for the checkpoint of another topic or queue."""
     return ConfigError(
         f"the checkpoint is of {kind} {known}, the query reads {wanted}: name another folder"
     )

@@ -33,8 +33,7 @@ from typing import TYPE_CHECKING
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import KafkaMQError
 from kafkamq.markers.rules.delivery import Carry, Settle, size_of
-from kafkamq.markers.rules.redelivery import Wake
-from kafkamq.markers.rules.ticks import TickPolicy
+from kafkamq.markers.rules.ticks import TickPolicy, Wake
 from kafkamq.markers.tracker.ledger import MAX_OPEN, Claim, Ledger, LedgerKey, OpenLedgers
 from kafkamq.markers.tracker.metrics import observe_lateness
 from kafkamq.markers.tracker.partition import Awaited

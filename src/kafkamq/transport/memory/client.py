@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its __all__ lacks them
@@ -30,9 +30,6 @@ from kafkamq.transport.memory.state import (
     kafka_error,
 )
 from kafkamq.types import PartitionId
-
-if TYPE_CHECKING:
-    from kafkamq.transport.memory.cluster import MemoryKafka
 
 BROKER_ID = 1
 _FOREVER_S = 1e9
@@ -118,9 +115,7 @@ class Client:
         retriable: bool = False,
         down: int = KafkaError._TIMED_OUT,
     ) -> T:
-        """Return what the brokers do (``effect``) and answer; ``kind``, ``place``: for
-        ``Faults.plan``.
-        """
+        """Return what ``effect`` does; ``Faults.plan`` gets ``kind`` and ``place``."""
         cluster = self.cluster
         with cluster.changed:
             now_s = cluster.tick()
@@ -244,17 +239,14 @@ class _State(Enum):
     FATAL = "FatalError"
 
 
-class Transactional:
+class Transactional(Client):
     """What ``Producer`` does with a transactional id; without one only its fatal error."""
 
-    cluster: MemoryKafka
     _purge: Callable[[], None]
-    _request: Callable[..., Any]
-    _check_open: Callable[[], None]
-    _count: int
     flush: Callable[[float], int]
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Mapping[str, Any], logger: object = None) -> None:
+        super().__init__(settings, logger)
         name = settings.get("transactional.id")
         self.transactional_id: str | None = None if name is None else str(name)
         self._transaction_ms = int_of(settings, 60_000, "transaction.timeout.ms")
@@ -316,9 +308,6 @@ class Transactional:
         self._set_abortable(kafka_error(code, text, abort=True))
         self._skipped.clear()
         return True
-
-    def _delivery_failed(self) -> None:
-        self._failed += 1
 
     def _set_abortable(self, error: KafkaError) -> None:
         self._state, self._abortable = _State.ABORTABLE, error

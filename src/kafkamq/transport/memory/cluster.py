@@ -1,5 +1,4 @@
-"""Here is a Kafka cluster in memory: its topics, and its coordinators of groups and
-transactions.
+"""A Kafka cluster in memory: topics, and coordinators of groups and transactions.
 
 One condition guards everything. A cluster has no threads: what falls due (timeouts of transactions,
 sessions and messages) happens when somebody calls or waits.
@@ -65,7 +64,7 @@ class MemoryKafka(State):
         self.name = name
         self.settings = dict(BROKER_SETTINGS)
         self.groups = Groups(self)
-        self.transactions = Transactions(self, self.groups.keep_known)
+        self.transactions = Transactions(self)
         self._last_id = 0
 
     def _work(self, now_s: float) -> None:
@@ -125,9 +124,7 @@ class MemoryKafka(State):
             self.changed.notify_all()
 
     def is_too_long(self, metadata: str | None) -> bool:
-        """Return whether the coordinator takes no such metadata of an offset; a NUL comes with
-        them.
-        """
+        """Return whether an offset may not have such metadata; a NUL comes with them."""
         size = len(metadata.encode()) + 1 if metadata else 0
         return size > int(self.settings["offset.metadata.max.bytes"])
 
@@ -149,27 +146,14 @@ class GroupClient(Protocol):
     strategies: list[str]
 
     @property
-    def session_s(self) -> float:
-        """Return how long its heartbeats may be missing."""
-
+    def session_s(self) -> float: ...
     @property
-    def is_closed(self) -> bool:
-        """Return whether it has ended."""
-
-    def is_member(self, member: Member) -> bool:
-        """Return whether it speaks for this member still."""
-
-    def count_of(self, topic: str, *, is_classic: bool) -> int:
-        """Return how many partitions it knows."""
-
-    def next_heartbeat_s(self) -> float:
-        """Return when it asks the coordinator next."""
-
-    def take_assignment(self, member: Member, strategy: str) -> None:
-        """The round is complete."""
-
-    def work(self, now_s: float) -> None:
-        """What its background thread would do."""
+    def is_closed(self) -> bool: ...
+    def is_member(self, member: Member) -> bool: ...
+    def count_of(self, topic: str, *, is_classic: bool) -> int: ...
+    def next_heartbeat_s(self) -> float: ...
+    def take_assignment(self, member: Member, strategy: str) -> None: ...
+    def work(self, now_s: float) -> None: ...
 
 
 class Member:
@@ -266,9 +250,7 @@ class Group:
             member.client.take_assignment(member, strategy)
 
     def _counts(self) -> dict[str, int]:
-        """Return partitions by topic, as the leader knows them: a partition that is new may be
-        missing.
-        """
+        """Return partitions by topic as the leader knows them, perhaps without new ones."""
         counts = {}
         for member in self.members.values():
             for topic in member.topics:
@@ -543,12 +525,8 @@ class _TransactionalId:
 class Transactions:
     """All transactional ids of a cluster; the caller holds its condition."""
 
-    def __init__(
-        self, cluster: State, keep: Callable[[str, PartitionId, tuple[int, str | None]], None]
-    ) -> None:
-        """``keep`` commits an offset of a group."""
+    def __init__(self, cluster: MemoryKafka) -> None:
         self._cluster = cluster
-        self._keep = keep
         self._ids: dict[str, _TransactionalId] = {}
 
     def init(self, name: str, timeout_ms: int) -> int:
@@ -616,5 +594,5 @@ class Transactions:
             partition.end_transaction(transaction)
         if is_committed:
             for (group, place), committed in transaction.offsets.items():
-                self._keep(group, place, committed)
+                self._cluster.groups.keep_known(group, place, committed)
         self._cluster.changed.notify_all()

@@ -6,6 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import (
@@ -19,7 +20,7 @@ from confluent_kafka import (
 )
 
 from kafkamq.transport.memory.client import BROKER_ID
-from kafkamq.transport.memory.membership import Commits, Membership, committed_at
+from kafkamq.transport.memory.membership import Membership, committed_at
 from kafkamq.transport.memory.state import Partition, failure, kafka_error
 from kafkamq.types import PartitionId
 
@@ -33,28 +34,23 @@ _COMMITTED_ONES = (OFFSET_INVALID, OFFSET_STORED)
 _NO_COMMIT = "no previously committed offset available: Local: No offset stored"
 
 
+@dataclass(slots=True)
 class _Reading:
-    __slots__ = ("asks_s", "eof_at", "first", "offset", "position", "ready_s")
-
-    def __init__(self, first: int) -> None:
-        self.first = first
-        # When a broker is asked for the partition; negative: it is known.
-        self.asks_s = -1.0
-        # When the first fetch comes back; negative: none was sent.
-        self.ready_s = -1.0
-        self.offset: int | None = first
-        self.position = OFFSET_INVALID
-        self.eof_at = -1
+    first: int
+    offset: int | None
+    # When a broker is asked for the partition; negative: it is known.
+    asks_s: float = -1.0
+    # When the first fetch comes back; negative: none was sent.
+    ready_s: float = -1.0
+    position: int = OFFSET_INVALID
+    eof_at: int = -1
 
 
-class Consumer(Membership, Commits):
+class Consumer(Membership):
     _closed_text = "Consumer closed"
 
     def __init__(self, settings: Mapping[str, Any], logger: object = None) -> None:
-        Commits.__init__(self, settings, logger)
-        if not settings.get("group.id"):
-            raise ValueError("Failed to create consumer: group.id must be set")
-        Membership.__init__(self, settings)
+        super().__init__(settings, logger)
         self._is_committed = settings.get("isolation.level") != "read_uncommitted"
         self._tells_ends = str(settings.get("enable.partition.eof", "")).lower() == "true"
         self._reset = str(settings.get("auto.offset.reset", "latest"))
@@ -113,7 +109,7 @@ class Consumer(Membership, Commits):
 
     def _add(self, partitions: Sequence[TopicPartition]) -> None:
         for each in partitions:
-            self._readings[each.topic, each.partition] = _Reading(each.offset)
+            self._readings[each.topic, each.partition] = _Reading(each.offset, each.offset)
         self.cluster.changed.notify_all()
 
     def _drop(self, place: PartitionId) -> None:
@@ -262,9 +258,7 @@ class Consumer(Membership, Commits):
             found.append(_event(place, end, KafkaError._PARTITION_EOF, _end_text(partition, end)))
 
     def _is_placed(self, place: PartitionId, reading: _Reading, partition: Partition) -> bool:
-        """Return whether a leader is known, and where to read; without an offset an event says why
-        not.
-        """
+        """Return whether leader and offset are known; without an offset an event says why."""
         faults = self.cluster.faults
         is_led = place not in faults.offline
         if is_led and faults.plan is not None and not self._is_fetched(place):
@@ -339,8 +333,7 @@ class Consumer(Membership, Commits):
             return found
 
     def _is_undecided(self, places: Sequence[PartitionId]) -> bool:
-        """Return whether an open transaction holds an offset: committed ones are told when it has
-        ended.
+        """Return whether an open transaction holds an offset: its end is waited for.
 
         The broker answers with UNSTABLE_OFFSET_COMMIT, and the client asks again.
         """

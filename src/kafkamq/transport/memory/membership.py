@@ -1,6 +1,4 @@
-"""A consumer in memory is in its group here: rebalances, the callbacks that follow, and what it
-commits.
-"""
+"""A consumer in memory as a member: rebalances, their callbacks, and commits."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, Message, TopicPartition
 
@@ -22,32 +20,29 @@ from kafkamq.transport.memory.state import Fault, failure, kafka_error
 from kafkamq.transport.settings import is_new_protocol
 from kafkamq.types import PartitionId
 
-if TYPE_CHECKING:
-    from kafkamq.transport.memory.cluster import MemoryKafka
-
 # The pause between looks for the end of an outage, which comes without a word.
 _AGAIN_S = 0.25
 _MISSING_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-class Membership:
+class Membership(Client):
     """The group's half of ``Consumer``; what its background thread does, ``work`` does here."""
 
-    cluster: MemoryKafka
-    client_id: str
-    known: dict[str, int]
     assign: Callable[[list[TopicPartition]], None]
     incremental_assign: Callable[[list[TopicPartition]], None]
     incremental_unassign: Callable[[list[TopicPartition]], None]
-    _check_open: Callable[[], None]
-    _learn: Callable[[str], int]
-    _is_closed: bool
     _events: deque[Message]
     _readings: dict[PartitionId, Any]
     _paused: set[PartitionId]
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Mapping[str, Any], logger: object = None) -> None:
+        super().__init__(settings, logger)
+        if not settings.get("group.id"):
+            raise ValueError("Failed to create consumer: group.id must be set")
+        self._request_s = int_of(settings, 60_000, "socket.timeout.ms") / 1000
+        self._on_commit: Any = settings.get("on_commit")
+        self._answers: list[tuple[float, KafkaError | None, list[TopicPartition]]] = []
         self._group = str(settings["group.id"])
         self._is_classic = not is_new_protocol(settings)
         named = str(settings.get("partition.assignment.strategy", "range,roundrobin"))
@@ -77,9 +72,7 @@ class Membership:
 
     @property
     def session_s(self) -> float:
-        """Return how long the coordinator waits for its heartbeats; the broker's in the new
-        protocol.
-        """
+        """Return how long its heartbeats may be missing; in the new protocol the brokers say so."""
         if self._is_classic:
             return self._session_s
         return int(self.cluster.settings["group.consumer.session.timeout.ms"]) / 1000
@@ -444,30 +437,7 @@ class Membership:
             self._member_id = ""
         self._is_joining = self._must_rejoin = False
 
-
-class _Refused(TopicPartition):
-    """It stands in the answer to a commit; a plain one's error cannot be set."""
-
-    error: KafkaError | None = None
-
-
-class Commits(Client):
-    """The half of ``Consumer`` that commits."""
-
-    # All of these are ``Membership``'s and ``Consumer``'s.
-    session_s: Any
-    _group: str
-    _generation: int
-    _member_id: str
-    _is_joining: bool
-    _finish_joining: Callable[[float, str], None]
-    _readings: dict[PartitionId, Any]
-
-    def __init__(self, settings: Mapping[str, Any], logger: object = None) -> None:
-        super().__init__(settings, logger)
-        self._request_s = int_of(settings, 60_000, "socket.timeout.ms") / 1000
-        self._on_commit: Any = settings.get("on_commit")
-        self._answers: list[tuple[float, KafkaError | None, list[TopicPartition]]] = []
+    # ---- commits
 
     def commit(
         self,
@@ -475,9 +445,7 @@ class Commits(Client):
         offsets: list[TopicPartition] | None = None,
         asynchronous: bool = True,
     ) -> Any:
-        """Commit as confluent_kafka's does; an asynchronous one happens before it returns, or
-        never.
-        """
+        """Commit as confluent_kafka does; an asynchronous one happens at once, or never."""
         with self.cluster.changed:
             self._check_open()
             if offsets is None:
@@ -562,6 +530,12 @@ class Commits(Client):
         if len(errors) == len(answer):
             raise failure(errors[0].code(), f"Commit failed: {errors[0].str()}")
         return answer
+
+
+class _Refused(TopicPartition):
+    """It stands in the answer to a commit; a plain one's error cannot be set."""
+
+    error: KafkaError | None = None
 
 
 def _refused(wanted: TopicPartition, error: KafkaError) -> TopicPartition:

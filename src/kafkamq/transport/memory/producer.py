@@ -13,7 +13,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, consistent, murmur2
 
-from kafkamq.transport.memory.client import Client, Transactional, int_of
+from kafkamq.transport.memory.client import Transactional, int_of
 from kafkamq.transport.memory.cluster import StaleEpochError
 from kafkamq.transport.memory.state import (
     RETRIED,
@@ -69,14 +69,13 @@ class _Queued:
         )
 
 
-class Producer(Transactional, Client):
+class Producer(Transactional):
     """It works as confluent_kafka's: idempotent, and transactional with a ``transactional.id``."""
 
     _closed_text = "Producer has been closed"
 
     def __init__(self, settings: Mapping[str, Any], logger: object = None) -> None:
-        Client.__init__(self, settings, logger)
-        Transactional.__init__(self, settings)
+        super().__init__(settings, logger)
         default_ms = 300_000 if self.transactional_id is None else int(self._transaction_ms)
         timeout_ms = int_of(settings, default_ms, "message.timeout.ms", "delivery.timeout.ms")
         self._timeout_s = timeout_ms / 1000 if timeout_ms else math.inf
@@ -332,7 +331,7 @@ class Producer(Transactional, Client):
         queued.error, queued.offset, queued.timestamp = error, -1, _NO_TIMESTAMP
         self._reports.append(queued)
         if error.code() != KafkaError._PURGE_QUEUE:
-            self._delivery_failed()
+            self._failed += 1
 
     # ---- serving
 

@@ -183,7 +183,9 @@ class Fold:
         self.topic_id = b""
         self._rows = Rows(config)
         self._names: dict[str, int] = dict(connection.execute("SELECT text, number FROM name"))
-        self._queue_number = lru_cache(MAX_NAMES)(self._queue_number_of)
+        self._queue_number = lru_cache(MAX_NAMES)(
+            lambda queue_id: self.name(queue_id.decode("utf-8", "replace"))
+        )
         self._new_names: list[tuple[int, str]] = []
         self._packs: dict[int, Pack] = {}
         self._events: defaultdict[int, bytearray] = defaultdict(bytearray)
@@ -266,9 +268,6 @@ class Fold:
             for at_ms, queue in zip(times, queues, strict=True):
                 self._minutes[at_ms // 60_000][_SENT][queue] += 1
 
-    def _queue_number_of(self, queue_id: bytes) -> int:
-        return self.name(queue_id.decode("utf-8", "replace"))
-
     def _pack_at(self, place: int) -> Pack:
         """Return the pack to which this place belongs; of each log one is in memory."""
         log, first = place >> OFFSET_BITS, place & -PACK_OFFSETS
@@ -325,12 +324,9 @@ class Fold:
 
     def _named(self, marker: Marker) -> Sequence[MessageBatch]:
         """Return what a marker names, but for messages of a topic that is gone (R13)."""
-        one, batches = marker.message_id, marker.batches
-        if one is not None:
-            batches = (MessageBatch(one.partition, one.topic_id, one.leader_epoch, one.offset, 1),)
         if not self.topic_id:
-            return batches
-        return [each for each in batches if each.topic_id in (b"", self.topic_id)]
+            return marker.named
+        return [each for each in marker.named if each.topic_id in (b"", self.topic_id)]
 
     def _time(
         self, tracker: RedeliveryTracker, at_ms: int, marker: Marker, named: Sequence[MessageBatch]

@@ -275,14 +275,11 @@ class Following:
                     fold.redriven(*redriven, record.timestamp()[1])
         else:
             for record in records:
-                self._status(record)
+                with suppress(WireError):
+                    of, partition = decode_status_key(record.key())
+                    if of == config.marker_topic and record.value() is not None:
+                        self._statuses[partition] = decode_status(record.value())
         self._next[place] = max(self._next[place], (records[-1].offset() or 0) + 1)
-
-    def _status(self, record: Record) -> None:
-        with suppress(WireError):
-            topic, number = decode_status_key(record.key())
-            if topic == self._config.marker_topic and record.value() is not None:
-                self._statuses[number] = decode_status(record.value())
 
     def _place_again(self) -> None:
         """Go on where the log begins, as retention has passed a position."""

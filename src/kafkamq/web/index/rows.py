@@ -10,11 +10,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from json.encoder import encode_basestring
 
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import WireError
 from kafkamq.queue.dead_letters import REDRIVEN_FROM
 from kafkamq.queue.wire.headers import ID, Origin, read_message_headers
 from kafkamq.types import Header, Headers
@@ -64,10 +62,9 @@ class Rows:
 
     def place(self, origin: Origin | None) -> int | None:
         """Return where an origin points; None: to another topic, or there is none."""
-        log = None if origin is None else self._logs.get(origin.topic)
-        if origin is None or log is None:
+        if origin is None or origin.topic not in self._logs:
             return None
-        return place_of(log, origin.partition, origin.offset)
+        return place_of(self._logs[origin.topic], origin.partition, origin.offset)
 
     def read(
         self, headers: Sequence[tuple[str, bytes | None]]
@@ -78,8 +75,7 @@ class Rows:
             if name != REDRIVEN_FROM:
                 user.append((name, value))
                 continue
-            with suppress(WireError):
-                letter = self.place(Origin.decode(value or b""))
+            letter = self.place(Origin.read(value))
         copy = read.delivery_count, self.place(read.origin), letter
         return read.id.encode(), pack_headers(user), copy
 

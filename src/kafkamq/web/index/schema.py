@@ -87,9 +87,7 @@ def lock_index(path: Path) -> IO[bytes]:
 def open_index(path: Path, identity: str) -> sqlite3.Connection:
     """Open the database for writing; what is damaged or of something else is made again.
 
-    Args:
-        path: The file; its folder exists.
-        identity: Of what it is the index: cluster, namespace and ids of its topics.
+    ``identity``: Of what it is the index: cluster, namespace and ids of its topics.
     """
     try:
         connection = _connect(path)
