@@ -89,3 +89,8 @@ def test_heartbeats_of_a_whole_topic_with_transactions_come_in_time(seed: int) -
 def test_a_range_is_told_to_be_done_when_all_of_it_is() -> None:
     """Another member took it over, and had done its first part."""
     check(simulate_claims(70102))
+
+
+def test_a_message_done_under_a_former_claim_is_committed_by_its_new_owner_too() -> None:
+    """Whose transaction failed once: it took the former owner's commit for its own."""
+    check(simulate_claims(940013))

@@ -101,10 +101,6 @@ class ClaimLedger:
         """Their range is said to be done."""
         self.reported.update(number_of(message.payload) for message in messages)
 
-    def is_finished(self, message: ClaimedMessage) -> bool:
-        """Return whether its commit was taken."""
-        return self.done[number_of(message.payload)] > 0
-
     def settles(self, partition: int, first: int, end: int) -> None:
         """These are done, and the log says so."""
         self.settled.update(number for _, number in self.numbers(partition, first, end))

@@ -91,6 +91,7 @@ class ClaimMember:
     def _finish(self, consumer: Consumer, message: ClaimedMessage) -> bool:
         """Commit it, with its output; False: its transaction failed, and is made again."""
         world, ledger = self._world, self._world.ledger
+        is_committed = False
         try:
             if self._limits.use is ClaimUse.FENCED:
                 place = message.partition, message.token
@@ -98,13 +99,14 @@ class ClaimMember:
                     value = b"output %d %d %d" % (number_of(message.payload), *place)
                     outputs.send(OUTPUTS, value)
             message.commit()
+            is_committed = True
             ledger.finished([message])
             if world.rng.random() < self._limits.flushes:
                 consumer.flush(5.0)
         except LeaseLostError as error:
             _log.info("a message comes again", extra={"error": str(error)})
         except KafkaMQError as error:
-            if ledger.is_finished(message):
+            if is_committed:
                 return True  # only the flush was late
             if self._limits.use is not ClaimUse.FENCED:
                 raise
