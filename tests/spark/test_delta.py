@@ -53,7 +53,14 @@ def test_what_copies_bring_again_is_in_the_table_once(
         assert 1 <= late < files, "the files that cannot have an origin are not read"
         for said, wanted in zip(spark.tell("refused"), REFUSED, strict=True):
             assert re.search(wanted, said), said
+    assert len(set(logs.ends(Outcome.ACK))) >= MESSAGES, "the copies, found again in the table"
+
+
+@pytest.mark.faults
+def test_batches_beside_each_other_and_one_of_them_again_are_in_the_table_once(
+    bootstrap: str, namespace: str, tmp_path: Path
+) -> None:
+    with delta_driver(Logs(bootstrap, namespace), tmp_path) as spark:
         *counts, said = spark.tell("merged")
         assert counts == ["280", "280", "0"]
         assert said.startswith("a row has no origin")
-    assert len(set(logs.ends(Outcome.ACK))) >= MESSAGES, "the copies, found again in the table"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
+from contextlib import suppress
 
 import pytest
 from tests.waiting import wait_until
@@ -31,6 +34,26 @@ def test_what_a_call_raises_is_raised() -> None:
         guard.run(fail, timeout_s=5, client=None)
     guard.run(lambda: None, timeout_s=5, client=None)  # and the guard is still good
     guard.close()
+
+
+def test_a_client_whose_call_failed_ends_without_a_garbage_collector() -> None:
+    """It would dial its brokers until that comes."""
+
+    class Client:
+        def call(self) -> None:
+            raise ZeroDivisionError
+
+    guard, client = BoundedCall(), Client()
+    is_there = weakref.ref(client)
+    gc.disable()
+    try:
+        with suppress(ZeroDivisionError):
+            guard.run(client.call, timeout_s=5, client=client)
+        del client
+        guard.close()
+        wait_until(lambda: is_there() is None, "the end of the client", timeout_s=5)
+    finally:
+        gc.enable()
 
 
 def test_a_call_that_hangs_is_given_up_and_the_guard_goes_on() -> None:

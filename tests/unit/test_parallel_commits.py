@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -100,6 +101,32 @@ class Commits:
         pass
 
 
+@contextmanager
+def committing(
+    commits: Commits,
+    fail: Callable[[Exception], object] = pytest.fail,
+    look: Callable[[Room], None] = lambda room: None,
+) -> Iterator[Committer]:
+    """A committer at work, whose one record is done; ``look`` is called before each look at it."""
+    room = Room()
+    assignment = Assignment(
+        room.partition, PartitionFlow(FlowLimits()), StallDetector(stall_after_ms=1000), 0, -1
+    )
+
+    def assignments() -> list[Assignment]:
+        look(room)
+        return [assignment]
+
+    committer = Committer(room.queue.config, room.queue, commits, assignments, room.stats, fail)
+    room.add("a")
+    room.partition.tracker.complete([0])
+    committer.start()
+    try:
+        yield committer
+    finally:
+        assert committer.end(20)
+
+
 @pytest.mark.parametrize(
     ("codes", "committed"),
     [
@@ -112,28 +139,12 @@ class Commits:
 def test_the_last_commit_of_a_partition_is_made_again(
     codes: list[int], committed: list[int]
 ) -> None:
-    room, commits = Room(), Commits(*codes)
-    assignment = Assignment(
-        room.partition, PartitionFlow(FlowLimits()), StallDetector(stall_after_ms=1000), 0, -1
-    )
-    committer = Committer(
-        room.queue.config,
-        room.queue,
-        commits,
-        lambda: [assignment],
-        room.stats,
-        pytest.fail,
-    )
-    room.add("a")
-    room.partition.tracker.complete([0])
-    committer.start()
-    try:
+    commits = Commits(*codes)
+    with committing(commits) as committer:
         assert committer.commit_at_last(20)
         assert commits.offsets == committed
         assert commits.codes == []
         assert (committer.refusal is None) is bool(committed)
-    finally:
-        assert committer.end(20)
 
 
 @pytest.mark.parametrize(
@@ -147,22 +158,8 @@ def test_the_last_commit_of_a_partition_is_made_again(
     ],
 )
 def test_done_is_what_kafka_has_confirmed(codes: list[int], error: type[Exception] | None) -> None:
-    room, commits, failures = Room(), Commits(*codes), []
-    assignment = Assignment(
-        room.partition, PartitionFlow(FlowLimits()), StallDetector(stall_after_ms=1000), 0, -1
-    )
-    committer = Committer(
-        room.queue.config,
-        room.queue,
-        commits,
-        lambda: [assignment],
-        room.stats,
-        failures.append,
-    )
-    room.add("a")
-    room.partition.tracker.complete([0])
-    committer.start()
-    try:
+    commits = Commits(*codes)
+    with committing(commits, lambda error: None) as committer:
         if error is None:
             committer.see_committed(20)
             assert commits.offsets == [1]
@@ -172,32 +169,19 @@ def test_done_is_what_kafka_has_confirmed(codes: list[int], error: type[Exceptio
             with pytest.raises(error):
                 committer.see_committed(0.5)
             assert commits.offsets == []
-    finally:
-        assert committer.end(20)
 
 
 def test_what_went_before_its_commit_is_not_done() -> None:
-    room, commits = Room(), Commits(*[KafkaError.COORDINATOR_NOT_AVAILABLE] * 10_000)
-    assignment = Assignment(
-        room.partition, PartitionFlow(FlowLimits()), StallDetector(stall_after_ms=1000), 0, -1
-    )
-
-    def assignments() -> list[Assignment]:
+    def close_at_the_third(room: Room) -> None:
         if room.stats.commit_failures == 2:
             room.queue.scheduler.close(room.partition)
-        return [assignment]
 
-    committer = Committer(
-        room.queue.config, room.queue, commits, assignments, room.stats, pytest.fail
-    )
-    room.add("a")
-    room.partition.tracker.complete([0])
-    committer.start()
-    try:
-        with pytest.raises(LeaseLostError):
-            committer.see_committed(20)
-    finally:
-        assert committer.end(20)
+    commits = Commits(*[KafkaError.COORDINATOR_NOT_AVAILABLE] * 10_000)
+    with (
+        committing(commits, look=close_at_the_third) as committer,
+        pytest.raises(LeaseLostError),
+    ):
+        committer.see_committed(20)
 
 
 class ShortMetadata(Commits):

@@ -82,7 +82,9 @@ class BoundedCall:
             )
             raise CallAbandonedError(f"librdkafka did not return within {timeout_s:g} s")
         if failures:
-            raise failures[0]
+            # This frame, to which the error refers, keeps neither the error nor so the client: both
+            # would stay until the garbage collector comes.
+            raise failures.pop()
 
     def close(self) -> None:
         """End the thread behind its call; the next call has another one."""
