@@ -70,7 +70,7 @@ def check_form(result: dict[str, Any]) -> None:
         assert sum(queue[name] for queue in result["queues"]) == result[name]
 
 
-@pytest.mark.parametrize("engine", ["local", pytest.param("spark", marks=pytest.mark.faults)])
+@pytest.mark.parametrize("engine", ["spark", pytest.param("local", marks=pytest.mark.faults)])
 def test_its_own_messages(engine: str) -> None:
     """The verdict is Spark's, whatever tracks."""
     result, errors = run_demo("--messages", "600", "--engine", engine)

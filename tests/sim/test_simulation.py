@@ -34,7 +34,7 @@ from kafkamq.testing.history import read_timelines
 SEEDS = 125
 QUICK_SEEDS = examples(SEEDS)
 CHUNK = 25
-# Half a million turns each, where others take some ten thousand.
+# Half a million turns each, where others take some ten thousand; others reach all their states.
 LONG_SEEDS = (93,)
 STATE_SEEDS = 500  # all states are reached by so many
 MANY_SEEDS = 3380

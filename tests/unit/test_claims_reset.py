@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from tests.waiting import wait_until, within
@@ -52,7 +53,13 @@ class Office:
         return self.cluster.member("seer", GROUP).claim_of(*place)
 
     def write(
-        self, type: MarshalType, partition: int, client: str, instance: str = "1", offset: int = 0
+        self,
+        type: MarshalType,
+        partition: int,
+        client: str,
+        instance: str = "1",
+        offset: int = 0,
+        expires_at_s: int = 0,
     ) -> None:
         engine = self.cluster.engine
         record = MarshalRecord(
@@ -61,9 +68,10 @@ class Office:
             instance=instance,
             client=client,
             group=GROUP,
-            topic=TOPIC,
+            topic="" if expires_at_s else TOPIC,
             partition=partition,
             offset=offset,
+            expires_at_s=expires_at_s,
         )
         with engine.lock:
             self._send(engine.partition_of(TOPIC), record, lambda _: None)
@@ -209,6 +217,37 @@ def test_a_pause_that_was_there_before_goes_on(office: Office, lasts_s: int) -> 
     assert office.set({FIRST: 15}, within(30)) == {FIRST: 15}
     assert office.admin.paused_until() == until
     assert all(each.topic or each.expires_at_s >= until for each in office.sent)
+
+
+def test_a_pause_that_had_ended_before_is_resumed_as_none(office: Office) -> None:
+    engine = office.cluster.engine
+    office.write(MarshalType.RELEASE_GROUP, 0, "other", expires_at_s=int(engine.clock.now_s()) - 9)
+    log = engine.log.logs[engine.partition_of(TOPIC)]
+    wait_until(lambda: log.paused_until(GROUP))
+    assert office.set({FIRST: 15}, within(30)) == {FIRST: 15}
+    assert is_resume(office.sent[-1])
+
+
+@pytest.mark.parametrize("is_queued", [True, False])
+def test_an_interrupt_at_a_record_leaves_nothing_under_way(
+    office: Office, monkeypatch: pytest.MonkeyPatch, is_queued: bool
+) -> None:
+    engine = office.cluster.engine
+    writer = engine.open_writer()
+    produce = writer.produce
+
+    def interrupted(*arguments: Any) -> None:
+        if is_queued:
+            produce(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "produce", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            office.set({FIRST: 15}, within(30))
+    # What was queued before has its report when this is over.
+    assert office.set({FIRST: 15}, within(30)) == {FIRST: 15}
+    wait_until(lambda: not engine.under_way, "all reports", 5)
 
 
 def test_a_move_that_is_not_confirmed_is_told(servers: str) -> None:

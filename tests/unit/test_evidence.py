@@ -37,6 +37,16 @@ def test_every_hole_has_a_test() -> None:
     assert all(holes.values())
 
 
+def test_the_fault_runs_are_as_many_as_is_said() -> None:
+    table = EVIDENCE.split("\n| scenario | faults |")[1].split("\n\n")[0]
+    rows = [line.split("|") for line in table.splitlines()[2:]]
+    faults = sum(int(count) for row in rows for count in re.findall(r"(\d+) x ", row[2]))
+    messages = sum(int(row[3].replace(",", "")) for row in rows)
+    assert f"{messages:,} confirmed messages, {faults:,} faults, " in EVIDENCE
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.search(rf"\*\*{faults:,} faults\*\* [^.]* under {messages:,} messages", readme)
+
+
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
 def test_other_pages_name_files_alone_and_those_exist(path: Path) -> None:
     text = path.read_text(encoding="utf-8")

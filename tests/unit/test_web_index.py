@@ -399,12 +399,12 @@ def test_letters_are_found_by_each_filter_and_a_page_goes_on_before(tmp_path: Pa
 
 def test_the_life_of_a_message_is_found_from_each_of_its_records(tmp_path: Path) -> None:
     logs = Logs(tmp_path / "i")
-    origin = b"ns.messages/0/0/%d" % NOW_MS
+    origin, redriven = b"ns.messages/0/0/%d" % NOW_MS, "kafkamq-redriven-from"
     logs.messages(
         FakeRecord(0, b"q", None, [("kafkamq-id", b"one")], NOW_MS),
         FakeRecord(1, b"q", None, [("kafkamq-id", b"one"), ("kafkamq-origin", origin)], NOW_MS + 1),
         FakeRecord(
-            2, b"q", None, [("kafkamq-redriven-from", b"ns.dead-letters/0/0/0")], NOW_MS + 5
+            2, b"q", None, [(redriven, b"ns.dead-letters/0/0/0"), (redriven, b"//")], NOW_MS + 5
         ),
         FakeRecord(3, b"q", None, [("kafkamq-id", b"two")], NOW_MS + 6),
     )

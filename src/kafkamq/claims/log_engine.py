@@ -282,7 +282,8 @@ class LogEngine(ABC):
         self.clock = BrokerClock()
         # Every record that was there at the start is read.
         self.is_ready = False
-        self.under_way = 0
+        # A mark for each record that has no report yet.
+        self.under_way: set[object] = set()
         self._owner = owner
         self._follower: Follower | None = None
         self._producer: IdempotentProducer | None = None
@@ -420,19 +421,29 @@ class LogEngine(ABC):
     def append(self, partition: int, value: bytes, report: Callable[[int], None]) -> None:
         """Write a record; ``report`` is called with its offset, or -1 when that is not known."""
         headers = ((INTERVAL_HEADER, str(self.interval_ms).encode()),)
-        delivered = partial(self._delivered, report)
+        mark = object()
+        delivered = partial(self._delivered, report, mark)
         try:
+            self.under_way.add(mark)
             self.open_writer().produce(self.topic.name, value, None, partition, headers, delivered)
-            self.under_way += 1
         except (BrokerError, WireError) as error:
+            self.under_way.discard(mark)
             _log.warning("a record of claims could not be sent", extra={"error": str(error)})
             report(-1)
+        except BaseException:
+            # An interrupt does not say whether the record was queued.
+            self.under_way.discard(mark)
+            raise
 
     def _delivered(
-        self, report: Callable[[int], None], error: KafkaError | None, message: Record
+        self,
+        report: Callable[[int], None],
+        mark: object,
+        error: KafkaError | None,
+        message: Record,
     ) -> None:
         with self.lock:
-            self.under_way -= 1
+            self.under_way.discard(mark)
             offset = message.offset()
             report(-1 if error is not None or offset is None else offset)
             if error is not None:

@@ -578,7 +578,7 @@ class RangeClaims:
             place = (claimed.partition, claimed.first, next_offset)
             was_asked = self._ending.pop(claimed.token, 0) == next_offset
             if was_asked and not self.is_once and not self.engine.state.is_open(*place):
-                # What had no answer stands in the log.
+                # What had no answer stands in the log, or other members have done the rest.
                 self._end_at(claimed, next_offset)
                 return
             self._require(claimed)

@@ -59,6 +59,8 @@ _OTHERS: Owner = ("", "others")
 
 
 class ClaimState(Enum):
+    """How sure it is that the last known owner lives, by the age of its last sign of life."""
+
     # Nobody ever claimed it, or the owner has released it.
     FREE = "free"
     FRESH = "fresh"

@@ -75,7 +75,7 @@ class Rows:
             if name != REDRIVEN_FROM:
                 user.append((name, value))
                 continue
-            letter = self.place(Origin.read(value))
+            letter = self.place(origin) if (origin := Origin.read(value)) else letter
         copy = read.delivery_count, self.place(read.origin), letter
         return read.id.encode(), pack_headers(user), copy
 
