@@ -16,7 +16,7 @@ from benchmarks.rows import Row
 from benchmarks.spark_tracker import processes, wait_until_live
 
 from kafkamq.config import ServiceConfig
-from kafkamq.metrics.catalog import SPARK_ROWS, SPARK_STATE_BYTES
+from kafkamq.metrics.catalog import SPARK_BATCH_SECONDS, SPARK_STATE_BYTES
 from kafkamq.spark.tracker.tracker import SparkTracker
 
 __all__ = ["in_flight_rows", "rate_before", "sustained_rows"]
@@ -180,6 +180,7 @@ def in_flight_rows(
 
     ``start`` runs a tracker of the namespace, always with the same checkpoint.
     """
+    reported = _reported_batches()
     with start() as running:
         wait_until_live(running, partitions)
         if in_runs:
@@ -188,9 +189,9 @@ def in_flight_rows(
         else:
             tracker_rows.write_starts(config, messages, partitions, timeout_ms=_LONG_MS)
         _wait_for_entries(running, messages)
-        # Spark reports the state of a batch a moment after it; the next report knows all entries.
-        reported = _reported_rows()
-        _wait_for(running, lambda: _reported_rows() - reported, 1)
+        # Spark reports the state of a batch a moment after it. The first one of a checkpoint is 0.
+        batches = 1 + max(each.batch for each in running.statuses().values())
+        _wait_for(running, lambda: _reported_batches() - reported, batches)
         state_mb = _state_mb()
     begin_s = time.monotonic()
     with start() as running:
@@ -205,8 +206,9 @@ def in_flight_rows(
     ]
 
 
-def _reported_rows() -> float:
-    return SPARK_ROWS.values().get(("tracker",), 0)
+def _reported_batches() -> int:
+    found = SPARK_BATCH_SECONDS.distributions().get(("tracker",))
+    return 0 if found is None else sum(found.counts)
 
 
 def _wait_for_entries(running: SparkTracker, messages: int) -> None:

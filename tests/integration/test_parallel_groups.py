@@ -194,7 +194,7 @@ def test_a_log_that_is_another_is_read_from_its_start(
         def move() -> None:
             if not moved.is_set():
                 moved.set()
-                engine._source._group.seek({(topic, 0): 1000})
+                engine._source.group.seek({(topic, 0): 1000})
 
         engine.on_turn = move
         wait_until(lambda: len(seen) >= 120, what="the log, once more")

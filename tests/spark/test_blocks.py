@@ -88,7 +88,7 @@ def test_payloads_stay_behind() -> None:
     assert b"secret" not in encode_block([(0, 0, marker)])
 
 
-def test_columns_must_be_equally_long_to_come_back() -> None:
+def test_columns_are_of_64_bits_and_their_table_comes_back() -> None:
     assert unpack(pack([[1, 2], [3, -4]], {"a": "é"})) == ([[1, 2], [3, -4]], {"a": "é"})
     with pytest.raises(OverflowError):
         pack([[2**63]])

@@ -29,7 +29,7 @@ from tests.integration.tracker_logs import Logs, read_topic
 from tests.spark.queue_driver import output_topic
 from tests.waiting import wait_until, within
 
-from kafkamq.errors import StateError
+from kafkamq.errors import ConfigError, StateError
 from kafkamq.queue.names import group_of
 from kafkamq.queue.namespace import Namespace, NamespaceFacts
 from kafkamq.queue.wire.keys import marker_partition
@@ -445,6 +445,18 @@ def test_other_queues_cost_no_batch_and_positions_move_on(logs: Logs, reader: Qu
     tasks = [t for t in reader.partitions(begin, planned) if isinstance(t, QueuePartition)]
     assert offsets(rows(reader, tasks)) == [5, 6, 7]
     assert reader.latestOffset(planned, ReadMaxRows(100)) == planned
+
+
+def test_a_reader_that_could_do_nothing_stops_without_an_error_of_its_own(logs: Logs) -> None:
+    config = replace(
+        logs.config,
+        kafka={**logs.config.kafka, "security.protocol": "ssl", "ssl.ca.location": "/nope"},
+    )
+    broken = QueueReader(parse_source_options(OPTIONS, config), SCHEMA)
+    with pytest.raises(ConfigError, match=r"ssl\.ca\.location"):
+        broken.initialOffset()
+    broken.stop()
+    broken.stop()
 
 
 def test_what_workers_did_while_spark_stood_still_is_not_done_again(

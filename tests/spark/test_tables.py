@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql.functions import lit, nullif
 
 from kafkamq.errors import ConfigError
 from kafkamq.spark.tables import ORIGIN, Table, insert_once, write_once
@@ -26,6 +27,17 @@ def test_a_table_that_cannot_be_read_does_not_hide_why_its_batch_failed(
         insert_once(rows, Table("nowhere", ORIGIN, is_iceberg=False))
     with pytest.raises(ConfigError, match="table nowhere cannot be read"):
         write_once(rows, "nowhere")
+
+
+def test_a_row_without_an_origin_is_refused(spark: SparkSession) -> None:
+    rows = spark.sql(
+        "SELECT 't' AS origin_topic, id AS origin_partition, id AS origin_offset,"
+        " now() AS origin_timestamp, string(id) AS ack_token FROM range(3)"
+    )
+    for name in ("origin_partition", "origin_offset"):
+        lacking = rows.withColumn(name, nullif(rows[name], lit(0)))
+        with pytest.raises(ConfigError, match=r"^a row has no origin"):
+            insert_once(lacking, Table("nowhere", ORIGIN, is_iceberg=False))
 
 
 def test_a_table_of_iceberg_is_refused_on_spark_4_2_by_name_with_what_to_do(

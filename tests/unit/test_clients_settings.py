@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import logging.config
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
+from tests.waiting import wait_until
 
 from kafkamq import Service
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.transport.clients import ClientLog, open_admin, open_consumer, open_producer
+from kafkamq.transport.errors import ErrorWatch
 from kafkamq.transport.settings import (
     admin_settings,
     consumer_settings,
@@ -225,6 +228,23 @@ def test_what_librdkafka_tries_again_by_itself_is_no_warning(
         assert not caplog.records
         ClientLog().log(logging.WARNING, "%s %s %s", "FAIL", "kafkamq", "Connection refused")
         assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+@pytest.mark.parametrize("name", ["kafkamq", "kafkamq.librdkafka"])
+def test_a_quiet_client_logs_nothing_however_logging_is_configured(
+    caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    of_name = {"level": "DEBUG", "propagate": True}
+    watch = ErrorWatch("127.0.0.1:1")
+    try:
+        logging.config.dictConfig(
+            {"version": 1, "disable_existing_loggers": False, "loggers": {name: of_name}}
+        )
+        with open_admin(admin_settings(config()), watch, quiet=True) as client:
+            wait_until(lambda: client.poll(0.1) >= 0 and watch.is_down)
+        assert not [each for each in caplog.records if each.name.startswith("kafkamq")]
+    finally:
+        logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 @pytest.mark.parametrize("module", ["threading", "queue"])

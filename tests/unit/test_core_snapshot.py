@@ -197,7 +197,14 @@ def test_r21_state_of_a_newer_version_says_upgrade() -> None:
         restore_tracker(json.dumps(index).encode(), lambda name: b"", partition=0)
 
 
-@pytest.mark.parametrize("index", [b"", b"{", b"[]", b"7", b"{}", b'{"version": 1}', b"\xff"])
+_INDEX = json.loads(take_snapshot(RedeliveryTracker()).index)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [b"", b"{", b"[]", b"7", b"{}", b'{"version": 1}', b"\xff"]
+    + [json.dumps(_INDEX | {name: [[]]}).encode() for name in ("pages", "chunks", "holders")],
+)
 def test_r18_an_index_that_cannot_be_read_is_named(index: bytes) -> None:
     with pytest.raises(WireError, match="state"):
         restore_tracker(index, lambda name: b"", partition=0)

@@ -226,7 +226,7 @@ class Positions:
         }
 
     def _ledger_starts(self, partitions: Collection[int]) -> dict[int, int]:
-        """Return where partitions of the ledger begin that have these, and others besides.
+        """Return where the partitions of the ledger begin that may hold these positions.
 
         Sinks and redriven dead letters leave records by the million.
         """

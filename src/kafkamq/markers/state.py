@@ -113,6 +113,8 @@ def nack_ms(
     """Return the delay that an END(NACK) carries (R8); ``requested_ms`` None: the back-off's.
 
     ``message_ms`` is the broker's time of a message that its START refers to (R28), else negative.
+    A worker that wrote such a START knows the brokers' time; who has a token may have the wall
+    clock alone.
     """
     facts = namespace.facts()
     delay_ms = nack_delay_ms(

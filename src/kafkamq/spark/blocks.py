@@ -4,12 +4,13 @@ The source decodes markers where it reads them and packs what a tracker folds in
 integers; Spark shuffles a few cells instead of every marker, and payloads never leave the reader
 (R18). A cell belongs to one marker partition and holds its markers in offset order. Actions travel
 the same way from the fold to the driver. Cells live for one batch, between processes of the same
-release; they are no storage format.
+release; they are no storage format. They are marshalled and not pickled:
+to read one calls nothing that it names.
 """
 
 from __future__ import annotations
 
-import pickle
+import marshal
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -173,10 +174,10 @@ def _signed(bits: int) -> int:
     return bits - (_ALL_BITS + 1) if bits >> 63 else bits
 
 
-def pack(columns: Sequence[Sequence[int]], table: object = None) -> bytes:
-    return pickle.dumps(([array("q", column) for column in columns], table))
+def pack(columns: Sequence[Sequence[int]], table: Any = None) -> bytes:
+    return marshal.dumps(([array("q", column).tobytes() for column in columns], table))
 
 
 def unpack(data: bytes) -> tuple[list[list[int]], Any]:
-    columns, table = pickle.loads(data)
-    return [column.tolist() for column in columns], table
+    columns, table = marshal.loads(data)
+    return [array("q", column).tolist() for column in columns], table

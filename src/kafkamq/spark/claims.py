@@ -58,7 +58,7 @@ def claimed_assign(held: Hold, topic: str) -> ClaimedAssign:
     return ClaimedAssign(held, topic, tokens, starts)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ClaimedAssign:
     _held: Hold
     topic: str

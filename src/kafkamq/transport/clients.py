@@ -35,9 +35,8 @@ MEMORY = "memory://"
 """How the bootstrap servers of a cluster in memory begin; its name follows."""
 
 _log = logging.getLogger("kafkamq.librdkafka")
-# Of a client whose failures its caller tells.
-_SILENT = logging.getLogger("kafkamq.librdkafka.silent")
-_SILENT.setLevel(logging.CRITICAL + 1)
+# Of a client whose failures its caller tells. No configuration of logging knows it or changes it.
+_SILENT = logging.Logger("silent", logging.CRITICAL + 1)  # noqa: LOG001
 Client = TypeVar("Client")
 
 

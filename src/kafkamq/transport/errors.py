@@ -255,7 +255,10 @@ def is_retriable(error: BaseException | KafkaError, *, or_missing: bool = False)
 
 
 def is_fatal(error: KafkaError) -> bool:
-    """Return whether waiting mends nothing: a right is refused, or the client has ended."""
+    """Return whether waiting mends nothing.
+
+    Credentials or a right are refused, or the client has ended.
+    """
     return has_ended(error) or meaning(error) in REFUSALS
 
 

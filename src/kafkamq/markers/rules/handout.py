@@ -1,4 +1,4 @@
-"""A worker decides this around handing out: how far ahead, alone or not, too old, how late.
+"""A worker decides this around handing out: how far ahead, alone or not, too old, a NACK's delay.
 
 Pure parts of R5 (how many STARTs ahead of ``receive``), R6 (the last allowed delivery is alone in
 its process), R8 (the delay of a NACK) and R10 (expired messages).

@@ -246,8 +246,17 @@ class Renewal:
 
     def names(self, lease: Lease) -> bool:
         """Say whether it renews a part of its leases; one that was acked before is in no batch."""
-        ids = lease.message_ids() if self.batches else ()
-        return not ids or any(all(one in batch for one in ids) for batch in self.batches)
+        if not self.batches:
+            return True
+        # Bits are compared all at once: a part may have thousands, and the caller holds a lock.
+        part = lease.batch()
+        log = part.partition, part.topic_id, part.leader_epoch
+        return any(
+            (each.partition, each.topic_id, each.leader_epoch) == log
+            and part.base_offset >= each.base_offset
+            and each.bits >> (part.base_offset - each.base_offset) & part.bits == part.bits
+            for each in self.batches
+        )
 
 
 class Leases:

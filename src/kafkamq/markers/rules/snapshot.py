@@ -260,9 +260,10 @@ def _read_page(data: bytes) -> tuple[bytes, list[Chunk]]:
 
 
 def _stored_page(line: _Line) -> Page:
-    first, last = _chunk_key(str(line[1])), _chunk_key(str(line[2]))
-    number, wake_ms, change_ms, first_offset, size = map(int, [line[0], *line[3:]])
-    return Page(number, first, last, wake_ms, change_ms, first_offset, size)
+    number, first, last, *numbers = line
+    wake_ms, change_ms, first_offset, size = map(int, numbers)
+    keys = _chunk_key(str(first)), _chunk_key(str(last))
+    return Page(int(number), *keys, wake_ms, change_ms, first_offset, size)
 
 
 def _stored_chunk(line: _Line) -> Chunk:

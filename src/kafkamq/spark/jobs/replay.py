@@ -60,7 +60,7 @@ class Replay:
     rate: float | None = None
 
     def __post_init__(self) -> None:
-        if self.rate is not None and not self.rate > 0:
+        if self.rate is not None and not 0 < self.rate < math.inf:
             raise ConfigError(f"rate is {self.rate!r}: it must be > 0 messages per second")
         if not self.name or len(self.name) > 100 or not self.name.isprintable():
             raise ConfigError(f"name is {self.name!r}: it must be 1 to 100 printable characters")

@@ -382,7 +382,9 @@ class QueueReader(StreamReader):
 
     def stop(self) -> None:
         self._renew_no_more()
-        self._owner.close()
+        if "_owner" in vars(self):
+            # To make one here could fail, and hide what the query failed with.
+            self._owner.close()
 
     # ---- the cluster
 

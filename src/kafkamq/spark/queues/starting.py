@@ -233,7 +233,7 @@ class Starter:
         return self._handed
 
     def _open(self, messages: Iterable[Waiting]) -> list[Waiting]:
-        """Name these, and hands out what has its verdict; returns what is to be STARTed."""
+        """Name these, and hand out what has its verdict; returns what is to be STARTed."""
         open_ = []
         for one in messages:
             self._name(one)

@@ -347,7 +347,8 @@ def arrow_columns(
     Raises:
         UnsupportedVersionError: A marker of a newer version (R21).
     """
-    return _arrow_batch((*COLUMNS[view], _ALL_HEADERS), _Records(records, tokens), schema)
+    columns = (*COLUMNS[view], _ALL_HEADERS)[: len(schema)]
+    return _arrow_batch(columns, _Records(records, tokens), schema)
 
 
 def deliveries_batch(
@@ -375,7 +376,7 @@ def _arrow_batch(
         _header_array(read(rows), field.type)
         if field.name == "headers"
         else pa.array(read(rows), type=field.type)
-        for (_, _, read), field in zip(columns, schema, strict=False)
+        for (_, _, read), field in zip(columns, schema, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

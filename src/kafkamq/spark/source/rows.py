@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 _MAX_MARKERS = 512
 
 
-@dataclass
+@dataclass(eq=False)
 class RangePartition(InputPartition):
     """One task: one range of one partition."""
 
     wanted: LogRange
 
 
-@dataclass
+@dataclass(eq=False)
 class FoldedPartition(RangePartition):
     """A range of a stream of ``deliveries``; where its fold begins, and of which topic."""
 
