@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -27,7 +27,7 @@ from harness.faults import read_namespace
 from harness.spark_cluster import LocalSpark
 from tests.faults.figures import say
 from tests.integration.tracker_logs import Logs, tracker_process
-from tests.spark.delta_driver import LATER, delta_driver
+from tests.spark.delta_driver import LATER, SLOW, delta_driver, in_hands
 from tests.spark.processes import Told, busy, python_workers
 from tests.spark.queue_driver import children_of, open_messages
 from tests.waiting import wait_until, within
@@ -41,6 +41,7 @@ from kafkamq.types import MarkerType, expand
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(1500)]
 
 KILLS = 20
+AT_WORK = 12  # of the Python workers
 MESSAGES = 12  # before each kill, for two batches
 NACKED = 4  # one of so many is nacked at first
 PATIENCE_S = 200.0
@@ -55,8 +56,9 @@ class Table:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def versions(self) -> int:
-        return len(list(self._folder.glob("_delta_log/[0-9]*.json")))
+    def written_s(self) -> float:
+        """When its last version was written."""
+        return max(path.stat().st_mtime for path in self._folder.glob("_delta_log/[0-9]*.json"))
 
     def rows(self) -> Counter[tuple[str, int, int, bytes]]:
         """Origin (topic, partition, offset) and result of each row."""
@@ -85,6 +87,7 @@ class Runs:
         self._consumer.assign([TopicPartition(topic, number, 0) for number in numbers])
         self.started: dict[str, set[Place]] = {}
         self.ended: dict[str, set[Place]] = {}
+        self._began_s = 0.0
 
     def look(self) -> int:
         """How many runs there are by now."""
@@ -98,6 +101,8 @@ class Runs:
                     place, run = one.message_id, one.consumer_id
                     if place is None or not run.startswith("spark-") or run.endswith("-left"):
                         continue
+                    if one.type is MarkerType.START and run not in self.started:
+                        self._began_s = record.timestamp()[1] / 1000
                     if one.type in (MarkerType.START, MarkerType.END):
                         kind = self.started if one.type is MarkerType.START else self.ended
                         kind.setdefault(run, set()).add((place.partition, place.offset))
@@ -111,13 +116,17 @@ class Runs:
         """Whether each message of the newest run has its verdict."""
         return self.newest <= self.ended.get(next(reversed(self.started)), set())
 
-    def where(self, *, is_written: bool) -> str:
+    def is_written(self, table: Table) -> bool:
+        """Whether the table has a version since the newest run began."""
+        return table.written_s() > self._began_s
+
+    def where(self, table: Table) -> str:
         """In which part of its batch the newest run is."""
         if self.is_done():
             return BETWEEN[3]
         if self.ended.get(next(reversed(self.started))):
             return BETWEEN[2]
-        return BETWEEN[is_written]
+        return BETWEEN[self.is_written(table)]
 
     def close(self) -> None:
         self._consumer.close()
@@ -139,35 +148,27 @@ class World:
 
     def load(self, count: int = MESSAGES) -> None:
         for number in range(len(self.sent), len(self.sent) + count):
-            value = (b"" if number % NACKED else LATER) + b"%d" % number
+            value = (b"" if number % NACKED else LATER) + SLOW + b"%d" % number
             (one,) = self.logs.send(key=b"work", value=value, partition=number % 2)
             self.sent[one.partition, one.offset] = value
 
-    def wait_for_moment(self, is_over: Callable[[], bool]) -> int | None:
-        """Wait for any moment in a batch; how many versions the table had when it was STARTed.
+    def wait_for_moment(self, is_over: Callable[[], bool]) -> None:
+        """Wait for any moment in a batch, or until the query has ended.
 
         Half of the moments are behind the table's next version, a short one that would be missed.
-        None: the query ended before.
         """
         known, wanted = self._runs.look(), self.chance.randrange(1, 3)
         wait_until(lambda: is_over() or self._runs.look() >= known + wanted, timeout_s=PATIENCE_S)
-        before = self.table.versions()
         if self.chance.random() < 0.5:
             time.sleep(self.chance.uniform(0, 3))
         else:
-
-            def is_written() -> bool:
-                return self.table.versions() > before or is_over()
-
-            wait_until(is_written, timeout_s=PATIENCE_S)
+            wait_until(lambda: is_over() or self._runs.is_written(self.table), timeout_s=PATIENCE_S)
             time.sleep(self.chance.uniform(0, 0.5))
-        return None if is_over() else before
 
-    def note(self, what: str, versions_before: int) -> None:
+    def note(self, what: str) -> None:
         """Something was killed just now: where."""
-        is_written = self.table.versions() > versions_before
         self._runs.look()
-        self.fell[self._runs.where(is_written=is_written)] += 1
+        self.fell[self._runs.where(self.table)] += 1
         self.killed[what] += 1
         messages = self.logs.read(self.logs.config.message_topic)
         copies = {
@@ -195,13 +196,14 @@ class World:
             said.append(f"of {len(self.sent)} the log has {verdict.sent}, acked {verdict.acked}")
         return said
 
-    def judge(self, title: str, failures: int = 0) -> None:
+    def judge(self, title: str, failures: int = 0, parts: tuple[str, ...] = BETWEEN[:2]) -> None:
+        """Kills must have fallen in each of the parts, and on copies."""
         copies = self.logs.copied()
         row = {"scenario": title, "seed": self.seed, "sent": len(self.sent), "copies": len(copies)}
         row |= {"killed": self.killed, "fell": self.fell, "with copies": self.with_copies}
         say({**row, "failed": failures})
         assert self.problems() == [], f"seed {self.seed}"
-        for part in BETWEEN[:2]:
+        for part in parts:
             assert self.fell[part] >= 3, f"seed {self.seed}: few kills fell {part}"
         assert self.with_copies >= 3, f"seed {self.seed}: few kills fell on copies"
 
@@ -244,12 +246,13 @@ def test_each_message_is_in_the_table_once_wherever_drivers_are_killed(world: Wo
         with delta_driver(world.logs, world.folder) as spark:
             spark.tell("rows")  # it has started
             with begun(spark) as query:
-                if (before := world.wait_for_moment(query.done)) is None:
+                world.wait_for_moment(query.done)
+                if query.done():
                     assert not query.result(), "the query failed by itself"
                 else:
                     os.killpg(spark.process.pid, signal.SIGKILL)
                     spark.process.wait(within(30))
-                    world.note("driver", before)
+                    world.note("driver")
     with delta_driver(world.logs, world.folder) as spark:
         settle(world, spark)
     world.judge("SIGKILLs under Delta: drivers")
@@ -267,37 +270,87 @@ def test_each_message_is_in_the_table_once_whatever_executors_are_killed(world: 
         LocalSpark(world.folder / "cluster", workers=2) as cluster,
         delta_driver(world.logs, world.folder, master=cluster.master) as spark,
     ):
-        kill_below(world, spark, lambda: dict.fromkeys(cluster.executors(), "executor"))
+        failures = kill_below(
+            world,
+            spark,
+            lambda: dict.fromkeys(cluster.executors(), "executor"),
+            world.wait_for_moment,
+        )
+    world.judge("SIGKILLs under Delta: executors", failures.total())
 
 
 def test_each_message_is_in_the_table_once_whatever_workers_of_python_are_killed(
     world: World,
 ) -> None:
-    """Where a task is tried again; and the process of the source, which STARTs and renews."""
+    """Where a task is tried again; and the process of the source, which STARTs and renews.
+
+    A worker that idles dies unnoticed. So half of the turns wait for one with a row in its hands, a
+    quarter for one that runs at any moment.
+    """
     with delta_driver(world.logs, world.folder, master="local[2,4]") as spark:
 
+        def turn() -> int:
+            return world.killed.total() % 4
+
         def victims() -> dict[int, str]:
-            beside = children_of(spark.process.pid, "streaming_source_runner")
-            if beside and world.chance.random() < 0.25:
+            if turn() == 3:
+                beside = children_of(spark.process.pid, "streaming_source_runner")
                 return dict.fromkeys(beside, "process of the source")
             found = python_workers(spark.process.pid)
-            return dict.fromkeys(busy(found) or found, "Python worker")
+            if turn() == 2:
+                found = busy(found)
+            else:
+                found = [pid for pid in found if in_hands(world.folder, pid).exists()]
+            return dict.fromkeys(found, "Python worker")
 
-        kill_below(world, spark, victims)
+        def moment(is_over: Callable[[], bool]) -> None:
+            if turn() >= 2:
+                world.wait_for_moment(is_over)
+
+        failures = kill_below(world, spark, victims, moment)
+        (tasks,) = map(int, spark.tell("failed"))
+    # Where it works without a task, the query fails.
+    at_work = tasks + failures["Python worker"]
+    title = "SIGKILLs under Delta: Python workers and the process of the source"
+    world.judge(title, failures.total(), BETWEEN[:1])
+    say({"scenario": "Python workers that were at work when they were killed", "count": at_work})
+    assert at_work >= AT_WORK, f"seed {world.seed}: only {at_work} workers were at work"
 
 
-def kill_below(world: World, spark: Told, victims: Callable[[], dict[int, str]]) -> None:
-    """Kill one of these at a time, whose pids and kinds are told, and start what has failed."""
-    failures = 0
+def kill_below(
+    world: World,
+    spark: Told,
+    victims: Callable[[], dict[int, str]],
+    moment: Callable[[Callable[[], bool]], None],
+) -> Counter[str]:
+    """Kill one of these at a time, whose pids and kinds are told, and start what has failed.
+
+    How often the query has failed, by what was killed.
+    """
+    failures: Counter[str] = Counter()
     spark.tell("rows")  # it has started
     while max(world.killed.values(), default=0) < KILLS:
         world.load()
         with begun(spark) as query:
-            before = world.wait_for_moment(query.done)
-            if before is not None and (found := victims()):
-                pid = world.chance.choice(sorted(found))
-                os.kill(pid, signal.SIGKILL)
-                world.note(found[pid], before)
-            failures += len(query.result())
+            moment(query.done)
+            what = kill_one(world, victims, query)
+            failures[what] += len(query.result())
     settle(world, spark)
-    world.judge(f"SIGKILLs below a driver under Delta: {' '.join(world.killed)}", failures)
+    return failures
+
+
+def kill_one(world: World, victims: Callable[[], dict[int, str]], query: Future[list[str]]) -> str:
+    """The kind of what was killed, as soon as there was one; empty: the query ended before."""
+    found: dict[int, str] = {}
+
+    def has_found() -> bool:
+        found.update(victims())
+        return bool(found) or query.done()
+
+    wait_until(has_found, timeout_s=PATIENCE_S)
+    with suppress(ProcessLookupError):  # it has just ended
+        for pid in world.chance.sample(sorted(found), min(len(found), 1)):
+            os.kill(pid, signal.SIGKILL)
+            world.note(found[pid])
+            return found[pid]
+    return ""

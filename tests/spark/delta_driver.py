@@ -6,6 +6,7 @@ In a process of its own: Delta must be there when the JVM starts. It reads comma
 - ``die``: the same, and the process kills itself there;
 - ``run``: run the query until the queue is empty;
 - ``try``: the same; print what it failed with;
+- ``failed``: print how many tasks have failed;
 - ``rows``: print what is in the table, as JSON;
 - ``pruned``: print how many files the table has, and into how many a late batch has to look;
 - ``refused``: print what is said of tables that cannot be merged into;
@@ -19,6 +20,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -46,6 +48,9 @@ if TYPE_CHECKING:
 MAX_ROWS = 10
 LATER = b"later"
 """What so begins is nacked at first."""
+SLOW = b"slow"
+"""What has it in it is in a worker's hands for a while."""
+_SLOW_S = 0.1
 LATE = 8  # offsets from here on are in the last file
 _LIST = Path(__file__).with_name("delta-4.4.0.txt")
 _SCHEMA = (
@@ -64,6 +69,11 @@ def delta_driver(
     arguments = logs.bootstrap, logs.config.namespace, folder, recipe, "3", master
     with told([*program, *arguments], environment) as process:
         yield process
+
+
+def in_hands(folder: Path, worker: int) -> Path:
+    """There while the worker has a row that is slow."""
+    return folder / f"in-hands-{worker}"
 
 
 def by_batch_number(table: str) -> Any:
@@ -152,6 +162,11 @@ def session(master: str) -> SparkSession:
     )
 
 
+def failed_tasks(spark: SparkSession) -> int:
+    store = spark.sparkContext._jsc.sc().statusStore()
+    return int(store.executorSummary("driver").failedTasks())
+
+
 def broken(write: Any, *, is_killed: bool) -> Any:
     """A function for ``each_batch`` behind which nothing is acknowledged."""
 
@@ -179,6 +194,11 @@ def main(
         output = {"each_batch": write}
 
     def handle(message: Any) -> bytes | Nack:
+        if SLOW in message.payload:
+            mark = in_hands(Path(folder), os.getpid())
+            mark.touch()
+            time.sleep(_SLOW_S)
+            mark.unlink()
         if message.payload.startswith(LATER) and message.delivery_count == 1:
             return Nack(0)
         return bytes(message.payload)
@@ -211,6 +231,7 @@ def main(
         "die": lambda: fail(is_killed=True),
         "run": lambda: run(output),
         "try": attempt,
+        "failed": lambda: [str(failed_tasks(spark))],
         "rows": lambda: [bytes(row.result).decode() for row in spark.table("done").collect()],
         "pruned": lambda: pruned(spark),
         "refused": lambda: refused(spark, rows(), folder),

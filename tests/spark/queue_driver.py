@@ -32,7 +32,7 @@ stream = read_queue(
     spark, "work", redelivery_timeout=float(sys.argv[5]), max_deliveries=1000, max_rows=300
 )
 done = map_messages(stream, handler).selectExpr("*", "result AS out").drop("value")
-done = done.withColumnRenamed("out", "value").drop("headers", "partition")
+done = done.withColumnRenamed("out", "value").drop("headers", "partition", "result")
 ack(done, checkpoint=sys.argv[3], topic=sys.argv[4], trigger_s=0.1).wait()
 """
 
