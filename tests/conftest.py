@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import re
 import signal
@@ -11,7 +12,7 @@ import uuid
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_timeout
@@ -111,6 +112,21 @@ def pytest_runtest_protocol() -> Generator[None, object, object]:
         if getattr(signal.getsignal(number), "__module__", "") == stop_on_signals.__module__:
             signal.signal(number, handler)
     return done
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Undo what PySpark does to pytest's handlers, which would show each test's log as JSON.
+
+    Behind an error, its loggers keep their records from the root. Pytest adds its handlers to all
+    loggers that do so, and those of PySpark give each handler a format of their own.
+    """
+    for kind in ("SQL", "DataFrame"):
+        logger = logging.root.manager.loggerDict.get(f"{kind}QueryContextLogger")
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
+    plugin: Any = item.config.pluginmanager.get_plugin("logging-plugin")
+    for handler in (plugin.caplog_handler, plugin.report_handler):
+        handler.setFormatter(plugin.formatter)
 
 
 def pytest_runtest_logfinish(nodeid: str) -> None:
