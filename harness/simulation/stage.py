@@ -256,20 +256,22 @@ class Stage(ABC, Generic[Actor]):
     @contextlib.contextmanager
     def _quiet(self) -> Iterator[None]:
         """What the shells log is kept with the report, and goes nowhere else."""
-        logger = logging.getLogger("kafkamq")
-        before = logger.level, logger.propagate
+        loggers = [logging.getLogger(name) for name in ("kafkamq", "harness")]
+        before = [(each.level, each.propagate) for each in loggers]
         handler = _Lines(self)
-        logger.addHandler(handler)
         unraisable, sys.unraisablehook = sys.unraisablehook, _told_unless_over
-        logger.setLevel(logging.DEBUG)
-        logger.propagate = False
+        for each in loggers:
+            each.addHandler(handler)
+            each.setLevel(logging.DEBUG)
+            each.propagate = False
         try:
             yield
         finally:
             sys.unraisablehook = unraisable
-            logger.removeHandler(handler)
-            logger.setLevel(before[0])
-            logger.propagate = before[1]
+            for each, (level, propagate) in zip(loggers, before, strict=True):
+                each.removeHandler(handler)
+                each.setLevel(level)
+                each.propagate = propagate
 
 
 def _alarms(faults: Faults) -> tuple[int, int, int]:

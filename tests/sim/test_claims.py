@@ -94,3 +94,14 @@ def test_a_range_is_told_to_be_done_when_all_of_it_is() -> None:
 def test_a_message_done_under_a_former_claim_is_committed_by_its_new_owner_too() -> None:
     """Whose transaction failed once: it took the former owner's commit for its own."""
     check(simulate_claims(940013))
+
+
+def test_a_member_that_was_stopped_hands_out_nothing_of_a_range_that_another_has() -> None:
+    """It was stopped between the check of its claim and the hand-out."""
+    check(simulate_claims(74035))
+    limits = replace(
+        QUIET, use=ClaimUse.RANGES, members=3, partitions=1, messages=300, batch=20, work_ms=0,
+        interval_ms=500, chaos_ms=15_000, preempt_every=1,
+        faults=Faults(freeze_every=30, max_freeze_ms=3000),
+    )  # fmt: skip
+    assert check(simulate_claims(0, limits)).reached["claims: a range"]

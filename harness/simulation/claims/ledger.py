@@ -24,7 +24,7 @@ _ORDERLY = {
     end.value for end in (End.RELEASED, End.KEPT, End.PAUSED, End.BEHIND, End.STUCK, End.SHARED)
 }
 _LINES = {
-    "claims: a record could not be sent": "a coordination record could not be sent",
+    "claims: a record could not be sent": "a record of claims could not be sent",
     "claims: offsets could not be looked up": "offsets of claimed partitions could not be looked",
     "claims: a position could not be committed": "a position could not be committed to Kafka",
     "claims: a former owner's output was refused": "an output may be missing",

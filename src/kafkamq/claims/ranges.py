@@ -295,6 +295,7 @@ class RangeClaims:
     """
 
     _reading: ClaimedRange | None = None
+    _handed_out = 0
 
     def __init__(
         self,
@@ -375,7 +376,10 @@ class RangeClaims:
             is_ready=lambda: engine.is_ready and engine.error is None,
         )
         engine.on_turn = self._loop.beat
-        self._forget_metrics = HELD.watch(lambda: {self._labels: float(len(self.held()))})
+        self._forget_metrics = (
+            HELD.watch(lambda: {self._labels: float(len(self.held()))}),
+            HANDED_OUT.watch(lambda: {self._labels: float(self._handed_out)}),
+        )
 
     def __enter__(self) -> RangeClaims:
         return self
@@ -445,7 +449,9 @@ class RangeClaims:
                 return
             self._is_closed = self._is_stopped = True
         health.remove(self._loop)
-        self._forget_metrics()
+        for forget in self._forget_metrics:
+            forget()
+        HANDED_OUT.add(self._handed_out, *self._labels)
         # What another thread, or this one below a signal's handler, has said to be done is so:
         # nothing is read back behind this.
         with suppress(KafkaMQError):
@@ -468,9 +474,10 @@ class RangeClaims:
         with self._until_closed(claimed):
             for found in self._read(claimed):
                 for message in found:
+                    # Nothing that waits, also for a lock, stands behind this check (RC7).
                     self._require(claimed)
                     claimed.position = message.offset + 1
-                    HANDED_OUT.add(1, *self._labels)
+                    self._handed_out += 1
                     yield message
                     if self.is_stopped:
                         return
@@ -483,7 +490,7 @@ class RangeClaims:
                 claimed.position = found[-1].offset + 1
                 if self.is_once:
                     self._end_first(claimed)
-                HANDED_OUT.add(len(found), *self._labels)
+                self._handed_out += len(found)
                 try:
                     yield Batch(*place, tuple(found))
                 except GeneratorExit:
