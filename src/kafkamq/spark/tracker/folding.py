@@ -20,10 +20,8 @@ from kafkamq.markers.wire.records import TrackerStatus, encode_status
 from kafkamq.spark.blocks import Block, encode_actions
 from kafkamq.types import Outcome
 
-FOLDED_COLUMNS = (
-    "topic STRING, partition INT, range_end BIGINT, position BIGINT, status BINARY, actions BINARY"
-)
-"""One row per marker partition and batch, for the sink."""
+FOLDED_COLUMNS = ("status", "actions")
+"""One row per marker partition and batch, for the driver; both are BINARY."""
 
 Cell = tuple[str, int, int, int, int, bytes]
 """Topic, partition, begin and end of the batch's range, the block's first offset, the block."""
@@ -45,7 +43,6 @@ class FoldSettings:
     epoch: int
     max_lease_ms: int
     carry_after_ms: int
-    longest_ms: int
     max_actions: int  # R16
     starting: dict[int, int] = field(default_factory=dict)
     # Of this start alone: epochs begin again where Kafka has forgotten the ledgers.
@@ -77,7 +74,7 @@ class PartitionFold:
         self._index = index
         self._chunks = chunks
 
-    def fold(self, cells: Sequence[Cell]) -> tuple[Any, ...]:
+    def fold(self, cells: Sequence[Cell]) -> tuple[bytes, bytes]:
         """Return a batch's row, of ``FOLDED_COLUMNS``; the cells in offset order.
 
         Raises:
@@ -126,15 +123,14 @@ class PartitionFold:
             dead_lettered=dead_lettered,
             is_live=tracker.is_live,
         )
-        place = topic, partition, range_end, status.committable_offset
-        return (*place, encode_status(status), encode_actions(actions))
+        return encode_status(status), encode_actions(actions)
 
     def _tracker(self, index: bytes | None, partition: int) -> RedeliveryTracker:
         settings = self._settings
         known: dict[str, Any] = {
             "partition": partition,
             "max_lease_ms": settings.max_lease_ms,
-            "longest_ms": settings.longest_ms,
+            "longest_ms": 2 * settings.carry_after_ms,
             "carry_after_ms": settings.carry_after_ms,
             "engine": (settings.token, settings.epoch),
         }
