@@ -105,11 +105,8 @@ def with_slots(frame: DataFrame, slots: int) -> DataFrame:
     from pyspark.sql import functions as fn
 
     # The message's place in the token: partition and offset.
-    place = fn.concat_ws(
-        "/",
-        fn.element_at(fn.split("ack_token", "/"), 2),
-        fn.element_at(fn.split("ack_token", "/"), 3),
-    )
+    parts = fn.split("ack_token", "/")
+    place = fn.concat_ws("/", parts[1], parts[2])
     rows = with_columns(frame, {**ACK_COLUMNS, **SINK_COLUMNS})
     return in_slots(rows, _SLOT, fn.xxhash64(place), slots)
 

@@ -107,7 +107,7 @@ class Run:
     def __post_init__(self) -> None:
         self.reader = LogReader(self.plan.config)
         self._batch = -1
-        self._looked_s = self._counted_s = time.monotonic()
+        self._looked_s = self.counted_s = time.monotonic()
 
     def note_progress(self) -> None:
         now_s = time.monotonic()
@@ -129,13 +129,6 @@ class Run:
         self.has_progressed = True
         took_ms = progress["durationMs"].get("triggerExecution", 0)
         _log.debug("batch", extra={"batch": self._batch, "took_ms": took_ms})
-
-    def is_topology_due(self) -> bool:
-        now_s = time.monotonic()
-        if now_s - self._counted_s < _TOPOLOGY_S:
-            return False
-        self._counted_s = now_s
-        return True
 
     def end(self) -> None:
         # Otherwise a batch would wait.
@@ -449,7 +442,7 @@ class SparkTracker:
                 return query_failure(failed)
             run.note_progress()
             take_turn(run.settling, run.keeper, _STEP_S)
-            if not self._is_passive and run.is_topology_due():
+            if not self._is_passive and time.monotonic() - run.counted_s >= _TOPOLOGY_S:
                 self._add_partitions(run)
         except KafkaMQError as error:
             return error
@@ -477,6 +470,7 @@ class SparkTracker:
 
     def _add_partitions(self, run: Run) -> None:
         """Claim marker partitions that were added; the source finds them by itself (R26)."""
+        run.counted_s = time.monotonic()
         count = run.reader.partition_count(self.config.marker_topic)
         for number in range(self._partitions, count):
             run.settling.adopt(number)
