@@ -218,7 +218,7 @@ def _folder() -> Path:
     """Return a folder of this user's alone."""
     folder = Path(tempfile.gettempdir()) / f"kafkamq-folds-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
+    if folder.lstat().st_uid != os.getuid():
         raise OSError(f"{folder} belongs to somebody else")
     return folder
 
