@@ -122,6 +122,7 @@ class SinkLedger:
         self._admin = Admin(config)
         self._hasty_admin = Admin(config, timeout_s=_HASTE_S)
         self.is_alone = is_alone
+        self._metadata: dict[str, bytes] = {}
         # A worker sees one after the other.
         self.settled_runs = deque[str](maxlen=MAX_RUNS)
 
@@ -139,8 +140,23 @@ class SinkLedger:
     def entry(self, cell: int) -> CellEntry | None:
         return self._read([self.group(cell)])[0]
 
-    def groups(self) -> list[str]:
-        return [*self._cells(), self.last_group, *self._ranges()]
+    def metadata(self, group: str) -> bytes:
+        if group not in self._metadata:
+            self._metadata[group] = metadata_of(self.config, group)
+        return self._metadata[group]
+
+    def delete(self) -> int:
+        """Delete all entries; returns how many there were."""
+        count, admin = 0, self._admin
+        groups = [*self._cells(), self.last_group, *self._ranges()]
+        for group, future in admin.client.delete_consumer_groups(groups).items():
+            try:
+                admin.wait(future, f"deleting group {group}")
+                count += 1
+            except KafkaMQError as error:  # noqa: PERF203 - each of them may be missing
+                if meaning(error) is not Meaning.NO_GROUP:
+                    raise
+        return count
 
     def entries(self) -> dict[int, CellEntry]:
         found = enumerate(self._read(self._cells()))
@@ -264,7 +280,7 @@ class Cell:
         text = _encode(entry, ledger.sink)
         for group in groups:
             offset = TopicPartition(ledger.topic, 0, entry.batch + 1, metadata=text)
-            self.producer.send_offsets([offset], _group_metadata(ledger.config, group))
+            self.producer.send_offsets([offset], ledger.metadata(group))
         try:
             self.producer.commit()
         except OutcomeUnknownError as error:
@@ -274,24 +290,3 @@ class Cell:
 
     def close(self) -> None:
         self.producer.close()
-
-
-_metadata: dict[str, bytes] = {}
-
-
-def _group_metadata(config: ServiceConfig, group: str) -> bytes:
-    found = _metadata.get(group)
-    if found is None:
-        found = _metadata[group] = metadata_of(config, group)
-    return found
-
-
-def is_deleted(admin: Admin, group: str, future: object) -> bool:
-    """Wait for a group's deletion; whether it existed."""
-    try:
-        admin.wait(future, f"deleting group {group}")  # type: ignore[arg-type]
-    except KafkaMQError as error:
-        if meaning(error) is Meaning.NO_GROUP:
-            return False
-        raise
-    return True
