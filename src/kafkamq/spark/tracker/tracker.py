@@ -342,14 +342,14 @@ class SparkTracker:
             starting = self._first_offsets(claimed, is_lost=True)
             note = folder.write(replace(note, starting=starting))
         elif is_moving:
-            old, starting = note, self._first_offsets(claimed, is_lost=False)
+            starting = self._first_offsets(claimed, is_lost=False)
             note = folder.write(note.moved(wanted, starting))
             # The batch of a position is one of the old folder.
             for number, position in claimed.positions.items():
                 claimed.positions[number] = replace(position, batch=0)
-            folder.drop(old)
         else:
             note.require_newest(claimed.positions, folder.last_batch(below=note.folder))
+        folder.drop_earlier(note)
         return self._query_plan(note, claimed.epoch, info)
 
     def _require_wanted(self) -> None:
@@ -610,7 +610,7 @@ class StandbyTracker(SparkTracker):
             note = folder.write(replace(note, starting=starting))
         else:
             note = folder.write(old.moved(wanted, starting))
-            folder.drop(old)
+            folder.drop_earlier(note)
         self._settles(note.engine)
         return self._query_plan(note, 0, info)
 
