@@ -102,26 +102,26 @@ def _decode(text: str | None) -> CellEntry | None:
         raise WireError("an entry of the sink's ledger names no digest") from None
 
 
+@dataclass(eq=False)
 class SinkLedger:
     """The entries of one sink; one owner thread.
 
     Committed offsets of ``topic``'s partition 0, each under a group of its own that never has
     members: one per cell, one for the batch that was written last, and one for each power of two
-    below which there are cells. ``is_alone``: No other run repeats its batch, and those of cells
-    are enough.
+    below which there are cells.
     """
 
-    def __init__(
-        self, config: ServiceConfig, *, topic: str, sink: str, is_alone: bool = False
-    ) -> None:
-        self.config = config
-        self.topic = topic
-        self.sink = sink
-        self.prefix = f"kafkamq.{topic}.{sink}"
-        self.namespace = Namespace(config)
-        self._admin = Admin(config)
-        self._hasty_admin = Admin(config, timeout_s=_HASTE_S)
-        self.is_alone = is_alone
+    config: ServiceConfig
+    topic: str
+    sink: str
+    # No other run repeats its batch: entries of cells are enough.
+    is_alone: bool = False
+
+    def __post_init__(self) -> None:
+        self.prefix = f"kafkamq.{self.topic}.{self.sink}"
+        self.namespace = Namespace(self.config)
+        self._admin = Admin(self.config)
+        self._hasty_admin = Admin(self.config, timeout_s=_HASTE_S)
         self._metadata: dict[str, bytes] = {}
         # A worker sees one after the other.
         self.settled_runs = deque[str](maxlen=MAX_RUNS)
