@@ -30,6 +30,7 @@ from kafkamq.spark.failures import (
     QueryFailedError,
     is_spark_gone,
     jvm_errors,
+    opens_checkpoint,
     query_failure,
     spark_failure,
 )
@@ -196,6 +197,7 @@ def _is_no_interrupt(record: logging.LogRecord) -> bool:
     return record.exc_info is None or "InterruptedException" not in str(record.exc_info[1])
 
 
+@opens_checkpoint
 def ack(
     frame: DataFrame,
     config: ServiceConfig | None = None,
@@ -238,6 +240,7 @@ def ack(
 
     Raises:
         ConfigError: Columns, topic or checkpoint cannot work; or output through Spark Connect.
+        QueryFailedError: Spark cannot open the checkpoint.
     """
     outputs: dict[str, object] = {"topic": topic, "table": table, "each_batch": each_batch}
     _require(frame, checkpoint, slots, [name for name, value in outputs.items() if value])
