@@ -13,7 +13,13 @@ from tests.sure_producer import write_records
 from tests.waiting import wait_until, within
 
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import BrokerError, DataLossError, DeadlineExceededError, StateError
+from kafkamq.errors import (
+    BrokerError,
+    DataLossError,
+    DeadlineExceededError,
+    FencedError,
+    StateError,
+)
 from kafkamq.transport import log_reader
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.clients import open_producer
@@ -339,6 +345,34 @@ def test_a_reader_finds_a_partition_that_was_added_meanwhile(
     assert found is not None
     assert found.value() == b"added"
     reader.close()
+
+
+@pytest.mark.parametrize("late", ["flush", "produce", "commit"])
+def test_who_was_fenced_is_told_so_by_each_call(
+    config: ServiceConfig, topic: str, late: str
+) -> None:
+    """Also where Python wraps librdkafka's fatal error, or a delivery report loses it."""
+    former, later = (TransactionalProducer(config, f"{topic}-writer") for _ in range(2))
+    former.init()
+    former.begin()
+    later.init()
+    records = [(topic, 0, None, b"x", ())] * 100
+
+    def write() -> None:
+        former.produce_records(records, on_delivery=lambda *_: None)
+        if late == "flush":
+            former.flush(timeout_s=within(10))
+        elif late == "commit":
+            former.commit()
+        else:
+            while True:
+                former.produce(records[0])
+
+    with pytest.raises(FencedError):
+        write()
+    assert not former.is_ready
+    former.close()
+    later.close()
 
 
 def test_a_transaction_takes_no_offsets_from_whom_the_group_does_not_name(

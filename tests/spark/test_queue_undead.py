@@ -18,6 +18,8 @@ from tests.integration.tracker_logs import Logs, read_topic
 from tests.spark.test_queue_reader import OPTIONS, SCHEMA, plan, rows, tasks_of
 from tests.waiting import deadline_after, wait_until, within
 
+from kafkamq.errors import FencedError
+from kafkamq.markers.tracker.ledger import Ledger, LedgerKey
 from kafkamq.spark.marker_log import marker_log
 from kafkamq.spark.options import parse_source_options
 from kafkamq.spark.queues.acks import AckSettings, AckToken, find_late, read_verdicts
@@ -135,6 +137,29 @@ def test_a_batch_that_is_repeated_after_kafka_has_forgotten_the_ledger(batch: Ba
     assert batch.commit(again, {**every, 0: "ack"}, epoch=1) == (0, 3)
     assert batch.ends(0) == {"NACK"}
     assert batch.outputs() == Counter([b"1", b"2"])
+
+
+@pytest.mark.parametrize("before", ["begin", "commit"])
+def test_a_driver_that_goes_on_after_a_pause_ends_no_later_one(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    """It takes the slot's producer away, in the middle, before it reads that it is the earlier."""
+    first, again = batch.handed_out(), batch.handed_out(again=True)
+    batch.commit(first, {0: "ack"}, epoch=2)
+    config, method = batch.logs.config, getattr(Ledger, before)
+    key = LedgerKey(f"kafkamq.{config.ledger_topic}.undead.0", config.ledger_topic, 0)
+
+    def disturbed(ledger: Ledger, *arguments: Any, **options: Any) -> object:
+        if before == "begin":
+            method(ledger, *arguments, **options)
+        monkeypatch.setattr(Ledger, before, method)
+        with pytest.raises(FencedError, match="started later"):
+            Ledger(config, key, engine="undead", epoch=1).open()
+        return None if before == "begin" else method(ledger, *arguments, **options)
+
+    monkeypatch.setattr(Ledger, before, disturbed)
+    assert batch.commit(again, {0: "ack", 1: "ack", 2: "ack"}, epoch=3) == (2, 1)
+    assert batch.outputs() == Counter([b"0", b"1", b"2"])
 
 
 def started(batch: Batch) -> Rows:

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Literal, Protocol, TypeVar, overload
 from weakref import WeakSet
 
@@ -34,6 +35,7 @@ from kafkamq.transport.settings import is_secret
 MEMORY = "memory://"
 """How the bootstrap servers of a cluster in memory begin; its name follows."""
 
+FLUSH_SLICE_S = 0.1
 _log = logging.getLogger("kafkamq.librdkafka")
 # Of a client whose failures its caller tells. No configuration of logging knows it or changes it.
 _SILENT = logging.Logger("silent", logging.CRITICAL + 1)  # noqa: LOG001
@@ -118,6 +120,19 @@ def _open(
             if is_secret(name) and str(value):
                 text = text.replace(str(value), "***")
         raise ConfigError(f"the kafka settings cannot work: {text}") from None
+
+
+def flush_in_slices(client: Producer, timeout_s: float) -> int:
+    """Flush in slices: confluent-kafka loses the first report behind a fatal error in longer ones.
+
+    A slice ends at the error, and raises it; one of more than 0.2 s goes on with it raised.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        left_s = deadline_s - time.monotonic()
+        held = partial(client.flush)(max(0.0, min(left_s, FLUSH_SLICE_S)))
+        if not held or left_s <= FLUSH_SLICE_S:
+            return held
 
 
 class ClientLog:

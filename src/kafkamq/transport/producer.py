@@ -3,8 +3,8 @@
 A record is in the log when its own delivery report says so, and by nothing else: the client that
 has nothing under way may be another one than took the record.
 
-A fatal error ends librdkafka's client. Whoever serves reports next recreates it: what the former
-one held would never be sent, so it is reported as failed at once.
+A fatal error ends librdkafka's client. The thread that serves reports next makes a new one: what
+the former one held would never be sent, so it is reported as failed at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ from confluent_kafka import Message as Record
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import StateError
-from kafkamq.transport.clients import ForkCheck, Producer, open_producer
+from kafkamq.transport.clients import (
+    FLUSH_SLICE_S,
+    ForkCheck,
+    Producer,
+    flush_in_slices,
+    open_producer,
+)
 from kafkamq.transport.errors import (
     REFUSALS,
     ErrorWatch,
@@ -45,7 +51,6 @@ NewRecord: TypeAlias = tuple[bytes | None, bytes | None, int, "Headers | None", 
 # A flush that ends what lingers.
 _SET_OUT_S = 0.005
 _SLICE_S = 0.25
-_FLUSH_SLICE_S = 0.1
 _POLL_S = 0.5
 _CONFIRM_S = 1.0
 _TURN_S = 0.002
@@ -69,7 +74,7 @@ def end_producer(client: Producer, *, flush_s: float = 0.0) -> None:
     """End a producer; what it still holds after ``flush_s`` fails, and is reported, at once."""
     with suppress(KafkaException, SystemError):
         # A fatal error is known, or does not matter.
-        _flush(client, flush_s)
+        flush_in_slices(client, flush_s)
     deadline_s = time.monotonic() + _REPORTS_S
     if len(client):
         with suppress(KafkaException, SystemError):
@@ -80,7 +85,7 @@ def end_producer(client: Producer, *, flush_s: float = 0.0) -> None:
         try:
             with suppress(KafkaException, SystemError):
                 # Reports stand behind it.
-                partial(client.flush)(_FLUSH_SLICE_S)
+                partial(client.flush)(FLUSH_SLICE_S)
         except Exception:  # noqa: BLE001 - the other reports must come all the same
             _log.exception("a delivery report could not be passed on")
         held, left = left, len(client)
@@ -88,19 +93,6 @@ def end_producer(client: Producer, *, flush_s: float = 0.0) -> None:
     # ``partial`` are checked for that.
     with suppress(KafkaException, SystemError):
         partial(client.close)()
-
-
-def _flush(client: Producer, timeout_s: float) -> int:
-    """Flush in slices: confluent-kafka loses the first report behind a fatal error in longer ones.
-
-    A slice ends at the error, and raises it; one of more than 0.2 s goes on with it raised.
-    """
-    deadline_s = time.monotonic() + timeout_s
-    while True:
-        left_s = deadline_s - time.monotonic()
-        held = partial(client.flush)(max(0.0, min(left_s, _FLUSH_SLICE_S)))
-        if not held or left_s <= _FLUSH_SLICE_S:
-            return held
 
 
 def _runs_a_loop() -> bool:
@@ -327,7 +319,7 @@ class IdempotentProducer:
 
     def flush(self, timeout_s: float) -> None:
         """Serve reports until nothing is under way, or the time is over."""
-        self._raise(self._serve(partial(_flush, timeout_s=timeout_s)))
+        self._raise(self._serve(partial(flush_in_slices, timeout_s=timeout_s)))
 
     def wait_for(self, is_known: Callable[[], bool], timeout_s: float) -> bool:
         """Serve reports until ``is_known()``, which reads what they said; False: not in time.
@@ -340,7 +332,7 @@ class IdempotentProducer:
         if is_known():
             # A flush would wait for other records, too.
             return True
-        self._serve_if_free(partial(_flush, timeout_s=min(timeout_s, _SET_OUT_S)))
+        self._serve_if_free(partial(flush_in_slices, timeout_s=min(timeout_s, _SET_OUT_S)))
         while not is_known():
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or self.is_idle:

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, FencedError, StateError
-from kafkamq.transport.clients import Producer, open_producer
+from kafkamq.transport.clients import Producer, flush_in_slices, open_producer
 from kafkamq.transport.errors import (
     ErrorWatch,
     Meaning,
@@ -23,6 +23,7 @@ from kafkamq.transport.errors import (
     broker_error,
     kafka_error,
     meaning,
+    raised_error,
 )
 from kafkamq.transport.job_thread import JobThread
 from kafkamq.transport.settings import transactional_settings
@@ -235,10 +236,7 @@ class TransactionalProducer:
 
     def flush(self, *, timeout_s: float = 10.0) -> None:
         """Wait until the queued records are confirmed or refused; ``commit`` does so by itself."""
-        try:
-            self._ready().flush(timeout_s)
-        except KafkaException as error:
-            raise self._failed(error, "flushing a transaction") from error
+        self._report("flushing a transaction", partial(flush_in_slices, self._ready(), timeout_s))
 
     def send_offsets(
         self, positions: Sequence[TopicPartition], group_metadata: bytes, *, timeout_s: float = 10.0
@@ -327,9 +325,9 @@ class TransactionalProducer:
         else:
             # Closing would abort the transaction first, without a bound, and raise when fenced;
             # dropping the last reference ends the client without either.
-            with suppress(KafkaException):
+            with suppress(KafkaException, SystemError):
                 # A fatal error is raised by the next poll, too.
-                producer.poll(0)
+                partial(producer.poll)(0)
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
         if error is not None and meaning(error) is Meaning.TOO_LARGE:
@@ -365,14 +363,24 @@ class TransactionalProducer:
     def _serve(self, doing: str, timeout_s: float) -> None:
         """Serve callbacks; raises what no waiting can mend."""
         if self._producer is not None:
-            try:
-                self._producer.poll(timeout_s)
-            except KafkaException as error:
-                raise self._failed(error, doing) from error
+            self._report(doing, partial(self._producer.poll, timeout_s))
         self._watch.check(doing)
+
+    def _report(self, doing: str, call: Callable[[], object]) -> None:
+        """Make a call that serves delivery reports; a fatal error comes out of it, too."""
+        try:
+            call()
+        except (KafkaException, SystemError) as error:
+            raise self._failed(raised_error(error), doing) from error
 
     def _failed(self, error: KafkaException, doing: str) -> Exception:
         """Classify; leaves this producer either ready for ``begin`` or in need of ``init``."""
+        if meaning(error) is Meaning.FATAL and self._producer is not None:
+            # Who produces behind a fatal error, or lost it in a report, is not told which it was.
+            try:
+                self._producer.begin_transaction()
+            except KafkaException as named:
+                error = named if kafka_error(named).fatal() else error
         inner = kafka_error(error)
         ours = broker_error(error, f"{doing} at {self._config.bootstrap_servers}")
         if inner.txn_requires_abort() and not inner.fatal():
@@ -381,8 +389,6 @@ class TransactionalProducer:
                 return fenced
             code = ours.code if isinstance(ours, BrokerError) else inner.name()
             return TransactionAbortedError(f"{ours}: aborted", code=code, is_retriable=True)
-        # What ``produce`` raises behind a fatal error says so by its code alone.
-        is_spent = inner.fatal() or meaning(inner) is Meaning.FATAL
-        if is_spent or isinstance(ours, FencedError):
+        if inner.fatal() or meaning(inner) is Meaning.FATAL or isinstance(ours, FencedError):
             self.is_ready = self._in_transaction = False
         return ours

@@ -27,8 +27,8 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import ConfigError, StateError
-from kafkamq.markers.tracker.ledger import Ledger, LedgerKey
+from kafkamq.errors import ConfigError, FencedError, StateError
+from kafkamq.markers.tracker.ledger import Ledger, LedgerKey, is_later_start
 from kafkamq.markers.wire.records import Position
 from kafkamq.queue.wire.keys import key_partition
 from kafkamq.spark.checkpoint import CheckpointNote
@@ -131,7 +131,11 @@ def commit_slots(
 def _commit(
     number: int, rows: Sequence[dict[str, Any]], settings: CommitSettings, batch: int
 ) -> pa.RecordBatch:
-    """Get the rows of one slot, once; tried again where the broker said that nothing happened."""
+    """Get the rows of one slot, once; tried again where the ledger tells what happened.
+
+    A driver that stood still and goes on takes the slot's producer away before it reads in the
+    ledger that it is the earlier one; so who was fenced looks whether it is the later one.
+    """
     ends = read_verdicts(rows)
     records = _records(rows, ends, settings)
     tries = 0
@@ -139,8 +143,9 @@ def _commit(
         tries += 1
         try:
             return _transact(number, records, ends, settings, batch)
-        except (TransactionAbortedError, OutcomeUnknownError) as error:
-            if not error.is_retriable or tries == _TRIES:
+        except (FencedError, TransactionAbortedError, OutcomeUnknownError) as error:
+            may_try = error.is_retriable or isinstance(error, FencedError)
+            if not may_try or is_later_start(error) or tries == _TRIES:
                 raise
             _log.info("a transaction is made again", extra={"slot": number, "error": str(error)})
 
