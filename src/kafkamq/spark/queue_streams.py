@@ -178,7 +178,11 @@ class AckQuery:
         return True
 
     def stop(self) -> None:
-        """End it; the batch under way is repeated at the next start."""
+        """End it; the next start repeats the batch under way.
+
+        What of it has no verdict is not given back: a lease that ends before the next start is a
+        delivery of its message, as with a kill.
+        """
         calls = logging.getLogger("py4j.clientserver")
         # It leaves out the interrupt of the batch under way, which py4j would print.
         calls.addFilter(_is_no_interrupt)
