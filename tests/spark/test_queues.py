@@ -395,7 +395,7 @@ def test_messages_whose_rows_an_action_skips_are_started_before_the_position_pas
         return frame.sparkSession.createDataFrame(tokens, "ack_token STRING")
 
     query = ack(
-        read_queue(spark, "emails", max_rows=30),
+        read_queue(spark, "emails", options={"maxOffsetsPerTrigger": "30"}),
         checkpoint=checkpoint,
         each_batch=few,
         available_now=True,

@@ -117,6 +117,8 @@ def read_queue(
     }
     if group is not None:
         own["group"] = group
+    if "maxoffsetspertrigger" in map(str.lower, options or ()):
+        del own["maxRowsPerTrigger"]
     rows = stream.options(**{**own, **(options or {})}).load()
     return rows if schema is None else with_body(rows, schema, malformed=malformed)
 
