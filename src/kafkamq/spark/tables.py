@@ -47,7 +47,8 @@ _PATIENCE_S = 60.0
 _FIRST_PAUSE_S = 0.3
 _MAX_PAUSE_S = 5.0
 _CONFLICT = re.compile(
-    r"io\.delta\S*Concurrent\w*Exception|\[DELTA_CONCURRENT_"
+    r"io\.delta\S*(Concurrent\w*|(Metadata|Protocol)Changed)Exception"
+    r"|\[DELTA_(CONCURRENT_|METADATA_CHANGED|PROTOCOL_CHANGED)"
     r"|org\.apache\.iceberg\.exceptions\.(Validation|CommitFailed|CommitStateUnknown)Exception"
 )
 # Iceberg takes a last part of a name like these for a reference, as behind '#' of a path.
