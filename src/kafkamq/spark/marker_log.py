@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 
@@ -90,6 +90,17 @@ class MarkerLog:
         """Return what the topics are like; asked for again now and then."""
         self._namespace.refresh_if_old(IDENTITY_AGE_S)
         return self._namespace.facts()
+
+    def is_of(self, topic_ids: Set[bytes]) -> bool:
+        """Return whether messages of these topic ids are of this namespace, as far as is known."""
+        named = topic_ids - {b""}
+        if not named:
+            return True
+        for ask in (self.facts, self._namespace.ask_again):
+            known = ask().message_topic_id
+            if not known or named == {known}:
+                return True
+        return False
 
     def ends(self, partitions: Sequence[int]) -> dict[int, int]:
         """Offset behind the last committed marker of each partition."""

@@ -159,9 +159,20 @@ class End:
 
 
 def end_records(
-    ends: Iterable[End], settings: AckSettings, log: MarkerLog
+    ends: Sequence[End], settings: AckSettings, log: MarkerLog
 ) -> list[tuple[int, bytes, bytes]]:
-    """ENDs that say these verdicts: one for all that it can name (R30)."""
+    """ENDs that say these verdicts: one for all that it can name (R30).
+
+    Raises:
+        ConfigError: The messages are of another namespace, where nobody would read these ENDs.
+    """
+    if not log.is_of({end.token.message_id.topic_id for end in ends}):
+        config = settings.config
+        raise ConfigError(
+            f"the rows are of another topic than {config.message_topic} at "
+            f"{config.bootstrap_servers}: acknowledge with the ServiceConfig that read_queue() had "
+            "(or the topic was recreated: start the query again)"
+        )
     groups: dict[tuple[object, ...], list[End]] = {}
     for end in ends:
         token = end.token
