@@ -541,6 +541,9 @@ def test_what_cannot_work_is_refused(spark: SparkSession, logs: Logs, checkpoint
         ack(stream, checkpoint=checkpoint, topic="nowhere", table="done")
     with pytest.raises(ConfigError, match="trigger_s and available_now exclude each other"):
         ack(stream, checkpoint=checkpoint, trigger_s=2.0, available_now=True)
+    other = stream.selectExpr("ack_token", "id AS other")
+    with pytest.raises(ConfigError, match="two sources of queue 'emails', as of a stream that is"):
+        ack(stream.join(other, "ack_token").select("ack_token"), checkpoint=checkpoint)
     both = map_messages(stream, lambda message: b"done")
     with pytest.raises(ConfigError, match="both the message's value and the handler's result"):
         ack(both, checkpoint=checkpoint, topic="nowhere")

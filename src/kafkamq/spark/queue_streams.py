@@ -251,6 +251,7 @@ def ack(
     if getattr(frame.sparkSession, "_jvm", None) is None:
         outputs |= {"backoff": backoff, "slots": slots, "on_late": on_late}
         return AckQuery(start(_remote_writer(frame, config, checkpoint, outputs)), Acknowledged())
+    _require_one_source(frame)
     if table:
         each_batch = partial(_insert, check_table(frame, table))
     spark = frame.sparkSession
@@ -302,6 +303,22 @@ def _require(frame: DataFrame, checkpoint: str, slots: int | None, outputs: list
         raise ConfigError(f"slots is {slots}: it must be from 1 to {MAX_SLOTS}")
     if len(outputs) > 1:
         raise ConfigError(f"{' and '.join(outputs)} exclude each other: output goes to one place")
+
+
+def _require_one_source(frame: DataFrame) -> None:
+    """Refuse a plan that reads a queue twice: the later of two sources fences the earlier."""
+    leaves: Any = frame._jdf.queryExecution().analyzed().collectLeaves()
+    sources: dict[str, Any] = {}
+    for leaf in map(leaves.apply, range(leaves.size())):
+        if leaf.nodeName() != "StreamingRelationV2":
+            continue
+        queue_id = leaf.extraOptions().get("queue")
+        is_leased = leaf.extraOptions().get("acknowledge") == "true"
+        if is_leased and not sources.setdefault(queue_id, leaf).equals(leaf):
+            raise ConfigError(
+                f"the rows are of two sources of queue {queue_id!r}, as of a stream that is joined "
+                "with itself: take all columns from one read_queue(), or join in each_batch"
+            )
 
 
 def _remote_writer(
