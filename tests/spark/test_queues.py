@@ -322,6 +322,10 @@ def test_mode_ack_as_a_format(spark: SparkSession, logs: Logs, checkpoint: str) 
     assert query.awaitTermination(120)
     expected = {one: [("ACK", "")] for one in sent} | {sent[2]: [("REJECT", "no")]}
     assert verdicts(logs) == expected
+    with pytest.raises(Exception, match="a column VERDICT: write verdict, or rename it"):
+        spark.createDataFrame([("x", "")], "ack_token STRING, VERDICT STRING").write.format(
+            "kafkamq"
+        ).option("mode", "ack").mode("append").save()
     with pytest.raises(Exception, match=r"ack_token is 'x'"):
         spark.createDataFrame([("x",)], "ack_token STRING").write.format("kafkamq").option(
             "mode", "ack"
@@ -527,6 +531,11 @@ def test_what_cannot_work_is_refused(spark: SparkSession, logs: Logs, checkpoint
         ack(stream.select("value"), checkpoint=checkpoint)
     with pytest.raises(ConfigError, match="verdict is INT"):
         ack(stream.selectExpr("ack_token", "1 AS verdict"), checkpoint=checkpoint)
+    for name in ("VERDICT", "Reason"):
+        with pytest.raises(ConfigError, match=f"a column {name}: write {name.lower()}, or"):
+            ack(stream.selectExpr("ack_token", f"'reject' AS {name}"), checkpoint=checkpoint)
+    with pytest.raises(ConfigError, match=r"a column Topic: write topic, or rename it"):
+        ack(stream.selectExpr("ack_token", "value", "'x' AS Topic"), checkpoint=checkpoint)
     with pytest.raises(ConfigError, match=r"topic 'nowhere' does not exist.*create it"):
         ack(stream, checkpoint=checkpoint, topic="nowhere")
     with pytest.raises(ConfigError, match="needs `value`"):

@@ -35,7 +35,7 @@ from kafkamq.spark.failures import (
 )
 from kafkamq.spark.formats import FORMAT, register_source, registered_config
 from kafkamq.spark.options import QueueOptions
-from kafkamq.spark.parallelism import FIRST_LOOK_S, NEXT_LOOK_S, cores
+from kafkamq.spark.parallelism import FIRST_LOOK_S, NEXT_LOOK_S, check_spelling, cores
 from kafkamq.spark.payloads import BodySchema, with_body
 from kafkamq.spark.queues.acks import (
     ACK_COLUMNS,
@@ -258,7 +258,7 @@ def ack(
     config = config or registered_config(spark)
     settings = AckSettings(config=config, backoff=backoff or Backoff())
     output = None
-    if topic or ("topic" in frame.columns and each_batch is None):
+    if topic or (each_batch is None and _names_topics(frame)):
         _require_output(frame, config, topic)
         output = _Output(spark, settings, checkpoint, topic, slots)
     elif slots is not None:
@@ -329,7 +329,7 @@ def _remote_writer(
 ) -> DataStreamWriter:
     """The server has what was registered in the session; its sink finds no more options."""
     given = [name for name, value in needs_driver.items() if value]
-    if "topic" in frame.columns:
+    if _names_topics(frame):
         given.append("topic")
     if given:
         raise ConfigError(
@@ -342,7 +342,12 @@ def _remote_writer(
     return writer.option("checkpointLocation", checkpoint)
 
 
+def _names_topics(frame: DataFrame) -> bool:
+    return "topic" in map(str.lower, frame.columns)
+
+
 def _require_output(frame: DataFrame, config: ServiceConfig, topic: str) -> None:
+    check_spelling(frame.columns, SINK_COLUMNS)
     if {"value", "result"} <= set(frame.columns):
         raise ConfigError(
             "the rows have both the message's value and the handler's result: select what to "

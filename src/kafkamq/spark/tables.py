@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.queue.wire.headers import Origin, read_message_headers
 from kafkamq.spark.failures import first_line, spark_errors
+from kafkamq.spark.parallelism import check_spelling
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -268,6 +269,7 @@ def _accepted(frame: DataFrame) -> DataFrame:
 
     if "ack_token" not in frame.columns:
         raise ConfigError("the rows have no column ack_token: keep it through your transformations")
+    check_spelling(frame.columns, ("verdict",))
     rows = frame
     if "verdict" in frame.columns:
         is_ack = fn.lower("verdict").isin("ack", "") | fn.isnull("verdict")

@@ -30,6 +30,7 @@ from kafkamq.queue.wire.headers import cut_text
 from kafkamq.queue.wire.keys import marker_key
 from kafkamq.spark.marker_log import MarkerLog, marker_log
 from kafkamq.spark.options import parse_service
+from kafkamq.spark.parallelism import check_spelling
 from kafkamq.types import MessageId, Outcome
 
 if TYPE_CHECKING:
@@ -226,6 +227,7 @@ def report(
 
 def check_columns(schema: StructType) -> None:
     types = {field.name: field.dataType.simpleString().upper() for field in schema.fields}
+    check_spelling(types, ACK_COLUMNS)
     if "ack_token" not in types:
         raise ConfigError(
             f"the rows have the columns {', '.join(types)}: acknowledging needs ack_token, as "
