@@ -338,8 +338,17 @@ def _remote_writer(
         )
     if config is not None:
         register_source(frame.sparkSession, config)
-    writer = frame.writeStream.format(FORMAT).option("mode", "ack")
+    rows = _verdicts(frame).repartition("ack_token")
+    writer = rows.writeStream.format(FORMAT).option("mode", "ack")
     return writer.option("checkpointLocation", checkpoint)
+
+
+def _verdicts(frame: DataFrame) -> DataFrame:
+    """Return the columns that ENDs are made of.
+
+    A message's rows must then be in one task, wherever a join, a union or a grouping took them.
+    """
+    return frame.select(*(name for name in ACK_COLUMNS if name in frame.columns))
 
 
 def _names_topics(frame: DataFrame) -> bool:
@@ -455,10 +464,8 @@ class _Batches:
     def _end(self, frame: DataFrame) -> None:
         check_columns(frame.schema)
         settings = self._settings
-        wanted = [name for name in ACK_COLUMNS if name in frame.columns]
-        # A message's rows, wherever a join or a grouping took them, in one task.
         tasks = frame.sparkSession.sparkContext.defaultParallelism
-        rows = frame.select(*wanted).repartition(tasks, "ack_token")
+        rows = _verdicts(frame).repartition(tasks, "ack_token")
         self._count(rows.mapInArrow(lambda parts: write_ends(parts, settings), RESULT_SCHEMA))
 
     def _count(self, results: DataFrame) -> None:
