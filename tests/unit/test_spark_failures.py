@@ -101,6 +101,8 @@ def test_an_error_of_sparks_own_is_not_its_own_cause(monkeypatch: pytest.MonkeyP
 
 
 CONFLICT = "io.delta.exceptions.ConcurrentAppendException: [DELTA_CONCURRENT_APPEND] files"
+ALTERED = "[DELTA_METADATA_CHANGED] The metadata of the Delta table has been changed"
+PROTOCOL = "io.delta.exceptions.ProtocolChangedException: The protocol version has been changed"
 FOUND = (
     "org.apache.iceberg.exceptions.ValidationException: Found conflicting files that can contain"
 )
@@ -129,7 +131,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-@pytest.mark.parametrize("text", [CONFLICT, FOUND])
+@pytest.mark.parametrize("text", [CONFLICT, ALTERED, PROTOCOL, FOUND])
 def test_a_merge_is_repeated_where_another_writer_was_first(clock: Clock, text: str) -> None:
     refusals = [text] * 9
 

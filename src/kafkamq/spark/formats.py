@@ -208,7 +208,7 @@ class KafkaSource(DataSource):
 class Views:
     def __init__(self, spark: SparkSession, config: ServiceConfig) -> None:
         self._spark = spark
-        self._format = register_source(spark, config)
+        self._config = config
 
     def messages(self) -> DataFrame:
         """Every copy of every message in the queue topic.
@@ -243,7 +243,9 @@ class Views:
         return self.view("in_flight")
 
     def view(self, name: str) -> DataFrame:
-        return self._spark.read.format(self._format).option("view", name).load()
+        # A session may have been given another namespace since.
+        source = register_source(self._spark, self._config)
+        return self._spark.read.format(source).option("view", name).load()
 
 
 def register_views(
