@@ -73,9 +73,9 @@ def test_a_nack_waits_no_longer_than_its_message_lasts_since_its_start() -> None
     """R28, where nothing tells a later time: the wall clock of this worker is behind."""
     config = ServiceConfig(bootstrap_servers="memory://spark-nacks")
     create_topics(config, partitions=1, marker_partitions=1)
-    sent_ms = 4_000_000_000_000
-    start_ms = sent_ms + Namespace(config).facts().message_retention_ms - 1000
-    one = MessageId(0, 5, b"t" * 16, 1)
+    sent_ms, facts = 4_000_000_000_000, Namespace(config).facts()
+    start_ms = sent_ms + facts.message_retention_ms - 1000
+    one = MessageId(0, 5, facts.message_topic_id, 1)
     token = AckToken(one, 0, "spark-a-b", 1, 60_000, 0, start_ms, message_ms=sent_ms)
     nack, settings = End(token, Outcome.NACK, delay_ms=30_000), AckSettings(config=config)
     ((_, _, value),) = end_records([nack], settings, MarkerLog(config))
