@@ -509,13 +509,13 @@ def test_the_later_of_two_queries_on_a_queue_goes_on(
     logs.send(2, key=b"emails")
     earlier = start("earlier")
     try:
-        wait_until(lambda: committed(logs, "emails")[0] == 2, timeout_s=120)
+        wait_until(lambda: len(seen) == 2, timeout_s=120)
         later = start("later")
         try:
             with pytest.raises(FencedError, match=r"^queue 'emails': another query .*this one end"):
                 earlier.wait(within(120))
             logs.send(3, key=b"emails")
-            wait_until(lambda: committed(logs, "emails")[0] == 5, timeout_s=120)
+            wait_until(lambda: len(seen) >= 5, timeout_s=120)
         finally:
             later.stop()
     finally:

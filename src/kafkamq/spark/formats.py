@@ -202,6 +202,11 @@ class KafkaSource(DataSource):
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
         """Verdicts with ``mode`` = ``ack``; else rows for topics or a queue."""
+        if overwrite:
+            raise ConfigError(
+                "outputMode is complete: each batch would have all rows again, and a topic can "
+                "only be appended to; outputMode('append')"
+            )
         if "mode" in self.options:
             return StreamEndWriter(parse_ack_options(self.options, self.service), schema)
         return StreamWriter(self._for_sink(schema))

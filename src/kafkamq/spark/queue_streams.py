@@ -30,6 +30,7 @@ from kafkamq.spark.checkpoint import CheckpointNote, last_batch, read_note, writ
 from kafkamq.spark.failures import (
     is_spark_gone,
     jvm_errors,
+    opens_checkpoint,
     raise_ours,
     spark_failure,
 )
@@ -180,7 +181,11 @@ class AckQuery:
         return True
 
     def stop(self) -> None:
-        """End it; the batch under way is repeated at the next start."""
+        """End it; the next start repeats the batch under way.
+
+        What of it has no verdict is not given back: a lease that ends before the next start is a
+        delivery of its message, as with a kill.
+        """
         calls = logging.getLogger("py4j.clientserver")
         # It leaves out the interrupt of the batch under way, which py4j would print.
         calls.addFilter(_is_no_interrupt)
@@ -199,6 +204,7 @@ def _is_no_interrupt(record: logging.LogRecord) -> bool:
     return record.exc_info is None or "InterruptedException" not in str(record.exc_info[1])
 
 
+@opens_checkpoint
 def ack(
     frame: DataFrame,
     config: ServiceConfig | None = None,
@@ -241,20 +247,17 @@ def ack(
 
     Raises:
         ConfigError: Columns, topic or checkpoint cannot work; or output through Spark Connect.
+        QueryFailedError: Spark cannot open the checkpoint.
     """
     outputs: dict[str, object] = {"topic": topic, "table": table, "each_batch": each_batch}
     _require(frame, checkpoint, slots, outputs)
-    if each_batch is None:
-        check_columns(frame.schema)
     start = partial(
         start_query, trigger_s=trigger_s, available_now=available_now, query_name=query_name
     )
     if getattr(frame.sparkSession, "_jvm", None) is None:
         outputs |= {"backoff": backoff, "slots": slots, "on_late": on_late}
         return AckQuery(start(_remote_writer(frame, config, checkpoint, outputs)), Acknowledged())
-    _require_one_source(frame)
-    if each_batch is None and "verdict" not in frame.columns:
-        _require_no_verdict(frame._jdf.queryExecution().analyzed())
+    _require_plan(frame, is_judged=each_batch is not None or "verdict" in frame.columns)
     if table:
         each_batch = partial(_insert, check_table(frame, table))
     spark = frame.sparkSession
@@ -310,13 +313,21 @@ def _require(
         raise ConfigError(f"{' and '.join(given)} exclude each other: output goes to one place")
     if not checkpoint:
         raise ConfigError("checkpoint is missing: name a folder that outlives the driver")
+    if function is None:
+        check_columns(frame.schema)
     if slots is not None and not 1 <= slots <= MAX_SLOTS:
         raise ConfigError(f"slots is {slots}: it must be from 1 to {MAX_SLOTS}")
 
 
-def _require_one_source(frame: DataFrame) -> None:
-    """Refuse a plan that reads a queue twice: the later of two sources fences the earlier."""
-    leaves: Any = frame._jdf.queryExecution().analyzed().collectLeaves()
+def _require_plan(frame: DataFrame, *, is_judged: bool) -> None:
+    """Refuse a plan that reads a queue twice, and one that drops verdicts.
+
+    The later of two sources of a queue fences the earlier.
+    """
+    plan: Any = frame._jdf.queryExecution().analyzed()
+    if not is_judged:
+        _require_no_verdict(plan)
+    leaves = plan.collectLeaves()
     sources: dict[str, Any] = {}
     for leaf in map(leaves.apply, range(leaves.size())):
         if leaf.nodeName() != "StreamingRelationV2":
