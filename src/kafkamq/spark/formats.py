@@ -241,6 +241,7 @@ class Views:
     def __init__(self, spark: SparkSession, config: ServiceConfig | None = None) -> None:
         self._spark = spark
         self._config = known_config(spark, config)
+        register_source(spark, self._config)
 
     def messages(self) -> DataFrame:
         """Every copy of every message in the queue topic.
