@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -429,6 +429,7 @@ def claim(
     engine: str,
     partitions: int,
     takeover: bool = True,
+    former: Collection[str] = (),
     begun: Claim | None = None,
     kept: tuple[OpenLedgers, Admin] | None = None,
 ) -> Claim:
@@ -440,6 +441,7 @@ def claim(
 
     Args:
         takeover: False: refuse where another engine's epoch is the latest.
+        former: Ids that this engine had before, which are no other engine's.
         begun: What an earlier call is filling, or has filled when it failed: this one goes on
             behind it, under the same epoch, unless another start came between. Nothing may have
             been planned under that epoch. None: begin.
@@ -447,7 +449,7 @@ def claim(
             they are closed.
 
     Raises:
-        ConfigError: ``takeover`` is False and another engine's epoch is the latest.
+        OtherEngineError: ``takeover`` is False and another engine's epoch is the latest.
         FencedError: A later start of some engine was found on the way.
         BrokerError, DeadlineExceededError: A partition could not be claimed in time.
     """
@@ -459,13 +461,13 @@ def claim(
         bounds = admin.log_bounds(config.marker_topic, range(partitions))
         if not takeover:
             # This goes before it fences anybody, and again where nobody can start meanwhile.
-            require_own(newest_start(admin, keys), engine)
+            require_own(newest_start(admin, keys), engine, *former)
 
         def choose(held: Position | None) -> int:
             """Of id 0, which is fenced and holds this: what starts now comes behind us."""
             newest = held if held is not None and held.epoch else newest_start(admin, keys)
             if not takeover:
-                require_own(newest, engine)
+                require_own(newest, engine, *former)
             return 1 if newest is None else newest.epoch + 1
 
         def take(key: LedgerKey) -> None:
@@ -529,14 +531,18 @@ def _claim_one(
             raise
 
 
-def require_own(newest: Position | None, engine: str) -> None:
+class OtherEngineError(ConfigError):
+    """Another engine's epoch is the latest, and ``takeover`` is False."""
+
+
+def require_own(newest: Position | None, *engines: str) -> None:
     """Refuse a start behind another engine's (``takeover`` is False).
 
     Raises:
-        ConfigError: Another engine's epoch is the latest.
+        OtherEngineError: Another engine's epoch is the latest.
     """
-    if newest is not None and newest.engine not in ("", engine):
-        raise ConfigError(
+    if newest is not None and newest.engine not in ("", *engines):
+        raise OtherEngineError(
             f"takeover is False: engine {newest.engine!r} (epoch {newest.epoch}) started last; "
             "stop it, and start with takeover, to move the namespace to this engine"
         )
