@@ -10,7 +10,7 @@ import kafkamq.transport.errors as client_errors
 from kafkamq.errors import KafkaMQError
 
 _CALLING = re.compile(r"An error occurred while calling \S+\n: ")
-_OURS = re.compile(r"kafkamq\.(?:clients\.)?\w+\.(\w+): ([^\n]*)")
+_OURS = re.compile(r"kafkamq\.(?:\w+\.)+(\w+): ([^\n]*)")
 
 _ENDING_S = 1.0
 _NO_ROOM = (
