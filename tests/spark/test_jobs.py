@@ -190,7 +190,7 @@ def test_only_questions_are_shared_out_to_few_tasks_unless_settings_say_more(
         (("replay",), "^choose with --where, --from or --to"),
         (("replay", "--from", "soon"), "^--from is 'soon': write a time as"),
         (("replay", "--everything", "--rate", "0"), "^rate is 0"),
-        (("replay", "--where", "false", "--rate", "inf"), "^rate is inf"),
+        (("replay", "--where", "false", "--rate", "inf"), "^rate is inf: .*finite"),
         (("dlq", "redrive", "--where", "nothing = 1"), "^--where: .*`nothing`"),
         (("audit", "--html", "/no/where/page.html"), "^--html /no/where/page.html: there is no"),
     ],
