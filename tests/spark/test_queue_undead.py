@@ -24,10 +24,10 @@ from kafkamq.errors import FencedError
 from kafkamq.markers.tracker.ledger import Ledger, LedgerKey
 from kafkamq.spark.marker_log import MarkerLog, marker_log
 from kafkamq.spark.options import parse_source_options
-from kafkamq.spark.queues.acks import AckSettings, AckToken, LateEnds, read_verdicts
+from kafkamq.spark.queues.acks import ENDED, AckSettings, AckToken, LateEnds, read_verdicts
 from kafkamq.spark.queues.committing import CommitSettings, commit_slots
 from kafkamq.spark.queues.leasing import QueueReader
-from kafkamq.types import MarkerType, MessageId
+from kafkamq.types import MarkerType, MessageId, Outcome
 
 pytestmark = pytest.mark.spark
 
@@ -236,6 +236,20 @@ def test_who_is_late_has_its_output_with_its_copy(batch: Batch, log_shows_it: bo
     # By now the log may show that a tracker grants some of them a grace (R3).
     assert not log_shows_it or again["late"] == 2
     assert batch.outputs() == Counter(b"%d" % offset for offset in range(again["ends"]))
+
+
+def test_what_was_late_is_not_acked_without_its_output(batch: Batch) -> None:
+    """The ledger has the slot with its digest; another run STARTs again what the log leaves open."""
+    found, verdicts = started(batch), {0: "ack", 1: "ack", 2: "ack"}
+    wait_for_its_end(found)
+    assert batch.report(found, verdicts, epoch=1)["late"] == 2
+    late = MessageId(0, 1), MessageId(0, 2)
+    batch.logs.end(*late, outcome=Outcome.REDELIVERED, consumer="")
+    again = started(batch, timeout_ms=60_000)
+    token = read_verdicts(again)[0].token
+    again[0]["ack_token"] = replace(token, start_offset=ENDED).encode()
+    assert batch.commit(again, verdicts, epoch=2) == (2, 1)
+    assert batch.outputs() == Counter([b"0", b"1", b"2"])
 
 
 def test_an_abort_that_another_task_was_quicker_with_is_tried_again(
