@@ -239,7 +239,7 @@ def test_who_is_late_has_its_output_with_its_copy(batch: Batch, log_shows_it: bo
 
 
 def test_what_was_late_is_not_acked_without_its_output(batch: Batch) -> None:
-    """The ledger has the slot with its digest; another run STARTs again what the log leaves open."""
+    """The ledger has the slot with its digest; another run STARTs again what is open."""
     found, verdicts = started(batch), {0: "ack", 1: "ack", 2: "ack"}
     wait_for_its_end(found)
     assert batch.report(found, verdicts, epoch=1)["late"] == 2
