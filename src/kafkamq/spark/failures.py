@@ -16,7 +16,7 @@ _Given = ParamSpec("_Given")
 _Started = TypeVar("_Started")
 
 _CALLING = re.compile(r"An error occurred while calling \S+\n: ")
-_OURS = re.compile(r"kafkamq\.(?:clients\.)?\w+\.(\w+): ([^\n]*)")
+_OURS = re.compile(r"kafkamq\.(?:\w+\.)+(\w+): ([^\n]*)")
 
 _ENDING_S = 1.0
 _NO_ROOM = (
