@@ -6,7 +6,7 @@ import re
 import subprocess
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import NoReturn, ParamSpec, TypeVar
 
 import kafkamq.errors as errors
 import kafkamq.transport.errors as client_errors
@@ -41,6 +41,14 @@ def query_failure(error: BaseException) -> KafkaMQError:
             return kind(text)
     advice = _NO_ROOM if "No space left on device" in str(error) else ""
     return QueryFailedError(f"the Spark query ended: {first_line(error)}{advice}")
+
+
+def raise_ours(error: BaseException) -> NoReturn:
+    """Raise our error that one of Spark's carries, or else Spark's."""
+    ours = query_failure(error)
+    if isinstance(ours, QueryFailedError):
+        raise error
+    raise ours from error
 
 
 def first_line(error: BaseException) -> str:

@@ -17,6 +17,7 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
+from pyspark.sql.types import NullType, NumericType
 
 from kafkamq.config import Backoff, ServiceConfig
 from kafkamq.errors import ConfigError, StateError
@@ -208,7 +209,7 @@ def report(
 
 
 def check_columns(schema: StructType) -> None:
-    types = {field.name: field.dataType.simpleString().upper() for field in schema.fields}
+    types = {field.name: field.dataType for field in schema.fields}
     check_spelling(types, ACK_COLUMNS)
     if "ack_token" not in types:
         raise ConfigError(
@@ -216,8 +217,10 @@ def check_columns(schema: StructType) -> None:
             "read_queue() gives it; keep it through your transformations"
         )
     for name, kind in ACK_COLUMNS.items():
-        found = types.get(name, kind)
-        is_number = kind == "DOUBLE" and not found.startswith(("STRING", "BINARY", "STRUCT"))
+        if name not in types:
+            continue
+        found = types[name].simpleString().upper()
+        is_number = kind == "DOUBLE" and isinstance(types[name], (NumericType, NullType))
         if found != kind and not is_number:
             raise ConfigError(f"column {name} is {found}: it must be {kind}")
 
