@@ -105,6 +105,10 @@ def _prepare(engine: Engine, checkpoint: str, *, is_refusing: bool) -> None:
         )
     if engine is Engine.LOCAL:
         calm_allocator()
+    else:
+        from kafkamq.spark.session import check_packages
+
+        check_packages()
 
 
 def _track_here(
